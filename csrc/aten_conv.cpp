@@ -1,0 +1,111 @@
+#include "aten_conv.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <tuple>
+#include <vector>
+
+namespace cudnn_autotune {
+namespace {
+
+using SymInts = std::vector<c10::SymInt>;
+
+// ATen pads both sides alike: what one side has more is padded onto the input beforehand.
+struct SplitPadding {
+  SymInts both;   // for ATen's convolution, one entry a spatial dimension
+  SymInts extra;  // for constant_pad_nd: last dimension first, (before, after) each; empty: none
+
+  SplitPadding(c10::SymIntArrayRef padding, size_t spatial_dims) {
+    TORCH_CHECK_VALUE(padding.size() == spatial_dims || padding.size() == 2 * spatial_dims,
+                      "padding must have ", spatial_dims, " or ", 2 * spatial_dims,
+                      " entries, got ", padding.size());
+    if (padding.size() == spatial_dims) {
+      both = padding.vec();
+      return;
+    }
+    bool asymmetric = false;
+    for (size_t d = 0; d < spatial_dims; ++d) {
+      both.push_back(padding[d].min(padding[d + spatial_dims]));
+      asymmetric = asymmetric || padding[d] != padding[d + spatial_dims];
+    }
+    for (size_t d = spatial_dims; asymmetric && d-- > 0;) {
+      extra.push_back(padding[d] - both[d]);
+      extra.push_back(padding[d + spatial_dims] - both[d]);
+    }
+  }
+
+  at::Tensor pad(const at::Tensor& input) const {
+    return extra.empty() ? input : at::constant_pad_nd_symint(input, extra, 0);
+  }
+
+  at::Tensor unpad(at::Tensor grad_input, c10::SymIntArrayRef input_size) const {
+    for (size_t i = 0; i < extra.size() / 2; ++i) {
+      const auto dim = static_cast<int64_t>(input_size.size() - 1 - i);
+      grad_input = grad_input.narrow_symint(dim, extra[2 * i], input_size[dim]);
+    }
+    return extra.empty() ? grad_input : grad_input.contiguous(grad_input.suggest_memory_format());
+  }
+
+  SymInts padded_size(c10::SymIntArrayRef input_size) const {
+    SymInts size = input_size.vec();
+    for (size_t i = 0; i < extra.size() / 2; ++i) {
+      size[size.size() - 1 - i] += extra[2 * i] + extra[2 * i + 1];
+    }
+    return size;
+  }
+};
+
+at::Tensor backward(const at::Tensor& grad_output, const at::Tensor& input,
+                    const at::Tensor& weight, c10::SymIntArrayRef stride, const SymInts& padding,
+                    c10::SymIntArrayRef dilation, const c10::SymInt& groups, bool of_input) {
+  const SymInts output_padding(padding.size(), 0);
+  const auto grads = at::convolution_backward_symint(
+      grad_output, input, weight, std::nullopt, stride, padding, dilation, /*transposed=*/false,
+      output_padding, groups, std::array<bool, 3>{of_input, !of_input, false});
+  return of_input ? std::get<0>(grads) : std::get<1>(grads);
+}
+
+// convolution_backward reads the shape and layout of the tensor whose gradient is asked for, never
+// its values.
+at::Tensor placeholder(c10::SymIntArrayRef size, const at::Tensor& first,
+                       const at::Tensor& second) {
+  const auto format = first.suggest_memory_format();
+  const bool is_plain = format == at::MemoryFormat::Contiguous;
+  return at::empty_symint(size, first.options(), is_plain ? second.suggest_memory_format() : format);
+}
+
+}  // namespace
+
+at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
+                      const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                      const c10::SymInt& groups) {
+  const SplitPadding split(padding, stride.size());
+  const SymInts output_padding(split.both.size(), 0);
+  return at::convolution_symint(split.pad(input), weight, bias, stride, split.both, dilation,
+                                /*transposed=*/false, output_padding, groups);
+}
+
+at::Tensor aten_dgrad(const at::Tensor& grad_output, const at::Tensor& weight,
+                      c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
+                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                      const c10::SymInt& groups) {
+  const SplitPadding split(padding, stride.size());
+  const auto input = placeholder(split.padded_size(input_size), grad_output, weight);
+  return split.unpad(backward(grad_output, input, weight, stride, split.both, dilation, groups,
+                              /*of_input=*/true),
+                     input_size);
+}
+
+at::Tensor aten_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
+                      c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
+                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                      const c10::SymInt& groups) {
+  const SplitPadding split(padding, stride.size());
+  const auto weight = placeholder(weight_size, grad_output, input);
+  return backward(grad_output, split.pad(input), weight, stride, split.both, dilation, groups,
+                  /*of_input=*/false);
+}
+
+}  // namespace cudnn_autotune

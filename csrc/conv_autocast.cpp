@@ -1,0 +1,39 @@
+#include <ATen/autocast_mode.h>
+#include <torch/library.h>
+
+#include <utility>
+
+#include "conv_ops.h"
+
+namespace cudnn_autotune {
+namespace {
+
+using at::autocast::cached_cast;
+
+// As ATen's convolutions: everything in the autocast type of the device. Only the forward needs
+// it: autograd runs a backward in the types that its forward saved.
+template <c10::DispatchKey autocast_key, c10::DeviceType device>
+at::Tensor conv_fprop_autocast(const at::Tensor& input, const at::Tensor& weight,
+                               const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                               c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                               c10::SymInt groups, std::string_view sampling,
+                               int64_t workspace_limit) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(autocast_key);
+  const auto dtype = at::autocast::get_autocast_dtype(device);
+  return conv_fprop_op().call(cached_cast(dtype, input, device), cached_cast(dtype, weight, device),
+                              cached_cast(dtype, bias, device), stride, padding, dilation,
+                              std::move(groups), sampling, workspace_limit);
+}
+
+}  // namespace
+}  // namespace cudnn_autotune
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, AutocastCUDA, m) {
+  m.impl("conv_fprop", cudnn_autotune::conv_fprop_autocast<c10::DispatchKey::AutocastCUDA,
+                                                           c10::DeviceType::CUDA>);
+}
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, AutocastCPU, m) {
+  m.impl("conv_fprop", cudnn_autotune::conv_fprop_autocast<c10::DispatchKey::AutocastCPU,
+                                                           c10::DeviceType::CPU>);
+}

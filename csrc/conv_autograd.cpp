@@ -1,0 +1,282 @@
+#include <ATen/FuncTorchTLS.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/library.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "aten_conv.h"
+#include "conv_ops.h"
+#include "policy.h"
+
+namespace cudnn_autotune {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+// The geometry and policy that a backward needs, in two entries of the context: each entry costs
+// a hash-map insertion on the path of every call that needs a gradient.
+struct Arguments {
+  static constexpr std::ptrdiff_t kHeader = 4;
+
+  std::vector<c10::SymInt> stride, padding, dilation;
+  c10::SymInt groups;
+  std::string sampling;
+  int64_t workspace_limit = -1;
+  bool has_bias = false;  // whether the forward has a third edge
+
+  // The mode is settled here, in the forward call: the settings may differ by the time that, and
+  // on the thread where, the backward runs.
+  static void save(AutogradContext* ctx, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                   c10::SymIntArrayRef dilation, const c10::SymInt& groups,
+                   std::string_view sampling, int64_t workspace_limit, bool has_bias = false) {
+    const CallPolicy policy = resolve(sampling, workspace_limit);
+    std::vector<c10::SymInt> packed;
+    packed.reserve(kHeader + stride.size() + padding.size() + dilation.size());
+    packed.emplace_back(static_cast<int64_t>(stride.size()));
+    packed.emplace_back(policy.workspace_limit);
+    packed.emplace_back(static_cast<int64_t>(has_bias));
+    packed.push_back(groups);
+    packed.insert(packed.end(), stride.begin(), stride.end());
+    packed.insert(packed.end(), dilation.begin(), dilation.end());
+    packed.insert(packed.end(), padding.begin(), padding.end());
+    ctx->saved_data["geometry"] = std::move(packed);
+    ctx->saved_data["sampling"] = static_cast<int64_t>(policy.sampling);
+  }
+
+  explicit Arguments(AutogradContext* ctx) {
+    const auto packed = ctx->saved_data["geometry"].toSymIntVector();
+    const auto n = static_cast<std::ptrdiff_t>(packed[0].expect_int());
+    workspace_limit = packed[1].expect_int();
+    has_bias = packed[2].expect_int() != 0;
+    groups = packed[3];
+    const auto begin = packed.begin() + kHeader;
+    stride.assign(begin, begin + n);
+    dilation.assign(begin + n, begin + 2 * n);
+    padding.assign(begin + 2 * n, packed.end());
+    sampling = sampling_name(static_cast<int16_t>(ctx->saved_data["sampling"].toInt()));
+  }
+
+  at::Tensor fprop(const at::Tensor& input, const at::Tensor& weight) const {
+    return conv_fprop_op().call(input, weight, std::nullopt, stride, padding, dilation, groups,
+                                sampling, workspace_limit);
+  }
+  at::Tensor dgrad(const at::Tensor& grad_output, const at::Tensor& weight,
+                   c10::SymIntArrayRef input_size) const {
+    return conv_dgrad_op().call(grad_output, weight, input_size, stride, padding, dilation, groups,
+                                sampling, workspace_limit);
+  }
+  at::Tensor wgrad(const at::Tensor& grad_output, const at::Tensor& input,
+                   c10::SymIntArrayRef weight_size) const {
+    return conv_wgrad_op().call(grad_output, input, weight_size, stride, padding, dilation, groups,
+                                sampling, workspace_limit);
+  }
+};
+
+at::Tensor bias_gradient(const at::Tensor& grad_output) {
+  std::vector<int64_t> all_but_channels{0};
+  for (int64_t d = 2; d < grad_output.dim(); ++d) all_but_channels.push_back(d);
+  return grad_output.sum(all_but_channels);
+}
+
+// y = x * w + b
+struct ConvFprop : torch::autograd::Function<ConvFprop> {
+  static Variable forward(AutogradContext* ctx, const Variable& input, const Variable& weight,
+                          const std::optional<Variable>& bias, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                          const c10::SymInt& groups, std::string_view sampling,
+                          int64_t workspace_limit) {
+    ctx->save_for_backward({input, weight});
+    Arguments::save(ctx, stride, padding, dilation, groups, sampling, workspace_limit,
+                    bias && bias->defined());
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return conv_fprop_op().call(input, weight, bias, stride, padding, dilation, groups, sampling,
+                                workspace_limit);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Variable& grad_output = grads[0];
+    variable_list result(9);
+    if (!grad_output.defined()) return result;
+    const auto saved = ctx->get_saved_variables();
+    const Arguments arguments(ctx);
+    if (ctx->needs_input_grad(0)) {
+      result[0] = arguments.dgrad(grad_output, saved[1], saved[0].sym_sizes());
+    }
+    if (ctx->needs_input_grad(1)) {
+      result[1] = arguments.wgrad(grad_output, saved[0], saved[1].sym_sizes());
+    }
+    if (arguments.has_bias && ctx->needs_input_grad(2)) result[2] = bias_gradient(grad_output);
+    return result;
+  }
+};
+
+// dx = dy *' w
+struct ConvDgrad : torch::autograd::Function<ConvDgrad> {
+  static Variable forward(AutogradContext* ctx, const Variable& grad_output,
+                          const Variable& weight, c10::SymIntArrayRef input_size,
+                          c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                          c10::SymIntArrayRef dilation, const c10::SymInt& groups,
+                          std::string_view sampling, int64_t workspace_limit) {
+    ctx->save_for_backward({grad_output, weight});
+    Arguments::save(ctx, stride, padding, dilation, groups, sampling, workspace_limit);
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return conv_dgrad_op().call(grad_output, weight, input_size, stride, padding, dilation, groups,
+                                sampling, workspace_limit);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Variable& grad_input = grads[0];  // the gradient with respect to dx
+    variable_list result(9);
+    if (!grad_input.defined()) return result;
+    const auto saved = ctx->get_saved_variables();
+    const Arguments arguments(ctx);
+    if (ctx->needs_input_grad(0)) result[0] = arguments.fprop(grad_input, saved[1]);
+    if (ctx->needs_input_grad(1)) {
+      result[1] = arguments.wgrad(saved[0], grad_input, saved[1].sym_sizes());
+    }
+    return result;
+  }
+};
+
+// dw = dy *" x
+struct ConvWgrad : torch::autograd::Function<ConvWgrad> {
+  static Variable forward(AutogradContext* ctx, const Variable& grad_output, const Variable& input,
+                          c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                          const c10::SymInt& groups, std::string_view sampling,
+                          int64_t workspace_limit) {
+    ctx->save_for_backward({grad_output, input});
+    Arguments::save(ctx, stride, padding, dilation, groups, sampling, workspace_limit);
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return conv_wgrad_op().call(grad_output, input, weight_size, stride, padding, dilation, groups,
+                                sampling, workspace_limit);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Variable& grad_weight = grads[0];  // the gradient with respect to dw
+    variable_list result(9);
+    if (!grad_weight.defined()) return result;
+    const auto saved = ctx->get_saved_variables();
+    const Arguments arguments(ctx);
+    if (ctx->needs_input_grad(0)) result[0] = arguments.fprop(saved[1], grad_weight);
+    if (ctx->needs_input_grad(1)) {
+      result[1] = arguments.dgrad(saved[0], grad_weight, saved[1].sym_sizes());
+    }
+    return result;
+  }
+};
+
+// torch.func's transforms and forward-mode derivatives know ATen's convolution, and would find no
+// rule, or silent zeros, in ours.
+bool needs_aten(const at::Tensor& a, const at::Tensor& b,
+                const std::optional<at::Tensor>& c = std::nullopt) {
+  if (at::functorch::functorchTLSAccessor() != nullptr) return true;
+  const auto is_dual = [](const at::Tensor& t) {
+    return t.defined() && t._fw_grad(/*level=*/0).defined();
+  };
+  return is_dual(a) || is_dual(b) || (c && is_dual(*c));
+}
+
+bool needs_gradient(const at::Tensor& a, const at::Tensor& b,
+                    const std::optional<at::Tensor>& c = std::nullopt) {
+  return at::GradMode::is_enabled() &&
+         (a.requires_grad() || b.requires_grad() || (c && c->defined() && c->requires_grad()));
+}
+
+at::Tensor conv_fprop_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
+                               const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                               c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                               c10::SymIntArrayRef dilation, c10::SymInt groups,
+                               std::string_view sampling, int64_t workspace_limit) {
+  if (needs_aten(input, weight, bias)) {
+    return aten_fprop(input, weight, bias, stride, padding, dilation, groups);
+  }
+  if (needs_gradient(input, weight, bias)) {
+    return ConvFprop::apply(input, weight, bias, stride, padding, dilation, groups, sampling,
+                            workspace_limit);
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return conv_fprop_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias, stride,
+                                    padding, dilation, std::move(groups), sampling,
+                                    workspace_limit);
+}
+
+at::Tensor conv_dgrad_autograd(c10::DispatchKeySet keys, const at::Tensor& grad_output,
+                               const at::Tensor& weight, c10::SymIntArrayRef input_size,
+                               c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                               c10::SymIntArrayRef dilation, c10::SymInt groups,
+                               std::string_view sampling, int64_t workspace_limit) {
+  if (needs_aten(grad_output, weight)) {
+    return aten_dgrad(grad_output, weight, input_size, stride, padding, dilation, groups);
+  }
+  if (needs_gradient(grad_output, weight)) {
+    return ConvDgrad::apply(grad_output, weight, input_size, stride, padding, dilation, groups,
+                            sampling, workspace_limit);
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return conv_dgrad_op().redispatch(keys & c10::after_autograd_keyset, grad_output, weight,
+                                    input_size, stride, padding, dilation, std::move(groups),
+                                    sampling, workspace_limit);
+}
+
+at::Tensor conv_wgrad_autograd(c10::DispatchKeySet keys, const at::Tensor& grad_output,
+                               const at::Tensor& input, c10::SymIntArrayRef weight_size,
+                               c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                               c10::SymIntArrayRef dilation, c10::SymInt groups,
+                               std::string_view sampling, int64_t workspace_limit) {
+  if (needs_aten(grad_output, input)) {
+    return aten_wgrad(grad_output, input, weight_size, stride, padding, dilation, groups);
+  }
+  if (needs_gradient(grad_output, input)) {
+    return ConvWgrad::apply(grad_output, input, weight_size, stride, padding, dilation, groups,
+                            sampling, workspace_limit);
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return conv_wgrad_op().redispatch(keys & c10::after_autograd_keyset, grad_output, input,
+                                    weight_size, stride, padding, dilation, std::move(groups),
+                                    sampling, workspace_limit);
+}
+
+// torch.vmap: the batching rule of ATen's convolution.
+at::Tensor conv_fprop_batched(const at::Tensor& input, const at::Tensor& weight,
+                              const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                              c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                              c10::SymInt groups, std::string_view, int64_t) {
+  return aten_fprop(input, weight, bias, stride, padding, dilation, groups);
+}
+
+at::Tensor conv_dgrad_batched(const at::Tensor& grad_output, const at::Tensor& weight,
+                              c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
+                              c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                              c10::SymInt groups, std::string_view, int64_t) {
+  return aten_dgrad(grad_output, weight, input_size, stride, padding, dilation, groups);
+}
+
+at::Tensor conv_wgrad_batched(const at::Tensor& grad_output, const at::Tensor& input,
+                              c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
+                              c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                              c10::SymInt groups, std::string_view, int64_t) {
+  return aten_wgrad(grad_output, input, weight_size, stride, padding, dilation, groups);
+}
+
+}  // namespace
+}  // namespace cudnn_autotune
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, Autograd, m) {
+  m.impl("conv_fprop", cudnn_autotune::conv_fprop_autograd);
+  m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_autograd);
+  m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_autograd);
+}
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, FuncTorchBatched, m) {
+  m.impl("conv_fprop", cudnn_autotune::conv_fprop_batched);
+  m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_batched);
+  m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_batched);
+}

@@ -1,0 +1,42 @@
+#include <torch/library.h>
+
+#include "aten_conv.h"
+#include "conv_ops.h"
+#include "policy.h"
+
+namespace cudnn_autotune {
+namespace {
+
+// Through ATen, bit for bit. A mode or limit that is not allowed is refused here as on a GPU.
+at::Tensor conv_fprop_cpu(const at::Tensor& input, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                          c10::SymInt groups, std::string_view sampling, int64_t workspace_limit) {
+  resolve(sampling, workspace_limit);
+  return aten_fprop(input, weight, bias, stride, padding, dilation, groups);
+}
+
+at::Tensor conv_dgrad_cpu(const at::Tensor& grad_output, const at::Tensor& weight,
+                          c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                          c10::SymInt groups, std::string_view sampling, int64_t workspace_limit) {
+  resolve(sampling, workspace_limit);
+  return aten_dgrad(grad_output, weight, input_size, stride, padding, dilation, groups);
+}
+
+at::Tensor conv_wgrad_cpu(const at::Tensor& grad_output, const at::Tensor& input,
+                          c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                          c10::SymInt groups, std::string_view sampling, int64_t workspace_limit) {
+  resolve(sampling, workspace_limit);
+  return aten_wgrad(grad_output, input, weight_size, stride, padding, dilation, groups);
+}
+
+}  // namespace
+}  // namespace cudnn_autotune
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, CPU, m) {
+  m.impl("conv_fprop", cudnn_autotune::conv_fprop_cpu);
+  m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_cpu);
+  m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cpu);
+}

@@ -1,0 +1,197 @@
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/library.h>
+
+#include <limits>
+
+#include "aten_conv.h"
+#include "conv_geometry.h"
+#include "conv_ops.h"
+#include "fallbacks.h"
+#include "policy.h"
+#include "torch_bridge.h"
+#include "tuner.h"
+
+namespace cudnn_autotune {
+namespace {
+
+at::MemoryFormat channels_last_format(int64_t dims) {
+  switch (dims) {
+    case 4:
+      return at::MemoryFormat::ChannelsLast;
+    case 5:
+      return at::MemoryFormat::ChannelsLast3d;
+    default:
+      return at::MemoryFormat::Contiguous;
+  }
+}
+
+// As PyTorch: channels_last where either operand is, never in float64.
+at::MemoryFormat memory_format(const at::Tensor& a, const at::Tensor& b) {
+  const auto channels_last = channels_last_format(a.dim());
+  if (a.scalar_type() == at::kDouble) return at::MemoryFormat::Contiguous;
+  const bool any = a.suggest_memory_format() == channels_last ||
+                   b.suggest_memory_format() == channels_last;
+  return any ? channels_last : at::MemoryFormat::Contiguous;
+}
+
+// Why cuDNN is not asked at all; null where it is.
+const char* why_not_cudnn(const at::Tensor& a, const at::Tensor& b, const ConvGeometry& geometry) {
+  if (!at::globalContext().userEnabledCuDNN()) return "torch.backends.cudnn.enabled is False";
+  if (!data_type(a.scalar_type())) return "a dtype that cuDNN has no convolution for";
+  if (a.scalar_type() != b.scalar_type() || a.device() != b.device() || !geometry.is_valid()) {
+    return "arguments that PyTorch refuses, or takes in a way of its own";
+  }
+  int64_t output = geometry.input_size[0] * geometry.weight_size[0];
+  for (size_t d = 0; d < geometry.spatial_dims(); ++d) output *= geometry.output_extent(d);
+  const int64_t input = c10::multiply_integers(geometry.input_size);
+  const int64_t weight = c10::multiply_integers(geometry.weight_size);
+  if (input == 0 || weight == 0 || output == 0) return "a tensor without elements";
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  if (input > most || weight > most || output > most) return "a tensor of 2**31 elements or more";
+  return nullptr;
+}
+
+bool bias_fits(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  return bias.dim() == 1 && bias.size(0) == weight.size(0) &&
+         bias.scalar_type() == input.scalar_type() && bias.device() == input.device();
+}
+
+// Runs the chosen engine; false where it is ATen's.
+bool run(ConvOp op, const at::Tensor& x, const at::Tensor& w, const at::Tensor& y,
+         at::MemoryFormat format, const ConvGeometry& geometry, std::string_view sampling,
+         int64_t workspace_limit) {
+  TuneRequest request{{}, x, w, y};
+  ConvProblem& problem = request.key.problem;
+  const size_t n = geometry.spatial_dims();
+  for (size_t d = 0; d < n + 2; ++d) {
+    problem.x[d] = geometry.input_size[d];
+    problem.w[d] = geometry.weight_size[d];
+  }
+  for (size_t d = 0; d < n; ++d) {
+    problem.pre_padding[d] = static_cast<int32_t>(geometry.pre_padding(d));
+    problem.post_padding[d] = static_cast<int32_t>(geometry.post_padding(d));
+    problem.stride[d] = static_cast<int32_t>(geometry.stride[d]);
+    problem.dilation[d] = static_cast<int32_t>(geometry.dilation[d]);
+  }
+  problem.groups = static_cast<int32_t>(geometry.groups);
+  problem.spatial_dims = static_cast<uint8_t>(n);
+  problem.op = op;
+  problem.dtype = *data_type(x.scalar_type());
+  problem.layout =
+      format == at::MemoryFormat::Contiguous ? Layout::channels_first : Layout::channels_last;
+  const GlobalFlags flags = global_flags(problem.dtype);
+  problem.deterministic = flags.deterministic;
+  problem.allow_tf32 = flags.allow_tf32;
+  problem.allow_reduced_precision = flags.allow_reduced_precision;
+  problem.x_alignment = alignment(x);
+  problem.w_alignment = alignment(w);
+  problem.y_alignment = alignment(y);
+
+  const CallPolicy call = resolve(sampling, workspace_limit);
+  Policy& policy = request.key.policy;
+  policy.sampling = call.sampling;
+  policy.workspace_limit = call.workspace_limit;
+  policy.benchmark_limit = settings().benchmark_limit;
+  policy.device = x.device().index();
+  if (run_chosen(request)) return true;
+  count_fallback("no cuDNN engine config that runs");
+  return false;
+}
+
+at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                           std::string_view sampling, int64_t workspace_limit) {
+  const ConvGeometry geometry{input.sizes(), weight.sizes(), stride, padding, dilation, groups};
+  const auto aten = [&] {
+    resolve(sampling, workspace_limit);
+    return aten_fprop(input, weight, bias, c10::fromIntArrayRefSlow(stride),
+                      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation),
+                      groups);
+  };
+  const bool has_bias = bias && bias->defined();
+  const char* reason = why_not_cudnn(input, weight, geometry);
+  if (reason == nullptr && has_bias && !bias_fits(input, weight, *bias)) {
+    reason = "arguments that PyTorch refuses, or takes in a way of its own";
+  }
+  if (reason != nullptr) {
+    count_fallback(reason);
+    return aten();
+  }
+  const c10::cuda::CUDAGuard device(input.device());
+  const auto format = memory_format(input, weight);
+  const auto y = at::empty(geometry.output_size(), input.options(), format);
+  if (!run(ConvOp::fprop, input.contiguous(format), weight.contiguous(format), y, format, geometry,
+           sampling, workspace_limit)) {
+    return aten();
+  }
+  if (has_bias) {
+    std::vector<int64_t> over_channels(input.dim(), 1);
+    over_channels[1] = weight.size(0);
+    y.add_(bias->view(over_channels));
+  }
+  return y;
+}
+
+at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weight,
+                           at::IntArrayRef input_size, at::IntArrayRef stride,
+                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                           std::string_view sampling, int64_t workspace_limit) {
+  const ConvGeometry geometry{input_size, weight.sizes(), stride, padding, dilation, groups};
+  check_gradient("conv_dgrad", grad_output, geometry);
+  const auto aten = [&] {
+    resolve(sampling, workspace_limit);
+    return aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
+                      c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+                      c10::fromIntArrayRefSlow(dilation), groups);
+  };
+  if (const char* reason = why_not_cudnn(grad_output, weight, geometry)) {
+    count_fallback(reason);
+    return aten();
+  }
+  const c10::cuda::CUDAGuard device(grad_output.device());
+  const auto format = memory_format(grad_output, weight);
+  const auto x = at::empty(input_size, grad_output.options(), format);
+  if (!run(ConvOp::dgrad, x, weight.contiguous(format), grad_output.contiguous(format), format,
+           geometry, sampling, workspace_limit)) {
+    return aten();
+  }
+  return x;
+}
+
+at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& input,
+                           at::IntArrayRef weight_size, at::IntArrayRef stride,
+                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                           std::string_view sampling, int64_t workspace_limit) {
+  const ConvGeometry geometry{input.sizes(), weight_size, stride, padding, dilation, groups};
+  check_gradient("conv_wgrad", grad_output, geometry);
+  const auto aten = [&] {
+    resolve(sampling, workspace_limit);
+    return aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
+                      c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+                      c10::fromIntArrayRefSlow(dilation), groups);
+  };
+  if (const char* reason = why_not_cudnn(grad_output, input, geometry)) {
+    count_fallback(reason);
+    return aten();
+  }
+  const c10::cuda::CUDAGuard device(grad_output.device());
+  const auto format = memory_format(grad_output, input);
+  const auto w = at::empty(weight_size, grad_output.options(), format);
+  if (!run(ConvOp::wgrad, input.contiguous(format), w, grad_output.contiguous(format), format,
+           geometry, sampling, workspace_limit)) {
+    return aten();
+  }
+  return w;
+}
+
+}  // namespace
+}  // namespace cudnn_autotune
+
+TORCH_LIBRARY_IMPL(cudnn_autotune, CUDA, m) {
+  m.impl("conv_fprop", cudnn_autotune::conv_fprop_cuda);
+  m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_cuda);
+  m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cuda);
+}

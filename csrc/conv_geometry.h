@@ -1,0 +1,70 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace cudnn_autotune {
+
+// The arguments of one convolution as the kernels get them, all of the forward's shapes.
+struct ConvGeometry {
+  at::IntArrayRef input_size;   // (N, C, spatial...)
+  at::IntArrayRef weight_size;  // (K, C / groups, kernel...)
+  at::IntArrayRef stride;
+  at::IntArrayRef padding;  // one list, or two: before, then after
+  at::IntArrayRef dilation;
+  int64_t groups;
+
+  size_t spatial_dims() const { return stride.size(); }
+  int64_t pre_padding(size_t d) const { return padding[d]; }
+  int64_t post_padding(size_t d) const {
+    return padding[padding.size() == spatial_dims() ? d : d + spatial_dims()];
+  }
+
+  // Whether all of it fits together; where it does not, ATen says why in its own words.
+  bool is_valid() const {
+    const size_t n = spatial_dims();
+    if (n < 1 || n > 3 || input_size.size() != n + 2 || weight_size.size() != n + 2 ||
+        dilation.size() != n || (padding.size() != n && padding.size() != 2 * n) || groups < 1 ||
+        input_size[1] != weight_size[1] * groups || weight_size[0] % groups != 0) {
+      return false;
+    }
+    for (size_t d = 0; d < n; ++d) {
+      if (stride[d] < 1 || dilation[d] < 1 || pre_padding(d) < 0 || post_padding(d) < 0 ||
+          weight_size[2 + d] < 1 || output_extent(d) < 1) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Below 1 where the kernel does not fit into the padded input. Of a valid stride only.
+  int64_t output_extent(size_t d) const {
+    const int64_t room = input_size[2 + d] + pre_padding(d) + post_padding(d) -
+                         dilation[d] * (weight_size[2 + d] - 1) - 1;
+    return room < 0 ? 0 : room / stride[d] + 1;
+  }
+
+  std::vector<int64_t> output_size() const {
+    std::vector<int64_t> size{input_size[0], weight_size[0]};
+    for (size_t d = 0; d < spatial_dims(); ++d) size.push_back(output_extent(d));
+    return size;
+  }
+};
+
+// A gradient of another shape would be read out of bounds: ATen's backward does not look.
+inline void check_gradient(const char* op, const at::Tensor& grad_output,
+                           const ConvGeometry& geometry) {
+  TORCH_CHECK(geometry.is_valid(), op, ": input of size ", geometry.input_size,
+              ", weight of size ", geometry.weight_size, ", stride ", geometry.stride,
+              ", padding ", geometry.padding, ", dilation ", geometry.dilation, " and groups ",
+              geometry.groups, " do not make a convolution");
+  const auto expected = geometry.output_size();
+  TORCH_CHECK(grad_output.sizes() == at::IntArrayRef(expected), op,
+              ": expected grad_output of size ", at::IntArrayRef(expected), ", got ",
+              grad_output.sizes());
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace cudnn_autotune {
+
+// The three operators, by their C++ signatures. Each is differentiable through the other two, so
+// derivatives of any order come for free.
+//   stride, dilation: one entry a spatial dimension
+//   padding: one entry a spatial dimension, or two lists of them: before, then after
+//   sampling: a mode's name, "" for the settings'; workspace_limit: bytes, -1 for the settings'
+using FpropSignature = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
+                                  const std::optional<at::Tensor>& bias,
+                                  c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                                  c10::SymIntArrayRef dilation, c10::SymInt groups,
+                                  std::string_view sampling, int64_t workspace_limit);
+using DgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tensor& weight,
+                                  c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
+                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                  c10::SymInt groups, std::string_view sampling,
+                                  int64_t workspace_limit);
+using WgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tensor& input,
+                                  c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
+                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                  c10::SymInt groups, std::string_view sampling,
+                                  int64_t workspace_limit);
+
+const c10::TypedOperatorHandle<FpropSignature>& conv_fprop_op();
+const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op();
+const c10::TypedOperatorHandle<WgradSignature>& conv_wgrad_op();
+
+}  // namespace cudnn_autotune

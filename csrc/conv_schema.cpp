@@ -1,0 +1,49 @@
+#include <torch/library.h>
+
+#include "conv_ops.h"
+
+// Every operator takes and returns plain tensors and mutates nothing. The fake kernels are
+// cudnn_autotune/_fake.py.
+TORCH_LIBRARY(cudnn_autotune, m) {
+  m.def(
+      "conv_fprop(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] dilation, SymInt groups, str sampling=\"\", int workspace_limit=-1) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv_dgrad(Tensor grad_output, Tensor weight, SymInt[] input_size, SymInt[] stride, "
+      "SymInt[] padding, SymInt[] dilation, SymInt groups, str sampling=\"\", "
+      "int workspace_limit=-1) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv_wgrad(Tensor grad_output, Tensor input, SymInt[] weight_size, SymInt[] stride, "
+      "SymInt[] padding, SymInt[] dilation, SymInt groups, str sampling=\"\", "
+      "int workspace_limit=-1) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+}
+
+namespace cudnn_autotune {
+namespace {
+
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+}  // namespace
+
+const c10::TypedOperatorHandle<FpropSignature>& conv_fprop_op() {
+  static const auto op = find<FpropSignature>("cudnn_autotune::conv_fprop");
+  return op;
+}
+
+const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op() {
+  static const auto op = find<DgradSignature>("cudnn_autotune::conv_dgrad");
+  return op;
+}
+
+const c10::TypedOperatorHandle<WgradSignature>& conv_wgrad_op() {
+  static const auto op = find<WgradSignature>("cudnn_autotune::conv_wgrad");
+  return op;
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace cudnn_autotune {
+
+// A failure inside cuDNN or its frontend. The message names the call, the status and the
+// problem, and the two variables that make cuDNN say more.
+class CudnnError : public std::runtime_error {
+ public:
+  CudnnError(const std::string& call, const std::string& status, const std::string& problem)
+      : std::runtime_error("cuDNN: " + call + " failed (" + status + ") for " + problem +
+                           ". Set CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr for cuDNN's own "
+                           "account of it.") {}
+};
+
+}  // namespace cudnn_autotune
+
+// Throws CudnnError unless a call of the frontend (`error_t`) went well. `problem` is only
+// turned into text when it did not.
+#define CUDNN_AUTOTUNE_CHECK_FRONTEND(call, problem)                                      \
+  do {                                                                                    \
+    auto cudnn_autotune_error = (call);                                                   \
+    if (cudnn_autotune_error.is_bad()) {                                                  \
+      throw ::cudnn_autotune::CudnnError(#call, cudnn_autotune_error.get_message(),       \
+                                         (problem).text());                               \
+    }                                                                                     \
+  } while (0)

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+
+#include "core/conv_problem.h"
+
+namespace cudnn_autotune {
+
+// The text of a choice that is not cuDNN's: what PyTorch itself would run.
+constexpr const char* kAten = "aten";
+
+// Process-wide: (problem, policy) -> the text of the chosen engine config, or kAten.
+class ChoiceTable {
+ public:
+  static ChoiceTable& instance();
+
+  std::optional<std::string> find(const ChoiceKey& key) const;
+  void put(const ChoiceKey& key, std::string text);
+  void erase(const ChoiceKey& key);
+  void clear();
+  size_t size() const;
+
+  // Grows whenever a choice that stood was changed or removed: what was cached before is stale.
+  uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+
+  // Held while a problem is being tuned: timings do not disturb each other, and two threads that
+  // miss on one problem tune it once.
+  std::mutex& tuning_mutex() { return tuning_mutex_; }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::mutex tuning_mutex_;
+  std::unordered_map<ChoiceKey, std::string, ChoiceKeyHash> choices_;
+  std::atomic<uint64_t> epoch_{0};
+};
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,172 @@
+#include "core/conv_graph.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+
+#include "core/check.h"
+#include "core/conv_plan_impl.h"
+#include "core/knob_types.h"
+
+namespace cudnn_autotune {
+namespace {
+
+namespace fe = cudnn_frontend;
+
+using Dims = std::vector<int64_t>;
+
+fe::DataType_t data_type(DataType dtype) {
+  switch (dtype) {
+    case DataType::float16:
+      return fe::DataType_t::HALF;
+    case DataType::bfloat16:
+      return fe::DataType_t::BFLOAT16;
+    case DataType::float32:
+      return fe::DataType_t::FLOAT;
+    case DataType::float64:
+      return fe::DataType_t::DOUBLE;
+  }
+  return fe::DataType_t::NOT_SET;
+}
+
+// cuDNN's convolutions have two spatial dimensions or more: a 1-d problem gets a unit height.
+Dims with_unit_height(Dims dims, size_t at, int64_t value) {
+  dims.insert(dims.begin() + static_cast<std::ptrdiff_t>(at), value);
+  return dims;
+}
+
+Dims tensor_dims(const ConvProblem& problem, Dims dims) {
+  return problem.spatial_dims == 1 ? with_unit_height(std::move(dims), 2, 1) : dims;
+}
+
+template <typename Values>
+Dims spatial(const ConvProblem& problem, const Values& values, int64_t unit) {
+  Dims dims(values.begin(), values.begin() + problem.spatial_dims);
+  return problem.spatial_dims == 1 ? with_unit_height(std::move(dims), 0, unit) : dims;
+}
+
+Dims dense_strides(const Dims& dims, Layout layout) {
+  Dims order;  // of dimensions, fastest first
+  for (size_t d = dims.size() - 1; d >= 2; --d) order.push_back(static_cast<int64_t>(d));
+  order.insert(layout == Layout::channels_last ? order.begin() : order.end(), 1);
+  order.push_back(0);
+  Dims strides(dims.size());
+  int64_t stride = 1;
+  for (const int64_t d : order) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(dims[d], 1);
+  }
+  return strides;
+}
+
+fe::graph::Tensor_attributes tensor(const ConvProblem& problem, const char* name, int64_t uid,
+                                    Dims shape, int64_t alignment) {
+  const Dims dims = tensor_dims(problem, std::move(shape));
+  return fe::graph::Tensor_attributes()
+      .set_name(name)
+      .set_uid(uid)
+      .set_dim(dims)
+      .set_stride(dense_strides(dims, problem.layout))
+      .set_alignment(alignment)
+      .set_data_type(data_type(problem.dtype));
+}
+
+template <typename Attributes>
+Attributes convolution(const ConvProblem& problem) {
+  return Attributes()
+      .set_pre_padding(spatial(problem, problem.pre_padding, 0))
+      .set_post_padding(spatial(problem, problem.post_padding, 0))
+      .set_stride(spatial(problem, problem.stride, 1))
+      .set_dilation(spatial(problem, problem.dilation, 1));
+}
+
+}  // namespace
+
+DevicePropertiesPtr parse_device_properties(const std::string& json) {
+  auto properties = std::make_shared<fe::DeviceProperties>();
+  const auto error = properties->deserialize(std::vector<uint8_t>(json.begin(), json.end()));
+  if (error.is_bad()) {
+    throw std::invalid_argument("device: cuDNN does not take this description of a GPU: " +
+                                error.err_msg);
+  }
+  return properties;
+}
+
+ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePropertiesPtr device)
+    : problem_(problem) {
+  const bool is_double = problem.dtype == DataType::float64;
+  set_io_data_type(data_type(problem.dtype));
+  set_intermediate_data_type(is_double ? fe::DataType_t::DOUBLE : fe::DataType_t::FLOAT);
+  set_compute_data_type(is_double ? fe::DataType_t::DOUBLE : fe::DataType_t::FLOAT);
+  if (device) set_device_properties(device);
+
+  using fe::graph::Tensor_attributes;
+  const Tensor_attributes x =
+      cudnn_autotune::tensor(problem, "x", kUidX, problem.input_shape(), problem.x_alignment);
+  const Tensor_attributes w =
+      cudnn_autotune::tensor(problem, "w", kUidW, problem.weight_shape(), problem.w_alignment);
+  const Tensor_attributes y =
+      cudnn_autotune::tensor(problem, "y", kUidY, problem.output_shape(), problem.y_alignment);
+  // The frontend makes the output tensor itself: give it the attributes of ours.
+  const auto set_output = [](const std::shared_ptr<Tensor_attributes>& output,
+                             const Tensor_attributes& like) {
+    output->set_output(true)
+        .set_uid(like.get_uid())
+        .set_dim(like.get_dim())
+        .set_stride(like.get_stride())
+        .set_alignment(like.get_alignment())
+        .set_data_type(like.get_data_type());
+  };
+  switch (problem.op) {
+    case ConvOp::fprop:
+      set_output(conv_fprop(Graph::tensor(x), Graph::tensor(w),
+                            convolution<fe::graph::Conv_fprop_attributes>(problem)),
+                 y);
+      break;
+    case ConvOp::dgrad:
+      set_output(conv_dgrad(Graph::tensor(y), Graph::tensor(w),
+                            convolution<fe::graph::Conv_dgrad_attributes>(problem)),
+                 x);
+      break;
+    case ConvOp::wgrad:
+      set_output(conv_wgrad(Graph::tensor(y), Graph::tensor(x),
+                            convolution<fe::graph::Conv_wgrad_attributes>(problem)),
+                 w);
+      break;
+  }
+  CUDNN_AUTOTUNE_CHECK_FRONTEND(validate(), problem_);
+  CUDNN_AUTOTUNE_CHECK_FRONTEND(build_operation_graph(handle), problem_);
+}
+
+fe::EngineConfigList ConvGraph::query(fe::HeurMode_t mode) const {
+  fe::EngineConfigList configs;
+  const auto everything = [](cudnnBackendDescriptor_t) { return false; };
+  // A mode that has nothing for a problem says so by a status: that is an empty list.
+  fe::get_heuristics_list({mode}, *operation_graph, everything, configs, true, -1,
+                          device_properties);
+  return configs;
+}
+
+fe::ManagedOpaqueDescriptor ConvGraph::descriptor(const EngineConfig& config) {
+  std::unordered_map<fe::KnobType_t, int64_t> knobs;
+  for (const auto& [knob, value] : config.knobs) knobs[knob_type(knob)] = value;
+  const auto error = create_execution_plan(config.engine, knobs);
+  if (error.is_bad()) {
+    throw CudnnError("create_execution_plan of " + config.text(), error.err_msg, problem_.text());
+  }
+  return plans.get_barred_engine_configs().back();
+}
+
+std::shared_ptr<ConvPlan> ConvGraph::build(const EngineConfig& config,
+                                           const fe::ManagedOpaqueDescriptor& descriptor) const {
+  try {
+    auto impl = std::make_unique<ConvPlan::Impl>(ConvPlan::Impl{
+        fe::ExecutionPlanBuilder().setEngineConfig(descriptor, operation_graph->getTag()).build()});
+    return std::make_shared<ConvPlan>(std::move(impl), problem_, config);
+  } catch (const fe::cudnnException& exception) {
+    throw CudnnError("building a plan of " + config.text(), exception.what(), problem_.text());
+  }
+}
+
+}  // namespace cudnn_autotune

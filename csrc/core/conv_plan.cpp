@@ -1,0 +1,70 @@
+#include "core/conv_plan.h"
+
+#include <array>
+#include <utility>
+
+#include "core/check.h"
+#include "core/conv_plan_impl.h"
+#include "core/cudnn_library.h"
+
+namespace cudnn_autotune {
+namespace {
+
+// The tensors and workspace of one launch; cuDNN copies them at execution.
+class VariantPack {
+ public:
+  VariantPack(const ConvPointers& pointers, void* workspace) : backend_(cudnn_backend()) {
+    const std::array<void*, 3> data{pointers.x, pointers.w, pointers.y};
+    status_ = backend_.create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &descriptor_);
+    set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, data.data());
+    set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, kUids.data());
+    set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
+    if (status_ == CUDNN_STATUS_SUCCESS) status_ = backend_.finalize(descriptor_);
+  }
+  ~VariantPack() {
+    if (descriptor_ != nullptr) backend_.destroy(descriptor_);
+  }
+  VariantPack(const VariantPack&) = delete;
+  VariantPack& operator=(const VariantPack&) = delete;
+
+  cudnnStatus_t status() const { return status_; }
+  cudnnBackendDescriptor_t descriptor() const { return descriptor_; }
+
+ private:
+  static constexpr std::array<int64_t, 3> kUids{kUidX, kUidW, kUidY};
+
+  void set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
+           const void* values) {
+    if (status_ == CUDNN_STATUS_SUCCESS) {
+      status_ = backend_.set_attribute(descriptor_, name, type, count, values);
+    }
+  }
+
+  const CudnnBackend& backend_;
+  cudnnBackendDescriptor_t descriptor_ = nullptr;
+  cudnnStatus_t status_ = CUDNN_STATUS_SUCCESS;
+};
+
+}  // namespace
+
+ConvPlan::ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config)
+    : impl_(std::move(impl)), problem_(problem), config_(std::move(config)) {
+  descriptor_ = impl_->plan.get_raw_desc();
+  workspace_bytes_ = impl_->plan.getWorkspaceSize();
+}
+
+ConvPlan::~ConvPlan() = default;
+
+void ConvPlan::execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace) const {
+  const VariantPack pack(pointers, workspace);
+  cudnnStatus_t status = pack.status();
+  if (status == CUDNN_STATUS_SUCCESS) {
+    status = cudnn_backend().execute(handle, descriptor_, pack.descriptor());
+  }
+  if (status != CUDNN_STATUS_SUCCESS) {
+    throw CudnnError("cudnnBackendExecute of " + config_.text(),
+                     cudnn_backend().error_string(status), problem_.text());
+  }
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cudnn.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/conv_problem.h"
+#include "core/engine_config.h"
+
+namespace cudnn_autotune {
+
+// Device addresses of the forward convolution's three tensors. Of these fprop writes y, dgrad
+// writes x and wgrad writes w.
+struct ConvPointers {
+  void* x = nullptr;
+  void* w = nullptr;
+  void* y = nullptr;
+};
+
+// Unique ids of the three tensors in every graph that this library builds.
+constexpr int64_t kUidX = 1;
+constexpr int64_t kUidW = 2;
+constexpr int64_t kUidY = 3;
+
+// A built execution plan. Not safe to use from two threads at once (pytorch issue 103939).
+class ConvPlan {
+ public:
+  // Where the frontend's object lives; its headers stay out of this one.
+  struct Impl;
+
+  ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config);
+  ~ConvPlan();
+  ConvPlan(const ConvPlan&) = delete;
+  ConvPlan& operator=(const ConvPlan&) = delete;
+
+  const EngineConfig& config() const { return config_; }
+  const ConvProblem& problem() const { return problem_; }
+  int64_t workspace_bytes() const { return workspace_bytes_; }
+  const Impl& impl() const { return *impl_; }
+
+  // Enqueues the plan on the handle's stream. `workspace` holds workspace_bytes() or more.
+  // Throws CudnnError.
+  void execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace) const;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+  ConvProblem problem_;
+  EngineConfig config_;
+  cudnnBackendDescriptor_t descriptor_ = nullptr;
+  int64_t workspace_bytes_ = 0;
+};
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace cudnn_autotune {
+
+constexpr int kMaxSpatialDims = 3;
+
+enum class ConvOp : uint8_t { fprop, dgrad, wgrad };
+enum class DataType : uint8_t { float16, bfloat16, float32, float64 };
+enum class Layout : uint8_t { channels_first, channels_last };
+
+const char* name(ConvOp op);
+const char* name(DataType dtype);
+const char* name(Layout layout);
+
+// What is computed: everything that decides which engines are valid and which is fastest, and
+// nothing else. `x`, `w` and the output are the forward convolution's, also for dgrad and wgrad:
+//   x: (N, C, spatial...)   w: (K, C / groups, kernel...)   output: (N, K, spatial...)
+// Tensors are dense in `layout`. The struct has no padding, so that equality and hash read its
+// bytes; unused trailing dimensions are zero.
+struct ConvProblem {
+  std::array<int64_t, 2 + kMaxSpatialDims> x{};
+  std::array<int64_t, 2 + kMaxSpatialDims> w{};
+  std::array<int32_t, kMaxSpatialDims> pre_padding{};
+  std::array<int32_t, kMaxSpatialDims> post_padding{};
+  std::array<int32_t, kMaxSpatialDims> stride{};
+  std::array<int32_t, kMaxSpatialDims> dilation{};
+  int32_t groups = 1;
+  uint8_t spatial_dims = 2;
+  ConvOp op = ConvOp::fprop;
+  DataType dtype = DataType::float32;
+  Layout layout = Layout::channels_first;
+  uint8_t deterministic = 0;            // leave out engines that may differ from run to run
+  uint8_t allow_tf32 = 1;               // float32 only: tensor cores may round inputs to TF32
+  uint8_t allow_reduced_precision = 1;  // half types only: partial sums may be in that type
+  uint8_t x_alignment = 32;             // bytes, a power of two up to 32
+  uint8_t w_alignment = 32;
+  uint8_t y_alignment = 32;
+  uint16_t reserved = 0;
+
+  int dims() const { return 2 + spatial_dims; }
+  int64_t output_size(int spatial_dim) const;
+  std::vector<int64_t> input_shape() const { return {x.begin(), x.begin() + dims()}; }
+  std::vector<int64_t> weight_shape() const { return {w.begin(), w.begin() + dims()}; }
+  std::vector<int64_t> output_shape() const;
+  // One line, canonical: equal problems have equal texts and different ones different texts.
+  std::string text() const;
+};
+
+static_assert(std::has_unique_object_representations_v<ConvProblem>,
+              "equality and hash read the bytes of a ConvProblem");
+
+// How a problem is to be tuned: with the problem, the key of a choice.
+struct Policy {
+  int64_t workspace_limit = -1;  // bytes; -1: no limit
+  int32_t benchmark_limit = 0;   // candidates to time; 0: all
+  int16_t sampling = 0;          // id of a sampling mode (policy.h)
+  int16_t device = 0;            // CUDA device index
+};
+
+static_assert(std::has_unique_object_representations_v<Policy>);
+
+struct ChoiceKey {
+  ConvProblem problem;
+  Policy policy;
+
+  bool operator==(const ChoiceKey& other) const;
+};
+
+static_assert(std::has_unique_object_representations_v<ChoiceKey>);
+
+struct ChoiceKeyHash {
+  size_t operator()(const ChoiceKey& key) const;
+};
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,63 @@
+#include "core/engine_config.h"
+
+#include <charconv>
+#include <stdexcept>
+
+#include "core/knob_names.h"
+
+namespace cudnn_autotune {
+namespace {
+
+[[noreturn]] void does_not_parse(const std::string& text, const std::string& why) {
+  throw std::invalid_argument("engine_text: '" + text + "' does not parse: " + why +
+                              "; expected e.g. 'eng0' or 'eng67:KERNEL_CFG=3,WORKSPACE=0'");
+}
+
+int64_t parse_number(const std::string& text, const char* begin, const char* end) {
+  int64_t number = 0;
+  const auto [last, error] = std::from_chars(begin, end, number);
+  if (begin == end || error != std::errc() || last != end || number < 0) {
+    does_not_parse(text, "'" + std::string(begin, end) + "' is not a number of 0 or more");
+  }
+  return number;
+}
+
+}  // namespace
+
+std::string EngineConfig::text() const {
+  std::string t = "eng" + std::to_string(engine);
+  char separator = ':';
+  for (const auto& [knob, value] : knobs) {
+    t += separator + knob + "=" + std::to_string(value);
+    separator = ',';
+  }
+  return t;
+}
+
+EngineConfig EngineConfig::parse(const std::string& text) {
+  if (text.rfind("eng", 0) != 0) does_not_parse(text, "it does not begin with 'eng'");
+  const size_t colon = text.find(':');
+  const size_t engine_end = colon == std::string::npos ? text.size() : colon;
+  EngineConfig config;
+  config.engine = parse_number(text, text.data() + 3, text.data() + engine_end);
+  if (colon == std::string::npos) return config;
+  size_t begin = colon + 1;
+  while (true) {
+    const size_t comma = text.find(',', begin);
+    const size_t end = comma == std::string::npos ? text.size() : comma;
+    const size_t equals = text.find('=', begin);
+    if (equals == std::string::npos || equals >= end) {
+      does_not_parse(text, "'" + text.substr(begin, end - begin) + "' is not KNOB=value");
+    }
+    const std::string knob = text.substr(begin, equals - begin);
+    if (!is_knob_name(knob)) does_not_parse(text, "'" + knob + "' is not a knob");
+    const int64_t value = parse_number(text, text.data() + equals + 1, text.data() + end);
+    if (!config.knobs.emplace(knob, value).second) {
+      does_not_parse(text, "the knob '" + knob + "' is given twice");
+    }
+    if (comma == std::string::npos) return config;
+    begin = comma + 1;
+  }
+}
+
+}  // namespace cudnn_autotune

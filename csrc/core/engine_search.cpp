@@ -1,0 +1,188 @@
+#include "core/engine_search.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "core/check.h"
+#include "core/conv_graph.h"
+#include "core/knob_names.h"
+
+namespace cudnn_autotune {
+namespace {
+
+namespace fe = cudnn_frontend;
+
+fe::HeurMode_t heuristic_mode(const std::string& mode) {
+  if (mode == "A") return fe::HeurMode_t::A;
+  if (mode == "B") return fe::HeurMode_t::B;
+  if (mode == "FALLBACK") return fe::HeurMode_t::FALLBACK;
+  throw std::invalid_argument("heuristic_mode must be 'A', 'B' or 'FALLBACK', got '" + mode + "'");
+}
+
+// The frontend prints a note as CUDNN_NUMERICAL_NOTE_TENSOR_CORE: the prefix says nothing more.
+template <typename Note>
+std::string note_name(Note note) {
+  const std::string name = fe::to_string(note);
+  const size_t prefix = name.find("NOTE_");
+  return prefix == std::string::npos ? name : name.substr(prefix + 5);
+}
+
+template <typename Note>
+std::vector<std::string> notes(cudnnBackendDescriptor_t engine, cudnnBackendAttributeName_t name,
+                               cudnnBackendAttributeType_t type, int64_t most) {
+  std::vector<Note> values(static_cast<size_t>(most));
+  int64_t count = 0;
+  if (fe::detail::get_attribute(engine, name, type, most, &count, values.data()) !=
+      CUDNN_STATUS_SUCCESS) {
+    throw std::runtime_error("cuDNN does not tell an engine's notes");
+  }
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < std::min(count, most); ++i) names.push_back(note_name(values[i]));
+  return names;
+}
+
+// nullopt where a knob has no name in the frontend.
+std::optional<EngineConfig> engine_config(const fe::ManagedOpaqueDescriptor& descriptor) {
+  EngineConfig config;
+  std::vector<std::pair<cudnnBackendKnobType_t, int64_t>> knobs;
+  const auto status = fe::detail::get_engine_id_and_knobs(descriptor, config.engine, knobs);
+  if (status != CUDNN_STATUS_SUCCESS) return std::nullopt;
+  for (const auto& [type, value] : knobs) {
+    const std::string knob = knob_name(type);
+    if (knob.empty()) return std::nullopt;
+    config.knobs[knob] = value;
+  }
+  return config;
+}
+
+Candidate describe(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
+                   const ConvProblem& problem, const std::string& mode) {
+  Candidate candidate;
+  candidate.config = std::move(config);
+  candidate.heuristic_mode = mode;
+  auto managed = descriptor;
+  CUDNN_AUTOTUNE_CHECK_FRONTEND(
+      fe::detail::get_workspace_size(managed, candidate.workspace_bytes), problem);
+  auto engine = fe::make_shared_backend_pointer(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  cudnnBackendDescriptor_t raw_engine = engine->get_backend_descriptor();
+  int64_t count = 0;
+  const auto status =
+      fe::detail::get_attribute(descriptor->get_backend_descriptor(), CUDNN_ATTR_ENGINECFG_ENGINE,
+                                CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw_engine);
+  if (status != CUDNN_STATUS_SUCCESS) {
+    throw CudnnError("reading the engine of a config", fe::detail::get_error_string(status),
+                     problem.text());
+  }
+  candidate.numerical_notes = notes<cudnnBackendNumericalNote_t>(
+      raw_engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+      CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
+  candidate.behavior_notes = notes<cudnnBackendBehaviorNote_t>(
+      raw_engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
+      CUDNN_BEHAVIOR_NOTE_TYPE_COUNT);
+  return candidate;
+}
+
+}  // namespace
+
+bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t workspace_limit) {
+  const auto has = [](const std::vector<std::string>& notes, const char* note) {
+    return std::find(notes.begin(), notes.end(), note) != notes.end();
+  };
+  if (workspace_limit >= 0 && candidate.workspace_bytes > workspace_limit) return false;
+  if (problem.deterministic && has(candidate.numerical_notes, "NONDETERMINISTIC")) return false;
+  if (has(candidate.numerical_notes, "DOWN_CONVERT_INPUTS")) return false;
+  if (problem.dtype == DataType::float32 && !problem.allow_tf32 &&
+      has(candidate.numerical_notes, "TENSOR_CORE")) {
+    return false;
+  }
+  return problem.allow_reduced_precision ||
+         !has(candidate.numerical_notes, "REDUCED_PRECISION_REDUCTION");
+}
+
+struct EngineSearch::Impl {
+  Impl(const ConvProblem& problem, cudnnHandle_t handle, DevicePropertiesPtr device)
+      : graph(problem, handle, std::move(device)) {}
+
+  const fe::ManagedOpaqueDescriptor& descriptor(const EngineConfig& config) {
+    const auto known = descriptors.find(config);
+    if (known != descriptors.end()) return known->second;
+    return descriptors.emplace(config, graph.descriptor(config)).first->second;
+  }
+
+  ConvGraph graph;
+  std::map<EngineConfig, fe::ManagedOpaqueDescriptor> descriptors;
+  int64_t unnameable = 0;
+};
+
+EngineSearch::EngineSearch(const ConvProblem& problem, cudnnHandle_t handle)
+    : impl_(std::make_unique<Impl>(problem, handle, nullptr)) {}
+
+EngineSearch::EngineSearch(const ConvProblem& problem, const std::string& device_json)
+    : impl_(std::make_unique<Impl>(problem, nullptr, parse_device_properties(device_json))) {}
+
+EngineSearch::~EngineSearch() = default;
+
+const ConvProblem& EngineSearch::problem() const { return impl_->graph.problem(); }
+
+int64_t EngineSearch::unnameable() const { return impl_->unnameable; }
+
+std::vector<Candidate> EngineSearch::query(const std::string& mode) {
+  std::vector<Candidate> candidates;
+  for (const auto& descriptor : impl_->graph.query(heuristic_mode(mode))) {
+    auto config = engine_config(descriptor);
+    if (!config) {
+      ++impl_->unnameable;
+      continue;
+    }
+    if (!impl_->descriptors.emplace(*config, descriptor).second) continue;
+    candidates.push_back(describe(descriptor, std::move(*config), problem(), mode));
+  }
+  return candidates;
+}
+
+std::shared_ptr<ConvPlan> EngineSearch::build(const EngineConfig& config) {
+  return impl_->graph.build(config, impl_->descriptor(config));
+}
+
+std::vector<EngineSearch::BuildResult> EngineSearch::build(
+    const std::vector<EngineConfig>& configs, int threads,
+    const std::function<void()>& enter_thread) {
+  std::vector<BuildResult> results(configs.size());
+  std::vector<fe::ManagedOpaqueDescriptor> descriptors(configs.size());
+  for (size_t i = 0; i < configs.size(); ++i) {
+    try {
+      descriptors[i] = impl_->descriptor(configs[i]);
+    } catch (const std::exception& exception) {
+      results[i].error = exception.what();
+    }
+  }
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < configs.size(); i = next++) {
+      if (!descriptors[i]) continue;
+      try {
+        results[i].plan = impl_->graph.build(configs[i], descriptors[i]);
+      } catch (const std::exception& exception) {
+        results[i].error = exception.what();
+      }
+    }
+  };
+  const auto others = std::min<size_t>(std::max(threads, 1), configs.size());
+  std::vector<std::thread> pool;
+  for (size_t t = 1; t < others; ++t) {
+    pool.emplace_back([&] {
+      enter_thread();
+      work();
+    });
+  }
+  work();
+  for (auto& thread : pool) thread.join();
+  return results;
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,87 @@
+#include "core/frontend_find.h"
+
+#include <cudnn_frontend.h>
+
+#include <limits>
+#include <unordered_map>
+
+#include "core/conv_plan_impl.h"
+
+namespace cudnn_frontend::detail {
+namespace {
+
+// Launches of each plan in the search under way on this thread: cuDNN does not report how many
+// samples TILL_STABLE took.
+thread_local std::unordered_map<cudnnBackendDescriptor_t, int64_t> launches;
+
+cudnnStatus_t counted_execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                              cudnnBackendDescriptor_t variant_pack) {
+  ++launches[plan];
+  return execute(handle, plan, variant_pack);
+}
+
+}  // namespace
+}  // namespace cudnn_frontend::detail
+
+// Only for the text of this header: its launches pass through the counter above.
+#define execute counted_execute
+#include <cudnn_frontend_find_plan.h>
+#undef execute
+
+namespace cudnn_autotune {
+namespace {
+
+namespace fe = cudnn_frontend;
+
+fe::executionPlans_t time_sorted(FindTechnique technique, cudnnHandle_t handle,
+                                 fe::executionPlans_t plans, const fe::VariantPack& pack,
+                                 uint64_t limit) {
+  using Technique = fe::CudnnFindSamplingTechnique;
+  switch (technique) {
+    case FindTechnique::sample_once:
+      return fe::time_sorted_plan<Technique::CUDNN_FIND_SAMPLE_ONCE>(handle, std::move(plans), pack,
+                                                                     limit);
+    case FindTechnique::median_of_three:
+      return fe::time_sorted_plan<Technique::CUDNN_FIND_SAMPLE_MEDIAN_OF_THREE>(
+          handle, std::move(plans), pack, limit);
+    case FindTechnique::till_stable:
+      break;
+  }
+  return fe::time_sorted_plan<Technique::CUDNN_FIND_SAMPLE_TILL_STABLE>(handle, std::move(plans),
+                                                                        pack, limit);
+}
+
+}  // namespace
+
+FindResult frontend_find(FindTechnique technique, cudnnHandle_t handle,
+                         const std::vector<std::shared_ptr<ConvPlan>>& plans,
+                         const ConvPointers& pointers, void* workspace, int64_t benchmark_limit) {
+  void* data[] = {pointers.x, pointers.w, pointers.y};
+  int64_t uids[] = {kUidX, kUidW, kUidY};
+  const auto pack = fe::VariantPackBuilder()
+                        .setDataPointers(3, data)
+                        .setUids(3, uids)
+                        .setWorkspacePointer(workspace)
+                        .build();
+  fe::executionPlans_t candidates;
+  std::unordered_map<cudnnBackendDescriptor_t, size_t> index_of;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    candidates.push_back(plans[i]->impl().plan);
+    index_of[candidates.back().get_raw_desc()] = i;
+  }
+  auto& launches = fe::detail::launches;
+  launches.clear();
+  const uint64_t limit = benchmark_limit > 0 ? static_cast<uint64_t>(benchmark_limit)
+                                             : std::numeric_limits<uint64_t>::max();
+  const auto sorted = time_sorted(technique, handle, std::move(candidates), pack, limit);
+  FindResult result;
+  for (const auto& plan : sorted) {
+    // One launch of each plan is the warm-up.
+    result.plans.push_back({index_of.at(plan.get_raw_desc()), plan.getExecutionTime(),
+                            launches.at(plan.get_raw_desc()) - 1});
+  }
+  for (const auto& [plan, count] : launches) result.total_samples += count - 1;
+  return result;
+}
+
+}  // namespace cudnn_autotune

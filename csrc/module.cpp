@@ -1,0 +1,52 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "build_info.h"
+#include "fallbacks.h"
+#include "policy.h"
+#include "python_conv.h"
+#ifdef CUDNN_AUTOTUNE_WITH_CUDA
+#include "search_binding.h"
+#endif
+
+namespace py = pybind11;
+
+namespace cudnn_autotune {
+namespace {
+
+void bind_settings(py::module_& m) {
+  py::class_<Settings>(m, "Settings")
+      .def(py::init([](const std::string& sampling, int64_t workspace_limit,
+                       int32_t benchmark_limit) {
+             return Settings{register_sampling(sampling), workspace_limit, benchmark_limit};
+           }),
+           py::arg("sampling"), py::arg("workspace_limit"), py::arg("benchmark_limit"))
+      .def_property_readonly("sampling",
+                             [](const Settings& s) { return sampling_name(s.sampling); })
+      .def_readonly("workspace_limit", &Settings::workspace_limit)
+      .def_readonly("benchmark_limit", &Settings::benchmark_limit);
+  m.def("settings", &settings);
+  m.def("set_settings", &set_settings);
+  m.def("register_sampling", [](const std::string& name) { register_sampling(name); });
+  m.def("sampling_names", &sampling_names);
+}
+
+}  // namespace
+}  // namespace cudnn_autotune
+
+PYBIND11_MODULE(_C, m) {
+  using namespace cudnn_autotune;
+  bind_settings(m);
+  m.def("fallbacks", &fallbacks);
+  m.def("clear_fallbacks", &clear_fallbacks);
+  static PyMethodDef conv2d = python_conv_method();
+  m.attr("conv2d") = py::reinterpret_steal<py::object>(PyCFunction_New(&conv2d, nullptr));
+  m.attr("built_with_torch") = CUDNN_AUTOTUNE_TORCH_VERSION;
+  m.attr("built_with_cuda") = CUDNN_AUTOTUNE_CUDA_VERSION;
+#ifdef CUDNN_AUTOTUNE_WITH_CUDA
+  bind_search(m);
+  m.attr("has_cuda") = true;
+#else
+  m.attr("has_cuda") = false;
+#endif
+}

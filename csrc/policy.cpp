@@ -1,0 +1,81 @@
+#include "policy.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+
+namespace cudnn_autotune {
+namespace {
+
+std::mutex names_mutex;
+std::deque<std::string> names;  // a deque: references stay valid
+std::atomic<int16_t> names_size{0};
+
+std::atomic<int16_t> default_sampling{0};
+std::atomic<int64_t> default_workspace_limit{-1};
+std::atomic<int32_t> default_benchmark_limit{0};
+
+// Names are only ever appended: those below `names_size` are read without the lock.
+int16_t find_name(std::string_view name) {
+  const int16_t size = names_size.load(std::memory_order_acquire);
+  for (int16_t id = 0; id < size; ++id) {
+    if (names[id] == name) return id;
+  }
+  return -1;
+}
+
+std::string allowed() {
+  std::string list;
+  for (const auto& name : sampling_names()) list += (list.empty() ? "'" : ", '") + name + "'";
+  return list;
+}
+
+}  // namespace
+
+int16_t register_sampling(const std::string& name) {
+  const std::lock_guard lock(names_mutex);
+  const int16_t known = find_name(name);
+  if (known >= 0) return known;
+  TORCH_CHECK_VALUE(names.size() < 100, "sampling: more than 100 modes are registered");
+  names.push_back(name);
+  names_size.store(static_cast<int16_t>(names.size()), std::memory_order_release);
+  return static_cast<int16_t>(names.size() - 1);
+}
+
+std::vector<std::string> sampling_names() {
+  const std::lock_guard lock(names_mutex);
+  return {names.begin(), names.end()};
+}
+
+const std::string& sampling_name(int16_t id) {
+  const std::lock_guard lock(names_mutex);
+  return names.at(id);
+}
+
+Settings settings() { return {default_sampling, default_workspace_limit, default_benchmark_limit}; }
+
+void set_settings(const Settings& settings) {
+  default_sampling = settings.sampling;
+  default_workspace_limit = settings.workspace_limit;
+  default_benchmark_limit = settings.benchmark_limit;
+}
+
+CallPolicy resolve(std::string_view sampling, int64_t workspace_limit) {
+  CallPolicy policy{default_sampling.load(std::memory_order_relaxed), workspace_limit};
+  if (!sampling.empty()) {
+    policy.sampling = find_name(sampling);
+    TORCH_CHECK_VALUE(policy.sampling >= 0, "sampling must be one of ", allowed(), ", got '",
+                      sampling, "'");
+  }
+  TORCH_CHECK_VALUE(workspace_limit >= -1,
+                    "workspace_limit must be a number of bytes of 0 or more, got ",
+                    workspace_limit);
+  if (workspace_limit < 0) {
+    policy.workspace_limit = default_workspace_limit.load(std::memory_order_relaxed);
+  }
+  return policy;
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cudnn_autotune {
+
+// Sampling modes have small numbers, so that the key of a choice holds no string.
+// Registering a known name returns its number again.
+int16_t register_sampling(const std::string& name);
+std::vector<std::string> sampling_names();
+const std::string& sampling_name(int16_t id);
+
+// What a call does not say itself; process-wide.
+struct Settings {
+  int16_t sampling = 0;
+  int64_t workspace_limit = -1;  // bytes; -1: no limit
+  int32_t benchmark_limit = 0;   // candidates to time; 0: all
+};
+Settings settings();
+void set_settings(const Settings& settings);
+
+// The mode and limit of one call: its own arguments, or the settings where it gives "" and -1.
+// Throws c10::ValueError (Python's ValueError) naming the argument and what is allowed.
+struct CallPolicy {
+  int16_t sampling;
+  int64_t workspace_limit;
+};
+CallPolicy resolve(std::string_view sampling, int64_t workspace_limit);
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,277 @@
+#include "search_binding.h"
+
+#include <c10/cuda/CUDAGuard.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "core/choice_table.h"
+#include "core/cudnn_library.h"
+#include "core/engine_search.h"
+#include "core/frontend_find.h"
+#include "core/plan_cache.h"
+#include "policy.h"
+#include "torch_bridge.h"
+#include "tuner.h"
+
+namespace py = pybind11;
+
+namespace cudnn_autotune {
+namespace {
+
+template <typename Enum, typename... Values>
+Enum by_name(const char* argument, const std::string& text, Values... values) {
+  for (const Enum value : {values...}) {
+    if (text == name(value)) return value;
+  }
+  throw std::invalid_argument(std::string(argument) + ": unknown value '" + text + "'");
+}
+
+// From the validated fields of Python's ConvProblem.
+ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& input_shape,
+                         const std::vector<int64_t>& weight_shape,
+                         const std::vector<int32_t>& stride, const std::vector<int32_t>& padding,
+                         const std::vector<int32_t>& dilation, int32_t groups,
+                         const std::string& dtype, const std::string& layout, bool deterministic,
+                         bool allow_tf32, bool allow_reduced_precision,
+                         const std::tuple<int, int, int>& alignment) {
+  const size_t n = stride.size();
+  if (n < 1 || n > kMaxSpatialDims || input_shape.size() != n + 2 ||
+      weight_shape.size() != n + 2 || padding.size() != 2 * n || dilation.size() != n) {
+    throw std::invalid_argument("ConvProblem: the lists' lengths do not fit together");
+  }
+  ConvProblem problem;
+  std::copy(input_shape.begin(), input_shape.end(), problem.x.begin());
+  std::copy(weight_shape.begin(), weight_shape.end(), problem.w.begin());
+  std::copy(stride.begin(), stride.end(), problem.stride.begin());
+  std::copy(padding.begin(), padding.begin() + n, problem.pre_padding.begin());
+  std::copy(padding.begin() + n, padding.end(), problem.post_padding.begin());
+  std::copy(dilation.begin(), dilation.end(), problem.dilation.begin());
+  problem.groups = groups;
+  problem.spatial_dims = static_cast<uint8_t>(n);
+  problem.op = by_name<ConvOp>("op", op, ConvOp::fprop, ConvOp::dgrad, ConvOp::wgrad);
+  problem.dtype = by_name<DataType>("dtype", dtype, DataType::float16, DataType::bfloat16,
+                                    DataType::float32, DataType::float64);
+  problem.layout =
+      by_name<Layout>("memory_format", layout, Layout::channels_first, Layout::channels_last);
+  problem.deterministic = deterministic;
+  problem.allow_tf32 = allow_tf32;
+  problem.allow_reduced_precision = allow_reduced_precision;
+  problem.x_alignment = static_cast<uint8_t>(std::get<0>(alignment));
+  problem.w_alignment = static_cast<uint8_t>(std::get<1>(alignment));
+  problem.y_alignment = static_cast<uint8_t>(std::get<2>(alignment));
+  return problem;
+}
+
+void bind_problem(py::module_& m) {
+  const auto n = [](const ConvProblem& p) { return static_cast<size_t>(p.spatial_dims); };
+  py::class_<ConvProblem>(m, "ConvProblem")
+      .def(py::init(&make_problem), py::kw_only(), py::arg("op"), py::arg("input_shape"),
+           py::arg("weight_shape"), py::arg("stride"), py::arg("padding"), py::arg("dilation"),
+           py::arg("groups"), py::arg("dtype"), py::arg("memory_format"),
+           py::arg("deterministic"), py::arg("allow_tf32"), py::arg("allow_reduced_precision"),
+           py::arg("alignment"))
+      .def_property_readonly("op", [](const ConvProblem& p) { return name(p.op); })
+      .def_property_readonly("input_shape", &ConvProblem::input_shape)
+      .def_property_readonly("weight_shape", &ConvProblem::weight_shape)
+      .def_property_readonly("output_shape", &ConvProblem::output_shape)
+      .def_property_readonly("stride",
+                             [n](const ConvProblem& p) {
+                               return std::vector<int>(p.stride.begin(), p.stride.begin() + n(p));
+                             })
+      .def_property_readonly(
+          "padding",
+          [n](const ConvProblem& p) {
+            std::vector<int> both(p.pre_padding.begin(), p.pre_padding.begin() + n(p));
+            both.insert(both.end(), p.post_padding.begin(), p.post_padding.begin() + n(p));
+            return both;
+          })
+      .def_property_readonly(
+          "dilation",
+          [n](const ConvProblem& p) {
+            return std::vector<int>(p.dilation.begin(), p.dilation.begin() + n(p));
+          })
+      .def_readonly("groups", &ConvProblem::groups)
+      .def_property_readonly("dtype", [](const ConvProblem& p) { return name(p.dtype); })
+      .def_property_readonly("memory_format", [](const ConvProblem& p) { return name(p.layout); })
+      .def_property_readonly("deterministic",
+                             [](const ConvProblem& p) { return p.deterministic != 0; })
+      .def_property_readonly("allow_tf32", [](const ConvProblem& p) { return p.allow_tf32 != 0; })
+      .def_property_readonly("allow_reduced_precision",
+                             [](const ConvProblem& p) { return p.allow_reduced_precision != 0; })
+      .def_property_readonly("alignment",
+                             [](const ConvProblem& p) {
+                               return py::make_tuple(p.x_alignment, p.w_alignment, p.y_alignment);
+                             })
+      .def_property_readonly("text", &ConvProblem::text);
+  m.def("problem_key", [](const ConvProblem& p) {
+    return py::bytes(reinterpret_cast<const char*>(&p), sizeof(p));
+  });
+}
+
+// An EngineSearch, and the CUDA device of its handle where it has one.
+struct Search {
+  std::unique_ptr<EngineSearch> engines;
+  std::optional<c10::DeviceIndex> device;
+
+  void enter() const {
+    if (device) c10::cuda::set_device(*device);
+  }
+};
+
+std::unique_ptr<Search> search_on_device(const ConvProblem& problem, int device) {
+  const auto index = static_cast<c10::DeviceIndex>(device);
+  const c10::cuda::CUDAGuard guard(index);
+  return std::make_unique<Search>(
+      Search{std::make_unique<EngineSearch>(problem, current_handle()), index});
+}
+
+std::unique_ptr<Search> search_by_properties(const ConvProblem& problem, const std::string& json) {
+  return std::make_unique<Search>(
+      Search{std::make_unique<EngineSearch>(problem, json), std::nullopt});
+}
+
+using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
+
+void bind_engine_search(py::module_& m) {
+  py::class_<Candidate>(m, "Candidate")
+      .def_property_readonly("engine", [](const Candidate& c) { return c.config.engine; })
+      .def_property_readonly("knobs", [](const Candidate& c) { return c.config.knobs; })
+      .def_property_readonly("text", [](const Candidate& c) { return c.config.text(); })
+      .def_readonly("workspace_bytes", &Candidate::workspace_bytes)
+      .def_readonly("numerical_notes", &Candidate::numerical_notes)
+      .def_readonly("behavior_notes", &Candidate::behavior_notes)
+      .def_readonly("heuristic_mode", &Candidate::heuristic_mode);
+  m.def("is_allowed", &is_allowed, py::arg("candidate"), py::arg("problem"),
+        py::arg("workspace_limit"));
+
+  py::class_<ConvPlan, std::shared_ptr<ConvPlan>>(m, "Plan")
+      .def_property_readonly("text", [](const ConvPlan& plan) { return plan.config().text(); })
+      .def_property_readonly("workspace_bytes", &ConvPlan::workspace_bytes);
+
+  py::class_<Search>(m, "EngineSearch")
+      .def_static("on_device", &search_on_device, py::arg("problem"), py::arg("device"),
+                  WithoutGilCall())
+      .def_static("by_properties", &search_by_properties, py::arg("problem"), py::arg("json"),
+                  WithoutGilCall())
+      .def(
+          "query",
+          [](Search& search, const std::string& mode) {
+            const c10::cuda::OptionalCUDAGuard guard(search.device ? std::optional<c10::Device>(
+                                                         c10::Device(c10::kCUDA, *search.device))
+                                                                   : std::nullopt);
+            return search.engines->query(mode);
+          },
+          py::arg("heuristic_mode"), WithoutGilCall())
+      .def_property_readonly("unnameable",
+                             [](const Search& search) { return search.engines->unnameable(); })
+      .def(
+          "build",
+          [](Search& search, const std::string& text) {
+            search.enter();
+            return search.engines->build(EngineConfig::parse(text));
+          },
+          py::arg("engine_text"), WithoutGilCall())
+      .def(
+          "build_many",
+          [](Search& search, const std::vector<std::string>& texts, int threads) {
+            std::vector<EngineConfig> configs;
+            for (const auto& text : texts) configs.push_back(EngineConfig::parse(text));
+            std::vector<std::pair<std::shared_ptr<ConvPlan>, std::string>> built;
+            for (auto& result :
+                 search.engines->build(configs, threads, [&search] { search.enter(); })) {
+              built.emplace_back(std::move(result.plan), std::move(result.error));
+            }
+            return built;
+          },
+          py::arg("engine_texts"), py::arg("threads"), WithoutGilCall());
+
+  m.def("parse_engine_text", [](const std::string& text) {
+    const auto config = EngineConfig::parse(text);
+    return std::make_pair(config.engine, config.knobs);
+  });
+  m.def("engine_text", [](int64_t engine, const std::map<std::string, int64_t>& knobs) {
+    return EngineConfig::parse(EngineConfig{engine, knobs}.text()).text();
+  });
+}
+
+FindTechnique technique(const std::string& name) {
+  if (name == "sample_once") return FindTechnique::sample_once;
+  if (name == "median_of_three") return FindTechnique::median_of_three;
+  if (name == "till_stable") return FindTechnique::till_stable;
+  throw std::invalid_argument("technique: unknown value '" + name + "'");
+}
+
+void bind_measuring(py::module_& m) {
+  py::class_<FoundPlan>(m, "FoundPlan")
+      .def_readonly("index", &FoundPlan::index)
+      .def_readonly("time_ms", &FoundPlan::time_ms)
+      .def_readonly("samples", &FoundPlan::samples);
+  py::class_<FindResult>(m, "FindResult")
+      .def_readonly("plans", &FindResult::plans)
+      .def_readonly("total_samples", &FindResult::total_samples);
+  m.def(
+      "frontend_find",
+      [](const std::string& name, const std::vector<std::shared_ptr<ConvPlan>>& plans,
+         const at::Tensor& x, const at::Tensor& w, const at::Tensor& y,
+         const std::optional<at::Tensor>& workspace, int64_t benchmark_limit) {
+        const c10::cuda::CUDAGuard guard(x.device());
+        return frontend_find(technique(name), current_handle(), plans, pointers(x, w, y),
+                             workspace ? workspace->data_ptr() : nullptr, benchmark_limit);
+      },
+      py::arg("technique"), py::arg("plans"), py::arg("x"), py::arg("w"), py::arg("y"),
+      py::arg("workspace"), py::arg("benchmark_limit"), WithoutGilCall());
+  m.def(
+      "execute",
+      [](const ConvPlan& plan, const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+        const c10::cuda::CUDAGuard guard(x.device());
+        execute(plan, pointers(x, w, y));
+      },
+      py::arg("plan"), py::arg("x"), py::arg("w"), py::arg("y"), WithoutGilCall());
+}
+
+void bind_choices(py::module_& m) {
+  // handler(problem, sampling, workspace_limit, benchmark_limit, device, x, w, y)
+  //   -> (engine text or "aten", Plan or None)
+  m.def("set_miss_handler", [](const py::function& function) {
+    // Never released: misses may come as long as the process lives.
+    auto* handler = new py::function(function);
+    set_miss_handler([handler](const TuneRequest& request) {
+      const py::gil_scoped_acquire gil;
+      const Policy& policy = request.key.policy;
+      const py::tuple answer = (*handler)(
+          request.key.problem, sampling_name(policy.sampling), policy.workspace_limit,
+          policy.benchmark_limit, policy.device, request.x, request.w, request.y);
+      return TuneResult{answer[0].cast<std::string>(),
+                        answer[1].cast<std::shared_ptr<ConvPlan>>()};
+    });
+  });
+  m.def("forget_choices", [] { ChoiceTable::instance().clear(); }, WithoutGilCall());
+  m.def("choice_count", [] { return ChoiceTable::instance().size(); });
+  m.def("set_plan_cache_capacity", &PlanCache::set_capacity);
+  m.def("plan_cache_capacity", &PlanCache::capacity);
+}
+
+}  // namespace
+
+void bind_search(py::module_& m) {
+  bind_cudnn_library();
+  py::register_exception<CudnnError>(m, "CudnnError", PyExc_RuntimeError);
+  m.def("cudnn_runtime_version", &cudnn_runtime_version);
+  m.def("cudnn_compiled_version", &cudnn_compiled_version);
+  m.def("cudnn_frontend_version", &cudnn_frontend_version);
+  bind_problem(m);
+  bind_engine_search(m);
+  bind_measuring(m);
+  bind_choices(m);
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,82 @@
+#include <Python.h>
+
+#include "torch_bridge.h"
+
+#include <ATen/Context.h>
+#include <ATen/cudnn/Handle.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+
+#include <algorithm>
+
+namespace cudnn_autotune {
+
+std::optional<DataType> data_type(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kHalf:
+      return DataType::float16;
+    case at::kBFloat16:
+      return DataType::bfloat16;
+    case at::kFloat:
+      return DataType::float32;
+    case at::kDouble:
+      return DataType::float64;
+    default:
+      return std::nullopt;
+  }
+}
+
+uint8_t alignment(const at::Tensor& tensor) {
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) | 32u;
+  return static_cast<uint8_t>(address & (~address + 1));
+}
+
+GlobalFlags global_flags(DataType dtype) {
+  constexpr auto kAllowed = at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
+  auto& context = at::globalContext();
+  GlobalFlags flags{context.deterministicCuDNN() || context.deterministicAlgorithms(), true, true};
+  switch (dtype) {
+    case DataType::float32:
+      flags.allow_tf32 = context.allowTF32CuDNN(at::Float32Op::CONV);
+      break;
+    case DataType::float16:
+      flags.allow_reduced_precision =
+          context.allowFP16ReductionCuBLAS() == kAllowed;
+      break;
+    case DataType::bfloat16:
+      flags.allow_reduced_precision =
+          context.allowBF16ReductionCuBLAS() == kAllowed;
+      break;
+    case DataType::float64:
+      break;
+  }
+  return flags;
+}
+
+cudnnHandle_t current_handle() { return at::native::getCudnnHandle(); }
+
+bool is_capturing() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+  return {x.data_ptr(), w.data_ptr(), y.data_ptr()};
+}
+
+void execute(const ConvPlan& plan, const ConvPointers& pointers) {
+  c10::DataPtr workspace;
+  if (plan.workspace_bytes() > 0) {
+    workspace = c10::cuda::CUDACachingAllocator::get()->allocate(plan.workspace_bytes());
+  }
+  plan.execute(current_handle(), pointers, workspace.get());
+}
+
+WithoutGil::WithoutGil() {
+  if (PyGILState_Check()) state_ = PyEval_SaveThread();
+}
+
+WithoutGil::~WithoutGil() {
+  if (state_ != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(state_));
+}
+
+}  // namespace cudnn_autotune

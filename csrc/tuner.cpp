@@ -1,0 +1,115 @@
+#include "tuner.h"
+
+#include <c10/core/Allocator.h>
+
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "core/check.h"
+#include "core/choice_table.h"
+#include "core/engine_search.h"
+#include "core/plan_cache.h"
+#include "fallbacks.h"
+#include "policy.h"
+#include "torch_bridge.h"
+
+namespace cudnn_autotune {
+namespace {
+
+MissHandler& miss_handler() {
+  static MissHandler handler;
+  return handler;
+}
+
+// Null for kAten. Throws CudnnError where the config no longer builds.
+std::shared_ptr<ConvPlan> build(const ConvProblem& problem, const std::string& text) {
+  if (text == kAten) return nullptr;
+  return EngineSearch(problem, current_handle()).build(EngineConfig::parse(text));
+}
+
+// The first config of the heuristics that builds; null where there is none.
+std::shared_ptr<ConvPlan> heuristic_plan(const ChoiceKey& key) {
+  EngineSearch search(key.problem, current_handle());
+  for (const char* mode : {"A", "FALLBACK"}) {
+    for (const auto& candidate : search.query(mode)) {
+      if (!is_allowed(candidate, key.problem, key.policy.workspace_limit)) continue;
+      try {
+        return search.build(candidate.config);
+      } catch (const CudnnError&) {
+        // The next one.
+      }
+    }
+  }
+  return nullptr;
+}
+
+// The remembered choice, as a plan of this thread; nullopt where there is none, or where its
+// config no longer builds: it is then forgotten.
+std::optional<CachedPlan> remembered(const ChoiceKey& key) {
+  auto& table = ChoiceTable::instance();
+  const auto text = table.find(key);
+  if (!text) return std::nullopt;
+  try {
+    return CachedPlan{key, build(key.problem, *text), false};
+  } catch (const CudnnError&) {
+    count_fallback("the remembered engine config no longer builds: tuned again");
+    table.erase(key);
+    return std::nullopt;
+  }
+}
+
+CachedPlan& miss(const TuneRequest& request) {
+  auto& table = ChoiceTable::instance();
+  auto& cache = PlanCache::of_this_thread();
+  const ChoiceKey& key = request.key;
+  const auto keep = [&](CachedPlan plan) -> CachedPlan& {
+    return cache.put(std::move(plan), table.epoch());
+  };
+  // The order of locks is: tuning mutex, then GIL. A thread that waits here with the GIL would
+  // stop the one that tunes.
+  const WithoutGil without_gil;
+  if (auto plan = remembered(key)) return keep(*std::move(plan));
+  if (is_capturing()) return keep({key, heuristic_plan(key), true});
+  const std::lock_guard tuning(table.tuning_mutex());
+  if (auto plan = remembered(key)) return keep(*std::move(plan));
+  TuneResult result = miss_handler()(request);
+  table.put(key, result.text);
+  return keep({key, std::move(result.plan), false});
+}
+
+const CachedPlan& chosen(const TuneRequest& request) {
+  CachedPlan* cached =
+      PlanCache::of_this_thread().find(request.key, ChoiceTable::instance().epoch());
+  if (cached != nullptr && (!cached->provisional || is_capturing())) return *cached;
+  return miss(request);
+}
+
+// Without any workspace: what is left when the memory for the chosen engine's cannot be had.
+TuneRequest without_workspace(const TuneRequest& request) {
+  TuneRequest other = request;
+  other.key.policy.sampling = register_sampling("heuristic");
+  other.key.policy.workspace_limit = 0;
+  return other;
+}
+
+}  // namespace
+
+void set_miss_handler(MissHandler handler) { miss_handler() = std::move(handler); }
+
+bool run_chosen(const TuneRequest& request) {
+  const CachedPlan& cached = chosen(request);
+  if (cached.plan == nullptr) return false;
+  // The cache may drop its own reference while the launch is under way.
+  const auto plan = cached.plan;
+  try {
+    execute(*plan, pointers(request.x, request.w, request.y));
+    return true;
+  } catch (const c10::OutOfMemoryError&) {
+    if (request.key.policy.workspace_limit == 0) throw;
+    count_fallback("the workspace of the chosen engine could not be allocated");
+  }
+  return run_chosen(without_workspace(request));
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/conv_plan.h"
+#include "core/conv_problem.h"
+
+namespace cudnn_autotune {
+
+// What the policy (Python) is asked on a miss, and what it answers. The tensors are the forward's
+// three, in the problem's layout; the one that the operation writes may be overwritten freely.
+struct TuneRequest {
+  ChoiceKey key;
+  at::Tensor x, w, y;
+};
+struct TuneResult {
+  std::string text;                // an engine config, or kAten
+  std::shared_ptr<ConvPlan> plan;  // built while tuning; null for kAten
+};
+using MissHandler = std::function<TuneResult(const TuneRequest&)>;
+void set_miss_handler(MissHandler handler);
+
+// Runs the engine chosen for `request.key`, choosing it first where it is not chosen yet. False
+// where ATen is the choice and nothing was run. Throws CudnnError, c10::OutOfMemoryError.
+bool run_chosen(const TuneRequest& request);
+
+}  // namespace cudnn_autotune
