@@ -1,0 +1,79 @@
+"""Loads `_C`, the compiled part, after checking that it was built for the torch that runs.
+
+A C++ extension of torch fits the torch minor release and the CUDA version that it was built with,
+and no other: loaded into another, it fails with an undefined symbol at best and corrupts memory at
+worst. So setup.py records both in `_build_info`, and they are compared before the library is
+loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+__all__ = ["_C", "extension_available"]
+
+_REBUILD = "pip install --force-reinstall --no-deps ."
+_HOW_TO_REBUILD = (
+    f"Rebuild it against the torch that runs: `{_REBUILD}` in a checkout (with uv, or for an "
+    "editable install, add `--no-build-isolation`)."
+)
+
+
+def _release(version: str) -> str:
+    """`2.11` of `2.11.0+cu130`: torch keeps its C++ ABI within a minor release."""
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def _describe(torch_version: str, cuda_version: str | None, cxx11_abi: bool) -> str:
+    cuda = f"CUDA {cuda_version}" if cuda_version else "no CUDA"
+    abi = "" if cxx11_abi else ", pre-C++11 ABI"
+    return f"torch {torch_version} ({cuda}{abi})"
+
+
+def check_build(built: tuple[str, str | None, bool], running: tuple[str, str | None, bool]) -> None:
+    """Compares (torch version, CUDA version or None, C++11 ABI) of the build and of this process.
+
+    Raises:
+        ImportError: they do not fit; says what was built, what runs, and the cure.
+    """
+    if (_release(built[0]), *built[1:]) != (_release(running[0]), *running[1:]):
+        raise ImportError(
+            f"cudnn_autotune was built with {_describe(*built)}, but {_describe(*running)} is "
+            f"running. {_HOW_TO_REBUILD}"
+        )
+
+
+try:
+    from cudnn_autotune import _build_info
+except ImportError as error:
+    raise ImportError(
+        f"cudnn_autotune was imported from {Path(__file__).parent}, where its extension module "
+        "has not been built. Run `pip install .` in the checkout and Python outside of it, or "
+        "build it in place: `pip install --no-build-isolation -e .`"
+    ) from error
+
+check_build(
+    (_build_info.TORCH_VERSION, _build_info.CUDA_VERSION, _build_info.CXX11_ABI),
+    (torch.__version__, torch.version.cuda, torch.compiled_with_cxx11_abi()),
+)
+
+try:
+    from cudnn_autotune import _C
+except ImportError as error:
+    raise ImportError(
+        "cudnn_autotune._C, built with "
+        f"{_describe(_build_info.TORCH_VERSION, _build_info.CUDA_VERSION, _build_info.CXX11_ABI)}, "
+        f"does not load in Python {sys.version_info.major}.{sys.version_info.minor}: {error}. "
+        f"{_HOW_TO_REBUILD}"
+    ) from error
+
+
+def extension_available() -> bool:
+    """Whether `_C` holds the search: False where it was built with a CPU-only torch.
+
+    It says nothing of a GPU: candidates for a GPU that is not there need none.
+    """
+    return _build_info.CUDA_VERSION is not None
