@@ -1,0 +1,137 @@
+"""Property files: the names that are shipped, and every way in which a file can be wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudnn_autotune import devices
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "gpu.json"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def properties() -> dict[str, Any]:
+    return dict(json.loads(devices.load("l4")))
+
+
+def test_names() -> None:
+    assert devices.names() == ("a100", "h100", "h200", "l4", "t4")
+
+
+@pytest.mark.parametrize(
+    ("name", "compute_capability", "multiprocessors"),
+    [("a100", 800, 108), ("h100", 900, 132), ("h200", 900, 132), ("l4", 890, 58), ("t4", 750, 40)],
+)
+def test_shipped_file(name: str, compute_capability: int, multiprocessors: int) -> None:
+    shipped = json.loads(devices.load(name))
+    assert shipped["deviceVer"] == compute_capability
+    assert shipped["multiProcessorCount"] == multiprocessors
+    assert shipped["warpSize"] == 32
+    assert devices.load(name.upper()) == devices.load(name)
+
+
+@pytest.mark.parametrize("name", devices.names())
+def test_shipped_file_passes_its_own_check(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, devices.load(name))
+    assert devices.load(path) == devices.load(name)
+
+
+def test_path_as_text_or_pathlike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = devices.load("t4")
+    path = write(tmp_path, text)
+    assert devices.load(path) == text
+    assert devices.load(str(path)) == text
+    monkeypatch.chdir(tmp_path)
+    assert devices.load("gpu.json") == text
+    assert devices.load("./gpu.json") == text
+    # A PathLike is a path, whatever its name.
+    (tmp_path / "l4").write_text(text, encoding="utf-8")
+    assert devices.load(Path("l4")) == text
+    assert devices.load("l4") != text
+
+
+@pytest.mark.parametrize("name", ["h900", "", "cuda:x", "json"])
+def test_unknown_name(name: str) -> None:
+    with pytest.raises(ValueError, match=r"device: .*'a100', 'h100', 'h200', 'l4', 't4'") as error:
+        devices.load(name)
+    assert repr(name) in str(error.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    with pytest.raises(ValueError, match="device: cannot read the property file") as error:
+        devices.load(path)
+    assert str(path) in str(error.value)
+
+
+def test_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="device: cannot read the property file"):
+        devices.load(tmp_path)
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_bytes(b'{"deviceName": "\xff"}')
+    with pytest.raises(ValueError, match="device: cannot read the property file"):
+        devices.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "Expecting value"),
+        ('{"deviceVer": 890,', "Expecting property name"),
+        ("[890]", "expected a JSON object, but got list"),
+        ("890", "expected a JSON object, but got int"),
+        ("{}", "fields missing: cudaDeviceId, deviceName, deviceVer, "),
+    ],
+)
+def test_malformed(text: str, complaint: str, tmp_path: Path) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ValueError, match=r"device: .* is not a GPU's property file") as error:
+        devices.load(path)
+    assert str(path) in str(error.value)
+    assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize("field", sorted(json.loads(devices.load("h200"))))
+def test_each_field_is_needed(field: str, properties: dict[str, Any], tmp_path: Path) -> None:
+    del properties[field]
+    with pytest.raises(ValueError, match=f"fields missing: {field}$"):
+        devices.load(write(tmp_path, json.dumps(properties)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("deviceName", 4),
+        ("deviceVer", "890"),
+        ("deviceVer", 8.9),
+        ("deviceVer", 0),
+        ("deviceVer", -890),
+        ("multiProcessorCount", 0),
+        ("multiProcessorCount", None),
+        ("isTccDriver", False),
+        ("maxGridSize", 65535),
+        ("maxGridSize", [65535, 65535]),
+        ("maxBlockSize", [1024, 1024, "64"]),
+    ],
+)
+def test_wrong_value(field: str, value: Any, properties: dict[str, Any], tmp_path: Path) -> None:
+    properties[field] = value
+    with pytest.raises(ValueError, match=f"device: .*{field}: expected a .*, but got "):
+        devices.load(write(tmp_path, json.dumps(properties)))
+
+
+def test_further_fields_are_kept(properties: dict[str, Any], tmp_path: Path) -> None:
+    """A newer cuDNN may record more than ours did."""
+    properties["clusterSize"] = 8
+    assert json.loads(devices.load(write(tmp_path, json.dumps(properties)))) == properties
