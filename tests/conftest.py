@@ -1,0 +1,76 @@
+"""Markers, skips and a clean slate around every test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+import cudnn_autotune as ca
+
+MARKERS = {
+    "gpu": "needs a CUDA GPU",
+    "search": "needs cuDNN, so a CUDA build of torch (but no GPU)",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    absent = {
+        "gpu": not torch.cuda.is_available(),
+        "search": not ca.extension_available(),
+    }
+    for item in items:
+        for name, meaning in MARKERS.items():
+            if absent[name] and item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=meaning))
+
+
+@pytest.fixture(autouse=True)
+def clean_slate() -> Iterator[None]:
+    """No choice, setting or seed survives from one test to the next."""
+    sampling = ca.get_sampling()
+    workspace_limit = ca.get_workspace_limit()
+    benchmark_limit = ca.get_benchmark_limit()
+    deterministic_algorithms = torch.are_deterministic_algorithms_enabled()
+    ca.forget()
+    torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(deterministic_algorithms)
+    ca.set_sampling(sampling)
+    ca.set_workspace_limit(workspace_limit)
+    ca.set_benchmark_limit(benchmark_limit)
+    ca.forget()
+
+
+@pytest.fixture
+def cudnn_flags() -> Iterator[Callable[..., None]]:
+    """``cudnn_flags(allow_tf32=False, ...)`` sets flags of torch.backends.cudnn for this test.
+
+    Plain assignment is an error once torch.testing._internal has been imported.
+    """
+    cudnn = torch.backends.cudnn
+    with ExitStack() as stack:
+
+        def set_flags(**changes: Any) -> None:
+            current = {
+                name: getattr(cudnn, name)
+                for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
+            }
+            # None leaves fp32_precision, the newer name of allow_tf32, as it is.
+            stack.enter_context(
+                cudnn.flags(
+                    **{**current, **changes},
+                    benchmark_limit=cudnn.benchmark_limit,
+                    fp32_precision=None,
+                )
+            )
+
+        yield set_flags

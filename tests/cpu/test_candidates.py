@@ -1,0 +1,156 @@
+"""What cuDNN offers for five GPUs, asked of the real library through property files."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from problems import OPS, PROBLEMS, RESNET_FP16, SHIPPED_GPUS, make
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.search
+
+MODES = ("A", "B", "FALLBACK")
+
+
+@functools.cache
+def offered(name: str, op: str, gpu: str) -> tuple[ca.Candidate, ...]:
+    return tuple(ca.candidates(make(name, op), device=gpu))
+
+
+@pytest.fixture(params=SHIPPED_GPUS)
+def gpu(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_candidates_are_distinct_ranked_and_described(name: str, op: str, gpu: str) -> None:
+    found = offered(name, op, gpu)
+    assert found
+    assert len({(c.engine, tuple(sorted(c.knobs.items()))) for c in found}) == len(found)
+    assert len({c.text for c in found}) == len(found)
+    assert [c.rank for c in found] == list(range(len(found)))
+    # The modes are asked in this order and a candidate carries the first that lists it.
+    modes = [MODES.index(c.heuristic_mode) for c in found]
+    assert modes == sorted(modes)
+    for c in found:
+        assert isinstance(c.engine, int)
+        assert c.engine >= 0
+        assert all(isinstance(k, str) and isinstance(v, int) for k, v in c.knobs.items())
+        assert isinstance(c.workspace_bytes, int)
+        assert c.workspace_bytes >= 0
+        assert isinstance(c.notes, tuple)
+        assert all(isinstance(note, str) and note == note.upper() for note in c.notes)
+        assert set(c.notes) == {*c.numerical_notes, *c.behavior_notes}
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_texts_round_trip(name: str, op: str, gpu: str) -> None:
+    for c in offered(name, op, gpu):
+        assert ca.parse_engine_text(c.text) == (c.engine, c.knobs)
+        assert ca.engine_text(c.engine, c.knobs) == c.text
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_heuristic_modes_overlap_and_are_merged(op: str, gpu: str) -> None:
+    """Modes A and B list mostly the same configs; each of A's comes once, none of B's again."""
+    by_mode = {mode: 0 for mode in MODES}
+    for c in offered("resnet_fp16_nhwc", op, gpu):
+        by_mode[c.heuristic_mode] += 1
+    assert by_mode["A"] > by_mode["B"]
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("gpu_name", ["h200", "l4"])
+def test_plans_rebuild_from_their_text(op: str, gpu_name: str) -> None:
+    """create_execution_plan(engine, knobs) gives back what the heuristic listed."""
+    problem = make("resnet_fp16_nhwc", op)
+    found = offered("resnet_fp16_nhwc", op, gpu_name)
+    built = 0
+    for c in found:
+        try:
+            plan = ca.build_plan(problem, c.text, device=gpu_name)
+        except ca.CudnnError:
+            continue
+        built += 1
+        assert plan.text == c.text
+        assert plan.workspace_bytes == c.workspace_bytes
+    assert built >= 0.9 * len(found), f"{built} of {len(found)} build"
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_first_choice_builds_everywhere(name: str, op: str, gpu: str) -> None:
+    first = offered(name, op, gpu)[0]
+    plan = ca.build_plan(make(name, op), first.text, device=gpu)
+    assert (plan.text, plan.workspace_bytes) == (first.text, first.workspace_bytes)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_gpus_differ(op: str) -> None:
+    hopper = [c.text for c in offered("resnet_fp16_nhwc", op, "h200")]
+    ada = [c.text for c in offered("resnet_fp16_nhwc", op, "l4")]
+    assert set(hopper) != set(ada)
+
+
+def test_directions_differ() -> None:
+    lists = [{c.text for c in offered("resnet_fp16_nhwc", op, "h200")} for op in OPS]
+    assert lists[0] != lists[1] != lists[2] != lists[0]
+
+
+def test_asking_twice_gives_the_same_list() -> None:
+    problem = make("resnet_fp16_nhwc", "wgrad")
+    assert ca.candidates(problem, device="l4") == ca.candidates(problem, device="l4")
+
+
+def test_a_path_is_a_device(tmp_path: Path) -> None:
+    shipped = Path(ca.__file__).parent / "devices" / "l4.json"
+    copy = tmp_path / "my gpu.json"
+    copy.write_text(shipped.read_text())
+    problem = make("resnet_fp16_nhwc")
+    expected = [c.text for c in offered("resnet_fp16_nhwc", "fprop", "l4")]
+    for path in (copy, str(copy)):
+        assert [c.text for c in ca.candidates(problem, device=path)] == expected
+    # The file's contents count, not its name.
+    as_t4 = tmp_path / "l4.json"
+    as_t4.write_text((shipped.parent / "t4.json").read_text())
+    assert [c.text for c in ca.candidates(problem, device=str(as_t4))] == [
+        c.text for c in offered("resnet_fp16_nhwc", "fprop", "t4")
+    ]
+
+
+@pytest.mark.parametrize("gpu_name", SHIPPED_GPUS)
+def test_property_files_describe_their_gpu(gpu_name: str) -> None:
+    properties = json.loads((Path(ca.__file__).parent / "devices" / f"{gpu_name}.json").read_text())
+    assert gpu_name.upper() in properties["deviceName"].upper()
+    compute_capability = {"h200": 900, "h100": 900, "a100": 800, "l4": 890, "t4": 750}
+    assert properties["deviceVer"] == compute_capability[gpu_name]
+
+
+def test_a_text_of_another_gpu_does_not_build_silently() -> None:
+    """Hopper's own engines are unknown to a T4: an error that names call, status and problem."""
+    problem = ca.ConvProblem(op="fprop", **RESNET_FP16)
+    only_hopper = [
+        c.text for c in offered("resnet_fp16_nhwc", "fprop", "h200") if "TILE_CGA_M" in c.knobs
+    ]
+    assert only_hopper
+    with pytest.raises(ca.CudnnError) as error:
+        ca.build_plan(problem, only_hopper[0], device="t4")
+    message = str(error.value)
+    assert "cudnn" in message.lower()
+    assert "STATUS" in message.upper()
+    assert problem.text in message
+    assert isinstance(error.value, RuntimeError)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_the_other_dtypes_have_candidates(op: str, dtype: torch.dtype) -> None:
+    problem = make("resnet_fp16_nhwc", op, dtype=dtype)
+    assert ca.candidates(problem, device="h200")

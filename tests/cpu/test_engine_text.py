@@ -1,0 +1,117 @@
+"""The text form of an engine config: what is written is read back; nothing else is read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cudnn_autotune as ca
+
+# Names of the frontend's KnobType_t that convolution engines use.
+KNOB_NAMES = (
+    "SWIZZLE",
+    "TILE_SIZE",
+    "EDGE",
+    "SPLIT_K_BUF",
+    "TILEK",
+    "STAGES",
+    "REDUCTION_MODE",
+    "SPLIT_K_SLC",
+    "IDX_MODE",
+    "SPECFILT",
+    "KERNEL_CFG",
+    "WORKSPACE",
+    "TILE_CGA_M",
+    "TILE_CGA_N",
+)
+
+engines = st.integers(0, 10_000)
+knob_sets = st.dictionaries(st.sampled_from(KNOB_NAMES), st.integers(0, 2**31), max_size=6)
+
+
+@given(engines, knob_sets)
+def test_round_trip(engine: int, knobs: dict[str, int]) -> None:
+    text = ca.engine_text(engine, knobs)
+    assert ca.parse_engine_text(text) == (engine, knobs)
+    assert ca.engine_text(*ca.parse_engine_text(text)) == text
+
+
+@given(engines, knob_sets, st.randoms())
+def test_the_order_of_knobs_says_nothing(
+    engine: int, knobs: dict[str, int], random: object
+) -> None:
+    shuffled = list(knobs.items())
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert ca.engine_text(engine, dict(shuffled)) == ca.engine_text(engine, knobs)
+
+
+@given(engines, knob_sets, engines, knob_sets)
+def test_texts_are_equal_only_for_equal_configs(
+    engine: int, knobs: dict[str, int], other_engine: int, other_knobs: dict[str, int]
+) -> None:
+    same = (engine, knobs) == (other_engine, other_knobs)
+    texts_same = ca.engine_text(engine, knobs) == ca.engine_text(other_engine, other_knobs)
+    assert same == texts_same
+
+
+def test_the_form_is_the_documented_one() -> None:
+    assert ca.engine_text(0, {}) == "eng0"
+    assert ca.parse_engine_text("eng67:KERNEL_CFG=3,WORKSPACE=0") == (
+        67,
+        {"KERNEL_CFG": 3, "WORKSPACE": 0},
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "eng",
+        "67",
+        "aten",
+        "eng-1",
+        "engine67",
+        "ENG67",
+        " eng67",
+        "eng67 ",
+        "eng67\n",
+        "eng6 7",
+        "eng67:",
+        "eng67,KERNEL_CFG=3",
+        "eng67:KERNEL_CFG",
+        "eng67:KERNEL_CFG=",
+        "eng67:=3",
+        "eng67:KERNEL_CFG=x",
+        "eng67:KERNEL_CFG=3,",
+        "eng67:,KERNEL_CFG=3",
+        "eng67:KERNEL_CFG=3;WORKSPACE=0",
+        "eng67:KERNEL_CFG=3,KERNEL_CFG=4",
+        "eng67:KERNEL_CFG=3:WORKSPACE=0",
+        "eng67:NO_SUCH_KNOB=1",
+        "eng99999999999999999999",
+        "eng67:KERNEL_CFG=99999999999999999999",
+        "eng67:KERNEL_CFG=3\0",
+    ],
+)
+def test_malformed_texts_are_named(text: str) -> None:
+    with pytest.raises(ValueError) as error:
+        ca.parse_engine_text(text)
+    assert text.strip("\0\n ") in str(error.value)
+
+
+@given(st.text(max_size=30) | st.text("eng0123456789:=,KERNEL_CFGWORKSPA-", max_size=40))
+def test_any_text_is_read_exactly_or_refused(text: str) -> None:
+    try:
+        engine, knobs = ca.parse_engine_text(text)
+    except ValueError:
+        return
+    again = ca.engine_text(engine, knobs)
+    assert ca.parse_engine_text(again) == (engine, knobs)
+
+
+@pytest.mark.search
+def test_a_malformed_text_is_refused_where_a_plan_is_built() -> None:
+    problem = ca.ConvProblem(input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3))
+    with pytest.raises(ValueError, match="engine 67"):
+        ca.build_plan(problem, "engine 67", device="h200")

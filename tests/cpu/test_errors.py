@@ -1,0 +1,179 @@
+"""Bad input gives an error that names the argument and what is allowed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from problems import SHIPPED_GPUS, make
+
+import cudnn_autotune as ca
+
+DEVICES = Path(ca.__file__).parent / "devices"
+
+
+@pytest.fixture
+def input() -> torch.Tensor:
+    return torch.randn(2, 4, 9, 8)
+
+
+@pytest.fixture
+def weight() -> torch.Tensor:
+    return torch.randn(6, 4, 3, 3)
+
+
+def test_unknown_mode_in_a_call(input: torch.Tensor, weight: torch.Tensor) -> None:
+    """Also on the CPU, where no mode matters: a typo must not wait for the GPU."""
+    with pytest.raises(ValueError) as error:
+        ca.functional.conv2d(input, weight, sampling="fastest")
+    assert "sampling" in str(error.value)
+    assert "fastest" in str(error.value)
+    assert all(mode in str(error.value) for mode in ca.SAMPLING_MODES)
+
+
+def test_negative_workspace_limit_in_a_call(input: torch.Tensor, weight: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="workspace_limit"):
+        ca.functional.conv2d(input, weight, workspace_limit=-1)
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("device", ["h300", "", "H200!", "tpu", "cpu", torch.device("cpu"), 1.5])
+def test_unknown_devices_are_named_with_the_allowed(device: object) -> None:
+    with pytest.raises((ValueError, TypeError)) as error:
+        ca.candidates(make("grouped_fp16"), device=device)  # type: ignore[arg-type]
+    message = str(error.value)
+    assert "device" in message
+    assert all(name in message for name in SHIPPED_GPUS)
+
+
+@pytest.mark.search
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to ask")
+@pytest.mark.parametrize("device", ["cuda", 0, torch.device("cuda:0")], ids=str)
+def test_no_gpu_to_ask(device: object) -> None:
+    with pytest.raises((ValueError, RuntimeError)) as error:
+        ca.candidates(make("grouped_fp16"), device=device)  # type: ignore[arg-type]
+    message = str(error.value)
+    assert "device" in message
+    assert "GPU" in message
+    assert "h200" in message, "say what works without one"
+
+
+@pytest.mark.search
+def test_a_missing_property_file(tmp_path: Path) -> None:
+    path = tmp_path / "absent.json"
+    with pytest.raises((ValueError, OSError), match=r"absent.json"):
+        ca.candidates(make("grouped_fp16"), device=str(path))
+
+
+@pytest.mark.search
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", "null", '{"deviceName": "x"}', "\0\1\2"], ids=repr
+)
+def test_a_broken_property_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"broken.json"):
+        ca.candidates(make("grouped_fp16"), device=str(path))
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("key", ["deviceVer", "multiProcessorCount", "smClockRateKHz"])
+def test_a_property_file_that_lacks_a_field(tmp_path: Path, key: str) -> None:
+    properties = json.loads((DEVICES / "l4.json").read_text())
+    del properties[key]
+    path = tmp_path / "partial.json"
+    path.write_text(json.dumps(properties))
+    with pytest.raises(ValueError, match=r"partial.json"):
+        ca.candidates(make("grouped_fp16"), device=str(path))
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("limit", [-1, -(1 << 33)])
+def test_negative_workspace_limit_in_a_search(limit: int) -> None:
+    with pytest.raises(ValueError, match="workspace_limit"):
+        ca.candidates(make("grouped_fp16"), device="l4", workspace_limit=limit)
+
+
+@pytest.mark.search
+@pytest.mark.parametrize(
+    "text", ["eng99999", "eng0:KERNEL_CFG=123456", "eng0:TILE_CGA_M=77,TILE_CGA_N=99"]
+)
+def test_configs_that_do_not_exist(text: str) -> None:
+    """A well-formed text that cuDNN refuses: the call, the status and the problem."""
+    problem = make("resnet_fp16_nhwc")
+    with pytest.raises(ca.CudnnError) as error:
+        ca.build_plan(problem, text, device="h200")
+    message = str(error.value)
+    assert problem.text in message
+    assert text in message
+    assert "CUDNN_" in message
+
+
+@pytest.mark.search
+def test_an_error_leaves_the_library_usable() -> None:
+    """cuDNN keeps a last-error string per thread; ours must not trip over it."""
+    problem = make("resnet_fp16_nhwc")
+    good = ca.candidates(problem, device="h200")[0].text
+    for _ in range(3):
+        with pytest.raises(ca.CudnnError):
+            ca.build_plan(problem, "eng99999", device="h200")
+        assert ca.build_plan(problem, good, device="h200").text == good
+
+
+@pytest.mark.skipif(ca.extension_available(), reason="there is a cuDNN to search")
+def test_without_cudnn_a_search_says_so() -> None:
+    with pytest.raises(RuntimeError, match="CUDA"):
+        ca.candidates(make("grouped_fp16"), device="h200")
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "weight_shape", "groups"),
+    [
+        ((2, 4, 9, 8), (6, 3, 3, 3), 1),
+        ((2, 4, 9, 8), (6, 4, 3, 3), 2),
+        ((2, 4, 9, 8), (5, 2, 3, 3), 2),
+        ((2, 4, 9, 8), (6, 4, 3, 3), 0),
+        ((2, 4, 9), (6, 4, 3, 3), 1),
+        ((2, 4, 9, 8), (6, 4, 30, 3), 1),
+    ],
+    ids=str,
+)
+def test_ops_refuse_what_does_not_fit(
+    input_shape: tuple[int, ...], weight_shape: tuple[int, ...], groups: int
+) -> None:
+    with pytest.raises((RuntimeError, ValueError)):
+        torch.ops.cudnn_autotune.conv_fprop(
+            torch.randn(input_shape), torch.randn(weight_shape), None, [1, 1], [0, 0], [1, 1],
+            groups,
+        )  # fmt: skip
+
+
+# A grad_output of another convolution would make a kernel read or write out of bounds.
+@pytest.mark.parametrize("size", [(2, 4, 9), (2, 4, 20, 20), (3, 4, 9, 8), (2, 5, 9, 8)], ids=str)
+def test_dgrad_refuses_an_input_size_that_does_not_fit(size: tuple[int, ...]) -> None:
+    grad_output, weight = torch.randn(2, 6, 7, 6), torch.randn(6, 4, 3, 3)
+    geometry = ([1, 1], [0, 0], [1, 1], 1)
+    torch.ops.cudnn_autotune.conv_dgrad(grad_output, weight, [2, 4, 9, 8], *geometry)
+    with pytest.raises((RuntimeError, ValueError)):
+        torch.ops.cudnn_autotune.conv_dgrad(grad_output, weight, size, *geometry)
+
+
+@pytest.mark.parametrize("size", [(6, 4, 3), (6, 4, 5, 5), (7, 4, 3, 3), (6, 2, 3, 3)], ids=str)
+def test_wgrad_refuses_a_weight_size_that_does_not_fit(size: tuple[int, ...]) -> None:
+    grad_output, input = torch.randn(2, 6, 7, 6), torch.randn(2, 4, 9, 8)
+    geometry = ([1, 1], [0, 0], [1, 1], 1)
+    torch.ops.cudnn_autotune.conv_wgrad(grad_output, input, [6, 4, 3, 3], *geometry)
+    with pytest.raises((RuntimeError, ValueError)):
+        torch.ops.cudnn_autotune.conv_wgrad(grad_output, input, size, *geometry)
+
+
+@pytest.mark.parametrize("argument", ["stride", "padding", "dilation"])
+def test_ops_refuse_lists_of_the_wrong_length(argument: str) -> None:
+    values = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
+    values[argument] = [1, 1, 1]
+    with pytest.raises((RuntimeError, ValueError), match=argument):
+        torch.ops.cudnn_autotune.conv_fprop(
+            torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3), None, *values.values(), 1
+        )

@@ -1,0 +1,112 @@
+"""Filters leave exactly what they promise, and each has something to remove."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from problems import OPS, PROBLEMS, make
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.search
+
+Rule = Callable[[ca.Candidate], bool]
+
+
+@functools.cache
+def unfiltered(problem: ca.ConvProblem, gpu: str) -> tuple[ca.Candidate, ...]:
+    return tuple(ca.candidates(problem, device=gpu, filtered=False))
+
+
+def pool(**changes: object) -> list[ca.ConvProblem]:
+    return [make(name, op, **changes) for name in PROBLEMS for op in OPS]
+
+
+def removed(problem: ca.ConvProblem, gpu: str, forbidden: Rule) -> int:
+    """Assert that exactly the forbidden candidates are gone, in order; how many those are."""
+    everything = unfiltered(problem, gpu)
+    left = [c.text for c in ca.candidates(problem, device=gpu)]
+    assert left == [c.text for c in everything if not forbidden(c)], problem.text
+    return len(everything) - len(left)
+
+
+def always(c: ca.Candidate) -> bool:
+    """PyTorch never takes these, whatever the flags."""
+    return "DOWN_CONVERT_INPUTS" in c.notes
+
+
+@pytest.mark.parametrize("gpu", ["h200", "t4"])
+def test_only_down_converting_engines_go_by_default(gpu: str) -> None:
+    for problem in pool():
+        removed(problem, gpu, always)
+
+
+def test_down_converting_engines_exist() -> None:
+    """Without this the test above could not fail."""
+    problems = pool() + pool(dtype=torch.float32, memory_format=torch.contiguous_format)
+    assert any(always(c) for p in problems for gpu in ("h200", "t4") for c in unfiltered(p, gpu))
+
+
+def test_deterministic_leaves_no_nondeterministic_engine() -> None:
+    gone = sum(
+        removed(problem, "h200", lambda c: always(c) or "NONDETERMINISTIC" in c.notes)
+        for problem in pool(deterministic=True)
+    )
+    assert gone > 0
+    assert any("NONDETERMINISTIC" in c.notes for p in pool() for c in unfiltered(p, "h200"))
+
+
+def test_fp32_without_tf32_leaves_no_tensor_core_engine() -> None:
+    gone = sum(
+        removed(problem, "h200", lambda c: always(c) or "TENSOR_CORE" in c.notes)
+        for problem in pool(
+            dtype=torch.float32, memory_format=torch.contiguous_format, allow_tf32=False
+        )
+    )
+    assert gone > 0
+
+
+def test_tf32_says_nothing_about_half_precision() -> None:
+    for op in OPS:
+        with_tf32, without = (
+            ca.candidates(make("resnet_fp16_nhwc", op, allow_tf32=allow), device="h200")
+            for allow in (True, False)
+        )
+        assert [c.text for c in with_tf32] == [c.text for c in without]
+        assert any("TENSOR_CORE" in c.notes for c in without)
+
+
+def test_full_precision_reductions_leave_no_reduced_one() -> None:
+    gone = sum(
+        removed(problem, gpu, lambda c: always(c) or "REDUCED_PRECISION_REDUCTION" in c.notes)
+        for problem in pool(
+            dtype=torch.float16,
+            memory_format=torch.contiguous_format,
+            allow_reduced_precision=False,
+        )
+        for gpu in ("h200", "t4")
+    )
+    assert gone > 0
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_workspace_limit(op: str) -> None:
+    problem = make("resnet_fp16_nhwc", op)
+    everything = ca.candidates(problem, device="h200")
+    sizes = sorted({c.workspace_bytes for c in everything})
+    assert len(sizes) > 1, "every candidate wants the same workspace: the limit is not tested"
+    for limit in (0, sizes[0], sizes[-1] - 1, sizes[-1], None):
+        left = ca.candidates(problem, device="h200", workspace_limit=limit)
+        assert [c.text for c in left] == [
+            c.text for c in everything if limit is None or c.workspace_bytes <= limit
+        ]
+
+
+def test_ranks_stay_dense_after_filtering() -> None:
+    problem = make("forum_fp32_nchw", "wgrad", allow_tf32=False, deterministic=True)
+    left = ca.candidates(problem, device="h200", workspace_limit=0)
+    assert [c.rank for c in left] == list(range(len(left)))
+    assert len(left) < len(unfiltered(problem, "h200"))

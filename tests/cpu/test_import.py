@@ -1,0 +1,106 @@
+"""Importing is quick, touches no GPU and leaves torch as it was; the command line works."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from subprocesses import evaluate, python
+
+import cudnn_autotune as ca
+
+
+def command_line(*arguments: str, **keywords: object):  # type: ignore[no-untyped-def]
+    """The installed script if there is one, else the module that it calls."""
+    script = shutil.which("cudnn-autotune", path=os.path.dirname(sys.executable))
+    if script is None:
+        return python("-m", "cudnn_autotune.cli", *arguments, **keywords)
+    return python(script, *arguments, **keywords)
+
+
+def test_import_initialises_no_cuda() -> None:
+    code = "import torch, cudnn_autotune; print(torch.cuda.is_initialized())"
+    assert evaluate(code) == "False"
+
+
+def test_searching_for_an_absent_gpu_initialises_no_cuda() -> None:
+    if not ca.extension_available():
+        pytest.skip("needs cuDNN, so a CUDA build of torch")
+    code = (
+        "import torch, cudnn_autotune as ca;"
+        "p = ca.ConvProblem(input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3));"
+        "assert ca.candidates(p, device='l4');"
+        "print(torch.cuda.is_initialized())"
+    )
+    assert evaluate(code) == "False"
+
+
+def test_import_prints_nothing_and_warns_of_nothing() -> None:
+    done = python("-W", "error::UserWarning:cudnn_autotune", "-c", "import cudnn_autotune")
+    assert done.returncode == 0, done.stderr
+    assert "cudnn_autotune" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_import_adds_little_to_torchs() -> None:
+    """No heavy module comes along: those that only the demo or a compile needs stay out."""
+    code = (
+        "import sys, torch; before = set(sys.modules); import cudnn_autotune;"
+        "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
+    )
+    loaded = set(evaluate(code).split())
+    assert "cudnn_autotune" in loaded
+    assert not loaded & {"rich", "matplotlib", "triton", "scipy", "pandas", "setuptools"}
+
+
+def test_version() -> None:
+    assert ca.__version__
+    done = command_line("--version")
+    assert done.returncode == 0, done.stderr
+    assert ca.__version__ in done.stdout
+    try:
+        installed = importlib.metadata.version("cudnn_autotune")
+    except importlib.metadata.PackageNotFoundError:
+        return  # built in place, not installed
+    assert installed == ca.__version__
+
+
+def test_demo_without_a_gpu(tmp_path: Path) -> None:
+    done = command_line("demo", cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "160"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert any("no gpu" in line.lower() for line in lines), done.stdout
+    if ca.extension_available():
+        for word in ("l4", "h200", "fprop", "dgrad", "wgrad", "eng"):
+            assert word in done.stdout.lower(), word
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir()), "the demo leaves no file behind"
+
+
+def test_unknown_command_is_refused() -> None:
+    done = command_line("no-such-command")
+    assert done.returncode != 0
+    assert "no-such-command" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_environment_names_the_versions() -> None:
+    found = ca.environment()
+    assert {"gpu", "driver", "cuda", "cudnn", "cudnn_frontend", "torch"} <= found.keys()
+    assert torch.__version__ in str(found["torch"])
+    assert ca.__version__ in {str(v) for v in found.values()}
+    if ca.extension_available():
+        version = torch.backends.cudnn.version()
+        assert f"{version // 10000}.{version // 100 % 100}" in str(found["cudnn"])
+    if not torch.cuda.is_available():
+        assert not found["gpu"]
+        assert not found["driver"]
+
+
+def test_extension_availability_follows_torch() -> None:
+    assert ca.extension_available() == (torch.version.cuda is not None)

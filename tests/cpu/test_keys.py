@@ -1,0 +1,114 @@
+"""Every field of a problem counts in its key: in Python, in its text and in C++."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import cudnn_autotune as ca
+
+BASE: dict[str, Any] = {
+    "op": "fprop",
+    "input_shape": (2, 8, 10, 12),
+    "weight_shape": (8, 8, 3, 3),
+    "stride": (1, 1),
+    "padding": (1, 1, 1, 1),
+    "dilation": (1, 1),
+    "groups": 1,
+    "dtype": torch.float32,
+    "memory_format": torch.contiguous_format,
+    "deterministic": False,
+    "allow_tf32": True,
+    "allow_reduced_precision": True,
+}
+
+# Each entry changes one field, every element of the tuples included.
+CHANGES: list[dict[str, Any]] = [
+    {"op": "dgrad"},
+    {"op": "wgrad"},
+    {"input_shape": (3, 8, 10, 12)},
+    {"input_shape": (2, 8, 11, 12)},
+    {"input_shape": (2, 8, 10, 13)},
+    {"input_shape": (2, 8, 12, 10)},
+    {"input_shape": (2, 16, 10, 12), "weight_shape": (8, 16, 3, 3)},
+    {"weight_shape": (16, 8, 3, 3)},
+    {"weight_shape": (8, 8, 2, 3)},
+    {"weight_shape": (8, 8, 3, 2)},
+    {"stride": (2, 1)},
+    {"stride": (1, 2)},
+    {"padding": (2, 1, 1, 1)},
+    {"padding": (1, 2, 1, 1)},
+    {"padding": (1, 1, 2, 1)},
+    {"padding": (1, 1, 1, 2)},
+    {"dilation": (2, 1)},
+    {"dilation": (1, 2)},
+    {"groups": 2, "weight_shape": (8, 4, 3, 3)},
+    {"groups": 4, "weight_shape": (8, 2, 3, 3)},
+    {"dtype": torch.float16},
+    {"dtype": torch.bfloat16},
+    {"dtype": torch.float64},
+    {"memory_format": torch.channels_last},
+    {"deterministic": True},
+    {"allow_tf32": False},
+    {"allow_reduced_precision": False, "dtype": torch.float16},
+    {"input_shape": (2, 8, 120), "weight_shape": (8, 8, 3), "stride": 1, "padding": 1,
+     "dilation": 1},
+    {"input_shape": (2, 8, 1, 10, 12), "weight_shape": (8, 8, 1, 3, 3), "stride": 1,
+     "padding": (0, 1, 1), "dilation": 1},
+]  # fmt: skip
+
+
+def problems() -> list[ca.ConvProblem]:
+    return [ca.ConvProblem(**BASE)] + [ca.ConvProblem(**{**BASE, **c}) for c in CHANGES]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_changed_field_changes_equality_hash_and_text(change: dict[str, Any]) -> None:
+    base, changed = ca.ConvProblem(**BASE), ca.ConvProblem(**{**BASE, **change})
+    assert base != changed
+    assert hash(base) != hash(changed)
+    assert base.text != changed.text
+
+
+def test_the_list_above_names_every_field() -> None:
+    """A field added to ConvProblem must be added here."""
+    fields = set(ca.ConvProblem.__dataclass_fields__)
+    assert fields == set(BASE)
+    assert {name for change in CHANGES for name in change} == fields
+
+
+def test_no_two_problems_share_text_or_hash() -> None:
+    found = problems()
+    assert len({p.text for p in found}) == len(found)
+    assert len({hash(p) for p in found}) == len(found)
+    assert len(set(found)) == len(found)
+
+
+def test_equal_problems_are_equal_everywhere() -> None:
+    one, other = ca.ConvProblem(**BASE), ca.ConvProblem(**BASE)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.text == other.text
+    assert {one: "choice"}[other] == "choice"
+
+
+@pytest.mark.search
+def test_no_two_problems_share_a_native_key() -> None:
+    from cudnn_autotune import _C
+
+    keys = [_C.problem_key(p.native()) for p in problems()]
+    assert all(isinstance(key, bytes) and key for key in keys)
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.search
+def test_native_keys_do_not_depend_on_the_object() -> None:
+    """Padding bytes of a C struct would make equal problems differ, now and then."""
+    from cudnn_autotune import _C
+
+    for _ in range(50):
+        first, again = problems(), problems()
+        for one, other in zip(first, again, strict=True):
+            assert _C.problem_key(one.native()) == _C.problem_key(other.native())

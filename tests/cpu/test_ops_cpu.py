@@ -1,0 +1,158 @@
+"""The three ops on the CPU: values, derivatives to second order, registration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from op_cases import CASES, Case, ops
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.library import opcheck
+
+ALL_UTILS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+def functions(case: Case) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
+    """Each op as a function of its tensors alone, and those tensors."""
+    input, weight, bias, grad_output = case.tensors()
+    return {
+        "fprop": (
+            lambda x, w, b: ops.conv_fprop(x, w, b, *case.geometry),
+            (input, weight, bias),
+        ),
+        "dgrad": (
+            lambda g, w: ops.conv_dgrad(g, w, list(case.input_shape), *case.geometry),
+            (grad_output, weight),
+        ),
+        "wgrad": (
+            lambda g, x: ops.conv_wgrad(g, x, list(case.weight_shape), *case.geometry),
+            (grad_output, input),
+        ),
+    }
+
+
+def test_values(case: Case) -> None:
+    input, weight, bias, grad_output = case.tensors()
+    expected = case.plain(input, weight, bias)
+    grad_input, grad_weight = torch.autograd.grad(expected, (input, weight), grad_output)
+    with torch.no_grad():
+        found = {name: f(*tensors) for name, (f, tensors) in functions(case).items()}
+    torch.testing.assert_close(found["fprop"], expected)
+    torch.testing.assert_close(found["dgrad"], grad_input)
+    torch.testing.assert_close(found["wgrad"], grad_weight)
+
+
+def test_values_are_those_of_torch_nn_grad() -> None:
+    """And of its other spelling, aten.convolution_backward."""
+    case = CASES["groups"]
+    input, weight, _, grad_output = case.tensors(requires_grad=False)
+    arguments = (case.stride, case.padding, case.dilation, case.groups)
+    by_aten = torch.ops.aten.convolution_backward(
+        grad_output, input, weight, None, *case.geometry[:3], False, [0, 0], case.groups,
+        [True, True, False],
+    )  # fmt: skip
+    dgrad = ops.conv_dgrad(grad_output, weight, list(case.input_shape), *case.geometry)
+    wgrad = ops.conv_wgrad(grad_output, input, list(case.weight_shape), *case.geometry)
+    torch.testing.assert_close(dgrad, by_aten[0])
+    torch.testing.assert_close(wgrad, by_aten[1])
+    torch.testing.assert_close(
+        dgrad, torch.nn.grad.conv2d_input(case.input_shape, weight, grad_output, *arguments)
+    )
+    torch.testing.assert_close(
+        wgrad, torch.nn.grad.conv2d_weight(input, case.weight_shape, grad_output, *arguments)
+    )
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_first_derivatives(case: Case, op: str) -> None:
+    function, tensors = functions(case)[op]
+    assert gradcheck(function, tensors)
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_second_derivatives(case: Case, op: str) -> None:
+    function, tensors = functions(case)[op]
+    assert gradgradcheck(function, tensors)
+
+
+def test_third_derivative() -> None:
+    """Each backward is written in the ops themselves, so there is no last derivative."""
+    case = CASES["padding"]
+    results = []
+    for convolve in (
+        lambda x, w: ops.conv_fprop(x, w, None, *case.geometry),
+        lambda x, w: case.plain(x, w),
+    ):
+        input, weight, _, _ = case.tensors()
+        value = convolve(input, weight).pow(4).sum()
+        for _ in range(3):
+            (derivative,) = torch.autograd.grad(value, input, create_graph=True)
+            value = derivative.sin().sum()
+        results.append(torch.autograd.grad(value, weight)[0])
+    torch.testing.assert_close(results[0], results[1])
+    assert results[1].norm() > 0
+
+
+def test_only_the_asked_gradients_are_computed() -> None:
+    case = CASES["plain"]
+    for wanted in range(3):
+        tensors = case.tensors(requires_grad=False)[:3]
+        tensors[wanted].requires_grad_()
+        ops.conv_fprop(*tensors, *case.geometry).sum().backward()
+        assert [t.grad is not None for t in tensors] == [i == wanted for i in range(3)]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", ["plain", "groups", "asymmetric", "one_dimension"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_opcheck(name: str, dtype: torch.dtype, channels_last: bool, requires_grad: bool) -> None:
+    case = CASES[name]
+    input, weight, bias, grad_output = case.tensors("cpu", dtype, requires_grad, channels_last)
+    calls = [
+        (ops.conv_fprop, (input, weight, bias, *case.geometry)),
+        (ops.conv_fprop, (input, weight, None, *case.geometry, "heuristic", 0)),
+        (ops.conv_dgrad, (grad_output, weight, list(case.input_shape), *case.geometry)),
+        (ops.conv_wgrad, (grad_output, input, list(case.weight_shape), *case.geometry)),
+    ]
+    for op, arguments in calls:
+        result = opcheck(op.default, arguments, test_utils=ALL_UTILS)
+        assert result == dict.fromkeys(ALL_UTILS, "SUCCESS")
+
+
+def test_sampling_and_workspace_limit_do_not_matter_here() -> None:
+    case = CASES["plain"]
+    input, weight, bias, _ = case.tensors()
+    plain = ops.conv_fprop(input, weight, bias, *case.geometry)
+    assert torch.equal(
+        plain, ops.conv_fprop(input, weight, bias, *case.geometry, "sample_once", 1024)
+    )
+
+
+def test_schemas() -> None:
+    """The interface that saved programs (torch.export) rely on."""
+    tail = (
+        "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
+        'str sampling="", int workspace_limit=-1) -> Tensor'
+    )
+    schemas = {
+        name: str(getattr(ops, name).default._schema).removeprefix("cudnn_autotune::")
+        for name in ("conv_fprop", "conv_dgrad", "conv_wgrad")
+    }
+    assert schemas == {
+        "conv_fprop": f"conv_fprop(Tensor input, Tensor weight, Tensor? bias, {tail}",
+        "conv_dgrad": f"conv_dgrad(Tensor grad_output, Tensor weight, SymInt[] input_size, {tail}",
+        "conv_wgrad": f"conv_wgrad(Tensor grad_output, Tensor input, SymInt[] weight_size, {tail}",
+    }

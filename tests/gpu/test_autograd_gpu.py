@@ -1,0 +1,185 @@
+"""Derivatives, autocast, compilation and function transforms on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from op_cases import CASES, Case, ops
+from references import assert_close
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import functional_call, grad, jvp, vmap
+from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
+from training_steps import assert_same_step, twin_layers
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def exact_and_untimed(cudnn_flags: Callable[..., None]) -> None:
+    """These tests are about derivatives; which engine serves them is no matter."""
+    ca.set_sampling("heuristic")
+    cudnn_flags(allow_tf32=False, deterministic=True)
+
+
+def functions(case: Case) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
+    input, weight, bias, grad_output = case.tensors("cuda")
+    return {
+        "fprop": (lambda *t: ops.conv_fprop(*t, *case.geometry), (input, weight, bias)),
+        "dgrad": (
+            lambda *t: ops.conv_dgrad(*t, list(case.input_shape), *case.geometry),
+            (grad_output, weight),
+        ),
+        "wgrad": (
+            lambda *t: ops.conv_wgrad(*t, list(case.weight_shape), *case.geometry),
+            (grad_output, input),
+        ),
+    }
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("name", ["padding", "stride_leaves_a_rest", "depthwise", "asymmetric"])
+def test_derivatives(name: str, op: str) -> None:
+    function, tensors = functions(CASES[name])[op]
+    assert gradcheck(function, tensors, fast_mode=True)
+    assert gradgradcheck(function, tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_opcheck(dtype: torch.dtype, channels_last: bool) -> None:
+    case = CASES["groups"]
+    input, weight, bias, grad_output = case.tensors("cuda", dtype, True, channels_last)
+    for op, arguments in (
+        (ops.conv_fprop, (input, weight, bias, *case.geometry)),
+        (ops.conv_dgrad, (grad_output, weight, list(case.input_shape), *case.geometry)),
+        (ops.conv_wgrad, (grad_output, input, list(case.weight_shape), *case.geometry)),
+    ):
+        assert set(opcheck(op.default, arguments).values()) == {"SUCCESS"}
+
+
+@pytest.fixture
+def layers() -> tuple[nn.Conv2d, ca.Conv2d]:
+    return twin_layers(8, 12, 3, padding=1)
+
+
+@pytest.fixture
+def input() -> Tensor:
+    return torch.randn(4, 8, 11, 10, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, dtype: torch.dtype) -> None:
+    theirs, ours = layers
+    with torch.autocast("cuda", dtype=dtype):
+        assert ours(input).dtype is dtype
+        assert_same_step(theirs, ours, input, 2e-2)
+        with torch.autocast("cuda", enabled=False):
+            assert ours(input).dtype is torch.float32
+            assert_same_step(theirs, ours, input)
+    assert {c.problem.dtype for c in ca.choices()} == {dtype, torch.float32}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, backend: str) -> None:
+    torch._dynamo.reset()
+    theirs, ours = layers
+    model = nn.Sequential(ours, nn.ReLU(), nn.BatchNorm2d(12, device="cuda")).eval()
+    eager = nn.Sequential(theirs, nn.ReLU(), model[2]).eval()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        arranged = input.contiguous(memory_format=layout)
+        assert_close(compiled(arranged), eager(arranged), 1e-5)
+        steps = [
+            torch.autograd.grad(m(arranged).sin().sum(), list(layer.parameters()))
+            for m, layer in ((compiled, ours), (eager, theirs))
+        ]
+        for mine, right in zip(*steps, strict=True):
+            assert_close(mine, right, 1e-5)
+    assert ca.choices(), "the compiled graph did not call our ops"
+
+
+def test_func_transforms(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor) -> None:
+    results = []
+    for module in layers:
+
+        def loss(x: Tensor, module: nn.Module = module) -> Tensor:
+            return module(x).sin().sum()
+
+        results.append(
+            [
+                grad(loss)(input),
+                *jvp(loss, (input,), (torch.ones_like(input),)),
+                vmap(grad(loss))(input),
+                grad(lambda x, loss=loss: grad(loss)(x).sin().sum())(input),
+            ]
+        )
+    for right, mine in zip(*results, strict=True):
+        assert_close(mine, right, 1e-5)
+        assert mine.norm() > 0
+
+
+def test_per_sample_gradients(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor) -> None:
+    _, ours = layers
+    parameters = dict(ours.named_parameters())
+
+    def loss(p: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(ours, p, (x.unsqueeze(0),)).square().sum()
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0))(parameters, input)
+    ours(input).square().sum().backward()
+    for name, parameter in parameters.items():
+        assert_close(per_sample[name].sum(0), parameter.grad, 1e-5)
+
+
+def test_forward_mode_dual_numbers(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor) -> None:
+    """Without torch.func, too: silent zeros are what a missing rule gives."""
+    import torch.autograd.forward_ad as forward_ad
+
+    tangents = []
+    for module in layers:
+        with forward_ad.dual_level():
+            output = module(forward_ad.make_dual(input, torch.ones_like(input)))
+            tangents.append(forward_ad.unpack_dual(output).tangent)
+    assert_close(tangents[1], tangents[0], 1e-5)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias", "input", "weight and bias"])
+def test_frozen(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, frozen: str) -> None:
+    gradients = []
+    for module in layers:
+        module.weight.requires_grad_("weight" not in frozen)
+        module.bias.requires_grad_("bias" not in frozen)
+        leaf = input.detach().clone().requires_grad_(frozen != "input")
+        module(leaf).sin().sum().backward()
+        gradients.append([leaf.grad, module.weight.grad, module.bias.grad])
+    for right, mine in zip(*gradients, strict=True):
+        assert (mine is None) == (right is None)
+        if mine is not None:
+            assert_close(mine, right, 1e-5)
+    ops_run = {c.problem.op for c in ca.choices()}
+    assert ("wgrad" in ops_run) == ("weight" not in frozen)
+    assert ("dgrad" in ops_run) == (frozen != "input")
+
+
+def test_hooks(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor) -> None:
+    for module in layers:
+        module.weight.register_hook(lambda g: 2 * g)
+        module.register_full_backward_hook(lambda m, gi, go: (3 * gi[0],))
+    assert_same_step(*layers, input)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, reentrant: bool) -> None:
+    results = []
+    for module in layers:
+        leaf = input.detach().clone().requires_grad_()
+        checkpoint(module, leaf, use_reentrant=reentrant).sin().sum().backward()
+        results.append([leaf.grad, module.weight.grad])
+    for right, mine in zip(*results, strict=True):
+        assert_close(mine, right, 1e-5)

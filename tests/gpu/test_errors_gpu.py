@@ -1,0 +1,156 @@
+"""Bad calls raise what nn.Conv2d raises, and want of memory never makes a wrong result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from references import assert_close
+from torch import Tensor, nn
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.gpu
+
+
+def on_gpu(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(shape, device="cuda", dtype=dtype)
+
+
+BAD_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "half input": lambda: (on_gpu(2, 4, 9, 8).half(), on_gpu(6, 4, 3, 3)),
+    "half weight": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3).half()),
+    "half bias": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), on_gpu(6).half()),
+    "integers": lambda: (on_gpu(2, 4, 9, 8).int(), on_gpu(6, 4, 3, 3).int()),
+    "cpu weight": lambda: (on_gpu(2, 4, 9, 8), torch.ones(6, 4, 3, 3)),
+    "cpu input": lambda: (torch.ones(2, 4, 9, 8), on_gpu(6, 4, 3, 3)),
+    "cpu bias": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), torch.ones(6)),
+    "rank 2": lambda: (on_gpu(9, 8), on_gpu(6, 4, 3, 3)),
+    "rank 5": lambda: (on_gpu(1, 2, 4, 9, 8), on_gpu(6, 4, 3, 3)),
+    "weight of rank 3": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3)),
+    "channels": lambda: (on_gpu(2, 5, 9, 8), on_gpu(6, 4, 3, 3)),
+    "groups": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 1, 0, 1, 2),
+    "output channels": lambda: (on_gpu(2, 4, 9, 8), on_gpu(5, 2, 3, 3), None, 1, 0, 1, 2),
+    "zero groups": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 1, 0, 1, 0),
+    "kernel too large": lambda: (on_gpu(2, 4, 2, 2), on_gpu(6, 4, 3, 3)),
+    "bias size": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), on_gpu(5)),
+    "bias rank": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), on_gpu(6, 1)),
+    "zero stride": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 0),
+    "negative padding": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 1, -1),
+    "zero dilation": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 1, 0, 0),
+    "strided same": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 2, "same"),
+    "unknown padding": lambda: (on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), None, 1, "full"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_CALLS)
+def test_errors_are_pytorchs(kind: str) -> None:
+    errors = []
+    for function in (nn.functional.conv2d, ca.functional.conv2d):
+        with pytest.raises((RuntimeError, ValueError, TypeError)) as error:
+            function(*BAD_CALLS[kind]())
+        errors.append((error.type, str(error.value)))
+    assert errors[1] == errors[0]
+    # And nothing is broken afterwards.
+    output = ca.functional.conv2d(on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), sampling="heuristic")
+    assert torch.equal(output.cpu(), torch.full((2, 6, 7, 6), 36.0))
+
+
+def test_a_bad_mode_is_named_on_the_gpu_too() -> None:
+    with pytest.raises(ValueError, match="sampling"):
+        ca.functional.conv2d(on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), sampling="fastest")
+    with pytest.raises(ValueError, match="workspace_limit"):
+        ca.functional.conv2d(on_gpu(2, 4, 9, 8), on_gpu(6, 4, 3, 3), workspace_limit=-2)
+
+
+@pytest.mark.parametrize("op", ["conv_dgrad", "conv_wgrad"])
+def test_gradients_of_another_size_are_refused(op: str) -> None:
+    grad_output = on_gpu(2, 6, 7, 6)
+    other, size = (
+        (on_gpu(6, 4, 3, 3), [2, 4, 29, 28])
+        if op == "conv_dgrad"
+        else (on_gpu(2, 4, 9, 8), [6, 4, 5, 5])
+    )
+    with pytest.raises((RuntimeError, ValueError), match="grad_output"):
+        getattr(torch.ops.cudnn_autotune, op)(grad_output, other, size, [1, 1], [0, 0], [1, 1], 1)
+
+
+def test_a_device_that_is_not_there() -> None:
+    problem = ca.ConvProblem(input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3))
+    count = torch.cuda.device_count()
+    for device in (count, f"cuda:{count}", torch.device("cuda", count)):
+        with pytest.raises((ValueError, RuntimeError), match="device"):
+            ca.candidates(problem, device=device)
+
+
+HEADROOM = 96 << 20  # bytes above what is in use, enough for the results but not the workspaces
+
+
+@pytest.fixture
+def crowded() -> Iterator[Callable[[], None]]:
+    """A function that leaves HEADROOM bytes to allocate; the limit goes after the test."""
+
+    def crowd() -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        allowed = torch.cuda.memory_reserved() + HEADROOM
+        torch.cuda.set_per_process_memory_fraction(allowed / total)
+
+    yield crowd
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+# fp32 without TF32: FFT and Winograd engines want hundreds of megabytes here.
+HUNGRY = {"input_shape": (16, 64, 64, 64), "weight_shape": (64, 64, 5, 5), "padding": 2}
+
+
+@pytest.fixture
+def hungry(cudnn_flags: Callable[..., None]) -> tuple[ca.Conv2d, Tensor, list[Tensor]]:
+    """The layer, its input, and the right output and gradients."""
+    cudnn_flags(allow_tf32=False)
+    for op in ("fprop", "dgrad", "wgrad"):
+        problem = ca.ConvProblem(op=op, dtype=torch.float32, allow_tf32=False, **HUNGRY)
+        most = max(c.workspace_bytes for c in ca.candidates(problem, device="cuda"))
+        assert most > 2 * HEADROOM, "no engine is hungry: this test could not fail"
+    layer = ca.Conv2d(64, 64, 5, padding=2, bias=False, device="cuda")
+    input = torch.randn(HUNGRY["input_shape"], device="cuda")
+    exact = nn.functional.conv2d
+    leaf, weight = input.cpu().double().requires_grad_(), layer.weight.detach().cpu().double()
+    weight.requires_grad_()
+    output = exact(leaf, weight, padding=2)
+    return layer, input, [output, *torch.autograd.grad(output.sum(), (leaf, weight))]
+
+
+def check_step(layer: ca.Conv2d, input: Tensor, right: list[Tensor]) -> None:
+    leaf = input.detach().requires_grad_()
+    output = layer(leaf)
+    ones = torch.ones((), device="cuda").expand_as(output)
+    for mine, expected in zip(
+        [output, *torch.autograd.grad(output, (leaf, layer.weight), ones)], right, strict=True
+    ):
+        assert_close(mine, expected, 2e-5)
+
+
+@pytest.mark.parametrize("mode", ["heuristic", "sample_once"])
+def test_tuning_where_workspaces_cannot_be_had(
+    mode: str, hungry: tuple[ca.Conv2d, Tensor, list[Tensor]], crowded: Callable[[], None]
+) -> None:
+    layer, input, right = hungry
+    layer.sampling = mode
+    crowded()
+    check_step(layer, input, right)
+
+
+def test_running_where_the_chosen_workspace_cannot_be_had(
+    hungry: tuple[ca.Conv2d, Tensor, list[Tensor]], crowded: Callable[[], None]
+) -> None:
+    """Tuned with all the memory there is; by the second call it is gone."""
+    layer, input, right = hungry
+    layer.sampling = "sample_once"
+    check_step(layer, input, right)
+    crowded()
+    check_step(layer, input, right)

@@ -1,0 +1,138 @@
+"""Not only the winner: every candidate that builds computes the right thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from references import random_operands, reference, relative_error, tolerance
+from torch import Tensor
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.gpu
+
+NHWC = torch.channels_last
+
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "fp16_nhwc": {
+        "input_shape": (4, 64, 28, 28), "weight_shape": (64, 64, 3, 3), "padding": 1,
+        "dtype": torch.float16, "memory_format": NHWC,
+    },
+    "fp16_nchw": {
+        "input_shape": (4, 32, 20, 20), "weight_shape": (48, 32, 3, 3), "padding": 1,
+        "dtype": torch.float16,
+    },
+    "bf16_stride_asymmetric": {
+        "input_shape": (4, 32, 21, 20), "weight_shape": (32, 32, 3, 3), "stride": 2,
+        "padding": (0, 0, 1, 1), "dtype": torch.bfloat16, "memory_format": NHWC,
+    },
+    "fp16_groups": {
+        "input_shape": (4, 64, 14, 14), "weight_shape": (64, 16, 3, 3), "padding": 1,
+        "groups": 4, "dtype": torch.float16, "memory_format": NHWC,
+    },
+    "fp16_dilated_odd": {
+        "input_shape": (3, 5, 17, 19), "weight_shape": (7, 5, 3, 2), "dilation": (2, 3),
+        "padding": (2, 1), "dtype": torch.float16, "memory_format": NHWC,
+    },
+    "fp16_pointwise": {
+        "input_shape": (4, 64, 14, 14), "weight_shape": (128, 64, 1, 1),
+        "dtype": torch.float16, "memory_format": NHWC,
+    },
+    "fp32_nchw": {
+        "input_shape": (4, 16, 20, 20), "weight_shape": (32, 16, 3, 3), "padding": 1,
+        "dtype": torch.float32, "allow_tf32": False,
+    },
+    "fp32_nchw_5x5": {
+        "input_shape": (2, 8, 24, 24), "weight_shape": (16, 8, 5, 5), "padding": 2,
+        "dtype": torch.float32, "allow_tf32": False,
+    },
+    "tf32_nhwc": {
+        "input_shape": (4, 32, 16, 16), "weight_shape": (32, 32, 3, 3), "padding": 1,
+        "dtype": torch.float32, "memory_format": NHWC,
+    },
+    "fp64_nchw": {
+        "input_shape": (2, 8, 12, 12), "weight_shape": (8, 8, 3, 3), "padding": 1,
+        "dtype": torch.float64,
+    },
+    "fp16_one_dimension": {
+        "input_shape": (4, 32, 100), "weight_shape": (32, 32, 5), "padding": 2,
+        "dtype": torch.float16,
+    },
+    "fp16_three_dimensions": {
+        "input_shape": (2, 16, 8, 10, 10), "weight_shape": (16, 16, 3, 3, 3), "padding": 1,
+        "dtype": torch.float16, "memory_format": torch.channels_last_3d,
+    },
+}  # fmt: skip
+
+OPS = ("fprop", "dgrad", "wgrad")
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_candidate_is_right(name: str, op: str) -> None:
+    problem = ca.ConvProblem(op=op, **PROBLEMS[name])
+    a, b = random_operands(problem, "cuda")
+    expected = reference(problem, a, b)
+    allowed = tolerance(problem.dtype, problem.allow_tf32)
+    candidates = ca.candidates(problem, device="cuda")
+    assert candidates
+    wrong, refused = [], []
+    for candidate in candidates:
+        try:
+            # The output buffer holds NaN before the launch: what is not written shows.
+            output = ca.execute(problem, candidate.text, a, b)
+        except ca.CudnnError as error:
+            refused.append(f"{candidate.text}: {error}")
+            continue
+        assert output.is_contiguous(memory_format=problem.memory_format)
+        error = relative_error(output, expected)
+        if not error <= allowed:
+            wrong.append(f"{candidate.text} {candidate.notes}: relative error {error:.3g}")
+    assert not wrong, "\n".join([problem.text, *wrong])
+    assert len(refused) <= 0.1 * len(candidates), "\n".join([problem.text, *refused])
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", ["fp16_nhwc", "fp32_nchw"])
+def test_deterministic_candidates_repeat_to_the_bit(name: str, op: str) -> None:
+    problem = ca.ConvProblem(op=op, **{**PROBLEMS[name], "deterministic": True})
+    a, b = random_operands(problem, "cuda")
+    for candidate in ca.candidates(problem, device="cuda"):
+        try:
+            first, *others = (ca.execute(problem, candidate.text, a, b) for _ in range(4))
+        except ca.CudnnError:
+            continue
+        assert all(torch.equal(first, other) for other in others), candidate.text
+
+
+WRONG_OPERANDS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "shape": lambda a, b: (a[:2], b),
+    "order": lambda a, b: (b, a),
+    "dtype": lambda a, b: (a.float(), b),
+    "device": lambda a, b: (a.cpu(), b),
+    "layout": lambda a, b: (a.contiguous(), b),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_OPERANDS)
+def test_operands_that_do_not_fit_are_refused(what: str) -> None:
+    problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
+    text = ca.candidates(problem, device="cuda")[0].text
+    a, b = random_operands(problem, "cuda")
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        ca.execute(problem, text, *WRONG_OPERANDS[what](a, b))
+    error = relative_error(ca.execute(problem, text, a, b), reference(problem, a, b))
+    assert error <= tolerance(problem.dtype)
+
+
+def test_measure_times_what_execute_runs() -> None:
+    problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
+    texts = [c.text for c in ca.candidates(problem, device="cuda")[:3]]
+    times = ca.measure(problem, texts, rounds=4, target_ms=0.2)
+    assert set(times) == set(texts)
+    for samples in times.values():
+        assert len(samples) == 4
+        assert all(0 < t < 1000 for t in samples)

@@ -1,0 +1,225 @@
+"""What is chosen, when it is chosen again, and what is remembered about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.gpu
+
+TIMED = ("sample_once", "median_of_three", "till_stable")
+
+
+@pytest.fixture
+def operands() -> tuple[Tensor, Tensor]:
+    input = torch.randn(4, 16, 20, 20, device="cuda", dtype=torch.float16)
+    weight = torch.randn(24, 16, 3, 3, device="cuda", dtype=torch.float16)
+    return input, weight
+
+
+def only_choice(**fields: Any) -> ca.Choice:
+    """The one entry of the table whose fields, or whose problem's fields, are these."""
+    found = [
+        c
+        for c in ca.choices()
+        if all(
+            getattr(c if hasattr(c, name) else c.problem, name) == value
+            for name, value in fields.items()
+        )
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.mark.parametrize("mode", ["heuristic", *TIMED])
+def test_every_mode_makes_a_documented_choice(mode: str, operands: tuple[Tensor, Tensor]) -> None:
+    input, weight = operands
+    ca.functional.conv2d(input, weight, padding=1, sampling=mode)
+    choice = only_choice(sampling=mode)
+    problem = choice.problem
+    assert (problem.op, problem.input_shape, problem.weight_shape, problem.padding) == (
+        "fprop",
+        tuple(input.shape),
+        tuple(weight.shape),
+        (1, 1, 1, 1),
+    )
+    assert (problem.dtype, problem.memory_format) == (torch.float16, torch.contiguous_format)
+    assert choice.device == torch.cuda.current_device()
+    offered = {c.text: c for c in ca.candidates(problem, device="cuda")}
+    assert choice.engine is not None, "ATen is a fallback here, not a candidate"
+    assert ca.parse_engine_text(choice.text) == (choice.engine, choice.knobs)
+    assert choice.workspace_bytes == offered[choice.text].workspace_bytes
+    assert choice.workspace_limit is None
+    assert choice.tuning_ms > 0
+    if mode == "heuristic":
+        assert choice.time_ms is None
+        assert (choice.samples, choice.total_samples, choice.candidates) == (0, 0, 0)
+        assert not choice.ranking
+        return
+    assert choice.time_ms is not None
+    assert 0 < choice.time_ms < 1000
+    assert 1 <= choice.samples <= choice.total_samples
+    if mode == "sample_once":
+        assert choice.samples == 1
+    if mode == "median_of_three":
+        assert choice.samples == 3
+    assert choice.ranking[0] == (choice.text, choice.time_ms)
+    times = [time for _, time in choice.ranking]
+    assert times == sorted(times)
+    assert {text for text, _ in choice.ranking} <= offered.keys()
+    assert 0.5 * len(offered) <= choice.candidates <= len(offered)
+
+
+def test_the_default_mode_is_till_stable(operands: tuple[Tensor, Tensor]) -> None:
+    ca.functional.conv2d(*operands)
+    assert only_choice().sampling == "till_stable"
+
+
+def test_heuristic_takes_the_first_that_builds(operands: tuple[Tensor, Tensor]) -> None:
+    ca.functional.conv2d(*operands, sampling="heuristic")
+    choice = only_choice()
+    for candidate in ca.candidates(choice.problem, device="cuda"):
+        try:
+            ca.build_plan(choice.problem, candidate.text, device="cuda")
+        except ca.CudnnError:
+            continue
+        assert choice.text == candidate.text
+        return
+    pytest.fail("no candidate builds")
+
+
+def test_another_mode_tunes_again(operands: tuple[Tensor, Tensor]) -> None:
+    """PyTorch's own cache ignores the benchmark flag: first seen untimed, never timed."""
+    for mode in ("heuristic", *TIMED):
+        ca.functional.conv2d(*operands, sampling=mode)
+        assert (only_choice(sampling=mode).time_ms is None) == (mode == "heuristic")
+    # And back: what is known is not tuned again.
+    before = ca.choices()
+    for mode in ("heuristic", *TIMED):
+        ca.functional.conv2d(*operands, sampling=mode)
+    assert ca.choices() == before
+
+
+def test_forget(operands: tuple[Tensor, Tensor]) -> None:
+    ca.functional.conv2d(*operands, sampling="sample_once")
+    ca.forget()
+    assert ca.choices() == []
+    ca.functional.conv2d(*operands, sampling="sample_once")
+    assert only_choice().total_samples > 0
+
+
+@pytest.mark.parametrize("mode", TIMED)
+@pytest.mark.parametrize("limit", [1, 3])
+def test_benchmark_limit(mode: str, limit: int, operands: tuple[Tensor, Tensor]) -> None:
+    with ca.use_sampling(mode, benchmark_limit=limit):
+        ca.functional.conv2d(*operands)
+    choice = only_choice()
+    assert choice.candidates == limit
+    assert len(choice.ranking) <= limit
+    ca.functional.conv2d(*operands, sampling=mode)  # another limit is another question
+    assert max(c.candidates for c in ca.choices()) > limit
+
+
+@pytest.mark.parametrize("mode", ["heuristic", "sample_once"])
+def test_workspace_limit(mode: str, operands: tuple[Tensor, Tensor]) -> None:
+    ca.functional.conv2d(*operands, sampling=mode, workspace_limit=0)
+    choice = only_choice(workspace_limit=0)
+    assert choice.workspace_bytes == 0
+    offered = {c.text: c.workspace_bytes for c in ca.candidates(choice.problem, device="cuda")}
+    assert all(offered[text] == 0 for text, _ in choice.ranking)
+    assert any(offered.values()), "no candidate wants workspace: the limit is not tested"
+    ca.functional.conv2d(*operands, sampling=mode)
+    assert len(ca.choices()) == 2
+
+
+def test_backward_follows_the_forwards_policy(operands: tuple[Tensor, Tensor]) -> None:
+    """It runs on autograd's own thread, and perhaps after the context has been left."""
+    input, weight = (t.requires_grad_() for t in operands)
+    with ca.use_sampling("sample_once", workspace_limit=1 << 20):
+        output = ca.functional.conv2d(input, weight)
+    output.sum().backward()
+    assert {(c.problem.op, c.sampling, c.workspace_limit) for c in ca.choices()} == {
+        (op, "sample_once", 1 << 20) for op in ("fprop", "dgrad", "wgrad")
+    }
+
+
+def test_argument_beats_context_beats_setter(operands: tuple[Tensor, Tensor]) -> None:
+    ca.set_sampling("median_of_three")
+    layer = ca.Conv2d(16, 24, 3, device="cuda", dtype=torch.float16, sampling="heuristic")
+    with ca.use_sampling("sample_once"):
+        layer(operands[0])
+        assert only_choice().sampling == "heuristic"
+        ca.functional.conv2d(*operands)
+        only_choice(sampling="sample_once")
+    ca.functional.conv2d(*operands)
+    only_choice(sampling="median_of_three")
+
+
+def test_the_global_flags_are_part_of_the_question(cudnn_flags: Callable[..., None]) -> None:
+    input = torch.randn(2, 16, 12, 12, device="cuda")
+    weight = torch.randn(16, 16, 3, 3, device="cuda")
+    cudnn_flags(allow_tf32=True)
+    ca.functional.conv2d(input, weight, sampling="heuristic")
+    assert only_choice().problem.allow_tf32
+    cudnn_flags(allow_tf32=False)
+    ca.functional.conv2d(input, weight, sampling="heuristic")
+    full = only_choice(allow_tf32=False)
+    notes = {c.text: c.notes for c in ca.candidates(full.problem, device="cuda")}
+    assert "TENSOR_CORE" not in notes[full.text]
+    cudnn_flags(deterministic=True)
+    ca.functional.conv2d(input, weight, sampling="heuristic")
+    only_choice(deterministic=True)
+    cudnn_flags(deterministic=False)
+    torch.use_deterministic_algorithms(True)
+    ca.functional.conv2d(input, weight, sampling="heuristic")
+    assert len(ca.choices()) == 3, "the two ways of asking for determinism are one question"
+
+
+@pytest.mark.parametrize("change", ["batch", "size", "stride", "dilation", "groups", "layout"])
+def test_another_problem_is_another_entry(change: str, operands: tuple[Tensor, Tensor]) -> None:
+    input, weight = operands
+    ca.functional.conv2d(input, weight, sampling="heuristic")
+    keywords: dict[str, Any] = {}
+    if change == "batch":
+        input = input[:2]
+    elif change == "size":
+        input = input[..., :-1].contiguous()
+    elif change == "layout":
+        input = input.to(memory_format=torch.channels_last)
+    elif change == "groups":
+        weight, keywords = weight[:, :8].contiguous(), {"groups": 2}
+    else:
+        keywords = {change: 2}
+    ca.functional.conv2d(input, weight, sampling="heuristic", **keywords)
+    assert len({c.problem for c in ca.choices()}) == 2
+
+
+def test_bias_and_values_are_no_part_of_the_problem(operands: tuple[Tensor, Tensor]) -> None:
+    input, weight = operands
+    ca.functional.conv2d(input, weight, sampling="heuristic")
+    ca.functional.conv2d(2 * input, weight, input[0, :, 0, 0].repeat(2)[:24], sampling="heuristic")
+    only_choice()
+
+
+def test_fallbacks_are_counted_with_their_reason(
+    operands: tuple[Tensor, Tensor], cudnn_flags: Callable[..., None]
+) -> None:
+    expected = torch.nn.functional.conv2d(*operands)
+    assert ca.fallbacks() == {}
+    cudnn_flags(enabled=False)
+    for _ in range(3):
+        output = ca.functional.conv2d(*operands)
+    cudnn_flags(enabled=True)
+    torch.testing.assert_close(output, expected, rtol=1e-2, atol=1e-1)
+    ((reason, count),) = ca.fallbacks().items()
+    assert "enabled" in reason
+    assert count == 3
+    assert ca.choices() == []
+    ca.functional.conv2d(operands[0][:0], operands[1])
+    assert len(ca.fallbacks()) == 2

@@ -1,0 +1,107 @@
+"""What a convolution must give: float64 on the CPU, computed by PyTorch's own kernels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cudnn_autotune as ca
+
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+# Norm-wise relative errors. Sums run in float32 (float64 for float64); what is left for the
+# 16-bit types is the rounding of the output, and for TF32 that of the inputs to 10 bits.
+TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1e-2,
+}
+TF32_TOLERANCE = 2e-3
+
+
+def tolerance(dtype: torch.dtype, allow_tf32: bool = False) -> float:
+    return TF32_TOLERANCE if dtype is torch.float32 and allow_tf32 else TOLERANCES[dtype]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """‖actual - expected‖ / ‖expected‖ in float64; infinite where shapes differ or a NaN shows."""
+    if actual.shape != expected.shape:
+        return float("inf")
+    actual = actual.detach().to("cpu", torch.float64)
+    expected = expected.detach().to("cpu", torch.float64)
+    if not torch.isfinite(actual).all():
+        return float("inf")
+    if expected.numel() == 0:
+        return 0.0
+    scale = expected.norm().item()
+    return (actual - expected).norm().item() / (scale if scale > 0 else 1.0)
+
+
+def assert_close(actual: Tensor, expected: Tensor, allowed: float, what: str = "") -> None:
+    error = relative_error(actual, expected)
+    assert error <= allowed, (
+        f"{what}: relative error {error:.3g}, allowed {allowed:.3g}; "
+        f"shapes {tuple(actual.shape)} and {tuple(expected.shape)}"
+    )
+
+
+def pad_pairs(padding: tuple[int, ...], dims: int) -> list[int]:
+    """(pre..., post...) as ``F.pad`` wants it: the last dimension first."""
+    pre, post = padding[:dims], padding[dims:]
+    return [side for d in reversed(range(dims)) for side in (pre[d], post[d])]
+
+
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Tensor:
+    """A forward convolution by PyTorch; ``padding`` is (pre..., post...), differentiable."""
+    dims = weight.dim() - 2
+    return CONVOLUTIONS[dims](
+        F.pad(input, pad_pairs(padding, dims)), weight, bias, stride, 0, dilation, groups
+    )
+
+
+def random_operands(
+    problem: ca.ConvProblem, device: str | torch.device = "cpu", seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The two operands (a, b) of ``ca.execute``, standard normal, in the problem's layout."""
+    shapes = {
+        "fprop": (problem.input_shape, problem.weight_shape),
+        "dgrad": (problem.output_shape, problem.weight_shape),
+        "wgrad": (problem.output_shape, problem.input_shape),
+    }[problem.op]
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (
+        torch.randn(shape, generator=generator, dtype=torch.float32)
+        .to(device, problem.dtype)
+        .contiguous(memory_format=problem.memory_format)
+        for shape in shapes
+    )
+    return a, b
+
+
+def reference(problem: ca.ConvProblem, a: Tensor, b: Tensor) -> Tensor:
+    """The problem's result in float64 on the CPU, from the very values of ``a`` and ``b``."""
+    a, b = (t.detach().to("cpu", torch.float64).contiguous() for t in (a, b))
+    geometry = {
+        "stride": problem.stride,
+        "padding": problem.padding,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+    }
+    if problem.op == "fprop":
+        return convolution(a, b, **geometry)
+    if problem.op == "dgrad":
+        input = torch.zeros(problem.input_shape, dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(convolution(input, b, **geometry), input, a)[0]
+    weight = torch.zeros(problem.weight_shape, dtype=torch.float64, requires_grad=True)
+    return torch.autograd.grad(convolution(b, weight, **geometry), weight, a)[0]
