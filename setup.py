@@ -157,17 +157,21 @@ def torch_requires() -> list[str]:
 
 
 def frontend_include() -> Path:
-    """The folder of cudnn_frontend.h: CUDNN_FRONTEND_INCLUDE, or that of the installed wheel."""
+    """The folder of cudnn_frontend.h: CUDNN_FRONTEND_INCLUDE, or that of the installed wheel.
+
+    Its name has to be `include`: the headers include one another as `../include/...`.
+    """
     named = os.environ.get("CUDNN_FRONTEND_INCLUDE")
     folders = [Path(named)] if named else [Path(path, "include") for path in sys.path]
-    folder = first_with("cudnn_frontend.h", folders)
+    folder = first_with("../include/cudnn_frontend.h", folders)
     if folder is None:
         raise SetupError(
-            f"CUDNN_FRONTEND_INCLUDE is {named}, but there is no cudnn_frontend.h in it."
+            f"CUDNN_FRONTEND_INCLUDE is {named}; it has to be a folder by the name of `include`, "
+            "with cudnn_frontend.h in it."
             if named
             else "cudnn_frontend.h was not found. Install the headers (`pip install "
-            "'nvidia-cudnn-frontend>=1.26,<1.29'`), or let CUDNN_FRONTEND_INCLUDE name a folder "
-            "that holds them."
+            "'nvidia-cudnn-frontend>=1.26,<1.29'`), or let CUDNN_FRONTEND_INCLUDE name the folder "
+            "`include` that holds them."
         )
     text = (folder / "cudnn_frontend_version.h").read_text(encoding="utf-8")
     found = tuple(map(int, re.findall(r"#define\s+CUDNN_FRONTEND_M\w+_VERSION\s+(\d+)", text)))
@@ -177,7 +181,7 @@ def frontend_include() -> Path:
                 folder, *found, *OLDEST_FRONTEND
             )
         )
-    return folder.resolve()
+    return folder.absolute()
 
 
 def cuda_include_dirs(torch: ModuleType) -> list[str]:
