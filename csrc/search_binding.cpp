@@ -171,8 +171,6 @@ void bind_engine_search(py::module_& m) {
             return search.engines->query(mode);
           },
           py::arg("heuristic_mode"), WithoutGilCall())
-      .def_property_readonly("unnameable",
-                             [](const Search& search) { return search.engines->unnameable(); })
       .def(
           "build",
           [](Search& search, const std::string& text) {

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
-__all__ = ["_C", "extension_available"]
+__all__ = ["_C", "extension_available", "require_cuda_build"]
 
 _REBUILD = "pip install --force-reinstall --no-deps ."
 _HOW_TO_REBUILD = (
@@ -77,3 +78,17 @@ def extension_available() -> bool:
     It says nothing of a GPU: candidates for a GPU that is not there need none.
     """
     return _build_info.CUDA_VERSION is not None
+
+
+def require_cuda_build() -> Any:
+    """`_C`, where it holds the search.
+
+    Raises:
+        RuntimeError: the extension was built with a CPU-only torch.
+    """
+    if not extension_available():
+        raise RuntimeError(
+            "cudnn_autotune was built with a CPU-only torch: there is no cuDNN to ask. Install a "
+            f"CUDA build of torch, then rebuild: `{_REBUILD}`"
+        )
+    return _C

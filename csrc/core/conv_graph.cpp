@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <unordered_map>
 #include <utility>
 
 #include "core/check.h"
 #include "core/conv_plan_impl.h"
-#include "core/knob_types.h"
+#include "core/knob_names.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -148,14 +147,41 @@ fe::EngineConfigList ConvGraph::query(fe::HeurMode_t mode) const {
   return configs;
 }
 
-fe::ManagedOpaqueDescriptor ConvGraph::descriptor(const EngineConfig& config) {
-  std::unordered_map<fe::KnobType_t, int64_t> knobs;
-  for (const auto& [knob, value] : config.knobs) knobs[knob_type(knob)] = value;
-  const auto error = create_execution_plan(config.engine, knobs);
-  if (error.is_bad()) {
-    throw CudnnError("create_execution_plan of " + config.text(), error.err_msg, problem_.text());
+// As Graph::create_execution_plan(engine, knobs), but by the backend's knobs, of which the
+// frontend knows only some.
+fe::ManagedOpaqueDescriptor ConvGraph::descriptor(const EngineConfig& config) const {
+  const auto check = [&](const char* call, const fe::error_t& error) {
+    if (error.is_bad()) {
+      throw CudnnError(call + (" of " + config.text()), error.err_msg, problem_.text());
+    }
+  };
+  const auto check_status = [&](const char* call, cudnnStatus_t status) {
+    if (status != CUDNN_STATUS_SUCCESS) {
+      throw CudnnError(call + (" of " + config.text()), fe::detail::get_error_string(status),
+                       problem_.text());
+    }
+  };
+  fe::detail::backend_descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  check("creating the engine",
+        fe::detail::create_engine(engine, config.engine, operation_graph->get_raw_desc(),
+                                  device_properties));
+  std::vector<fe::detail::backend_descriptor> choices;
+  for (const auto& [name, value] : config.knobs) {
+    const auto knob = knob_by_name(name);
+    if (!knob) throw std::invalid_argument("engine_text: '" + name + "' is not a knob");
+    auto& choice = choices.emplace_back(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+    check_status("setting a knob",
+                 fe::detail::set_attribute(choice.get_ptr(), CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE,
+                                           CUDNN_TYPE_KNOB_TYPE, 1, &*knob));
+    check_status("setting a knob",
+                 fe::detail::set_attribute(choice.get_ptr(), CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE,
+                                           CUDNN_TYPE_INT64, 1, &value));
+    check_status("setting a knob", fe::detail::finalize(choice.get_ptr()));
   }
-  return plans.get_barred_engine_configs().back();
+  auto descriptor = fe::make_shared_backend_pointer(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+  check("creating the engine config",
+        fe::detail::create_engine_config(descriptor, engine, choices));
+  return descriptor;
 }
 
 std::shared_ptr<ConvPlan> ConvGraph::build(const EngineConfig& config,

@@ -32,7 +32,7 @@ class ConvGraph : private cudnn_frontend::graph::Graph {
   cudnn_frontend::EngineConfigList query(cudnn_frontend::HeurMode_t mode) const;
 
   // The descriptor of an engine config. Throws CudnnError where cuDNN has no such config.
-  cudnn_frontend::ManagedOpaqueDescriptor descriptor(const EngineConfig& config);
+  cudnn_frontend::ManagedOpaqueDescriptor descriptor(const EngineConfig& config) const;
 
   // Builds; run-time-compiled engines compile here (some 0.3 s). Safe from several threads at
   // once. Throws CudnnError.

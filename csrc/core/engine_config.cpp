@@ -16,8 +16,8 @@ namespace {
 int64_t parse_number(const std::string& text, const char* begin, const char* end) {
   int64_t number = 0;
   const auto [last, error] = std::from_chars(begin, end, number);
-  if (begin == end || error != std::errc() || last != end || number < 0) {
-    does_not_parse(text, "'" + std::string(begin, end) + "' is not a number of 0 or more");
+  if (begin == end || error != std::errc() || last != end) {
+    does_not_parse(text, "'" + std::string(begin, end) + "' is not a whole number");
   }
   return number;
 }
@@ -40,6 +40,7 @@ EngineConfig EngineConfig::parse(const std::string& text) {
   const size_t engine_end = colon == std::string::npos ? text.size() : colon;
   EngineConfig config;
   config.engine = parse_number(text, text.data() + 3, text.data() + engine_end);
+  if (config.engine < 0) does_not_parse(text, "an engine's number is 0 or more");
   if (colon == std::string::npos) return config;
   size_t begin = colon + 1;
   while (true) {
@@ -50,7 +51,7 @@ EngineConfig EngineConfig::parse(const std::string& text) {
       does_not_parse(text, "'" + text.substr(begin, end - begin) + "' is not KNOB=value");
     }
     const std::string knob = text.substr(begin, equals - begin);
-    if (!is_knob_name(knob)) does_not_parse(text, "'" + knob + "' is not a knob");
+    if (!knob_by_name(knob)) does_not_parse(text, "'" + knob + "' is not a knob");
     const int64_t value = parse_number(text, text.data() + equals + 1, text.data() + end);
     if (!config.knobs.emplace(knob, value).second) {
       does_not_parse(text, "the knob '" + knob + "' is given twice");

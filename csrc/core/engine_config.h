@@ -6,9 +6,9 @@
 
 namespace cudnn_autotune {
 
-// An engine of cuDNN and its knob settings. Knobs go by the frontend's names (KnobType_t), since
-// its numbers differ from the backend's. The text form, `eng67:KERNEL_CFG=3,WORKSPACE=0` or
-// `eng0`, lists the knobs by name and leads back to the same plan.
+// An engine of cuDNN and its knob settings. Knobs go by name (knob_names.h), since the frontend's
+// numbers differ from the backend's. The text form, `eng67:KERNEL_CFG=3,WORKSPACE=0` or `eng0`,
+// lists the knobs by name and leads back to the same plan.
 struct EngineConfig {
   int64_t engine = -1;
   std::map<std::string, int64_t> knobs;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
-#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -46,17 +45,16 @@ std::vector<std::string> notes(cudnnBackendDescriptor_t engine, cudnnBackendAttr
   return names;
 }
 
-// nullopt where a knob has no name in the frontend.
-std::optional<EngineConfig> engine_config(const fe::ManagedOpaqueDescriptor& descriptor) {
+EngineConfig engine_config(const fe::ManagedOpaqueDescriptor& descriptor,
+                           const ConvProblem& problem) {
   EngineConfig config;
   std::vector<std::pair<cudnnBackendKnobType_t, int64_t>> knobs;
   const auto status = fe::detail::get_engine_id_and_knobs(descriptor, config.engine, knobs);
-  if (status != CUDNN_STATUS_SUCCESS) return std::nullopt;
-  for (const auto& [type, value] : knobs) {
-    const std::string knob = knob_name(type);
-    if (knob.empty()) return std::nullopt;
-    config.knobs[knob] = value;
+  if (status != CUDNN_STATUS_SUCCESS) {
+    throw CudnnError("reading an engine config", fe::detail::get_error_string(status),
+                     problem.text());
   }
+  for (const auto& [type, value] : knobs) config.knobs[knob_name(type)] = value;
   return config;
 }
 
@@ -116,7 +114,6 @@ struct EngineSearch::Impl {
 
   ConvGraph graph;
   std::map<EngineConfig, fe::ManagedOpaqueDescriptor> descriptors;
-  int64_t unnameable = 0;
 };
 
 EngineSearch::EngineSearch(const ConvProblem& problem, cudnnHandle_t handle)
@@ -129,18 +126,12 @@ EngineSearch::~EngineSearch() = default;
 
 const ConvProblem& EngineSearch::problem() const { return impl_->graph.problem(); }
 
-int64_t EngineSearch::unnameable() const { return impl_->unnameable; }
-
 std::vector<Candidate> EngineSearch::query(const std::string& mode) {
   std::vector<Candidate> candidates;
   for (const auto& descriptor : impl_->graph.query(heuristic_mode(mode))) {
-    auto config = engine_config(descriptor);
-    if (!config) {
-      ++impl_->unnameable;
-      continue;
-    }
-    if (!impl_->descriptors.emplace(*config, descriptor).second) continue;
-    candidates.push_back(describe(descriptor, std::move(*config), problem(), mode));
+    auto config = engine_config(descriptor, problem());
+    if (!impl_->descriptors.emplace(config, descriptor).second) continue;
+    candidates.push_back(describe(descriptor, std::move(config), problem(), mode));
   }
   return candidates;
 }

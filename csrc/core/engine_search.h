@@ -41,10 +41,8 @@ class EngineSearch {
   const ConvProblem& problem() const;
 
   // Configs of a heuristic mode ("A", "B" or "FALLBACK") in cuDNN's order, without those that an
-  // earlier query of this object has listed. Configs with a knob that the frontend cannot set
-  // could not be rebuilt and are left out; `unnameable()` counts them.
+  // earlier query of this object has listed.
   std::vector<Candidate> query(const std::string& heuristic_mode);
-  int64_t unnameable() const;
 
   // Throws CudnnError where the config does not exist or does not build.
   std::shared_ptr<ConvPlan> build(const EngineConfig& config);

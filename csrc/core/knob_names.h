@@ -2,14 +2,16 @@
 
 #include <cudnn.h>
 
+#include <optional>
 #include <string>
 
 namespace cudnn_autotune {
 
-// The frontend's name of a knob (`KERNEL_CFG`), or an empty string for one that it cannot set.
-std::string knob_name(cudnnBackendKnobType_t backend_knob);
+// A knob's name in cuDNN's enum without its prefix, `KERNEL_CFG` (the frontend's KnobType_t has
+// the same names for those that it knows), or `KNOB_44` for one that is newer than this table.
+std::string knob_name(cudnnBackendKnobType_t knob);
 
-// Whether the frontend has a knob of that name.
-bool is_knob_name(const std::string& name);
+// nullopt where no knob has that name.
+std::optional<cudnnBackendKnobType_t> knob_by_name(const std::string& name);
 
 }  // namespace cudnn_autotune

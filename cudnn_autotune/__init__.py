@@ -1,0 +1,68 @@
+"""cudnn_autotune: search, choose, remember and run cuDNN's convolution engines."""
+
+from cudnn_autotune._extension import _C, extension_available  # first: it checks the build
+from cudnn_autotune import _fake as _fake
+from cudnn_autotune import functional, sampling, settings
+from cudnn_autotune.candidates import (
+    Candidate,
+    build_plan,
+    candidates,
+    engine_text,
+    parse_engine_text,
+)
+from cudnn_autotune.choices import Choice, choices, fallbacks, forget
+from cudnn_autotune.environment import environment
+from cudnn_autotune.measure import execute, measure
+from cudnn_autotune.modules import Conv2d, LazyConv2d
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.settings import (
+    get_benchmark_limit,
+    get_sampling,
+    get_workspace_limit,
+    set_benchmark_limit,
+    set_sampling,
+    set_workspace_limit,
+    use_sampling,
+)
+
+if extension_available():
+    from cudnn_autotune import tuning
+
+    CudnnError: type[RuntimeError] = _C.CudnnError
+    _C.set_miss_handler(tuning.choose)
+else:
+    CudnnError = RuntimeError
+
+settings.read_environment()
+
+SAMPLING_MODES = sampling.names()
+
+__all__ = [
+    "SAMPLING_MODES",
+    "Candidate",
+    "Choice",
+    "Conv2d",
+    "ConvProblem",
+    "CudnnError",
+    "LazyConv2d",
+    "build_plan",
+    "candidates",
+    "choices",
+    "engine_text",
+    "environment",
+    "execute",
+    "extension_available",
+    "fallbacks",
+    "forget",
+    "functional",
+    "get_benchmark_limit",
+    "get_sampling",
+    "get_workspace_limit",
+    "measure",
+    "parse_engine_text",
+    "sampling",
+    "set_benchmark_limit",
+    "set_sampling",
+    "set_workspace_limit",
+    "use_sampling",
+]

@@ -1,0 +1,155 @@
+"""Fake kernels: shapes and real strides, for ``torch.compile``, ``torch.export`` and ``meta``.
+
+A device without cuDNN gets what ATen's convolution gives there. On CUDA the layout is that of the
+kernels (csrc/conv_cuda.cpp): channels_last where either operand is, never in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Ints = Sequence[int]
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _output_size(
+    input_size: Ints, weight_size: Ints, stride: Ints, padding: Ints, dilation: Ints
+) -> list[int]:
+    n = len(stride)
+    after = padding[n:] if len(padding) == 2 * n else padding
+    size = [input_size[0], weight_size[0]]
+    for d in range(n):
+        room = input_size[2 + d] + padding[d] + after[d] - dilation[d] * (weight_size[2 + d] - 1)
+        size.append((room - 1) // stride[d] + 1)
+    return size
+
+
+def _split(padding: Ints, n: int) -> tuple[list[int], list[int]]:
+    """Padding on both sides alike, and what is left for ``constant_pad_nd``."""
+    if len(padding) == n:
+        return list(padding), []
+    both = [min(padding[d], padding[n + d]) for d in range(n)]
+    extra = []
+    for d in reversed(range(n)):
+        extra += [padding[d] - both[d], padding[n + d] - both[d]]
+    return both, extra if any(extra) else []
+
+
+def _pad(input: Tensor, extra: list[int]) -> Tensor:
+    return torch.ops.aten.constant_pad_nd(input, extra, 0) if extra else input
+
+
+def _format(a: Tensor, b: Tensor) -> torch.memory_format:
+    if a.dtype == torch.float64 or a.dim() not in _CHANNELS_LAST:
+        return torch.contiguous_format
+    wanted = _CHANNELS_LAST[a.dim()]
+    suggest = torch._prims_common.suggest_memory_format
+    return wanted if wanted in (suggest(a), suggest(b)) else torch.contiguous_format
+
+
+def _empty(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+    return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=_format(a, b))
+
+
+def _placeholder(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+    suggest = torch._prims_common.suggest_memory_format
+    plain = suggest(a) == torch.contiguous_format
+    layout = suggest(b) if plain else suggest(a)
+    return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=layout)
+
+
+@torch.library.register_fake("cudnn_autotune::conv_fprop")
+def _(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    groups: int,
+    sampling: str = "",
+    workspace_limit: int = -1,
+) -> Tensor:
+    if input.is_cuda:
+        size = _output_size(input.shape, weight.shape, stride, padding, dilation)
+        return _empty(size, input, weight)
+    both, extra = _split(padding, len(stride))
+    return torch.ops.aten.convolution(
+        _pad(input, extra), weight, bias, stride, both, dilation, False, [0] * len(both), groups
+    )
+
+
+@torch.library.register_fake("cudnn_autotune::conv_dgrad")
+def _(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    groups: int,
+    sampling: str = "",
+    workspace_limit: int = -1,
+) -> Tensor:
+    if grad_output.is_cuda:
+        return _empty(input_size, grad_output, weight)
+    both, extra = _split(padding, len(stride))
+    padded = list(input_size)
+    for i in range(len(extra) // 2):
+        padded[-1 - i] += extra[2 * i] + extra[2 * i + 1]
+    input = _placeholder(padded, grad_output, weight)
+    grads = torch.ops.aten.convolution_backward(
+        grad_output,
+        input,
+        weight,
+        None,
+        stride,
+        both,
+        dilation,
+        False,
+        [0] * len(both),
+        groups,
+        [True, False, False],
+    )
+    if not extra:
+        return grads[0]
+    # Narrowed, then made dense again in its own layout.
+    suggest = torch._prims_common.suggest_memory_format
+    return torch.empty(
+        input_size, dtype=grads[0].dtype, device=grads[0].device, memory_format=suggest(grads[0])
+    )
+
+
+@torch.library.register_fake("cudnn_autotune::conv_wgrad")
+def _(
+    grad_output: Tensor,
+    input: Tensor,
+    weight_size: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    groups: int,
+    sampling: str = "",
+    workspace_limit: int = -1,
+) -> Tensor:
+    if grad_output.is_cuda:
+        return _empty(weight_size, grad_output, input)
+    both, extra = _split(padding, len(stride))
+    weight = _placeholder(weight_size, grad_output, input)
+    return torch.ops.aten.convolution_backward(
+        grad_output,
+        _pad(input, extra),
+        weight,
+        None,
+        stride,
+        both,
+        dilation,
+        False,
+        [0] * len(both),
+        groups,
+        [False, True, False],
+    )[1]

@@ -1,0 +1,169 @@
+"""The engine configs that cuDNN offers for a problem, on a GPU that is here or on one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING
+
+import torch
+
+from cudnn_autotune import devices
+from cudnn_autotune._extension import require_cuda_build
+from cudnn_autotune.problem import ConvProblem
+
+if TYPE_CHECKING:
+    from cudnn_autotune import _C
+
+HEURISTIC_MODES = ("A", "B", "FALLBACK")
+
+Device = str | int | torch.device | PathLike[str]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine config of cuDNN that is valid for a problem."""
+
+    engine: int
+    knobs: Mapping[str, int]
+    workspace_bytes: int
+    numerical_notes: tuple[str, ...]
+    behavior_notes: tuple[str, ...]
+    text: str
+    """``eng67:KERNEL_CFG=3,WORKSPACE=0``: leads back to the same plan by :func:`build_plan`."""
+    heuristic_mode: str
+    """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``."""
+    rank: int
+    """Its place in the heuristics' order, from 0."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Numerical and behaviour notes, without the prefix of cuDNN's enums."""
+        return self.numerical_notes + self.behavior_notes
+
+
+def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearch:
+    """cuDNN's engines for ``problem`` on ``device`` (see :func:`candidates`)."""
+    extension = require_cuda_build()
+    index = cuda_index(device)
+    if index is not None:
+        return extension.EngineSearch.on_device(problem.native(), index)
+    assert isinstance(device, (str, PathLike))
+    return extension.EngineSearch.by_properties(problem.native(), devices.load(device))
+
+
+def cuda_index(device: Device) -> int | None:
+    """The index of a CUDA device that is here; None where ``device`` names a property file."""
+    if isinstance(device, str) and not (device == "cuda" or device.startswith("cuda:")):
+        return None
+    if isinstance(device, PathLike):
+        return None
+    wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if wanted.type != "cuda":
+        raise ValueError(
+            f"device must be a CUDA device, {', '.join(devices.names())} or a path to a property "
+            f"file, got {device!r}"
+        )
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if wanted.index is None and count else wanted.index or 0
+    if index >= count:
+        raise ValueError(
+            f"device: {device!r} is not here (CUDA devices: {count}); for a GPU that is not here, "
+            f"name one of {', '.join(devices.names())} or a path to a property file"
+        )
+    return index
+
+
+def query(
+    search: _C.EngineSearch,
+    problem: ConvProblem,
+    modes: Iterable[str] = HEURISTIC_MODES,
+    *,
+    workspace_limit: int | None = None,
+    filtered: bool = True,
+) -> list[Candidate]:
+    extension = require_cuda_build()
+    native = problem.native()
+    limit = -1 if workspace_limit is None else workspace_limit
+    found = [c for mode in modes for c in search.query(mode)]
+    kept = [c for c in found if not filtered or extension.is_allowed(c, native, limit)]
+    return [
+        Candidate(
+            engine=c.engine,
+            knobs=c.knobs,
+            workspace_bytes=c.workspace_bytes,
+            numerical_notes=tuple(c.numerical_notes),
+            behavior_notes=tuple(c.behavior_notes),
+            text=c.text,
+            heuristic_mode=c.heuristic_mode,
+            rank=rank,
+        )
+        for rank, c in enumerate(kept)
+    ]
+
+
+def candidates(
+    problem: ConvProblem,
+    device: Device = "cuda",
+    *,
+    workspace_limit: int | None = None,
+    filtered: bool = True,
+) -> list[Candidate]:
+    """The engine configs that cuDNN's heuristics list for ``problem``, best guess first.
+
+    Modes A, B and FALLBACK in this order, each config once. Nothing is built or run: a config may
+    still turn out not to build.
+
+    Args:
+        problem: the convolution.
+        device: a CUDA device, or a GPU that need not be here: the name of a property file that
+            the package ships (``"h200"``, ``"h100"``, ``"a100"``, ``"l4"``, ``"t4"``) or a path
+            to one (cuDNN 9.8 and later).
+        workspace_limit: the most bytes of workspace that a config may need; None: no limit.
+        filtered: leave out what PyTorch would: engines that are not deterministic where
+            ``problem`` asks for it, that convert inputs to a narrower type, that use tensor cores
+            for float32 without TF32.
+
+    Raises:
+        ValueError: an unknown device, a property file that cuDNN does not take, a negative limit.
+        CudnnError: cuDNN has no graph for the problem.
+    """
+    check_workspace_limit(workspace_limit)
+    search = open_search(problem, device)
+    return query(search, problem, workspace_limit=workspace_limit, filtered=filtered)
+
+
+def check_workspace_limit(workspace_limit: int | None) -> None:
+    if workspace_limit is None:
+        return
+    is_int = isinstance(workspace_limit, int) and not isinstance(workspace_limit, bool)
+    if not is_int or workspace_limit < 0:
+        raise ValueError(
+            "workspace_limit must be None or a number of bytes of 0 or more, "
+            f"got {workspace_limit!r}"
+        )
+
+
+def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") -> _C.Plan:
+    """Builds the plan of an engine config, on any device that :func:`candidates` takes.
+
+    Returns a plan with ``.text`` and ``.workspace_bytes``.
+
+    Raises:
+        ValueError: a text that does not parse; an unknown device.
+        CudnnError: the config does not exist for the problem, or does not build.
+    """
+    require_cuda_build().parse_engine_text(engine_text)
+    return open_search(problem, device).build(engine_text)
+
+
+def parse_engine_text(text: str) -> tuple[int, dict[str, int]]:
+    """``"eng67:KERNEL_CFG=3"`` -> ``(67, {"KERNEL_CFG": 3})``. ValueError where it does not parse."""
+    engine, knobs = require_cuda_build().parse_engine_text(text)
+    return engine, dict(knobs)
+
+
+def engine_text(engine: int, knobs: Mapping[str, int]) -> str:
+    """``(67, {"KERNEL_CFG": 3})`` -> ``"eng67:KERNEL_CFG=3"``, the knobs by name."""
+    return str(require_cuda_build().engine_text(engine, dict(knobs)))

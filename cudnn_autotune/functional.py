@@ -1,0 +1,99 @@
+"""``conv2d`` with the chosen engine; ``torch.nn.functional.conv2d`` where there is none to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cudnn_autotune._extension import _C, extension_available
+from cudnn_autotune.candidates import check_workspace_limit
+from cudnn_autotune.problem import DTYPES, same_padding
+from cudnn_autotune.settings import check_sampling
+
+Ints = int | Sequence[int]
+
+_SPATIAL_DIMS = 2
+_HAS_CUDA = extension_available()
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    *,
+    sampling: str | None = None,
+    workspace_limit: int | None = None,
+) -> Tensor:
+    """``torch.nn.functional.conv2d``, by the cuDNN engine that a search chose for the shape.
+
+    The first call of a shape on a CUDA device searches; later ones run the engine that was
+    chosen. Differentiable to any order; the backward searches for its own two convolutions in the
+    mode that the forward used. On tensors that are not on a CUDA device this *is*
+    ``torch.nn.functional.conv2d``.
+
+    Args:
+        input: ``(N, C, H, W)`` or ``(C, H, W)``.
+        weight: ``(K, C / groups, R, S)``, of the input's dtype: float16, bfloat16, float32 or
+            float64. Others go to PyTorch.
+        bias: ``(K,)``, or None.
+        stride, padding, dilation, groups: as PyTorch's; padding may be ``"same"`` or ``"valid"``.
+        sampling: a mode (``cudnn_autotune.SAMPLING_MODES``); None: the settings'.
+        workspace_limit: the most bytes of workspace that the engine may need; None: the settings'.
+
+    Returns:
+        ``(N, K, P, Q)`` or ``(K, P, Q)``, channels_last where input or weight is.
+
+    Raises:
+        ValueError: an unknown mode, a negative limit. RuntimeError, TypeError: as PyTorch.
+    """
+    if sampling is not None:
+        check_sampling(sampling)
+    check_workspace_limit(workspace_limit)
+    if not isinstance(input, Tensor) or not input.is_cuda or not _HAS_CUDA:
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    is_unbatched = input.dim() == _SPATIAL_DIMS + 1
+    if weight.dim() != _SPATIAL_DIMS + 2 or input.dtype not in DTYPES:
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    strides, dilations = _pair(stride), _pair(dilation)
+    if padding == "same" and all(s == 1 for s in strides):
+        paddings: Sequence[int] = same_padding(dilations, weight.shape[2:])
+    elif padding == "valid":
+        paddings = (0, 0)
+    elif isinstance(padding, str):
+        # Refused in PyTorch's words.
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    else:
+        paddings = _pair(padding)
+    output: Tensor = torch.ops.cudnn_autotune.conv_fprop(
+        input.unsqueeze(0) if is_unbatched else input,
+        weight,
+        bias,
+        strides,
+        paddings,
+        dilations,
+        groups,
+        sampling or "",
+        -1 if workspace_limit is None else workspace_limit,
+    )
+    return output.squeeze(0) if is_unbatched else output
+
+
+def _pair(value: Ints) -> Sequence[int]:
+    if isinstance(value, int):
+        return (value, value)
+    # PyTorch takes a list of one as well.
+    return tuple(value) * 2 if len(value) == 1 else tuple(value)
+
+
+# Seen by torch.fx's symbolic tracer as one call.
+torch.fx.wrap("conv2d")
+
+# The short way of `modules`: NotImplemented for all that `conv2d` has to look at.
+fast_conv2d = _C.conv2d

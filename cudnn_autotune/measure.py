@@ -1,0 +1,177 @@
+"""Runs and measures engine configs by name: what benchmarks and audits stand on."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune._extension import require_cuda_build
+from cudnn_autotune.candidates import Device, cuda_index, open_search
+from cudnn_autotune.problem import ConvProblem
+
+if TYPE_CHECKING:
+    from cudnn_autotune import _C
+
+# Shorter calls are replayed from a CUDA graph: the host could not enqueue them fast enough.
+_GRAPH_BELOW_MS = 0.05
+_MOST_CALLS = 1000
+# Of free memory, for the copies that keep the cache cold.
+_MEMORY_SHARE = 0.25
+
+Operands = tuple[Tensor, Tensor, Tensor]
+
+
+def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
+    """Input, weight and output of ``problem``: normal random data in its layout and dtype.
+
+    Never zeros: they draw less power, and engines run faster on them.
+    """
+    shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
+    return tuple(  # type: ignore[return-value]
+        torch.randn(shape, device=device)
+        .to(problem.dtype)
+        .contiguous(memory_format=problem.memory_format)
+        for shape in shapes
+    )
+
+
+def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Tensor:
+    """Runs one engine config once, over an output that was filled with NaN before.
+
+    Args:
+        problem: the convolution, on the device of ``a``.
+        engine_text: the config, as :attr:`Candidate.text`.
+        a, b: input and weight for fprop, grad_output and weight for dgrad, grad_output and input
+            for wgrad; of the problem's shapes and dtype, in any layout.
+
+    Returns:
+        The output (fprop), the input's gradient (dgrad) or the weight's (wgrad).
+
+    Raises:
+        ValueError: a tensor of another shape, dtype or device. CudnnError: as ``build_plan``.
+    """
+    shapes = {
+        "x": problem.input_shape,
+        "w": problem.weight_shape,
+        "y": problem.output_shape,
+    }
+    first, second, written = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "yxw"}[problem.op]
+    given = {}
+    for argument, name, tensor in (("a", first, a), ("b", second, b)):
+        expected = (shapes[name], problem.dtype, a.device)
+        if (tuple(tensor.shape), tensor.dtype, tensor.device) != expected or not tensor.is_cuda:
+            raise ValueError(
+                f"{argument} must be a CUDA tensor of shape {shapes[name]} and {problem.dtype}, "
+                f"got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
+            )
+        given[name] = tensor.contiguous(memory_format=problem.memory_format)
+    given[written] = torch.full(
+        shapes[written], math.nan, dtype=problem.dtype, device=a.device
+    ).contiguous(memory_format=problem.memory_format)
+    plan = open_search(problem, a.device).build(engine_text)
+    require_cuda_build().execute(plan, given["x"], given["w"], given["y"])
+    return given[written]
+
+
+def measure(
+    problem: ConvProblem,
+    texts: Iterable[str],
+    *,
+    rounds: int = 10,
+    target_ms: float = 1.0,
+    device: Device = "cuda",
+    cache: str = "hot",
+) -> dict[str, list[float]]:
+    """Times engine configs side by side: rounds in random order, one batch of calls each.
+
+    Taking turns, the configs share every drift of the clock. A batch lies between two CUDA events
+    with no synchronisation inside; calls under 50 microseconds are replayed from a CUDA graph.
+
+    Args:
+        problem: the convolution; data is normal random.
+        texts: engine configs, as :attr:`Candidate.text`.
+        rounds: samples of each config.
+        target_ms: about how long a batch should take, in milliseconds.
+        device: a CUDA device that is here.
+        cache: ``"hot"`` runs on one set of tensors, ``"cold"`` rotates over as many copies as
+            keep five times the L2 cache in use (within a quarter of free memory).
+
+    Returns:
+        ``{text: [milliseconds a call, one for each round]}``.
+
+    Raises:
+        ValueError: a bad argument. CudnnError: a config that does not build.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be 1 or more, got {rounds}")
+    if not target_ms > 0:
+        raise ValueError(f"target_ms must be above 0, got {target_ms}")
+    if cache not in ("hot", "cold"):
+        raise ValueError(f"cache must be 'hot' or 'cold', got {cache!r}")
+    index = cuda_index(device)
+    if index is None:
+        raise ValueError(f"device must be a CUDA device that is here, got {device!r}")
+    search = open_search(problem, index)
+    plans = {text: search.build(text) for text in dict.fromkeys(texts)}
+    with torch.cuda.device(index):
+        copies = _copies(problem, index) if cache == "cold" else 1
+        tensors = [operands(problem, index) for _ in range(copies)]
+        batches = {text: _Batch(plan, tensors, target_ms) for text, plan in plans.items()}
+        times: dict[str, list[float]] = {text: [] for text in batches}
+        for _ in range(rounds):
+            order = list(batches)
+            random.shuffle(order)
+            events = {text: batches[text].run() for text in order}
+            torch.cuda.synchronize()
+            for text, (start, end) in events.items():
+                times[text].append(start.elapsed_time(end) / batches[text].calls)
+    return times
+
+
+def _copies(problem: ConvProblem, device: int) -> int:
+    size = sum(t.nbytes for t in operands(problem, device))
+    l2 = torch.cuda.get_device_properties(device).L2_cache_size
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, min(math.ceil(5 * l2 / size) + 1, int(_MEMORY_SHARE * free / size)))
+
+
+class _Batch:
+    """Some calls of one plan between two events, after a warm-up that finds how many."""
+
+    def __init__(self, plan: _C.Plan, tensors: list[Operands], target_ms: float) -> None:
+        extension = require_cuda_build()
+        self._enqueue: Callable[[int], None] = lambda i: extension.execute(
+            plan, *tensors[i % len(tensors)]
+        )
+        self.calls = 1
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._enqueue(0)
+        start, end = self.run()
+        torch.cuda.synchronize()
+        call_ms = max(start.elapsed_time(end), 1e-3)
+        self.calls = max(1, min(math.ceil(target_ms / call_ms), _MOST_CALLS))
+        if call_ms < _GRAPH_BELOW_MS:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._enqueue_all()
+            self._graph = graph
+            graph.replay()
+
+    def _enqueue_all(self) -> None:
+        for i in range(self.calls):
+            self._enqueue(i)
+
+    def run(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._enqueue_all()
+        end.record()
+        return start, end

@@ -1,0 +1,243 @@
+"""What is computed: the description of one convolution, and the key under which it is tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cudnn_autotune._extension import require_cuda_build
+
+if TYPE_CHECKING:
+    from cudnn_autotune import _C
+
+OPERATIONS = ("fprop", "dgrad", "wgrad")
+DTYPES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+_DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+_INT32_MAX = 2**31 - 1
+
+Ints = int | Iterable[int]
+
+
+@dataclass(frozen=True, init=False)
+class ConvProblem:
+    """A convolution in one direction, with all that decides which engine is fastest.
+
+    Shapes are those of the forward convolution, also for ``dgrad`` (the gradient of the input)
+    and ``wgrad`` (the gradient of the weight). Tensors are dense in ``memory_format``.
+
+    Args:
+        op: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``.
+        input_shape: ``(N, C, *spatial)``, with one to three spatial dimensions.
+        weight_shape: ``(K, C / groups, *kernel)``.
+        stride, dilation: an int, or one a spatial dimension.
+        padding: an int, one a spatial dimension, ``"valid"``, ``"same"``, or twice as many: before
+            each dimension, then after each.
+        groups: divides C and K.
+        dtype: ``torch.float16``, ``bfloat16``, ``float32`` or ``float64``.
+        memory_format: ``torch.contiguous_format``, ``torch.channels_last`` (2-d) or
+            ``torch.channels_last_3d``.
+        deterministic: leave out engines that may give different bits from run to run.
+        allow_tf32: for float32, whether tensor cores may round the inputs to TF32.
+        allow_reduced_precision: for the half types, whether partial sums may be kept in them.
+        alignment: bytes (a power of two up to 32) that the addresses of input, weight and output
+            are multiples of. Memory that torch allocates is aligned to 32 and more.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is allowed and what was given.
+    """
+
+    op: str
+    input_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    dtype: torch.dtype
+    memory_format: torch.memory_format
+    deterministic: bool
+    allow_tf32: bool
+    allow_reduced_precision: bool
+    alignment: tuple[int, int, int]
+
+    def __init__(
+        self,
+        op: str,
+        input_shape: Iterable[int],
+        weight_shape: Iterable[int],
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        deterministic: bool = False,
+        allow_tf32: bool = True,
+        allow_reduced_precision: bool = True,
+        alignment: tuple[int, int, int] = (32, 32, 32),
+    ) -> None:
+        if op not in OPERATIONS:
+            raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {op!r}")
+        x = _shape("input_shape", input_shape)
+        n = len(x) - 2
+        w = _shape("weight_shape", weight_shape)
+        if len(w) != len(x):
+            raise ValueError(
+                f"weight_shape must have {len(x)} dimensions, as input_shape has, got {w}"
+            )
+        strides = _ints("stride", stride, n, least=1)
+        dilations = _ints("dilation", dilation, n, least=1)
+        _ints("groups", groups, 1, least=1)
+        if x[1] != w[1] * groups:
+            raise ValueError(
+                f"input_shape must have {w[1] * groups} channels (weight_shape[1] * groups = "
+                f"{w[1]} * {groups}), got {x[1]}"
+            )
+        if w[0] % groups:
+            raise ValueError(f"groups must divide weight_shape[0] = {w[0]}, got {groups}")
+        if dtype not in DTYPES:
+            raise ValueError(
+                f"dtype must be one of {', '.join(f'torch.{d}' for d in DTYPES.values())}, "
+                f"got {dtype}"
+            )
+        if memory_format not in (torch.contiguous_format, _CHANNELS_LAST.get(n)):
+            allowed = ["torch.contiguous_format"]
+            if n in _CHANNELS_LAST:
+                allowed.append(str(_CHANNELS_LAST[n]))
+            raise ValueError(
+                f"memory_format must be {' or '.join(allowed)} with {n} spatial dimension(s), "
+                f"got {memory_format}"
+            )
+        if len(alignment) != 3 or any(a not in (1, 2, 4, 8, 16, 32) for a in alignment):
+            raise ValueError(
+                f"alignment must be three powers of two from 1 to 32 bytes, got {alignment}"
+            )
+        paddings = _padding(padding, n, strides, dilations, w[2:])
+        # TF32 and reduced-precision sums exist for some dtypes only: elsewhere the flag says
+        # nothing, and must not make two keys of one problem.
+        is_half = dtype in (torch.float16, torch.bfloat16)
+        values: dict[str, Any] = {
+            "op": op,
+            "input_shape": x,
+            "weight_shape": w,
+            "stride": strides,
+            "padding": paddings,
+            "dilation": dilations,
+            "groups": groups,
+            "dtype": dtype,
+            "memory_format": memory_format,
+            "deterministic": bool(deterministic),
+            "allow_tf32": bool(allow_tf32) or dtype != torch.float32,
+            "allow_reduced_precision": bool(allow_reduced_precision) or not is_half,
+            "alignment": tuple(alignment),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        if min(self.output_shape) < 1:
+            raise ValueError(
+                f"weight_shape: a kernel of {w[2:]} with dilation {dilations} does not fit into "
+                f"an input of {x[2:]} with padding {paddings}"
+            )
+
+    @property
+    def spatial_dims(self) -> int:
+        return len(self.input_shape) - 2
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """``(N, K, *spatial)`` of the forward convolution."""
+        n = self.spatial_dims
+        spatial = (
+            (
+                self.input_shape[2 + d]
+                + self.padding[d]
+                + self.padding[n + d]
+                - self.dilation[d] * (self.weight_shape[2 + d] - 1)
+                - 1
+            )
+            // self.stride[d]
+            + 1
+            for d in range(n)
+        )
+        return (self.input_shape[0], self.weight_shape[0], *spatial)
+
+    @property
+    def text(self) -> str:
+        """One line, canonical: different problems have different texts."""
+        return str(self.native().text)
+
+    def native(self) -> _C.ConvProblem:
+        """The extension's form of this problem."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["dtype"] = DTYPES[self.dtype]
+        is_plain = self.memory_format == torch.contiguous_format
+        values["memory_format"] = "contiguous" if is_plain else "channels_last"
+        return require_cuda_build().ConvProblem(**values)
+
+    @classmethod
+    def from_native(cls, native: _C.ConvProblem) -> ConvProblem:
+        values = {field.name: getattr(native, field.name) for field in fields(cls)}
+        values["dtype"] = _DTYPES_BY_NAME[native.dtype]
+        is_plain = native.memory_format == "contiguous"
+        n = len(native.stride)
+        values["memory_format"] = torch.contiguous_format if is_plain else _CHANNELS_LAST[n]
+        return cls(**values)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shape(name: str, shape: Iterable[int]) -> tuple[int, ...]:
+    sizes = tuple(shape)
+    if not 3 <= len(sizes) <= 5 or not all(_is_int(s) and 1 <= s <= _INT32_MAX for s in sizes):
+        raise ValueError(f"{name} must be 3 to 5 ints of 1 or more, got {sizes}")
+    return sizes
+
+
+def _ints(name: str, value: Ints, n: int, least: int, twice: bool = False) -> tuple[int, ...]:
+    values = (value,) * n if isinstance(value, int) else tuple(value)
+    counts = (n, 2 * n) if twice else (n,)
+    if len(values) not in counts or not all(
+        _is_int(v) and least <= v <= _INT32_MAX for v in values
+    ):
+        allowed = " or ".join(map(str, counts))
+        raise ValueError(f"{name} must be {allowed} int(s) of {least} or more, got {value!r}")
+    return values
+
+
+def same_padding(dilation: Iterable[int], kernel: Iterable[int]) -> tuple[int, ...]:
+    """What ``padding="same"`` means: before each dimension, then after each.
+
+    As PyTorch, an odd total puts the extra element after.
+    """
+    totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    return (*(t // 2 for t in totals), *(t - t // 2 for t in totals))
+
+
+def _padding(
+    padding: Ints | str,
+    n: int,
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    kernel: tuple[int, ...],
+) -> tuple[int, ...]:
+    if isinstance(padding, str):
+        if padding == "valid":
+            return (0,) * (2 * n)
+        if padding == "same":
+            if any(s != 1 for s in stride):
+                raise ValueError(f"padding 'same' needs a stride of 1, got {stride}")
+            return same_padding(dilation, kernel)
+        raise ValueError(f"padding must be ints, 'valid' or 'same', got {padding!r}")
+    values = _ints("padding", padding, n, least=0, twice=True)
+    return values if len(values) == 2 * n else values * 2

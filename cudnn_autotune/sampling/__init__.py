@@ -1,0 +1,51 @@
+"""Sampling modes, by name. One file a strategy; :func:`register` adds another."""
+
+from __future__ import annotations
+
+from cudnn_autotune._extension import _C
+from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
+from cudnn_autotune.sampling.heuristic import Heuristic
+from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.sampling.strategy import Candidates, Strategy
+from cudnn_autotune.sampling.timer import Timer
+
+__all__ = [
+    "Candidates",
+    "Selection",
+    "Strategy",
+    "Timed",
+    "Timer",
+    "get",
+    "names",
+    "register",
+]
+
+_strategies: dict[str, Strategy] = {}
+
+
+def register(strategy: Strategy) -> None:
+    """Makes ``strategy`` available as ``sampling=strategy.name``.
+
+    Raises:
+        ValueError: the name is empty, or taken by another strategy.
+    """
+    name = strategy.name
+    if not name or not isinstance(name, str):
+        raise ValueError(f"strategy.name must be a text that is not empty, got {name!r}")
+    if name in _strategies and _strategies[name] is not strategy:
+        raise ValueError(f"strategy.name: {name!r} is registered already")
+    _C.register_sampling(name)
+    _strategies[name] = strategy
+
+
+def get(name: str) -> Strategy:
+    return _strategies[name]
+
+
+def names() -> tuple[str, ...]:
+    """Every registered mode, in the order of registration."""
+    return tuple(_strategies)
+
+
+for _strategy in (Heuristic(), *FRONTEND_MODES):
+    register(_strategy)

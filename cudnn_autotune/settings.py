@@ -1,0 +1,145 @@
+"""Process-wide settings: what a call that does not say so itself uses.
+
+Precedence, the first that is given wins:
+
+1. the argument of a layer or call (``sampling=``, ``workspace_limit=``),
+2. the innermost :func:`use_sampling` context,
+3. :func:`set_sampling`, :func:`set_workspace_limit`, :func:`set_benchmark_limit`,
+4. the environment, read when the package is imported: ``CUDNN_AUTOTUNE_SAMPLING``,
+   ``CUDNN_AUTOTUNE_WORKSPACE_LIMIT`` (bytes), ``CUDNN_AUTOTUNE_BENCHMARK_LIMIT``,
+5. the defaults: ``till_stable``, no limit, every candidate.
+
+A backward uses what its forward used. Like ``torch.backends.cudnn.flags``, a context holds for
+all threads of the process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from cudnn_autotune import sampling
+from cudnn_autotune._extension import _C
+from cudnn_autotune.candidates import check_workspace_limit
+
+DEFAULT_SAMPLING = "till_stable"
+_INT32_MAX = 2**31 - 1
+
+
+def check_sampling(name: object, argument: str = "sampling") -> str:
+    """``name``, if it is a registered mode; else ValueError naming ``argument``."""
+    if not isinstance(name, str) or name not in sampling.names():
+        allowed = ", ".join(map(repr, sampling.names()))
+        raise ValueError(f"{argument} must be one of {allowed}, got {name!r}")
+    return name
+
+
+def _check_benchmark_limit(limit: object) -> int:
+    is_int = isinstance(limit, int) and not isinstance(limit, bool)
+    if not is_int or not 0 <= int(str(limit)) <= _INT32_MAX:
+        raise ValueError(
+            f"benchmark_limit must be a number of candidates, or 0 for all, got {limit!r}"
+        )
+    return int(str(limit))
+
+
+def get_sampling() -> str:
+    """The sampling mode of calls that name none."""
+    return str(_C.settings().sampling)
+
+
+def get_workspace_limit() -> int | None:
+    """The most bytes of workspace that an engine may need; None: no limit."""
+    limit = int(_C.settings().workspace_limit)
+    return None if limit < 0 else limit
+
+
+def get_benchmark_limit() -> int:
+    """How many candidates are timed at most; 0: all."""
+    return int(_C.settings().benchmark_limit)
+
+
+def _set(sampling_mode: str, workspace_limit: int | None, benchmark_limit: int) -> None:
+    limit = -1 if workspace_limit is None else workspace_limit
+    _C.set_settings(_C.Settings(sampling_mode, limit, benchmark_limit))
+
+
+def set_sampling(mode: str) -> None:
+    """Sets the sampling mode of calls that name none. ValueError for an unknown mode."""
+    _set(check_sampling(mode), get_workspace_limit(), get_benchmark_limit())
+
+
+def set_workspace_limit(workspace_limit: int | None) -> None:
+    """Sets the most bytes of workspace that an engine may need; None: no limit."""
+    check_workspace_limit(workspace_limit)
+    _set(get_sampling(), workspace_limit, get_benchmark_limit())
+
+
+def set_benchmark_limit(benchmark_limit: int) -> None:
+    """Sets how many candidates are timed at most, in the heuristics' order; 0: all.
+
+    PyTorch's ``torch.backends.cudnn.benchmark_limit`` is 10 by default.
+    """
+    _set(get_sampling(), get_workspace_limit(), _check_benchmark_limit(benchmark_limit))
+
+
+_KEEP = object()
+
+
+@contextmanager
+def use_sampling(
+    mode: str | None = None,
+    *,
+    workspace_limit: int | None | object = _KEEP,
+    benchmark_limit: int | None = None,
+) -> Iterator[None]:
+    """Sets what is given for the time of a ``with`` block, and restores what was before.
+
+    Raises:
+        ValueError: an unknown mode, a negative limit.
+    """
+    before = (get_sampling(), get_workspace_limit(), get_benchmark_limit())
+    new_mode = before[0] if mode is None else check_sampling(mode)
+    new_workspace_limit = before[1]
+    if workspace_limit is not _KEEP:
+        assert workspace_limit is None or isinstance(workspace_limit, int)
+        check_workspace_limit(workspace_limit)
+        new_workspace_limit = workspace_limit
+    new_benchmark_limit = (
+        before[2] if benchmark_limit is None else _check_benchmark_limit(benchmark_limit)
+    )
+    _set(new_mode, new_workspace_limit, new_benchmark_limit)
+    try:
+        yield
+    finally:
+        _set(*before)
+
+
+def _int_of(environ: Mapping[str, str], variable: str) -> int | None:
+    text = environ.get(variable, "").strip()
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"{variable} must be a whole number of 0 or more, got {text!r}")
+    return number
+
+
+def read_environment(environ: Mapping[str, str] = os.environ) -> None:
+    """Sets all three from the environment, or to their defaults where it says nothing.
+
+    Raises:
+        ValueError: naming the variable and what is allowed.
+    """
+    mode = environ.get("CUDNN_AUTOTUNE_SAMPLING", "").strip() or DEFAULT_SAMPLING
+    workspace_limit = _int_of(environ, "CUDNN_AUTOTUNE_WORKSPACE_LIMIT")
+    benchmark_limit = _int_of(environ, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT")
+    _set(
+        check_sampling(mode, "CUDNN_AUTOTUNE_SAMPLING"),
+        workspace_limit,
+        _check_benchmark_limit(benchmark_limit or 0),
+    )
