@@ -1,18 +1,18 @@
 """cudnn_autotune: search, choose, remember and run cuDNN's convolution engines."""
 
-from cudnn_autotune._extension import _C, extension_available  # first: it checks the build
 from cudnn_autotune import _fake as _fake
 from cudnn_autotune import functional, sampling, settings
-from cudnn_autotune.candidates import (
+from cudnn_autotune._extension import _C as _C  # first: it checks the build
+from cudnn_autotune._extension import extension_available
+from cudnn_autotune.choice_log import Choice, choices, fallbacks, forget
+from cudnn_autotune.engines import (
     Candidate,
     build_plan,
     candidates,
     engine_text,
     parse_engine_text,
 )
-from cudnn_autotune.choices import Choice, choices, fallbacks, forget
-from cudnn_autotune.environment import environment
-from cudnn_autotune.measure import execute, measure
+from cudnn_autotune.measuring import execute, measure
 from cudnn_autotune.modules import Conv2d, LazyConv2d
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.settings import (
@@ -24,6 +24,7 @@ from cudnn_autotune.settings import (
     set_workspace_limit,
     use_sampling,
 )
+from cudnn_autotune.versions import environment
 
 if extension_available():
     from cudnn_autotune import tuning

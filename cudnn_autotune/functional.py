@@ -1,4 +1,4 @@
-"""``conv2d`` with the chosen engine; ``torch.nn.functional.conv2d`` where there is none to choose."""
+"""``conv2d`` by the chosen engine; PyTorch's own where there is none to choose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cudnn_autotune._extension import _C, extension_available
-from cudnn_autotune.candidates import check_workspace_limit
+from cudnn_autotune.engines import check_workspace_limit
 from cudnn_autotune.problem import DTYPES, same_padding
 from cudnn_autotune.settings import check_sampling
 

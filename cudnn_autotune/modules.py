@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cudnn_autotune import functional
-from cudnn_autotune.candidates import check_workspace_limit
+from cudnn_autotune.engines import check_workspace_limit
 from cudnn_autotune.functional import fast_conv2d
 from cudnn_autotune.settings import check_sampling
 
@@ -94,7 +94,7 @@ class Conv2d(nn.Conv2d):
 class LazyConv2d(nn.LazyConv2d):
     """``torch.nn.LazyConv2d`` that becomes a :class:`Conv2d` at its first call."""
 
-    cls_to_become = Conv2d  # type: ignore[assignment]
+    cls_to_become = Conv2d
 
     def __init__(
         self,

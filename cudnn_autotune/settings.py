@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 from cudnn_autotune import sampling
 from cudnn_autotune._extension import _C
-from cudnn_autotune.candidates import check_workspace_limit
+from cudnn_autotune.engines import check_workspace_limit
 
 DEFAULT_SAMPLING = "till_stable"
 _INT32_MAX = 2**31 - 1
@@ -91,7 +91,7 @@ _KEEP = object()
 def use_sampling(
     mode: str | None = None,
     *,
-    workspace_limit: int | None | object = _KEEP,
+    workspace_limit: int | object | None = _KEEP,
     benchmark_limit: int | None = None,
 ) -> Iterator[None]:
     """Sets what is given for the time of a ``with`` block, and restores what was before.

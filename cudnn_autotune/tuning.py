@@ -10,8 +10,8 @@ import torch
 
 from cudnn_autotune import sampling
 from cudnn_autotune._extension import _C
-from cudnn_autotune.candidates import HEURISTIC_MODES, Candidate, query
-from cudnn_autotune.choices import ATEN, Choice, record
+from cudnn_autotune.choice_log import ATEN, Choice, record
+from cudnn_autotune.engines import HEURISTIC_MODES, Candidate, query
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.gpu_timer import GpuTimer
 from cudnn_autotune.sampling.selection import Selection

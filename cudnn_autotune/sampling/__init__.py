@@ -47,5 +47,6 @@ def names() -> tuple[str, ...]:
     return tuple(_strategies)
 
 
-for _strategy in (Heuristic(), *FRONTEND_MODES):
-    register(_strategy)
+register(Heuristic())
+for _mode in FRONTEND_MODES:
+    register(_mode)

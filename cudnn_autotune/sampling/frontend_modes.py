@@ -19,7 +19,9 @@ from cudnn_autotune.sampling.timer import Timer
 class FrontendMode:
     name: str
 
-    def select(self, candidates: Candidates, timer: Timer, benchmark_limit: int) -> Selection | None:
+    def select(
+        self, candidates: Candidates, timer: Timer, benchmark_limit: int
+    ) -> Selection | None:
         runnable = timer.runnable(candidates.all(), limit=benchmark_limit)
         if not runnable:
             return None

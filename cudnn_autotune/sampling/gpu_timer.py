@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cudnn_autotune._extension import _C
-from cudnn_autotune.candidates import Candidate
+from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.selection import Selection, Timed
 
 if TYPE_CHECKING:

@@ -10,7 +10,9 @@ from cudnn_autotune.sampling.timer import Timer
 class Heuristic:
     name = "heuristic"
 
-    def select(self, candidates: Candidates, timer: Timer, benchmark_limit: int) -> Selection | None:
+    def select(
+        self, candidates: Candidates, timer: Timer, benchmark_limit: int
+    ) -> Selection | None:
         # Mode after mode: B and FALLBACK are only asked where A has nothing that runs.
         for mode in ("A", "B", "FALLBACK"):
             first = timer.runnable(candidates.of_mode(mode), limit=1)

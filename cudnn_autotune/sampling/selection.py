@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cudnn_autotune.candidates import Candidate
+from cudnn_autotune.engines import Candidate
 
 
 @dataclass(frozen=True)

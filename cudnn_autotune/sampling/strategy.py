@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cudnn_autotune.candidates import Candidate
+from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.timer import Timer
 
@@ -26,7 +26,9 @@ class Strategy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def select(self, candidates: Candidates, timer: Timer, benchmark_limit: int) -> Selection | None:
+    def select(
+        self, candidates: Candidates, timer: Timer, benchmark_limit: int
+    ) -> Selection | None:
         """Chooses. None where no candidate runs: ATen's convolution then serves the problem.
 
         ``benchmark_limit``: how many candidates may be timed, in their order; 0 for all.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cudnn_autotune.candidates import Candidate
+from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.selection import Selection
 
 

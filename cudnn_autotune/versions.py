@@ -22,8 +22,8 @@ def environment(device: int | None = None) -> dict[str, Any]:
         device: index of a CUDA device; None: the current one.
 
     Returns:
-        ``cudnn_autotune``, ``python``, ``torch``, ``cuda``, ``cudnn``, ``cudnn_frontend`` (versions;
-        the last three None with a CPU-only torch), ``gpu`` (name), ``compute_capability``,
+        ``cudnn_autotune``, ``python``, ``torch``, ``cuda``, ``cudnn``, ``cudnn_frontend``
+        (versions; the last three None with a CPU-only torch), ``gpu`` (name), ``compute_capability``,
         ``multiprocessors`` and ``memory_bytes`` (None where there is no GPU), ``driver`` (None
         where it cannot be read).
     """

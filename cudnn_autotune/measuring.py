@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune._extension import require_cuda_build
-from cudnn_autotune.candidates import Device, cuda_index, open_search
+from cudnn_autotune.engines import Device, cuda_index, open_search
 from cudnn_autotune.problem import ConvProblem
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Ten
         "w": problem.weight_shape,
         "y": problem.output_shape,
     }
-    first, second, written = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "yxw"}[problem.op]
+    roles = {"fprop": ("x", "w", "y"), "dgrad": ("y", "w", "x"), "wgrad": ("y", "x", "w")}
+    first, second, written = roles[problem.op]
     given = {}
     for argument, name, tensor in (("a", first, a), ("b", second, b)):
         expected = (shapes[name], problem.dtype, a.device)

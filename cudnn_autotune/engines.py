@@ -159,7 +159,7 @@ def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") 
 
 
 def parse_engine_text(text: str) -> tuple[int, dict[str, int]]:
-    """``"eng67:KERNEL_CFG=3"`` -> ``(67, {"KERNEL_CFG": 3})``. ValueError where it does not parse."""
+    """``"eng67:KERNEL_CFG=3"`` -> ``(67, {"KERNEL_CFG": 3})``; else ValueError."""
     engine, knobs = require_cuda_build().parse_engine_text(text)
     return engine, dict(knobs)
 
