@@ -1,0 +1,132 @@
+#!/usr/bin/env python
+"""The host's side of a convolution: a call, a hit in a full table, a process's memory.
+
+calls    nn.Conv2d with torch.backends.cudnn.benchmark = True against our Conv2d, and F.conv2d
+         against our functional: one process, blocks in turns and in random order, the device
+         synchronised between blocks and never inside. PyTorch's module takes part twice: how far
+         its ratio to itself is from 1 is the error of the method.
+table    hits on one problem (and on 16 in turn) while the table of choices grows to
+         `--table-size` problems (mode `--fill-sampling`); PyTorch's call is the control.
+memory   resident memory of a process that meets `--memory-shapes` shapes, forward and backward
+         (three problems a shape), ours and PyTorch's each in a process of its own.
+
+    python benchmarks/call_overhead.py --json overhead.json --plot overhead.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common.convolution import DTYPES, OUR_MODES
+from overhead.report import plot, tables
+
+PARTS = ("calls", "table", "memory")
+SETTINGS = ("no_grad", "forward", "forward_backward", "functional")
+LAYOUTS = ("channels_last", "contiguous")
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--json", type=Path, help="write the record here, as it grows")
+    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of: %(default)s")
+    p.add_argument(
+        "--shape", type=int, nargs=4, default=[1, 16, 8, 8], metavar=("N", "C", "H", "W")
+    )
+    p.add_argument("--filters", type=int, default=16)
+    p.add_argument("--kernel", type=int, default=3, help="odd; the padding keeps the size")
+    p.add_argument("--bias", action=argparse.BooleanOptionalAction, default=True)
+    p.add_argument("--dtype", choices=DTYPES, default="float16")
+    p.add_argument("--blocks", type=int, default=200)
+    p.add_argument("--calls", type=int, default=100, help="calls in a block (backward: a quarter)")
+    p.add_argument("--settings", default=",".join(SETTINGS), help="of: %(default)s")
+    p.add_argument("--layouts", default=",".join(LAYOUTS), help="of: %(default)s")
+    p.add_argument("--sampling", choices=OUR_MODES, default="sample_once")
+    p.add_argument("--table-size", type=int, default=10_000)
+    p.add_argument("--fill-sampling", choices=OUR_MODES, default="heuristic")
+    p.add_argument("--memory-shapes", type=int, default=1000)
+    p.add_argument("--memory-step", type=int, default=50, help="shapes between two readings")
+    p.add_argument("--memory-sampling", choices=OUR_MODES, default="sample_once")
+    p.add_argument("--memory-benchmark-limit", type=int, default=4, help="ours and PyTorch's")
+    p.add_argument("--time-limit", type=float, default=540, help="seconds for all parts")
+    p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
+    return p
+
+
+def work(name: str) -> int:
+    from common.workers import serve
+    from overhead import calls, memory, table
+
+    part = name.split(":")[0]
+    return serve({"calls": calls, "table": table, "memory": memory}[part].measure)
+
+
+def checked_list(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
+    values = text.split(",")
+    if unknown := [value for value in values if value not in allowed]:
+        sys.exit(f"{option}: {unknown} unknown; allowed: {', '.join(allowed)}")
+    return values
+
+
+def main() -> int:
+    options = parser().parse_args()
+    if options.worker:
+        return work(options.worker)
+    parts = checked_list("--parts", options.parts, PARTS)
+    settings = checked_list("--settings", options.settings, SETTINGS)
+    layouts = checked_list("--layouts", options.layouts, LAYOUTS)
+
+    from common.record import Record
+    from common.telemetry import Telemetry
+    from common.workers import WorkerError, started_ahead
+
+    begin = time.monotonic()
+    arguments = {k: v for k, v in vars(options).items() if k != "worker"}
+    record = Record("call_overhead", options.json, device=options.device, arguments=arguments)
+    names = [part for part in PARTS if part in parts and part != "memory"]
+    names += ["memory:ours", "memory:pytorch"] if "memory" in parts else []
+    results: dict[str, Any] = record.results
+    complete = True
+    with Telemetry(period_s=0.1) as telemetry:
+        # No worker is started ahead here: host time is what is measured.
+        for index, worker in enumerate(started_ahead(__file__, names, ahead=0)):
+            part, _, implementation = worker.name.partition(":")
+            left = options.time_limit - (time.monotonic() - begin)
+            request = {
+                **{k: v for k, v in arguments.items() if k not in ("json", "plot")},
+                "settings": settings,
+                "layouts": layouts,
+                "implementation": implementation,
+                "seconds": left / (len(names) - index),
+            }
+            kept: list[dict[str, Any]] = []
+            if part == "memory":
+                results.setdefault("memory", {})[implementation] = kept
+            else:
+                results[part] = kept
+            try:
+                for entry in worker.run(request, time_limit_s=max(1.0, left)):
+                    kept.append(entry)
+                    record.save(telemetry=telemetry.summary())
+            except WorkerError as error:
+                complete = False
+                print(error, file=sys.stderr)
+                results.setdefault("failures", []).append(str(error))
+            print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    record.save(complete=complete, telemetry=telemetry.summary())
+    for table in tables(record.data):
+        table.show()
+    if options.plot:
+        plot(record.data, options.plot)
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""A benchmark's record: one JSON file, replaced whole at every save, so that a timeout loses
+nothing that was measured before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from .environment import environment, same_machine
+
+SCHEMA = 1
+
+
+def encode(value: Any, indent: int = 0) -> str:
+    """JSON with one line per list of plain values: short to read, short to diff."""
+    pad = " " * (indent + 1)
+    if isinstance(value, dict) and value:
+        body = ",\n".join(
+            f"{pad}{json.dumps(str(k))}: {encode(v, indent + 1)}" for k, v in value.items()
+        )
+        return "{\n" + body + "\n" + " " * indent + "}"
+    if isinstance(value, list | tuple) and value:
+        if all(not isinstance(v, dict | list | tuple) for v in value):
+            return json.dumps(list(value), allow_nan=False)
+        body = ",\n".join(pad + encode(v, indent + 1) for v in value)
+        return "[\n" + body + "\n" + " " * indent + "]"
+    return json.dumps(value, allow_nan=False)
+
+
+class Record:
+    """The JSON record of one benchmark run.
+
+    Args:
+        benchmark: the script's name, without ".py".
+        path: the file, or None to keep the record in memory only.
+        device: "cuda" or "cpu". A cpu record is a dry run and never goes under results/.
+        arguments: the options of the run.
+        resume: continue the file where it exists; its machine and versions must be the same.
+
+    Raises:
+        SystemExit: a cpu record under results/, or a file that another machine wrote.
+    """
+
+    def __init__(
+        self,
+        benchmark: str,
+        path: Path | None,
+        *,
+        device: str,
+        arguments: dict[str, Any],
+        resume: bool = False,
+    ) -> None:
+        self.path = path
+        if device == "cpu" and path is not None and "results" in path.resolve().parts:
+            sys.exit(f"{path}: a --device cpu run is a dry run and is not recorded under results/")
+        record = environment(device)
+        self.data: dict[str, Any] = {
+            "benchmark": benchmark,
+            "schema": SCHEMA,
+            "complete": False,
+            "environment": record,
+            "arguments": {
+                k: v.name if isinstance(v, Path) else v for k, v in sorted(arguments.items())
+            },
+            "telemetry": None,
+            "results": {},
+        }
+        if resume and path is not None and path.exists():
+            earlier = load(path)
+            differing = same_machine(earlier["environment"], record)
+            if differing or earlier["benchmark"] != benchmark:
+                what = ", ".join(differing) or "benchmark"
+                sys.exit(f"{path}: recorded elsewhere ({what} differ); choose another --json")
+            self.data["results"] = earlier["results"]
+            self.data["earlier_sessions"] = [
+                *earlier.get("earlier_sessions", []),
+                {"environment": earlier["environment"], "telemetry": earlier["telemetry"]},
+            ]
+
+    @property
+    def results(self) -> dict[str, Any]:
+        results: dict[str, Any] = self.data["results"]
+        return results
+
+    def save(self, *, complete: bool = False, telemetry: dict[str, Any] | None = None) -> None:
+        self.data["complete"] = complete
+        if telemetry is not None:
+            self.data["telemetry"] = telemetry
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(self.path.suffix + ".part")
+        partial.write_text(encode(self.data) + "\n")
+        os.replace(partial, self.path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    data = json.loads(path.read_text())
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA or "environment" not in data:
+        raise ValueError(f"{path}: not a benchmark record of schema {SCHEMA}")
+    return data

@@ -1,0 +1,1 @@
+"""The parts of compare_sampling.py: backends, worker tasks, schedule, analysis and report."""

@@ -1,0 +1,165 @@
+"""Host time of a small convolution: PyTorch's module and ours, block by block in turns."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from common import numbers
+from common.convolution import Call
+from common.timing import synchronize
+
+
+def blocks(
+    calls: Mapping[str, Call], *, device: str, blocks: int, calls_per_block: int, seed: int = 0
+) -> dict[str, dict[str, list[float]]]:
+    """Per-call enqueue time (us) of each call, one value a block; blocks take turns in random
+    order. The device is idle when a block starts and nobody waits inside it.
+
+    A block must launch well under the 1024 kernels or so that CUDA queues before a launch waits
+    for the device. `drain_us` is the wait for the device after the block, per call: near zero
+    where the host sets the pace.
+    """
+    source = random.Random(seed)
+    names = list(calls)
+    times: dict[str, dict[str, list[float]]] = {n: {"us": [], "drain_us": []} for n in names}
+    for call in calls.values():
+        for _ in range(calls_per_block):
+            call()
+        synchronize(device)
+    gc.collect()
+    gc.disable()  # a collection inside a block would be charged to whoever it hits
+    try:
+        for _ in range(blocks):
+            for name in source.sample(names, len(names)):
+                call = calls[name]
+                begin = time.perf_counter()
+                for _ in range(calls_per_block):
+                    call()
+                end = time.perf_counter()
+                synchronize(device)
+                drained = time.perf_counter()
+                times[name]["us"].append((end - begin) / calls_per_block * 1e6)
+                times[name]["drain_us"].append((drained - end) / calls_per_block * 1e6)
+    finally:
+        gc.enable()
+    return times
+
+
+def compared(times: dict[str, dict[str, list[float]]], against: str) -> dict[str, Any]:
+    """Medians, spreads and, paired block by block, ratios to the call `against`."""
+    result: dict[str, Any] = {}
+    base = times[against]["us"]
+    for name, found in times.items():
+        ratios = [a / b for a, b in zip(found["us"], base, strict=True)]
+        low, high = numbers.bootstrap_interval(ratios)
+        result[name] = {
+            "us": {k: numbers.significant(v, 5) for k, v in numbers.spread(found["us"]).items()},
+            "drain_us": numbers.significant(numbers.median(found["drain_us"]), 4),
+            "ratio": numbers.significant(numbers.median(ratios), 5),
+            "ratio_of_medians": numbers.significant(
+                numbers.median(found["us"]) / numbers.median(base), 5
+            ),
+            "ratio_interval_95": [numbers.significant(low, 5), numbers.significant(high, 5)],
+        }
+    return result
+
+
+def module_calls(setting: str, modules: Mapping[str, Any], x: Any) -> dict[str, Call]:
+    """The modules' calls in a setting: no_grad, forward (with grad) or forward_backward; the
+    caller switches gradients off for no_grad, outside the blocks."""
+    import torch
+
+    if setting != "forward_backward":
+        return {name: functools.partial(module, x) for name, module in modules.items()}
+    grad_output = torch.randn_like(next(iter(modules.values()))(x).detach())
+
+    def forward_backward(module: Any) -> Call:
+        inputs = (x, *module.parameters())
+        return lambda: torch.autograd.grad(module(x), inputs, grad_output)
+
+    return {name: forward_backward(module) for name, module in modules.items()}
+
+
+def modules_for(request: dict[str, Any], layout: Any) -> dict[str, Any]:
+    """nn.Conv2d twice (an A/A pair) and ours, by the default mode and by an argument."""
+    import torch
+
+    import cudnn_autotune as ca
+
+    c = request["shape"][1]
+    device, dtype = request["device"], getattr(torch, request["dtype"])
+    options = {"padding": request["kernel"] // 2, "bias": request["bias"]}
+
+    def build(kind: Any, **more: Any) -> Any:
+        module = kind(c, request["filters"], request["kernel"], **options, **more)
+        return module.to(device=device, dtype=dtype, memory_format=layout)
+
+    return {
+        "pytorch": build(torch.nn.Conv2d),
+        "pytorch, again": build(torch.nn.Conv2d),
+        "ours": build(ca.Conv2d),
+        "ours, sampling=": build(ca.Conv2d, sampling=request["sampling"]),
+    }
+
+
+def functional_calls(request: dict[str, Any], module: Any, x: Any) -> dict[str, Call]:
+    import torch.nn.functional as F
+
+    import cudnn_autotune as ca
+
+    weight, bias = module.weight.detach(), module.bias
+    bias = None if bias is None else bias.detach()
+    padding = request["kernel"] // 2
+
+    functions: dict[str, Any] = {
+        "pytorch": F.conv2d,
+        "pytorch, again": F.conv2d,
+        "ours": ca.functional.conv2d,
+    }
+    return {
+        name: functools.partial(function, x, weight, bias, 1, padding)
+        for name, function in functions.items()
+    }
+
+
+def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The worker: one record per layout and setting."""
+    import torch
+
+    import cudnn_autotune as ca
+
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
+    ca.set_sampling(request["sampling"])
+    for name in request["layouts"]:
+        layout = getattr(torch, "channels_last" if name == "channels_last" else "contiguous_format")
+        x = torch.randn(*request["shape"], device=request["device"])
+        x = x.to(getattr(torch, request["dtype"])).contiguous(memory_format=layout)
+        modules = modules_for(request, layout)
+        for setting in request["settings"]:
+            per_block = request["calls"]
+            if setting == "functional":
+                calls = functional_calls(request, modules["pytorch"], x)
+            else:
+                needs_grad = setting == "forward_backward"
+                calls = module_calls(setting, modules, x.clone().requires_grad_(needs_grad))
+                if needs_grad:  # about eight times the launches of a forward call
+                    per_block = max(1, per_block // 4)
+            with torch.set_grad_enabled(setting in ("forward", "forward_backward")):
+                times = blocks(
+                    calls,
+                    device=request["device"],
+                    blocks=request["blocks"],
+                    calls_per_block=per_block,
+                )
+            yield {
+                "layout": name,
+                "setting": setting,
+                "calls_per_block": per_block,
+                "times": compared(times, "pytorch"),
+            }

@@ -1,0 +1,163 @@
+#!/usr/bin/env python
+"""Writes the README's results from the records under benchmarks/results/, and their plots.
+
+Every benchmarks/results/<gpu>/*.json becomes tables between ``<!-- results:begin -->`` and
+``<!-- results:end -->`` of the README and a plot of the same name beside the record. Figures
+without a whole environment record (GPU, driver, versions, commit, command), and dry runs on a
+CPU, are refused. `--check` writes nothing: it exits with 1 where the README does not say
+what the records say, or a plot is missing.
+
+    python benchmarks/render_results.py
+    python benchmarks/render_results.py --check
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from common.environment import ROOT, missing
+from common.record import load
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+HERE = Path(__file__).resolve().parent
+# In the order in which the README shows them; each names a module with tables() and plot().
+BENCHMARKS = {
+    "compare_sampling": "comparison.report",
+    "forum_repro": "forum.report",
+    "call_overhead": "overhead.report",
+}
+
+
+class Refused(Exception):
+    """A record that must not be published; the text says why."""
+
+
+def publishable(path: Path) -> dict[str, Any]:
+    """The record in `path`.
+
+    Raises:
+        Refused: not a record, from a CPU, unknown, or without a whole environment.
+    """
+    try:
+        data = load(path)
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path.name}: {error}") from error
+    if data["benchmark"] not in BENCHMARKS:
+        raise Refused(f"{path.name}: unknown benchmark {data['benchmark']!r}")
+    sessions = [data["environment"]]
+    sessions += [session["environment"] for session in data.get("earlier_sessions", [])]
+    for environment in sessions:
+        if environment.get("device") != "cuda":
+            raise Refused(f"{path.name}: a dry run on a CPU is not a result")
+        if lacking := missing(environment):
+            raise Refused(f"{path.name}: its environment record lacks {', '.join(lacking)}")
+    if not data.get("telemetry"):
+        raise Refused(f"{path.name}: no clock, power and temperature readings")
+    return data
+
+
+def cudnn_text(number: int) -> str:
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def origin(data: dict[str, Any]) -> str:
+    """One line: which GPU, in what state, with which versions, from which code and command."""
+    e, t = data["environment"], data["telemetry"]
+    clock, power, heat = t["sm_clock_mhz"], t["power_w"], t["temperature_c"]
+    limit = e.get("clocks_and_limits", {}).get("power_limit_w")
+    parts = [
+        f"{e['gpu']}, driver {e['driver']}, CUDA {e['cuda']}, cuDNN {cudnn_text(int(e['cudnn']))}, "
+        f"frontend {e['cudnn_frontend']}, torch {e['torch']}, Python {e['python']}, "
+        f"commit {e['commit'][:10]}{' with local changes' if e['dirty'] else ''}, {e['date'][:10]}"
+    ]
+    if clock:
+        top = e.get("clocks_and_limits", {}).get("max_sm_clock_mhz")
+        parts.append(f"SM clock {clock['min']:.0f} to {clock['max']:.0f} MHz (highest {top})")
+    if power:
+        parts.append(f"power up to {power['max']:.0f} W" + (f" of {limit:.0f}" if limit else ""))
+    if heat:
+        parts.append(f"{heat['min']:.0f} to {heat['max']:.0f} °C")
+    slowed = {k: v for k, v in t["throttle_reasons"].items() if k != "gpu_idle"}
+    if slowed:
+        shares = ", ".join(f"{name} {share * 100:.0f} %" for name, share in slowed.items())
+        parts.append(f"throttle reasons, share of readings: {shares}")
+    if not data["complete"]:
+        parts.append("**incomplete run**")
+    return "; ".join(parts) + f". `{e['command']}`"
+
+
+def plot_path(record: Path) -> Path:
+    return record.with_suffix(".png")
+
+
+def section(results: Path, readme: Path, records: dict[Path, dict[str, Any]]) -> str:
+    """The README's text between the markers."""
+    lines = []
+    order = list(BENCHMARKS)
+    for folder in sorted({path.parent for path in records}):
+        mine = [path for path in records if path.parent == folder]
+        mine.sort(key=lambda path: (order.index(records[path]["benchmark"]), path.name))
+        lines += [f"### {records[mine[0]]['environment']['gpu']}", ""]
+        for path in mine:
+            data = records[path]
+            report = importlib.import_module(BENCHMARKS[data["benchmark"]])
+            link = Path(os.path.relpath(path, readme.parent)).as_posix()
+            picture = Path(os.path.relpath(plot_path(path), readme.parent)).as_posix()
+            lines += [f"#### {path.stem}", ""]
+            for table in report.tables(data):
+                lines += [table.markdown(), ""]
+            lines += [f"![{path.stem}]({picture})", ""]
+            lines += [f"[Record]({link}): {origin(data)}", ""]
+    if not lines:
+        lines = [f"No results are recorded under `{results.name}/` yet.", ""]
+    return "\n".join(["", *lines])
+
+
+def replaced(text: str, new: str) -> str:
+    """`text` with what is between the markers replaced.
+
+    Raises:
+        Refused: the markers are not there, once each and in order.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise Refused(f"the README needs one {BEGIN} and, after it, one {END}")
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + "\n" + new.lstrip("\n") + END + rest.split(END)[1]
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--check", action="store_true", help="write nothing; exit 1 where out of date")
+    p.add_argument("--results", type=Path, default=HERE / "results")
+    p.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    options = p.parse_args()
+    try:
+        paths = sorted(options.results.glob("*/*.json"))
+        records = {path: publishable(path) for path in paths}
+        old = options.readme.read_text()
+        new = replaced(old, section(options.results, options.readme, records))
+    except (Refused, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.check:
+        stale = ["README's results are not what the records say"] if old != new else []
+        stale += [f"{plot_path(q).name} is missing" for q in records if not plot_path(q).exists()]
+        for line in stale:
+            print(f"{line}: run benchmarks/render_results.py", file=sys.stderr)
+        return 1 if stale else 0
+    for path, data in records.items():
+        importlib.import_module(BENCHMARKS[data["benchmark"]]).plot(data, plot_path(path))
+    options.readme.write_text(new)
+    print(f"{options.readme.name}: {len(records)} records")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

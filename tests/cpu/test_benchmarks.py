@@ -1,0 +1,347 @@
+"""The benchmark scripts: a dry run of each on the CPU, and the rules of records and results."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from subprocesses import python
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SCRIPTS = ("forum_repro", "compare_sampling", "call_overhead", "render_results")
+DRY_RUNS = {
+    "forum_repro": "--iterations 5 --direction all --modes pytorch_on_10,till_stable",
+    "compare_sampling": "--cases layer4_3x3/fprop --modes sample_once,pytorch_off --runs 1 "
+    "--rounds 3 --torch-rounds 3 --reference sample_once",
+    "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous --table-size 20 "
+    "--memory-shapes 4 --memory-step 2",
+}
+
+
+def run(script: str, *arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return python(str(BENCHMARKS / f"{script}.py"), *map(str, arguments), **more)
+
+
+@pytest.fixture(scope="module")
+def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the record and the plot of a dry run of each script."""
+    folder = tmp_path_factory.mktemp("dry")
+
+    def dry_run(script: str) -> subprocess.CompletedProcess[str]:
+        files = ("--json", folder / f"{script}.json", "--plot", folder / f"{script}.png")
+        return run(script, "--device", "cpu", *DRY_RUNS[script].split(), *files, cwd=folder)
+
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(dry_run, DRY_RUNS):
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.strip(), "a script prints its table last"
+    return folder
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts' own modules can be imported in this test."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def record(folder: Path, script: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((folder / f"{script}.json").read_text())
+    return data
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(script: str) -> None:
+    done = run(script, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "python benchmarks/" + script in done.stdout
+
+
+@pytest.mark.parametrize("script", DRY_RUNS)
+def test_dry_run_leaves_a_whole_record_and_a_plot(dry_runs: Path, script: str) -> None:
+    data = record(dry_runs, script)
+    assert data["benchmark"] == script
+    assert data["complete"] is True
+    environment = data["environment"]
+    assert environment["device"] == "cpu"
+    assert environment["gpu"] is None
+    for key in ("torch", "python", "package", "date", "command"):
+        assert environment[key], key
+    assert str(dry_runs) not in json.dumps(data), "a record must not name the machine's folders"
+    assert (dry_runs / f"{script}.png").stat().st_size > 5000
+
+
+def test_forum_repro_times_every_iteration(dry_runs: Path) -> None:
+    processes = record(dry_runs, "forum_repro")["results"]["processes"]
+    assert [p["mode"] for p in processes] == ["pytorch_on_10", "till_stable"]
+    for process in processes:
+        assert set(process["directions"]) == {"fprop", "dgrad", "wgrad"}
+        for direction in process["directions"].values():
+            starts, durations = direction["start_ms"], direction["duration_ms"]
+            assert len(durations) == 5
+            assert all(d > 0 for d in durations)
+            assert starts == sorted(starts)
+
+
+def test_compare_sampling_judges_every_pick(dry_runs: Path, modules: None) -> None:
+    from comparison import analysis
+
+    data = record(dry_runs, "compare_sampling")
+    results = data["results"]
+    names = analysis.processes(data["arguments"])
+    assert names == ["sample_once#1", "pytorch_off#1"]
+    (case,) = results["cases"]
+    assert analysis.shared_cases(results, names) == [case]
+    for name in names:
+        regret = analysis.case_regret(results, name, case)
+        assert regret is not None
+        assert regret > 0
+    # A config is 1 times as slow as itself.
+    times = results["oracle"][case]["times_ms"]
+    assert analysis.regret(times, analysis.best_text(times)) == 1
+
+
+def test_compare_sampling_continues_its_record(dry_runs: Path, tmp_path: Path) -> None:
+    before = record(dry_runs, "compare_sampling")
+    copy = tmp_path / "again.json"
+    case = next(iter(before["results"]["cases"]))
+    lost = before["results"]["sampled"]["pytorch_off#1"].pop(case)
+    copy.write_text(json.dumps(before))
+    arguments = DRY_RUNS["compare_sampling"].split()
+    done = run("compare_sampling", "--device", "cpu", *arguments, "--json", copy)
+    assert done.returncode == 0, done.stderr
+    after = json.loads(copy.read_text())
+    assert after["complete"] is True
+    kept = ("scout", "oracle")
+    assert all(after["results"][part] == before["results"][part] for part in kept)
+    new = after["results"]["sampled"].pop("pytorch_off#1")[case]
+    assert set(new) == set(lost)
+    assert new["ratio"] > 0
+    assert len(after["earlier_sessions"]) == 1
+
+
+def test_call_overhead_has_its_three_parts(dry_runs: Path) -> None:
+    results = record(dry_runs, "call_overhead")["results"]
+    assert {r["setting"] for r in results["calls"]} == {
+        "no_grad",
+        "forward",
+        "forward_backward",
+        "functional",
+    }
+    for measured in results["calls"]:
+        assert {"pytorch", "pytorch, again", "ours"} <= set(measured["times"])
+        assert measured["times"]["ours"]["ratio"] > 0
+    assert [step["filled"] for step in results["table"]] == [1, 16, 20]
+    for implementation in ("ours", "pytorch"):
+        grown = results["memory"][implementation]
+        assert [r["shapes"] for r in grown] == [1, 3, 5]
+        assert all(r["resident_kb"]["VmRSS"] > 0 for r in grown)
+
+
+def test_a_dry_run_is_not_recorded_under_results(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "cpu" / "forum_repro.json"
+    done = run("forum_repro", "--device", "cpu", "--json", path)
+    assert done.returncode != 0
+    assert "dry run" in done.stderr
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "named"),
+    [
+        ("forum_repro", ("--modes", "fastest"), "--modes"),
+        ("forum_repro", ("--shape", "64x3x224"), "--shape"),
+        ("forum_repro", ("--groups", "2"), "--groups"),
+        ("compare_sampling", ("--share", "3/2"), "--share"),
+        ("compare_sampling", ("--device", "cpu", "--cases", "no such layer"), "--cases"),
+        ("call_overhead", ("--parts", "everything"), "--parts"),
+    ],
+)
+def test_bad_options_are_named(script: str, arguments: tuple[str, ...], named: str) -> None:
+    done = run(script, *arguments)
+    assert done.returncode != 0
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- what is published ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def published(dry_runs: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """(results folder, README) of records that claim a GPU; they never leave this test."""
+    results = tmp_path / "results"
+    (results / "gpu").mkdir(parents=True)
+    for script in DRY_RUNS:
+        data = record(dry_runs, script)
+        data["environment"].update(
+            device="cuda", gpu="Test GPU", driver="1.0", cuda="13.0", cudnn=91900
+        )
+        data["environment"].update(cudnn_frontend="1.28.0", commit="0" * 40, dirty=False)
+        (results / "gpu" / f"{script}.json").write_text(json.dumps(data))
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- results:begin -->\nSTALE\n<!-- results:end -->\nafter\n")
+    return results, readme
+
+
+def render(results: Path, readme: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return run("render_results", "--results", results, "--readme", readme, *more)
+
+
+def test_rendering_fills_the_readme_and_check_sees_what_changed(
+    published: tuple[Path, Path],
+) -> None:
+    results, readme = published
+    assert render(results, readme, "--check").returncode == 1
+    done = render(results, readme)
+    assert done.returncode == 0, done.stderr
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- results:begin -->\n")
+    assert text.endswith("<!-- results:end -->\nafter\n")
+    assert "STALE" not in text
+    assert "### Test GPU" in text
+    for script in DRY_RUNS:
+        assert f"results/gpu/{script}.json" in text
+        assert (results / "gpu" / f"{script}.png").exists()
+    assert render(results, readme, "--check").returncode == 0
+    readme.write_text(text.replace("Test GPU", "Another GPU"))
+    assert render(results, readme, "--check").returncode == 1
+    readme.write_text(text)
+    (results / "gpu" / "forum_repro.png").unlink()
+    assert render(results, readme, "--check").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"device": "cpu"}, "dry run"),
+        ({"driver": None}, "driver"),
+        ({"commit": ""}, "commit"),
+        ({"cudnn_frontend": None}, "cudnn_frontend"),
+    ],
+)
+def test_figures_without_their_origin_are_refused(
+    published: tuple[Path, Path], change: dict[str, Any], named: str
+) -> None:
+    results, readme = published
+    path = results / "gpu" / "call_overhead.json"
+    data = json.loads(path.read_text())
+    data["environment"].update(change)
+    path.write_text(json.dumps(data))
+    before = readme.read_text()
+    done = render(results, readme)
+    assert done.returncode == 1
+    assert "call_overhead.json" in done.stderr
+    assert named in done.stderr
+    assert readme.read_text() == before
+
+
+def test_the_readme_says_what_the_records_say() -> None:
+    done = run("render_results", "--check")
+    assert done.returncode == 0, done.stderr
+
+
+# ---- parts ----------------------------------------------------------------------------------
+
+
+def test_regret_is_paired_and_pytorch_goes_through_the_reference(modules: None) -> None:
+    from comparison import analysis
+
+    # The second round ran at half the clock: pairing by rounds cancels it.
+    times = {"a": [1.0, 2.0, 1.0], "b": [1.5, 3.0, 1.5]}
+    assert analysis.best_text(times) == "a"
+    assert analysis.regret(times, "b") == pytest.approx(1.5)
+    assert analysis.regret(times, "unknown") is None
+    results = {
+        "oracle": {"case": {"times_ms": times}},
+        "sampled": {"pytorch_off#1": {"case": {"reference_text": "b", "ratio": 0.8}}},
+    }
+    assert analysis.case_regret(results, "pytorch_off#1", "case") == pytest.approx(1.2)
+    results["sampled"]["pytorch_off#1"]["case"]["reference_text"] = "aten"
+    assert analysis.case_regret(results, "pytorch_off#1", "case") is None
+
+
+def test_statistics(modules: None) -> None:
+    from common import numbers
+
+    assert numbers.geometric_mean([1, 4]) == pytest.approx(2)
+    assert numbers.quantile([1, 2, 3, 4], 0.5) == pytest.approx(2.5)
+    assert numbers.quantile([5], 0.95) == 5
+    low, high = numbers.bootstrap_interval([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert 1 <= low <= 3 <= high <= 100
+    assert numbers.significant(1.23456789, 3) == 1.23
+    assert numbers.significant(math.nan) is None
+
+
+def test_a_slow_engine_is_looked_at_once(modules: None) -> None:
+    """Some engines take hundreds of milliseconds: the scout must not time their other configs."""
+    from common.convolution import Case
+    from comparison import tasks
+
+    seconds = {"fast0": 1.0, "fast1": 1.1, "slow0": 300.0, "slow1": 310.0}
+    measured: list[tuple[str, int]] = []
+
+    class Backend:
+        def candidates(self, case: Case) -> list[tuple[str, int]]:
+            return [("fast0", 1), ("slow0", 2), ("fast1", 1), ("slow1", 2)]
+
+        def measure(self, case: Case, texts: list[str], *, rounds: int, **_: Any) -> Any:
+            measured.extend((text, rounds) for text in texts)
+            return {text: [seconds[text]] * rounds for text in texts}, {}
+
+    case = Case("layer", "fprop", (1, 8, 8, 8), (8, 8, 3, 3))
+    options = {"scout_rounds": 3, "scout_target_ms": 0.3, "cache": "hot"}
+    found = tasks.scout(Backend(), case, options)
+    slow = [m for m in measured if m[0].startswith("slow")]
+    assert slow == [("slow0", 1)]
+    assert set(found["rough_ms"]) == {"fast0", "fast1", "slow0"}
+    # slow1, never run, counts as its engine's first config.
+    assert found["sweep_ms"] == pytest.approx(1.0 + 1.1 + 300 + 300, rel=1e-3)
+
+
+def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(
+    modules: None, tmp_path: Path
+) -> None:
+    from common import workers
+
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import json, sys, time\n"
+        f"print({workers.PREFIX!r} + json.dumps(dict(ready=True)))\n"
+        "request = json.loads(sys.stdin.readline())\n"
+        "print('a library says hello')\n"
+        f"print({workers.PREFIX!r} + json.dumps(dict(record=request)))\n"
+        "time.sleep(600)\n"
+    )
+    worker = workers.Worker(script, "sleeper")
+    records = worker.run({"question": 6}, time_limit_s=1.5)
+    assert next(records) == {"question": 6}
+    with pytest.raises(workers.WorkerError, match="sleeper ran past its time limit"):
+        next(records)
+    assert worker.process.poll() is not None
+
+
+def test_layer_list_gives_each_case_once(modules: None) -> None:
+    from common.convolution import load_cases
+
+    cases = load_cases(BENCHMARKS / "layers_small.json")
+    assert len({case.id for case in cases}) == len(cases) > 40
+    assert cases == load_cases(BENCHMARKS / "layers_small.json"), "the order is fixed"
+    for case in cases:
+        assert case.source, case.id
+        assert min(case.output_shape) > 0
+        assert case.weight_shape[1] * case.groups == case.input_shape[1], case.id
+        assert min(case.shrunk().output_shape) > 0
+
+
+def test_gpu_named_by_cuda_visible_devices(modules: None) -> None:
+    from common import telemetry
+
+    assert telemetry.visible_index(None) == 0
+    assert telemetry.visible_index("2,3") == 2
+    assert telemetry.visible_index("GPU-12ab,GPU-34cd") == "GPU-12ab"
+    assert telemetry.reason_names(0x1 | 0x4) == ["gpu_idle", "sw_power_cap"]
