@@ -13,7 +13,9 @@ import importlib
 import importlib.metadata
 import os
 import re
+import shlex
 import site
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -225,7 +227,25 @@ def extension(torch: ModuleType) -> Any:
         define_macros=[(macro, None) for macro in macros] if with_cuda else [],
         libraries=["c10_cuda", "torch_cuda"] if with_cuda else [],
         extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
+        extra_link_args=shared_standard_library(),
     )
+
+
+def shared_standard_library() -> list[str]:
+    """libstdc++.so.6, named before the compiler's own -lstdc++.
+
+    A toolchain that finds only libstdc++.a gives the extension a second copy of the library beside
+    torch's, and the two share what must not be shared: the first stream that formats a number
+    crashes.
+    """
+    name = "libstdc++.so.6"
+    compiler = os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++"
+    command = [*shlex.split(compiler), f"-print-file-name={name}"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [found] if os.path.isabs(found) else []
 
 
 def build_command(torch: ModuleType) -> type[build_ext]:

@@ -82,9 +82,15 @@ at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                       const c10::SymInt& groups) {
   const SplitPadding split(padding, stride.size());
-  const SymInts output_padding(split.both.size(), 0);
-  return at::convolution_symint(split.pad(input), weight, bias, stride, split.both, dilation,
-                                /*transposed=*/false, output_padding, groups);
+  // By rank, as torch.nn.functional does: these say what is wrong in the words that users know.
+  switch (stride.size()) {
+    case 1:
+      return at::conv1d_symint(split.pad(input), weight, bias, stride, split.both, dilation, groups);
+    case 2:
+      return at::conv2d_symint(split.pad(input), weight, bias, stride, split.both, dilation, groups);
+    default:
+      return at::conv3d_symint(split.pad(input), weight, bias, stride, split.both, dilation, groups);
+  }
 }
 
 at::Tensor aten_dgrad(const at::Tensor& grad_output, const at::Tensor& weight,

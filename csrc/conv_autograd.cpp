@@ -1,5 +1,6 @@
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/functorch/DynamicLayer.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
@@ -174,10 +175,16 @@ struct ConvWgrad : torch::autograd::Function<ConvWgrad> {
 };
 
 // torch.func's transforms and forward-mode derivatives know ATen's convolution, and would find no
-// rule, or silent zeros, in ours.
+// rule, or silent zeros, in ours. The thread's functorch state stays behind once a transform was
+// used: what counts is whether one is under way.
+bool in_transform() {
+  return at::functorch::functorchTLSAccessor() != nullptr &&
+         at::functorch::maybeCurrentDynamicLayer().has_value();
+}
+
 bool needs_aten(const at::Tensor& a, const at::Tensor& b,
                 const std::optional<at::Tensor>& c = std::nullopt) {
-  if (at::functorch::functorchTLSAccessor() != nullptr) return true;
+  if (in_transform()) return true;
   const auto is_dual = [](const at::Tensor& t) {
     return t.defined() && t._fw_grad(/*level=*/0).defined();
   };

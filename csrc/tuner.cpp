@@ -70,7 +70,11 @@ CachedPlan& miss(const TuneRequest& request) {
   // stop the one that tunes.
   const WithoutGil without_gil;
   if (auto plan = remembered(key)) return keep(*std::move(plan));
-  if (is_capturing()) return keep({key, heuristic_plan(key), true});
+  if (is_capturing()) {
+    // Padding that differs before and after needs a check of the output, which waits for the GPU.
+    const bool needs_check = key.problem.pre_padding != key.problem.post_padding;
+    return keep({key, needs_check ? nullptr : heuristic_plan(key), true});
+  }
   const std::lock_guard tuning(table.tuning_mutex());
   if (auto plan = remembered(key)) return keep(*std::move(plan));
   TuneResult result = miss_handler()(request);

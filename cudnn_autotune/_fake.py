@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cudnn_autotune import _extension as _extension  # defines the operators
+
 Ints = Sequence[int]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -41,6 +41,11 @@ class Choice:
     """Wall time of the search, plan building included."""
     ranking: tuple[tuple[str, float | None], ...]
     """``(engine text, milliseconds)`` of every candidate ranked, fastest first."""
+    relative_error: float | None
+    """Of the chosen engine's output against a reference (``checking``); None where nothing was
+    searched, or where the operands or the memory did not allow a check."""
+    struck: tuple[tuple[str, float], ...]
+    """``(engine text, relative error)`` of candidates that were faster but wrong."""
 
 
 _lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The engine configs that cuDNN offers for a problem, on a GPU that is here or on one that is not."""
+"""The engine configs that cuDNN offers for a problem, on any GPU, here or not."""
 
 from __future__ import annotations
 

@@ -1,23 +1,28 @@
-"""The miss handler: enumerate -> sample -> remember. On a hit no line of it runs."""
+"""The miss handler: enumerate -> sample -> check -> remember. On a hit no line of it runs."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
+from torch import Tensor
 
 from cudnn_autotune import sampling
 from cudnn_autotune._extension import _C
+from cudnn_autotune.checking import relative_error, tolerance
 from cudnn_autotune.choice_log import ATEN, Choice, record
 from cudnn_autotune.engines import HEURISTIC_MODES, Candidate, query
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.gpu_timer import GpuTimer
-from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.sampling.selection import Selection, Timed
 
 if TYPE_CHECKING:
     from cudnn_autotune import _C as _types
+
+_log = logging.getLogger(__name__)
 
 
 class QueriedCandidates:
@@ -40,15 +45,27 @@ class QueriedCandidates:
         return [c for mode in HEURISTIC_MODES for c in self.of_mode(mode)]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a search came to; without a winner, ATen's convolution serves the problem."""
+
+    ranking: tuple[Timed, ...] = ()
+    total_samples: int = 0
+    winner: Timed | None = None
+    plan: _types.Plan | None = None
+    relative_error: float | None = None
+    struck: tuple[tuple[str, float], ...] = ()
+
+
 def choose(
     native: _types.ConvProblem,
     mode: str,
     workspace_limit: int,
     benchmark_limit: int,
     device: int,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
 ) -> tuple[str, _types.Plan | None]:
     """Chooses an engine for a problem that has none yet; called by C++, one at a time.
 
@@ -64,39 +81,14 @@ def choose(
     start = time.perf_counter()
     problem = ConvProblem.from_native(native)
     limit = None if workspace_limit < 0 else workspace_limit
-    selection: Selection | None = None
-    plans: dict[str, _types.Plan] = {}
-    try:
-        search = _C.EngineSearch.on_device(native, device)
-    except _C.CudnnError:
-        # cuDNN has no such graph at all (float64 in some directions, say): ATen's case.
-        pass
-    else:
-        timer = GpuTimer(search, x, w, y)
-        candidates = QueriedCandidates(search, problem, limit)
-        selection = sampling.get(mode).select(candidates, timer, benchmark_limit)
-        plans = timer.plans
-    choice = _choice(problem, device, mode, limit, benchmark_limit, selection, start)
-    record(choice)
-    return choice.text, plans.get(choice.text)
-
-
-def _choice(
-    problem: ConvProblem,
-    device: int,
-    mode: str,
-    workspace_limit: int | None,
-    benchmark_limit: int,
-    selection: Selection | None,
-    start: float,
-) -> Choice:
-    winner = selection.winner if selection else None
+    outcome = _search(native, problem, mode, limit, benchmark_limit, device, (x, w, y))
+    winner = outcome.winner
     chosen = winner.candidate if winner else None
-    return Choice(
+    choice = Choice(
         problem=problem,
         device=device,
         sampling=mode,
-        workspace_limit=workspace_limit,
+        workspace_limit=limit,
         benchmark_limit=benchmark_limit,
         text=chosen.text if chosen else ATEN,
         engine=chosen.engine if chosen else None,
@@ -104,10 +96,69 @@ def _choice(
         time_ms=winner.time_ms if winner else None,
         workspace_bytes=chosen.workspace_bytes if chosen else 0,
         samples=winner.samples if winner else 0,
-        total_samples=selection.total_samples if selection else 0,
-        candidates=len(selection.ranking) if selection else 0,
+        total_samples=outcome.total_samples,
+        candidates=len(outcome.ranking),
         tuning_ms=(time.perf_counter() - start) * 1e3,
-        ranking=tuple((t.candidate.text, t.time_ms) for t in selection.ranking)
-        if selection
-        else (),
+        ranking=tuple((timed.candidate.text, timed.time_ms) for timed in outcome.ranking),
+        relative_error=outcome.relative_error,
+        struck=outcome.struck,
     )
+    record(choice)
+    _log.debug("%s: %s by %s in %.1f ms", problem.text, choice.text, mode, choice.tuning_ms)
+    return choice.text, outcome.plan
+
+
+def _search(
+    native: _types.ConvProblem,
+    problem: ConvProblem,
+    mode: str,
+    workspace_limit: int | None,
+    benchmark_limit: int,
+    device: int,
+    tensors: tuple[Tensor, Tensor, Tensor],
+) -> Outcome:
+    try:
+        search = _C.EngineSearch.on_device(native, device)
+    except _C.CudnnError as error:
+        # cuDNN has no such graph at all: ATen's case.
+        _log.info("%s: %s", problem.text, error)
+        return Outcome()
+    timer = GpuTimer(search, *tensors)
+    candidates = QueriedCandidates(search, problem, workspace_limit)
+    selection = sampling.get(mode).select(candidates, timer, benchmark_limit)
+    if selection is None:
+        return Outcome()
+    n = problem.spatial_dims
+    asymmetric = problem.padding[:n] != problem.padding[n:]
+    # Where nothing was searched, cuDNN's first plan is what PyTorch runs too, and as unchecked;
+    # but padding that differs before and after is something that PyTorch never hands to cuDNN.
+    if selection.total_samples == 0 and not asymmetric:
+        winner = selection.winner
+        plan = timer.plans[winner.candidate.text]
+        return Outcome(selection.ranking, 0, winner, plan)
+    return _first_right(problem, selection, timer, tensors)
+
+
+def _first_right(
+    problem: ConvProblem,
+    selection: Selection,
+    timer: GpuTimer,
+    tensors: tuple[Tensor, Tensor, Tensor],
+) -> Outcome:
+    """The fastest of ``selection`` whose output is right; those before it are struck."""
+    struck: list[tuple[str, float]] = []
+    for timed in selection.ranking:
+        plan = timer.plans[timed.candidate.text]
+        error = relative_error(problem, plan, *tensors)
+        if error is None or error <= tolerance(problem):
+            return Outcome(
+                selection.ranking, selection.total_samples, timed, plan, error, tuple(struck)
+            )
+        struck.append((timed.candidate.text, error))
+        _log.warning(
+            "%s: %s is wrong (relative error %.3g) and was not chosen",
+            problem.text,
+            timed.candidate.text,
+            error,
+        )
+    return Outcome(selection.ranking, selection.total_samples, struck=tuple(struck))

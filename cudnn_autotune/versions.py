@@ -23,7 +23,7 @@ def environment(device: int | None = None) -> dict[str, Any]:
 
     Returns:
         ``cudnn_autotune``, ``python``, ``torch``, ``cuda``, ``cudnn``, ``cudnn_frontend``
-        (versions; the last three None with a CPU-only torch), ``gpu`` (name), ``compute_capability``,
+        (versions; the last three None with a CPU-only torch), ``gpu``, ``compute_capability``,
         ``multiprocessors`` and ``memory_bytes`` (None where there is no GPU), ``driver`` (None
         where it cannot be read).
     """

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/conv_graph.h"
+#include "core/errata.h"
 #include "core/knob_names.h"
 
 namespace cudnn_autotune {
@@ -94,6 +95,7 @@ bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t 
   if (workspace_limit >= 0 && candidate.workspace_bytes > workspace_limit) return false;
   if (problem.deterministic && has(candidate.numerical_notes, "NONDETERMINISTIC")) return false;
   if (has(candidate.numerical_notes, "DOWN_CONVERT_INPUTS")) return false;
+  if (is_known_wrong(candidate.config, problem)) return false;
   if (problem.dtype == DataType::float32 && !problem.allow_tf32 &&
       has(candidate.numerical_notes, "TENSOR_CORE")) {
     return false;
