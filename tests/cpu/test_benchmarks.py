@@ -15,7 +15,7 @@ from subprocesses import python
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPTS = ("forum_repro", "compare_sampling", "call_overhead", "render_results")
 DRY_RUNS = {
-    "forum_repro": "--iterations 5 --direction all --modes pytorch_on_10,till_stable",
+    "forum_repro": "--iterations 5 --direction all --modes till_stable",
     "compare_sampling": "--cases layer4_3x3/fprop --modes sample_once,pytorch_off --runs 1 "
     "--rounds 3 --torch-rounds 3 --reference sample_once",
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous --table-size 20 "
@@ -29,11 +29,14 @@ def run(script: str, *arguments: str | Path, **more: Any) -> subprocess.Complete
 
 @pytest.fixture(scope="module")
 def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the record and the plot of a dry run of each script."""
+    """A folder with the record of a dry run of each script, and the plot of one: rendering
+    draws them all."""
     folder = tmp_path_factory.mktemp("dry")
 
     def dry_run(script: str) -> subprocess.CompletedProcess[str]:
-        files = ("--json", folder / f"{script}.json", "--plot", folder / f"{script}.png")
+        files: list[str | Path] = ["--json", folder / f"{script}.json"]
+        if script == "forum_repro":
+            files += ["--plot", folder / f"{script}.png"]
         return run(script, "--device", "cpu", *DRY_RUNS[script].split(), *files, cwd=folder)
 
     with ThreadPoolExecutor() as pool:
@@ -62,7 +65,7 @@ def test_help(script: str) -> None:
 
 
 @pytest.mark.parametrize("script", DRY_RUNS)
-def test_dry_run_leaves_a_whole_record_and_a_plot(dry_runs: Path, script: str) -> None:
+def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
     data = record(dry_runs, script)
     assert data["benchmark"] == script
     assert data["complete"] is True
@@ -72,12 +75,15 @@ def test_dry_run_leaves_a_whole_record_and_a_plot(dry_runs: Path, script: str) -
     for key in ("torch", "python", "package", "date", "command"):
         assert environment[key], key
     assert str(dry_runs) not in json.dumps(data), "a record must not name the machine's folders"
-    assert (dry_runs / f"{script}.png").stat().st_size > 5000
+
+
+def test_plot(dry_runs: Path) -> None:
+    assert (dry_runs / "forum_repro.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_forum_repro_times_every_iteration(dry_runs: Path) -> None:
     processes = record(dry_runs, "forum_repro")["results"]["processes"]
-    assert [p["mode"] for p in processes] == ["pytorch_on_10", "till_stable"]
+    assert [p["mode"] for p in processes] == ["till_stable"]
     for process in processes:
         assert set(process["directions"]) == {"fprop", "dgrad", "wgrad"}
         for direction in process["directions"].values():
@@ -109,18 +115,16 @@ def test_compare_sampling_continues_its_record(dry_runs: Path, tmp_path: Path) -
     before = record(dry_runs, "compare_sampling")
     copy = tmp_path / "again.json"
     case = next(iter(before["results"]["cases"]))
-    lost = before["results"]["sampled"]["pytorch_off#1"].pop(case)
+    lost = before["results"]["oracle"].pop(case)
     copy.write_text(json.dumps(before))
     arguments = DRY_RUNS["compare_sampling"].split()
     done = run("compare_sampling", "--device", "cpu", *arguments, "--json", copy)
     assert done.returncode == 0, done.stderr
     after = json.loads(copy.read_text())
     assert after["complete"] is True
-    kept = ("scout", "oracle")
-    assert all(after["results"][part] == before["results"][part] for part in kept)
-    new = after["results"]["sampled"].pop("pytorch_off#1")[case]
-    assert set(new) == set(lost)
-    assert new["ratio"] > 0
+    for part in ("cases", "scout", "sampled"):
+        assert after["results"][part] == before["results"][part]
+    assert set(after["results"]["oracle"][case]["times_ms"]) == set(lost["times_ms"])
     assert len(after["earlier_sessions"]) == 1
 
 
