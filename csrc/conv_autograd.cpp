@@ -1,6 +1,5 @@
-#include <ATen/FuncTorchTLS.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/functorch/DynamicLayer.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
@@ -175,11 +174,10 @@ struct ConvWgrad : torch::autograd::Function<ConvWgrad> {
 };
 
 // torch.func's transforms and forward-mode derivatives know ATen's convolution, and would find no
-// rule, or silent zeros, in ours. The thread's functorch state stays behind once a transform was
-// used: what counts is whether one is under way.
+// rule, or silent zeros, in ours. (functorchTLSAccessor() would not do: it stays set on a thread
+// once a transform was used there. This key is included for as long as one is under way.)
 bool in_transform() {
-  return at::functorch::functorchTLSAccessor() != nullptr &&
-         at::functorch::maybeCurrentDynamicLayer().has_value();
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
 bool needs_aten(const at::Tensor& a, const at::Tensor& b,

@@ -36,7 +36,7 @@ class Choice:
     total_samples: int
     """Timed launches of all candidates."""
     candidates: int
-    """How many candidates the mode ranked."""
+    """How many candidates were timed."""
     tuning_ms: float
     """Wall time of the search, plan building included."""
     ranking: tuple[tuple[str, float | None], ...]
@@ -71,7 +71,8 @@ def choices() -> list[Choice]:
 
 
 def forget() -> None:
-    """Clears all choices and built plans: the next call of each shape tunes anew."""
+    """Clears all choices, built plans and counts: the next call of each shape tunes anew."""
+    _C.clear_fallbacks()
     if extension_available():
         _C.forget_choices()
     with _lock:
@@ -79,5 +80,5 @@ def forget() -> None:
 
 
 def fallbacks() -> dict[str, int]:
-    """Calls that ATen's own convolution served, by reason, since the process began."""
+    """Calls that ATen's own convolution served, by reason, since :func:`forget`."""
     return dict(_C.fallbacks())

@@ -97,7 +97,7 @@ def choose(
         workspace_bytes=chosen.workspace_bytes if chosen else 0,
         samples=winner.samples if winner else 0,
         total_samples=outcome.total_samples,
-        candidates=len(outcome.ranking),
+        candidates=sum(timed.time_ms is not None for timed in outcome.ranking),
         tuning_ms=(time.perf_counter() - start) * 1e3,
         ranking=tuple((timed.candidate.text, timed.time_ms) for timed in outcome.ranking),
         relative_error=outcome.relative_error,
