@@ -78,14 +78,14 @@ def test_gradients_of_another_size_are_refused(op: str) -> None:
 
 
 def test_a_device_that_is_not_there() -> None:
-    problem = ca.ConvProblem(input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3))
+    problem = ca.ConvProblem("fprop", input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3))
     count = torch.cuda.device_count()
     for device in (count, f"cuda:{count}", torch.device("cuda", count)):
         with pytest.raises((ValueError, RuntimeError), match="device"):
             ca.candidates(problem, device=device)
 
 
-HEADROOM = 96 << 20  # bytes above what is in use, enough for the results but not the workspaces
+HEADROOM = 64 << 20  # bytes above what is in use, enough for the results but not the workspaces
 
 
 @pytest.fixture
@@ -104,35 +104,34 @@ def crowded() -> Iterator[Callable[[], None]]:
     torch.cuda.empty_cache()
 
 
-# fp32 without TF32: FFT and Winograd engines want hundreds of megabytes here.
-HUNGRY = {"input_shape": (16, 64, 64, 64), "weight_shape": (64, 64, 5, 5), "padding": 2}
+# Half types in the contiguous layout: the engines that want channels_last transpose a copy.
+HUNGRY = {"input_shape": (16, 32, 64, 64), "weight_shape": (256, 32, 3, 3), "padding": 1}
 
 
 @pytest.fixture
-def hungry(cudnn_flags: Callable[..., None]) -> tuple[ca.Conv2d, Tensor, list[Tensor]]:
+def hungry() -> tuple[ca.Conv2d, Tensor, list[Tensor]]:
     """The layer, its input, and the right output and gradients."""
-    cudnn_flags(allow_tf32=False)
     for op in ("fprop", "dgrad", "wgrad"):
-        problem = ca.ConvProblem(op=op, dtype=torch.float32, allow_tf32=False, **HUNGRY)
+        problem = ca.ConvProblem(op=op, dtype=torch.float16, **HUNGRY)
         most = max(c.workspace_bytes for c in ca.candidates(problem, device="cuda"))
-        assert most > 2 * HEADROOM, "no engine is hungry: this test could not fail"
-    layer = ca.Conv2d(64, 64, 5, padding=2, bias=False, device="cuda")
-    input = torch.randn(HUNGRY["input_shape"], device="cuda")
+        assert most > HEADROOM, "no engine is hungry: this test could not fail"
+    layer = ca.Conv2d(32, 256, 3, padding=1, bias=False, device="cuda", dtype=torch.float16)
+    input = torch.randn(HUNGRY["input_shape"], device="cuda", dtype=torch.float16)
     exact = nn.functional.conv2d
     leaf, weight = input.cpu().double().requires_grad_(), layer.weight.detach().cpu().double()
     weight.requires_grad_()
-    output = exact(leaf, weight, padding=2)
+    output = exact(leaf, weight, padding=1)
     return layer, input, [output, *torch.autograd.grad(output.sum(), (leaf, weight))]
 
 
 def check_step(layer: ca.Conv2d, input: Tensor, right: list[Tensor]) -> None:
     leaf = input.detach().requires_grad_()
     output = layer(leaf)
-    ones = torch.ones((), device="cuda").expand_as(output)
+    ones = torch.ones((), device="cuda", dtype=output.dtype).expand_as(output)
     for mine, expected in zip(
         [output, *torch.autograd.grad(output, (leaf, layer.weight), ones)], right, strict=True
     ):
-        assert_close(mine, expected, 2e-5)
+        assert_close(mine, expected, 5e-3)
 
 
 @pytest.mark.parametrize("mode", ["heuristic", "sample_once"])

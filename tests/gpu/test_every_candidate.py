@@ -113,7 +113,6 @@ WRONG_OPERANDS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "order": lambda a, b: (b, a),
     "dtype": lambda a, b: (a.float(), b),
     "device": lambda a, b: (a.cpu(), b),
-    "layout": lambda a, b: (a.contiguous(), b),
 }
 
 
