@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,8 @@ def test_candidates_are_distinct_ranked_and_described(name: str, op: str, gpu: s
         assert isinstance(c.workspace_bytes, int)
         assert c.workspace_bytes >= 0
         assert isinstance(c.notes, tuple)
-        assert all(isinstance(note, str) and note == note.upper() for note in c.notes)
+        # cuDNN's names without their prefix: TENSOR_CORE, WINOGRAD_TILE_4x4, ...
+        assert all(isinstance(n, str) and not n.startswith("CUDNN") for n in c.notes)
         assert set(c.notes) == {*c.numerical_notes, *c.behavior_notes}
 
 
@@ -64,6 +64,7 @@ def test_heuristic_modes_overlap_and_are_merged(op: str, gpu: str) -> None:
     for c in offered("resnet_fp16_nhwc", op, gpu):
         by_mode[c.heuristic_mode] += 1
     assert by_mode["A"] > by_mode["B"]
+    assert by_mode["FALLBACK"] > 0
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -123,14 +124,6 @@ def test_a_path_is_a_device(tmp_path: Path) -> None:
     assert [c.text for c in ca.candidates(problem, device=str(as_t4))] == [
         c.text for c in offered("resnet_fp16_nhwc", "fprop", "t4")
     ]
-
-
-@pytest.mark.parametrize("gpu_name", SHIPPED_GPUS)
-def test_property_files_describe_their_gpu(gpu_name: str) -> None:
-    properties = json.loads((Path(ca.__file__).parent / "devices" / f"{gpu_name}.json").read_text())
-    assert gpu_name.upper() in properties["deviceName"].upper()
-    compute_capability = {"h200": 900, "h100": 900, "a100": 800, "l4": 890, "t4": 750}
-    assert properties["deviceVer"] == compute_capability[gpu_name]
 
 
 def test_a_text_of_another_gpu_does_not_build_silently() -> None:

@@ -112,6 +112,6 @@ def test_any_text_is_read_exactly_or_refused(text: str) -> None:
 
 @pytest.mark.search
 def test_a_malformed_text_is_refused_where_a_plan_is_built() -> None:
-    problem = ca.ConvProblem(input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3))
+    problem = ca.ConvProblem("fprop", input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3))
     with pytest.raises(ValueError, match="engine 67"):
         ca.build_plan(problem, "engine 67", device="h200")

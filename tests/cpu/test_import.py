@@ -33,7 +33,7 @@ def test_searching_for_an_absent_gpu_initialises_no_cuda() -> None:
         pytest.skip("needs cuDNN, so a CUDA build of torch")
     code = (
         "import torch, cudnn_autotune as ca;"
-        "p = ca.ConvProblem(input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3));"
+        "p = ca.ConvProblem('fprop', input_shape=(2, 8, 9, 9), weight_shape=(8, 8, 3, 3));"
         "assert ca.candidates(p, device='l4');"
         "print(torch.cuda.is_initialized())"
     )
@@ -59,15 +59,9 @@ def test_import_adds_little_to_torchs() -> None:
 
 
 def test_version() -> None:
-    assert ca.__version__
     done = command_line("--version")
     assert done.returncode == 0, done.stderr
-    assert ca.__version__ in done.stdout
-    try:
-        installed = importlib.metadata.version("cudnn_autotune")
-    except importlib.metadata.PackageNotFoundError:
-        return  # built in place, not installed
-    assert installed == ca.__version__
+    assert importlib.metadata.version("cudnn_autotune") in done.stdout
 
 
 def test_demo_without_a_gpu(tmp_path: Path) -> None:
@@ -93,7 +87,7 @@ def test_environment_names_the_versions() -> None:
     found = ca.environment()
     assert {"gpu", "driver", "cuda", "cudnn", "cudnn_frontend", "torch"} <= found.keys()
     assert torch.__version__ in str(found["torch"])
-    assert ca.__version__ in {str(v) for v in found.values()}
+    assert found["cudnn_autotune"] == importlib.metadata.version("cudnn_autotune")
     if ca.extension_available():
         version = torch.backends.cudnn.version()
         assert f"{version // 10000}.{version // 100 % 100}" in str(found["cudnn"])

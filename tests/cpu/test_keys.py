@@ -22,6 +22,7 @@ BASE: dict[str, Any] = {
     "deterministic": False,
     "allow_tf32": True,
     "allow_reduced_precision": True,
+    "alignment": (32, 32, 32),
 }
 
 # Each entry changes one field, every element of the tuples included.
@@ -53,6 +54,9 @@ CHANGES: list[dict[str, Any]] = [
     {"deterministic": True},
     {"allow_tf32": False},
     {"allow_reduced_precision": False, "dtype": torch.float16},
+    {"alignment": (16, 32, 32)},
+    {"alignment": (32, 16, 32)},
+    {"alignment": (32, 32, 16)},
     {"input_shape": (2, 8, 120), "weight_shape": (8, 8, 3), "stride": 1, "padding": 1,
      "dilation": 1},
     {"input_shape": (2, 8, 1, 10, 12), "weight_shape": (8, 8, 1, 3, 3), "stride": 1,
@@ -92,6 +96,17 @@ def test_equal_problems_are_equal_everywhere() -> None:
     assert hash(one) == hash(other)
     assert one.text == other.text
     assert {one: "choice"}[other] == "choice"
+
+
+@pytest.mark.parametrize(
+    ("flag", "dtype"),
+    [("allow_tf32", torch.float16), ("allow_reduced_precision", torch.float32)],
+    ids=str,
+)
+def test_a_flag_that_says_nothing_is_not_part_of_the_key(flag: str, dtype: torch.dtype) -> None:
+    """TF32 exists for float32 only, partial sums in 16 bits for the 16-bit types only."""
+    without = ca.ConvProblem(**{**BASE, "dtype": dtype, flag: False})
+    assert without == ca.ConvProblem(**{**BASE, "dtype": dtype})
 
 
 @pytest.mark.search

@@ -51,6 +51,8 @@ GOOD: dict[str, Any] = {
         ("dtype", "float16"),
         ("memory_format", torch.preserve_format),
         ("memory_format", torch.channels_last_3d),
+        ("alignment", (32, 32)),
+        ("alignment", (32, 32, 24)),
     ],
 )
 def test_bad_values_are_named(argument: str, value: Any) -> None:
@@ -66,13 +68,13 @@ def test_allowed_ops_are_named() -> None:
 
 def test_output_channels_must_divide_by_groups() -> None:
     with pytest.raises(ValueError, match=r"weight_shape|groups"):
-        ca.ConvProblem(input_shape=(2, 8, 9, 9), weight_shape=(7, 4, 3, 3), groups=2)
+        ca.ConvProblem(op="fprop", input_shape=(2, 8, 9, 9), weight_shape=(7, 4, 3, 3), groups=2)
 
 
 def test_kernel_larger_than_the_padded_input() -> None:
-    ca.ConvProblem(input_shape=(2, 4, 4, 4), weight_shape=(4, 4, 6, 6), padding=1)
+    ca.ConvProblem(op="fprop", input_shape=(2, 4, 4, 4), weight_shape=(4, 4, 6, 6), padding=1)
     with pytest.raises(ValueError, match=r"weight_shape|input_shape"):
-        ca.ConvProblem(input_shape=(2, 4, 4, 4), weight_shape=(4, 4, 7, 7), padding=1)
+        ca.ConvProblem(op="fprop", input_shape=(2, 4, 4, 4), weight_shape=(4, 4, 7, 7), padding=1)
 
 
 def test_same_padding_needs_unit_stride() -> None:
@@ -107,7 +109,7 @@ def geometries(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(geometries())
 def test_output_shape_is_pytorchs(geometry: dict[str, Any]) -> None:
-    problem = ca.ConvProblem(**geometry)
+    problem = ca.ConvProblem(op="fprop", **geometry)
     output = convolution(
         torch.empty(problem.input_shape, device="meta"),
         torch.empty(problem.weight_shape, device="meta"),
@@ -124,7 +126,7 @@ def test_output_shape_is_pytorchs(geometry: dict[str, Any]) -> None:
 @given(geometries(), st.sampled_from(["same", "valid"]))
 def test_named_padding_is_pytorchs(geometry: dict[str, Any], padding: str) -> None:
     geometry = {**geometry, "padding": padding, "stride": 1}
-    problem = ca.ConvProblem(**geometry)
+    problem = ca.ConvProblem(op="fprop", **geometry)
     input = torch.randn(problem.input_shape)
     weight = torch.randn(problem.weight_shape)
     expected = CONVOLUTIONS[len(problem.stride)](
@@ -159,7 +161,11 @@ def test_valid_is_no_padding() -> None:
 
 def test_even_same_padding_is_asymmetric() -> None:
     problem = ca.ConvProblem(
-        input_shape=(1, 1, 8, 8), weight_shape=(1, 1, 4, 2), dilation=(1, 3), padding="same"
+        op="fprop",
+        input_shape=(1, 1, 8, 8),
+        weight_shape=(1, 1, 4, 2),
+        dilation=(1, 3),
+        padding="same",
     )
     assert problem.padding == (1, 1, 2, 2)
     assert problem.output_shape == (1, 1, 8, 8)

@@ -9,65 +9,65 @@ from subprocesses import evaluate, python
 
 import cudnn_autotune as ca
 
-SHOW = "import cudnn_autotune as ca; print(ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit())"  # noqa: E501
+VARIABLES = {
+    "CUDNN_AUTOTUNE_SAMPLING": "sample_once",
+    "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "1048576",
+    "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": "7",
+}
+
+
+def settings() -> tuple[str, int | None, int]:
+    return ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit()
 
 
 def test_the_modes() -> None:
     assert ca.SAMPLING_MODES[:4] == ("heuristic", "sample_once", "median_of_three", "till_stable")
 
 
-def test_defaults() -> None:
-    assert evaluate(SHOW) == "till_stable None 0"
-
-
-def test_environment() -> None:
-    env = {
-        "CUDNN_AUTOTUNE_SAMPLING": "sample_once",
-        "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "1048576",
-        "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": "7",
-    }
-    assert evaluate(SHOW, env) == "sample_once 1048576 7"
-
-
-def test_setters_beat_the_environment() -> None:
+def test_default_then_environment_then_setter() -> None:
+    """In processes of their own: the environment is read when the package is imported."""
+    show = "print(ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit());"
     code = (
-        "import cudnn_autotune as ca; ca.set_sampling('heuristic'); ca.set_workspace_limit(5);"
-        "ca.set_benchmark_limit(3);" + SHOW
+        f"import cudnn_autotune as ca; {show} ca.set_sampling('heuristic');"
+        f"ca.set_workspace_limit(5); ca.set_benchmark_limit(3); {show}"
     )
-    env = {
-        "CUDNN_AUTOTUNE_SAMPLING": "sample_once",
-        "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "1048576",
-        "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": "7",
-    }
-    assert evaluate(code, env) == "heuristic 5 3"
+    assert evaluate(code).splitlines() == ["till_stable None 0", "heuristic 5 3"]
+    assert evaluate(code, VARIABLES).splitlines() == ["sample_once 1048576 7", "heuristic 5 3"]
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "allowed"),
-    [
-        ("CUDNN_AUTOTUNE_SAMPLING", "fastest", "till_stable"),
-        ("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", "-1", "-1"),
-        ("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", "lots", "lots"),
-        ("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", "-2", "-2"),
-        ("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", "1.5", "1.5"),
-    ],
-)
-def test_bad_environment_is_named(variable: str, value: str, allowed: str) -> None:
-    done = python("-c", SHOW, env={variable: value})
+def test_bad_environment_stops_the_import() -> None:
+    done = python("-c", "import cudnn_autotune", env={"CUDNN_AUTOTUNE_SAMPLING": "fastest"})
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ValueError")
-    assert variable in last
-    assert allowed in last
+    assert "CUDNN_AUTOTUNE_SAMPLING" in last
+    assert all(mode in last for mode in ca.SAMPLING_MODES)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CUDNN_AUTOTUNE_SAMPLING", "fastest"),
+        ("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", "-1"),
+        ("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", "lots"),
+        ("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", "-2"),
+        ("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", "1.5"),
+        ("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", str(1 << 40)),
+        ("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", str(1 << 70)),
+    ],
+)
+def test_bad_environment_is_named_and_changes_nothing(variable: str, value: str) -> None:
+    before = settings()
+    with pytest.raises(ValueError) as error:
+        ca.settings.read_environment({**VARIABLES, variable: value})
+    assert variable in str(error.value)
+    assert value in str(error.value)
+    assert settings() == before
 
 
 def test_an_empty_environment_variable_says_nothing() -> None:
-    env = {
-        "CUDNN_AUTOTUNE_SAMPLING": "",
-        "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "",
-        "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": "",
-    }
-    assert evaluate(SHOW, env) == "till_stable None 0"
+    ca.settings.read_environment(dict.fromkeys(VARIABLES, ""))
+    assert settings() == ("till_stable", None, 0)
 
 
 def test_context_beats_setters_and_nests() -> None:
@@ -153,3 +153,28 @@ def test_limits_are_integers(value: object) -> None:
         ca.set_workspace_limit(value)  # type: ignore[arg-type]
     with pytest.raises((TypeError, ValueError), match="benchmark_limit"):
         ca.set_benchmark_limit(value)  # type: ignore[arg-type]
+
+
+def test_a_registered_mode_is_a_mode() -> None:
+    from strategies import COUNTING
+
+    ca.sampling.register(COUNTING)  # again: no harm
+    ca.set_sampling(COUNTING.name)
+    assert ca.get_sampling() == COUNTING.name
+    assert ca.Conv2d(4, 6, 3, sampling=COUNTING.name).sampling == COUNTING.name
+    with pytest.raises(ValueError, match=COUNTING.name):
+        ca.set_sampling("fastest")  # it is among the allowed
+
+
+def test_names_of_modes_are_taken_once() -> None:
+    class Impostor:
+        name = "till_stable"
+
+        def select(self, candidates: object, timer: object, benchmark_limit: int) -> None:
+            return None
+
+    with pytest.raises(ValueError, match="till_stable"):
+        ca.sampling.register(Impostor())  # type: ignore[arg-type]
+    Impostor.name = ""
+    with pytest.raises(ValueError, match="name"):
+        ca.sampling.register(Impostor())  # type: ignore[arg-type]

@@ -1,0 +1,55 @@
+"""Sampling modes of the tests' own, registered as users register theirs."""
+
+from __future__ import annotations
+
+import threading
+
+import cudnn_autotune as ca
+from cudnn_autotune.sampling import Candidates, Selection, Timed, Timer
+
+
+class Hungriest:
+    """The candidate that wants the most workspace."""
+
+    name = "test_hungriest"
+
+    def select(
+        self, candidates: Candidates, timer: Timer, benchmark_limit: int
+    ) -> Selection | None:
+        runnable = timer.runnable(candidates.all())
+        most = max(runnable, key=lambda candidate: candidate.workspace_bytes)
+        return Selection((Timed(most, None, 0),), total_samples=0)
+
+
+class Counting:
+    """The first candidate that runs, after a while; counts how often it was asked."""
+
+    name = "test_counting"
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.pause = threading.Event()  # never set: waiting on it takes the whole timeout
+
+    def select(
+        self, candidates: Candidates, timer: Timer, benchmark_limit: int
+    ) -> Selection | None:
+        self.calls += 1
+        self.pause.wait(0.2)  # lets the other threads miss, too
+        first = timer.runnable(candidates.all(), limit=1)
+        return Selection((Timed(first[0], None, 0),), total_samples=0)
+
+
+class Nothing:
+    """Finds that no candidate runs."""
+
+    name = "test_nothing"
+
+    def select(
+        self, candidates: Candidates, timer: Timer, benchmark_limit: int
+    ) -> Selection | None:
+        return None
+
+
+HUNGRIEST, COUNTING, NOTHING = Hungriest(), Counting(), Nothing()
+for _strategy in (HUNGRIEST, COUNTING, NOTHING):
+    ca.sampling.register(_strategy)
