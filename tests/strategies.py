@@ -22,18 +22,24 @@ class Hungriest:
 
 
 class Counting:
-    """The first candidate that runs, after a while; counts how often it was asked."""
+    """The first candidate that runs, after a while; counts how often it was asked.
+
+    Raises ``error`` instead, if there is one.
+    """
 
     name = "test_counting"
 
     def __init__(self) -> None:
         self.calls = 0
+        self.error: Exception | None = None
         self.pause = threading.Event()  # never set: waiting on it takes the whole timeout
 
     def select(
         self, candidates: Candidates, timer: Timer, benchmark_limit: int
     ) -> Selection | None:
         self.calls += 1
+        if self.error is not None:
+            raise self.error
         self.pause.wait(0.2)  # lets the other threads miss, too
         first = timer.runnable(candidates.all(), limit=1)
         return Selection((Timed(first[0], None, 0),), total_samples=0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from references import assert_close
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
@@ -83,73 +82,3 @@ def test_a_device_that_is_not_there() -> None:
     for device in (count, f"cuda:{count}", torch.device("cuda", count)):
         with pytest.raises((ValueError, RuntimeError), match="device"):
             ca.candidates(problem, device=device)
-
-
-HEADROOM = 64 << 20  # bytes above what is in use, enough for the results but not the workspaces
-
-
-@pytest.fixture
-def crowded() -> Iterator[Callable[[], None]]:
-    """A function that leaves HEADROOM bytes to allocate; the limit goes after the test."""
-
-    def crowd() -> None:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        total = torch.cuda.get_device_properties(0).total_memory
-        allowed = torch.cuda.memory_reserved() + HEADROOM
-        torch.cuda.set_per_process_memory_fraction(allowed / total)
-
-    yield crowd
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    torch.cuda.empty_cache()
-
-
-# Half types in the contiguous layout: the engines that want channels_last transpose a copy.
-HUNGRY = {"input_shape": (16, 32, 64, 64), "weight_shape": (256, 32, 3, 3), "padding": 1}
-
-
-@pytest.fixture
-def hungry() -> tuple[ca.Conv2d, Tensor, list[Tensor]]:
-    """The layer, its input, and the right output and gradients."""
-    for op in ("fprop", "dgrad", "wgrad"):
-        problem = ca.ConvProblem(op=op, dtype=torch.float16, **HUNGRY)
-        most = max(c.workspace_bytes for c in ca.candidates(problem, device="cuda"))
-        assert most > HEADROOM, "no engine is hungry: this test could not fail"
-    layer = ca.Conv2d(32, 256, 3, padding=1, bias=False, device="cuda", dtype=torch.float16)
-    input = torch.randn(HUNGRY["input_shape"], device="cuda", dtype=torch.float16)
-    exact = nn.functional.conv2d
-    leaf, weight = input.cpu().double().requires_grad_(), layer.weight.detach().cpu().double()
-    weight.requires_grad_()
-    output = exact(leaf, weight, padding=1)
-    return layer, input, [output, *torch.autograd.grad(output.sum(), (leaf, weight))]
-
-
-def check_step(layer: ca.Conv2d, input: Tensor, right: list[Tensor]) -> None:
-    leaf = input.detach().requires_grad_()
-    output = layer(leaf)
-    ones = torch.ones((), device="cuda", dtype=output.dtype).expand_as(output)
-    for mine, expected in zip(
-        [output, *torch.autograd.grad(output, (leaf, layer.weight), ones)], right, strict=True
-    ):
-        assert_close(mine, expected, 5e-3)
-
-
-@pytest.mark.parametrize("mode", ["heuristic", "sample_once"])
-def test_tuning_where_workspaces_cannot_be_had(
-    mode: str, hungry: tuple[ca.Conv2d, Tensor, list[Tensor]], crowded: Callable[[], None]
-) -> None:
-    layer, input, right = hungry
-    layer.sampling = mode
-    crowded()
-    check_step(layer, input, right)
-
-
-def test_running_where_the_chosen_workspace_cannot_be_had(
-    hungry: tuple[ca.Conv2d, Tensor, list[Tensor]], crowded: Callable[[], None]
-) -> None:
-    """Tuned with all the memory there is; by the second call it is gone."""
-    layer, input, right = hungry
-    layer.sampling = "sample_once"
-    check_step(layer, input, right)
-    crowded()
-    check_step(layer, input, right)

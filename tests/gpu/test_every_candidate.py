@@ -127,6 +127,14 @@ def test_operands_that_do_not_fit_are_refused(what: str) -> None:
     assert error <= tolerance(problem.dtype)
 
 
+def test_operands_may_have_any_layout() -> None:
+    problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
+    text = ca.candidates(problem, device="cuda")[0].text
+    a, b = random_operands(problem, "cuda")
+    expected = ca.execute(problem, text, a, b)
+    assert torch.equal(ca.execute(problem, text, a.contiguous(), b.contiguous()), expected)
+
+
 def test_measure_times_what_execute_runs() -> None:
     problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
     texts = [c.text for c in ca.candidates(problem, device="cuda")[:3]]

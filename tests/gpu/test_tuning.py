@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from references import assert_close
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -60,7 +61,6 @@ def test_every_mode_makes_a_documented_choice(mode: str, operands: tuple[Tensor,
     if mode == "heuristic":
         assert choice.time_ms is None
         assert (choice.samples, choice.total_samples, choice.candidates) == (0, 0, 0)
-        assert not choice.ranking
         return
     assert choice.time_ms is not None
     assert 0 < choice.time_ms < 1000
@@ -73,7 +73,11 @@ def test_every_mode_makes_a_documented_choice(mode: str, operands: tuple[Tensor,
     times = [time for _, time in choice.ranking]
     assert times == sorted(times)
     assert {text for text, _ in choice.ranking} <= offered.keys()
-    assert 0.5 * len(offered) <= choice.candidates <= len(offered)
+    # cuDNN's own search drops plans whose times are equal.
+    assert 3 <= choice.candidates <= len(offered)
+    assert choice.relative_error is not None
+    assert choice.relative_error < 2e-3
+    assert not choice.struck
 
 
 def test_the_default_mode_is_till_stable(operands: tuple[Tensor, Tensor]) -> None:
@@ -120,8 +124,8 @@ def test_benchmark_limit(mode: str, limit: int, operands: tuple[Tensor, Tensor])
     with ca.use_sampling(mode, benchmark_limit=limit):
         ca.functional.conv2d(*operands)
     choice = only_choice()
-    assert choice.candidates == limit
-    assert len(choice.ranking) <= limit
+    assert 1 <= choice.candidates <= limit
+    assert len(choice.ranking) == choice.candidates
     ca.functional.conv2d(*operands, sampling=mode)  # another limit is another question
     assert max(c.candidates for c in ca.choices()) > limit
 
@@ -216,10 +220,14 @@ def test_fallbacks_are_counted_with_their_reason(
     for _ in range(3):
         output = ca.functional.conv2d(*operands)
     cudnn_flags(enabled=True)
-    torch.testing.assert_close(output, expected, rtol=1e-2, atol=1e-1)
+    assert_close(output, expected, 4e-3)
     ((reason, count),) = ca.fallbacks().items()
     assert "enabled" in reason
     assert count == 3
     assert ca.choices() == []
     ca.functional.conv2d(operands[0][:0], operands[1])
     assert len(ca.fallbacks()) == 2
+    ca.functional.conv2d(*operands, sampling="heuristic")
+    assert len(ca.fallbacks()) == 2, "cuDNN served this one"
+    ca.forget()
+    assert ca.fallbacks() == {}

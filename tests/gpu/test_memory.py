@@ -1,0 +1,104 @@
+"""Want of memory: another engine, ATen, or an out-of-memory error; never a wrong result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from references import TF32_TOLERANCE, assert_close, random_operands, reference
+from strategies import HUNGRIEST
+from torch import Tensor
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.gpu
+
+# A weight of 36 MiB that most engines copy into another layout first; the results of fprop and
+# dgrad are small beside it.
+HUNGRY: dict[str, Any] = {
+    "input_shape": (1, 1024, 8, 8),
+    "weight_shape": (1024, 1024, 3, 3),
+    "padding": 1,
+    "dtype": torch.float32,
+}
+HEADROOM = 24 << 20  # bytes left for all but the result
+
+
+@pytest.fixture
+def crowd() -> Iterator[Callable[[int], None]]:
+    """``crowd(bytes)`` leaves only so many to allocate; the limit goes after the test."""
+
+    def leave(room: int) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
+
+    yield leave
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(params=["fprop", "dgrad", "wgrad"])
+def problem(request: pytest.FixtureRequest) -> ca.ConvProblem:
+    problem = ca.ConvProblem(op=request.param, **HUNGRY)
+    first, *_ = ca.candidates(problem, device="cuda")
+    assert first.workspace_bytes > HEADROOM, "the first engine is not hungry: nothing is tested"
+    return problem
+
+
+def run(problem: ca.ConvProblem, a: Tensor, b: Tensor, sampling: str) -> Tensor:
+    geometry = ([1, 1], [1, 1], [1, 1], 1, sampling)
+    if problem.op == "fprop":
+        return torch.ops.cudnn_autotune.conv_fprop(a, b, None, *geometry)
+    if problem.op == "dgrad":
+        return torch.ops.cudnn_autotune.conv_dgrad(a, b, problem.input_shape, *geometry)
+    return torch.ops.cudnn_autotune.conv_wgrad(a, b, problem.weight_shape, *geometry)
+
+
+def result_bytes(problem: ca.ConvProblem) -> int:
+    return 4 * (1024 * 1024 * 9 if problem.op == "wgrad" else 1024 * 64)
+
+
+@pytest.mark.parametrize("mode", ["heuristic", "sample_once"])
+def test_tuning_where_workspaces_cannot_be_had(
+    mode: str, problem: ca.ConvProblem, crowd: Callable[[int], None]
+) -> None:
+    a, b = random_operands(problem, "cuda")
+    right = reference(problem, a, b)
+    crowd(result_bytes(problem) + HEADROOM)
+    output = run(problem, a, b, mode)
+    assert_close(output, right, TF32_TOLERANCE, problem.op)
+
+
+def test_running_where_the_chosen_workspace_cannot_be_had(
+    problem: ca.ConvProblem, crowd: Callable[[int], None]
+) -> None:
+    """Tuned with all the memory there is; by the second call it is gone, by the third back."""
+    a, b = random_operands(problem, "cuda")
+    right = reference(problem, a, b)
+    output = run(problem, a, b, HUNGRIEST.name)
+    assert_close(output, right, TF32_TOLERANCE, problem.op)
+    (choice,) = ca.choices()
+    assert choice.workspace_bytes > HEADROOM
+    del output
+    crowd(result_bytes(problem) + HEADROOM)
+    output = run(problem, a, b, HUNGRIEST.name)
+    assert_close(output, right, TF32_TOLERANCE, problem.op)
+    assert any("workspace" in reason for reason in ca.fallbacks())
+    del output
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    output = run(problem, a, b, HUNGRIEST.name)
+    assert_close(output, right, TF32_TOLERANCE, problem.op)
+
+
+def test_a_result_that_cannot_be_had_is_out_of_memory(crowd: Callable[[int], None]) -> None:
+    """As PyTorch: the caller's error, not a fallback."""
+    input = torch.randn(1, 8, 64, 64, device="cuda")
+    weight = torch.randn(8192, 8, 1, 1, device="cuda")  # an output of 128 MiB
+    crowd(HEADROOM)
+    for convolution in (torch.nn.functional.conv2d, ca.functional.conv2d):
+        with pytest.raises(torch.OutOfMemoryError):
+            convolution(input, weight)
