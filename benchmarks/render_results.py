@@ -30,6 +30,7 @@ BENCHMARKS = {
     "compare_sampling": "comparison.report",
     "forum_repro": "forum.report",
     "call_overhead": "overhead.report",
+    "gpu_tests": "suite.report",
 }
 
 

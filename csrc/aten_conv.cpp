@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <array>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -16,10 +17,16 @@ struct SplitPadding {
   SymInts both;   // for ATen's convolution, one entry a spatial dimension
   SymInts extra;  // for constant_pad_nd: last dimension first, (before, after) each; empty: none
 
-  SplitPadding(c10::SymIntArrayRef padding, size_t spatial_dims) {
-    TORCH_CHECK_VALUE(padding.size() == spatial_dims || padding.size() == 2 * spatial_dims,
-                      "padding must have ", spatial_dims, " or ", 2 * spatial_dims,
-                      " entries, got ", padding.size());
+  SplitPadding(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+               c10::SymIntArrayRef dilation, size_t spatial_dims) {
+    const auto check = [&](const char* name, size_t size, size_t most) {
+      TORCH_CHECK_VALUE(size == spatial_dims || size == most, name, " must have ", spatial_dims,
+                        most == spatial_dims ? "" : " or " + std::to_string(most),
+                        " entries, got ", size);
+    };
+    check("stride", stride.size(), spatial_dims);
+    check("dilation", dilation.size(), spatial_dims);
+    check("padding", padding.size(), 2 * spatial_dims);
     if (padding.size() == spatial_dims) {
       both = padding.vec();
       return;
@@ -56,6 +63,12 @@ struct SplitPadding {
   }
 };
 
+size_t spatial_dims(int64_t weight_dims) {
+  TORCH_CHECK_VALUE(weight_dims >= 3 && weight_dims <= 5,
+                    "weight must have 3 to 5 dimensions, got ", weight_dims);
+  return static_cast<size_t>(weight_dims - 2);
+}
+
 at::Tensor backward(const at::Tensor& grad_output, const at::Tensor& input,
                     const at::Tensor& weight, c10::SymIntArrayRef stride, const SymInts& padding,
                     c10::SymIntArrayRef dilation, const c10::SymInt& groups, bool of_input) {
@@ -81,7 +94,7 @@ at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                       const c10::SymInt& groups) {
-  const SplitPadding split(padding, stride.size());
+  const SplitPadding split(stride, padding, dilation, spatial_dims(weight.dim()));
   // By rank, as torch.nn.functional does: these say what is wrong in the words that users know.
   switch (stride.size()) {
     case 1:
@@ -97,7 +110,7 @@ at::Tensor aten_dgrad(const at::Tensor& grad_output, const at::Tensor& weight,
                       c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                       const c10::SymInt& groups) {
-  const SplitPadding split(padding, stride.size());
+  const SplitPadding split(stride, padding, dilation, spatial_dims(weight.dim()));
   const auto input = placeholder(split.padded_size(input_size), grad_output, weight);
   return split.unpad(backward(grad_output, input, weight, stride, split.both, dilation, groups,
                               /*of_input=*/true),
@@ -108,7 +121,8 @@ at::Tensor aten_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
                       c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                       const c10::SymInt& groups) {
-  const SplitPadding split(padding, stride.size());
+  const SplitPadding split(stride, padding, dilation,
+                           spatial_dims(static_cast<int64_t>(weight_size.size())));
   const auto weight = placeholder(weight_size, grad_output, input);
   return backward(grad_output, split.pad(input), weight, stride, split.both, dilation, groups,
                   /*of_input=*/false);

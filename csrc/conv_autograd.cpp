@@ -4,8 +4,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
-#include <string>
-#include <tuple>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,14 +19,14 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// The geometry and policy that a backward needs, in two entries of the context: each entry costs
-// a hash-map insertion on the path of every call that needs a gradient.
+// The geometry and policy that a backward needs, in one entry of the context: each entry costs a
+// hash-map insertion on the path of every call that needs a gradient.
 struct Arguments {
-  static constexpr std::ptrdiff_t kHeader = 4;
+  static constexpr std::ptrdiff_t kHeader = 5;
 
   std::vector<c10::SymInt> stride, padding, dilation;
   c10::SymInt groups;
-  std::string sampling;
+  std::string_view sampling;
   int64_t workspace_limit = -1;
   bool has_bias = false;  // whether the forward has a third edge
 
@@ -42,25 +41,25 @@ struct Arguments {
     packed.emplace_back(static_cast<int64_t>(stride.size()));
     packed.emplace_back(policy.workspace_limit);
     packed.emplace_back(static_cast<int64_t>(has_bias));
+    packed.emplace_back(static_cast<int64_t>(policy.sampling));
     packed.push_back(groups);
     packed.insert(packed.end(), stride.begin(), stride.end());
     packed.insert(packed.end(), dilation.begin(), dilation.end());
     packed.insert(packed.end(), padding.begin(), padding.end());
-    ctx->saved_data["geometry"] = std::move(packed);
-    ctx->saved_data["sampling"] = static_cast<int64_t>(policy.sampling);
+    ctx->saved_data["arguments"] = std::move(packed);
   }
 
   explicit Arguments(AutogradContext* ctx) {
-    const auto packed = ctx->saved_data["geometry"].toSymIntVector();
+    const auto packed = ctx->saved_data["arguments"].toSymIntVector();
     const auto n = static_cast<std::ptrdiff_t>(packed[0].expect_int());
     workspace_limit = packed[1].expect_int();
     has_bias = packed[2].expect_int() != 0;
-    groups = packed[3];
+    sampling = sampling_name(static_cast<int16_t>(packed[3].expect_int()));
+    groups = packed[4];
     const auto begin = packed.begin() + kHeader;
     stride.assign(begin, begin + n);
     dilation.assign(begin + n, begin + 2 * n);
     padding.assign(begin + 2 * n, packed.end());
-    sampling = sampling_name(static_cast<int16_t>(ctx->saved_data["sampling"].toInt()));
   }
 
   at::Tensor fprop(const at::Tensor& input, const at::Tensor& weight) const {

@@ -1,6 +1,7 @@
 #include <torch/library.h>
 
 #include "aten_conv.h"
+#include "conv_geometry.h"
 #include "conv_ops.h"
 #include "policy.h"
 
@@ -17,19 +18,27 @@ at::Tensor conv_fprop_cpu(const at::Tensor& input, const at::Tensor& weight,
 }
 
 at::Tensor conv_dgrad_cpu(const at::Tensor& grad_output, const at::Tensor& weight,
-                          c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
-                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                          c10::SymInt groups, std::string_view sampling, int64_t workspace_limit) {
+                          at::IntArrayRef input_size, at::IntArrayRef stride,
+                          at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                          std::string_view sampling, int64_t workspace_limit) {
   resolve(sampling, workspace_limit);
-  return aten_dgrad(grad_output, weight, input_size, stride, padding, dilation, groups);
+  check_gradient("conv_dgrad", grad_output,
+                 {input_size, weight.sizes(), stride, padding, dilation, groups});
+  return aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
+                    c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+                    c10::fromIntArrayRefSlow(dilation), groups);
 }
 
 at::Tensor conv_wgrad_cpu(const at::Tensor& grad_output, const at::Tensor& input,
-                          c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
-                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                          c10::SymInt groups, std::string_view sampling, int64_t workspace_limit) {
+                          at::IntArrayRef weight_size, at::IntArrayRef stride,
+                          at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                          std::string_view sampling, int64_t workspace_limit) {
   resolve(sampling, workspace_limit);
-  return aten_wgrad(grad_output, input, weight_size, stride, padding, dilation, groups);
+  check_gradient("conv_wgrad", grad_output,
+                 {input.sizes(), weight_size, stride, padding, dilation, groups});
+  return aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
+                    c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
+                    c10::fromIntArrayRefSlow(dilation), groups);
 }
 
 }  // namespace

@@ -2,22 +2,24 @@
 
 #include <c10/util/Exception.h>
 
+#include <array>
 #include <atomic>
-#include <deque>
 #include <mutex>
 
 namespace cudnn_autotune {
 namespace {
 
+constexpr size_t kMostNames = 100;
+
+// Only ever appended to: those below `names_size` are read without the lock.
 std::mutex names_mutex;
-std::deque<std::string> names;  // a deque: references stay valid
+std::array<std::string, kMostNames> names;
 std::atomic<int16_t> names_size{0};
 
 std::atomic<int16_t> default_sampling{0};
 std::atomic<int64_t> default_workspace_limit{-1};
 std::atomic<int32_t> default_benchmark_limit{0};
 
-// Names are only ever appended: those below `names_size` are read without the lock.
 int16_t find_name(std::string_view name) {
   const int16_t size = names_size.load(std::memory_order_acquire);
   for (int16_t id = 0; id < size; ++id) {
@@ -38,20 +40,21 @@ int16_t register_sampling(const std::string& name) {
   const std::lock_guard lock(names_mutex);
   const int16_t known = find_name(name);
   if (known >= 0) return known;
-  TORCH_CHECK_VALUE(names.size() < 100, "sampling: more than 100 modes are registered");
-  names.push_back(name);
-  names_size.store(static_cast<int16_t>(names.size()), std::memory_order_release);
-  return static_cast<int16_t>(names.size() - 1);
+  const int16_t id = names_size.load(std::memory_order_relaxed);
+  TORCH_CHECK_VALUE(id < static_cast<int16_t>(kMostNames), "sampling: more than ", kMostNames,
+                    " modes are registered");
+  names[id] = name;
+  names_size.store(static_cast<int16_t>(id + 1), std::memory_order_release);
+  return id;
 }
 
 std::vector<std::string> sampling_names() {
-  const std::lock_guard lock(names_mutex);
-  return {names.begin(), names.end()};
+  return {names.begin(), names.begin() + names_size.load(std::memory_order_acquire)};
 }
 
 const std::string& sampling_name(int16_t id) {
-  const std::lock_guard lock(names_mutex);
-  return names.at(id);
+  TORCH_INTERNAL_ASSERT(id >= 0 && id < names_size.load(std::memory_order_acquire));
+  return names[id];
 }
 
 Settings settings() { return {default_sampling, default_workspace_limit, default_benchmark_limit}; }

@@ -17,12 +17,17 @@ namespace {
 constexpr Py_ssize_t kArguments = 9;
 constexpr Py_ssize_t kSpatialDims = 2;
 
-// A tuple of plain ints: 2 of them, or up to `most`.
+// An int for all dimensions, or a tuple of 2 or `most`.
 struct Ints {
   std::array<int64_t, 2 * kSpatialDims> values;
   Py_ssize_t size = 0;
 
   bool read(PyObject* object, Py_ssize_t most) {
+    if (read_int(object, values[0])) {
+      values[1] = values[0];
+      size = kSpatialDims;
+      return values[0] >= 0;
+    }
     if (!PyTuple_CheckExact(object)) return false;
     size = PyTuple_GET_SIZE(object);
     if (size != kSpatialDims && size != most) return false;

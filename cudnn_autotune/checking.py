@@ -54,12 +54,12 @@ def relative_error(
     Returns:
         ``|output - reference| / |reference|`` (infinity where the output has NaN that the
         reference has not); None where nothing can be said: operands that are not finite, or no
-        memory for the reference.
+        memory for the engine's workspace or the reference.
     """
     output = {"fprop": y, "dgrad": x, "wgrad": w}[problem.op]
     output.fill_(math.nan)
-    _C.execute(plan, x, w, y)
     try:
+        _C.execute(plan, x, w, y)
         samples = _some_samples(problem, x.shape[0], x.device)
         reference = _reference(problem, x, w, y, samples)
     except torch.OutOfMemoryError:

@@ -39,8 +39,8 @@ class Choice:
     """How many candidates were timed."""
     tuning_ms: float
     """Wall time of the search, plan building included."""
-    ranking: tuple[tuple[str, float | None], ...]
-    """``(engine text, milliseconds)`` of every candidate ranked, fastest first."""
+    ranking: tuple[tuple[str, float], ...]
+    """``(engine text, milliseconds)`` of every candidate that was timed, fastest first."""
     relative_error: float | None
     """Of the chosen engine's output against a reference (``checking``); None where nothing was
     searched, or where the operands or the memory did not allow a check."""

@@ -59,12 +59,16 @@ def cuda_index(device: Device) -> int | None:
         return None
     if isinstance(device, PathLike):
         return None
-    wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    refused = ValueError(
+        f"device must be a CUDA device, {', '.join(devices.names())} or a path to a property "
+        f"file, got {device!r}"
+    )
+    try:
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise refused from error
     if wanted.type != "cuda":
-        raise ValueError(
-            f"device must be a CUDA device, {', '.join(devices.names())} or a path to a property "
-            f"file, got {device!r}"
-        )
+        raise refused
     count = torch.cuda.device_count()
     index = torch.cuda.current_device() if wanted.index is None and count else wanted.index or 0
     if index >= count:
@@ -134,13 +138,13 @@ def candidates(
     return query(search, problem, workspace_limit=workspace_limit, filtered=filtered)
 
 
-def check_workspace_limit(workspace_limit: int | None) -> None:
+def check_workspace_limit(workspace_limit: int | None, argument: str = "workspace_limit") -> None:
     if workspace_limit is None:
         return
     is_int = isinstance(workspace_limit, int) and not isinstance(workspace_limit, bool)
-    if not is_int or workspace_limit < 0:
+    if not is_int or not 0 <= workspace_limit < 2**63:
         raise ValueError(
-            "workspace_limit must be None or a number of bytes of 0 or more, "
+            f"{argument} must be None or a number of bytes from 0 to 2**63 - 1, "
             f"got {workspace_limit!r}"
         )
 

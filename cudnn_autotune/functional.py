@@ -15,6 +15,9 @@ from cudnn_autotune.settings import check_sampling
 
 Ints = int | Sequence[int]
 
+# The short way: NotImplemented for all that `conv2d` has to look at.
+fast_conv2d = _C.conv2d
+
 _SPATIAL_DIMS = 2
 _HAS_CUDA = extension_available()
 
@@ -53,6 +56,12 @@ def conv2d(
     Raises:
         ValueError: an unknown mode, a negative limit. RuntimeError, TypeError: as PyTorch.
     """
+    if not torch.compiler.is_compiling():
+        fast = fast_conv2d(
+            input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
+        )
+        if fast is not NotImplemented:
+            return fast
     if sampling is not None:
         check_sampling(sampling)
     check_workspace_limit(workspace_limit)
@@ -94,6 +103,3 @@ def _pair(value: Ints) -> Sequence[int]:
 
 # Seen by torch.fx's symbolic tracer as one call.
 torch.fx.wrap("conv2d")
-
-# The short way of `modules`: NotImplemented for all that `conv2d` has to look at.
-fast_conv2d = _C.conv2d

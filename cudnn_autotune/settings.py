@@ -35,13 +35,14 @@ def check_sampling(name: object, argument: str = "sampling") -> str:
     return name
 
 
-def _check_benchmark_limit(limit: object) -> int:
+def _check_benchmark_limit(limit: int, argument: str = "benchmark_limit") -> int:
     is_int = isinstance(limit, int) and not isinstance(limit, bool)
-    if not is_int or not 0 <= int(str(limit)) <= _INT32_MAX:
+    if not is_int or not 0 <= limit <= _INT32_MAX:
         raise ValueError(
-            f"benchmark_limit must be a number of candidates, or 0 for all, got {limit!r}"
+            f"{argument} must be a number of candidates up to 2**31 - 1, or 0 for all, "
+            f"got {limit!r}"
         )
-    return int(str(limit))
+    return limit
 
 
 def get_sampling() -> str:
@@ -137,9 +138,10 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
     """
     mode = environ.get("CUDNN_AUTOTUNE_SAMPLING", "").strip() or DEFAULT_SAMPLING
     workspace_limit = _int_of(environ, "CUDNN_AUTOTUNE_WORKSPACE_LIMIT")
+    check_workspace_limit(workspace_limit, "CUDNN_AUTOTUNE_WORKSPACE_LIMIT")
     benchmark_limit = _int_of(environ, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT")
     _set(
         check_sampling(mode, "CUDNN_AUTOTUNE_SAMPLING"),
         workspace_limit,
-        _check_benchmark_limit(benchmark_limit or 0),
+        _check_benchmark_limit(benchmark_limit or 0, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT"),
     )

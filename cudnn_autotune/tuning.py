@@ -99,7 +99,11 @@ def choose(
         total_samples=outcome.total_samples,
         candidates=sum(timed.time_ms is not None for timed in outcome.ranking),
         tuning_ms=(time.perf_counter() - start) * 1e3,
-        ranking=tuple((timed.candidate.text, timed.time_ms) for timed in outcome.ranking),
+        ranking=tuple(
+            (timed.candidate.text, timed.time_ms)
+            for timed in outcome.ranking
+            if timed.time_ms is not None
+        ),
         relative_error=outcome.relative_error,
         struck=outcome.struck,
     )
@@ -146,6 +150,7 @@ def _first_right(
     tensors: tuple[Tensor, Tensor, Tensor],
 ) -> Outcome:
     """The fastest of ``selection`` whose output is right; those before it are struck."""
+    timer.release_workspace()  # the plans take theirs from here on, one at a time
     struck: list[tuple[str, float]] = []
     for timed in selection.ranking:
         plan = timer.plans[timed.candidate.text]

@@ -60,6 +60,9 @@ class GpuTimer:
             result.total_samples,
         )
 
+    def release_workspace(self) -> None:
+        self._workspace = None
+
     def _build(self, candidates: Sequence[Candidate]) -> list[_types.Plan | None]:
         missing = [c for c in candidates if c.text not in self.plans]
         # Precompiled engines build in microseconds; only those compiled at run time (some 0.3 s
