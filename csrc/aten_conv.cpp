@@ -21,8 +21,8 @@ struct SplitPadding {
                c10::SymIntArrayRef dilation, size_t spatial_dims) {
     const auto check = [&](const char* name, size_t size, size_t most) {
       TORCH_CHECK_VALUE(size == spatial_dims || size == most, name, " must have ", spatial_dims,
-                        most == spatial_dims ? "" : " or " + std::to_string(most),
-                        " entries, got ", size);
+                        most == spatial_dims ? "" : " or " + std::to_string(most), " entries, got ",
+                        size);
     };
     check("stride", stride.size(), spatial_dims);
     check("dilation", dilation.size(), spatial_dims);
@@ -85,7 +85,8 @@ at::Tensor placeholder(c10::SymIntArrayRef size, const at::Tensor& first,
                        const at::Tensor& second) {
   const auto format = first.suggest_memory_format();
   const bool is_plain = format == at::MemoryFormat::Contiguous;
-  return at::empty_symint(size, first.options(), is_plain ? second.suggest_memory_format() : format);
+  return at::empty_symint(size, first.options(),
+                          is_plain ? second.suggest_memory_format() : format);
 }
 
 }  // namespace
@@ -98,11 +99,14 @@ at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
   // By rank, as torch.nn.functional does: these say what is wrong in the words that users know.
   switch (stride.size()) {
     case 1:
-      return at::conv1d_symint(split.pad(input), weight, bias, stride, split.both, dilation, groups);
+      return at::conv1d_symint(split.pad(input), weight, bias, stride, split.both, dilation,
+                               groups);
     case 2:
-      return at::conv2d_symint(split.pad(input), weight, bias, stride, split.both, dilation, groups);
+      return at::conv2d_symint(split.pad(input), weight, bias, stride, split.both, dilation,
+                               groups);
     default:
-      return at::conv3d_symint(split.pad(input), weight, bias, stride, split.both, dilation, groups);
+      return at::conv3d_symint(split.pad(input), weight, bias, stride, split.both, dilation,
+                               groups);
   }
 }
 

@@ -29,11 +29,12 @@ at::Tensor conv_fprop_autocast(const at::Tensor& input, const at::Tensor& weight
 }  // namespace cudnn_autotune
 
 TORCH_LIBRARY_IMPL(cudnn_autotune, AutocastCUDA, m) {
-  m.impl("conv_fprop", cudnn_autotune::conv_fprop_autocast<c10::DispatchKey::AutocastCUDA,
-                                                           c10::DeviceType::CUDA>);
+  m.impl(
+      "conv_fprop",
+      cudnn_autotune::conv_fprop_autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);
 }
 
 TORCH_LIBRARY_IMPL(cudnn_autotune, AutocastCPU, m) {
-  m.impl("conv_fprop", cudnn_autotune::conv_fprop_autocast<c10::DispatchKey::AutocastCPU,
-                                                           c10::DeviceType::CPU>);
+  m.impl("conv_fprop",
+         cudnn_autotune::conv_fprop_autocast<c10::DispatchKey::AutocastCPU, c10::DeviceType::CPU>);
 }

@@ -118,11 +118,11 @@ struct ConvFprop : torch::autograd::Function<ConvFprop> {
 
 // dx = dy *' w
 struct ConvDgrad : torch::autograd::Function<ConvDgrad> {
-  static Variable forward(AutogradContext* ctx, const Variable& grad_output,
-                          const Variable& weight, c10::SymIntArrayRef input_size,
-                          c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                          c10::SymIntArrayRef dilation, const c10::SymInt& groups,
-                          std::string_view sampling, int64_t workspace_limit) {
+  static Variable forward(AutogradContext* ctx, const Variable& grad_output, const Variable& weight,
+                          c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                          const c10::SymInt& groups, std::string_view sampling,
+                          int64_t workspace_limit) {
     ctx->save_for_backward({grad_output, weight});
     Arguments::save(ctx, stride, padding, dilation, groups, sampling, workspace_limit);
     const at::AutoDispatchBelowADInplaceOrView guard;

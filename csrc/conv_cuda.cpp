@@ -31,8 +31,8 @@ at::MemoryFormat channels_last_format(int64_t dims) {
 at::MemoryFormat memory_format(const at::Tensor& a, const at::Tensor& b) {
   const auto channels_last = channels_last_format(a.dim());
   if (a.scalar_type() == at::kDouble) return at::MemoryFormat::Contiguous;
-  const bool any = a.suggest_memory_format() == channels_last ||
-                   b.suggest_memory_format() == channels_last;
+  const bool any =
+      a.suggest_memory_format() == channels_last || b.suggest_memory_format() == channels_last;
   return any ? channels_last : at::MemoryFormat::Contiguous;
 }
 

@@ -57,10 +57,10 @@ struct ConvGeometry {
 // A gradient of another shape would be read out of bounds: ATen's backward does not look.
 inline void check_gradient(const char* op, const at::Tensor& grad_output,
                            const ConvGeometry& geometry) {
-  TORCH_CHECK(geometry.is_valid(), op, ": input of size ", geometry.input_size,
-              ", weight of size ", geometry.weight_size, ", stride ", geometry.stride,
-              ", padding ", geometry.padding, ", dilation ", geometry.dilation, " and groups ",
-              geometry.groups, " do not make a convolution");
+  TORCH_CHECK(geometry.is_valid(), op, ": input of size ", geometry.input_size, ", weight of size ",
+              geometry.weight_size, ", stride ", geometry.stride, ", padding ", geometry.padding,
+              ", dilation ", geometry.dilation, " and groups ", geometry.groups,
+              " do not make a convolution");
   const auto expected = geometry.output_size();
   TORCH_CHECK(grad_output.sizes() == at::IntArrayRef(expected), op,
               ": expected grad_output of size ", at::IntArrayRef(expected), ", got ",

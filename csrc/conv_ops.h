@@ -15,10 +15,10 @@ namespace cudnn_autotune {
 //   padding: one entry a spatial dimension, or two lists of them: before, then after
 //   sampling: a mode's name, "" for the settings'; workspace_limit: bytes, -1 for the settings'
 using FpropSignature = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
-                                  const std::optional<at::Tensor>& bias,
-                                  c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-                                  c10::SymIntArrayRef dilation, c10::SymInt groups,
-                                  std::string_view sampling, int64_t workspace_limit);
+                                  const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                  c10::SymInt groups, std::string_view sampling,
+                                  int64_t workspace_limit);
 using DgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tensor& weight,
                                   c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
                                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,

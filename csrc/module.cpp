@@ -16,10 +16,10 @@ namespace {
 
 void bind_settings(py::module_& m) {
   py::class_<Settings>(m, "Settings")
-      .def(py::init([](const std::string& sampling, int64_t workspace_limit,
-                       int32_t benchmark_limit) {
-             return Settings{register_sampling(sampling), workspace_limit, benchmark_limit};
-           }),
+      .def(py::init(
+               [](const std::string& sampling, int64_t workspace_limit, int32_t benchmark_limit) {
+                 return Settings{register_sampling(sampling), workspace_limit, benchmark_limit};
+               }),
            py::arg("sampling"), py::arg("workspace_limit"), py::arg("benchmark_limit"))
       .def_property_readonly("sampling",
                              [](const Settings& s) { return sampling_name(s.sampling); })

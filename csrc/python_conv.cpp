@@ -74,7 +74,8 @@ PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!THPVariable_CheckExact(args[0]) || !THPVariable_CheckExact(args[1]) ||
       (has_bias && !THPVariable_CheckExact(args[2])) || !stride.read(args[3], kSpatialDims) ||
       !padding.read(args[4], 2 * kSpatialDims) || !dilation.read(args[5], kSpatialDims) ||
-      !Ints::read_int(args[6], groups) || (sampling != Py_None && !PyUnicode_CheckExact(sampling)) ||
+      !Ints::read_int(args[6], groups) ||
+      (sampling != Py_None && !PyUnicode_CheckExact(sampling)) ||
       (limit != Py_None && (!Ints::read_int(limit, workspace_limit) || workspace_limit < 0)) ||
       at::impl::torch_function_mode_enabled() || torch::jit::tracer::isTracing()) {
     Py_RETURN_NOTIMPLEMENTED;

@@ -44,8 +44,8 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
                          bool allow_tf32, bool allow_reduced_precision,
                          const std::tuple<int, int, int>& alignment) {
   const size_t n = stride.size();
-  if (n < 1 || n > kMaxSpatialDims || input_shape.size() != n + 2 ||
-      weight_shape.size() != n + 2 || padding.size() != 2 * n || dilation.size() != n) {
+  if (n < 1 || n > kMaxSpatialDims || input_shape.size() != n + 2 || weight_shape.size() != n + 2 ||
+      padding.size() != 2 * n || dilation.size() != n) {
     throw std::invalid_argument("ConvProblem: the lists' lengths do not fit together");
   }
   ConvProblem problem;
@@ -76,9 +76,8 @@ void bind_problem(py::module_& m) {
   py::class_<ConvProblem>(m, "ConvProblem")
       .def(py::init(&make_problem), py::kw_only(), py::arg("op"), py::arg("input_shape"),
            py::arg("weight_shape"), py::arg("stride"), py::arg("padding"), py::arg("dilation"),
-           py::arg("groups"), py::arg("dtype"), py::arg("memory_format"),
-           py::arg("deterministic"), py::arg("allow_tf32"), py::arg("allow_reduced_precision"),
-           py::arg("alignment"))
+           py::arg("groups"), py::arg("dtype"), py::arg("memory_format"), py::arg("deterministic"),
+           py::arg("allow_tf32"), py::arg("allow_reduced_precision"), py::arg("alignment"))
       .def_property_readonly("op", [](const ConvProblem& p) { return name(p.op); })
       .def_property_readonly("input_shape", &ConvProblem::input_shape)
       .def_property_readonly("weight_shape", &ConvProblem::weight_shape)
@@ -94,11 +93,11 @@ void bind_problem(py::module_& m) {
             both.insert(both.end(), p.post_padding.begin(), p.post_padding.begin() + n(p));
             return both;
           })
-      .def_property_readonly(
-          "dilation",
-          [n](const ConvProblem& p) {
-            return std::vector<int>(p.dilation.begin(), p.dilation.begin() + n(p));
-          })
+      .def_property_readonly("dilation",
+                             [n](const ConvProblem& p) {
+                               return std::vector<int>(p.dilation.begin(),
+                                                       p.dilation.begin() + n(p));
+                             })
       .def_readonly("groups", &ConvProblem::groups)
       .def_property_readonly("dtype", [](const ConvProblem& p) { return name(p.dtype); })
       .def_property_readonly("memory_format", [](const ConvProblem& p) { return name(p.layout); })
@@ -165,9 +164,9 @@ void bind_engine_search(py::module_& m) {
       .def(
           "query",
           [](Search& search, const std::string& mode) {
-            const c10::cuda::OptionalCUDAGuard guard(search.device ? std::optional<c10::Device>(
-                                                         c10::Device(c10::kCUDA, *search.device))
-                                                                   : std::nullopt);
+            const c10::cuda::OptionalCUDAGuard guard(
+                search.device ? std::optional<c10::Device>(c10::Device(c10::kCUDA, *search.device))
+                              : std::nullopt);
             return search.engines->query(mode);
           },
           py::arg("heuristic_mode"), WithoutGilCall())
@@ -245,11 +244,10 @@ void bind_choices(py::module_& m) {
     set_miss_handler([handler](const TuneRequest& request) {
       const py::gil_scoped_acquire gil;
       const Policy& policy = request.key.policy;
-      const py::tuple answer = (*handler)(
-          request.key.problem, sampling_name(policy.sampling), policy.workspace_limit,
-          policy.benchmark_limit, policy.device, request.x, request.w, request.y);
-      return TuneResult{answer[0].cast<std::string>(),
-                        answer[1].cast<std::shared_ptr<ConvPlan>>()};
+      const py::tuple answer =
+          (*handler)(request.key.problem, sampling_name(policy.sampling), policy.workspace_limit,
+                     policy.benchmark_limit, policy.device, request.x, request.w, request.y);
+      return TuneResult{answer[0].cast<std::string>(), answer[1].cast<std::shared_ptr<ConvPlan>>()};
     });
   });
   m.def("forget_choices", [] { ChoiceTable::instance().clear(); }, WithoutGilCall());

@@ -40,12 +40,10 @@ GlobalFlags global_flags(DataType dtype) {
       flags.allow_tf32 = context.allowTF32CuDNN(at::Float32Op::CONV);
       break;
     case DataType::float16:
-      flags.allow_reduced_precision =
-          context.allowFP16ReductionCuBLAS() == kAllowed;
+      flags.allow_reduced_precision = context.allowFP16ReductionCuBLAS() == kAllowed;
       break;
     case DataType::bfloat16:
-      flags.allow_reduced_precision =
-          context.allowBF16ReductionCuBLAS() == kAllowed;
+      flags.allow_reduced_precision = context.allowBF16ReductionCuBLAS() == kAllowed;
       break;
     case DataType::float64:
       break;

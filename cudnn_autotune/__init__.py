@@ -24,7 +24,7 @@ from cudnn_autotune.settings import (
     set_workspace_limit,
     use_sampling,
 )
-from cudnn_autotune.versions import environment
+from cudnn_autotune.versions import environment, version
 
 if extension_available():
     from cudnn_autotune import tuning
@@ -37,6 +37,7 @@ else:
 settings.read_environment()
 
 SAMPLING_MODES = sampling.names()
+__version__ = version()
 
 __all__ = [
     "SAMPLING_MODES",

@@ -24,7 +24,9 @@ def python(
     return subprocess.run(
         [sys.executable, *arguments],
         env={**clean, **(env or {})},
-        cwd=cwd,
+        # `python -c` puts its folder first on sys.path: in a checkout, the sources would shadow
+        # the installed package.
+        cwd=cwd or PACKAGE_PARENT,
         capture_output=True,
         text=True,
         timeout=300,

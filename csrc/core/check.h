@@ -20,11 +20,11 @@ class CudnnError : public std::runtime_error {
 
 // Throws CudnnError unless a call of the frontend (`error_t`) went well. `problem` is only
 // turned into text when it did not.
-#define CUDNN_AUTOTUNE_CHECK_FRONTEND(call, problem)                                      \
-  do {                                                                                    \
-    auto cudnn_autotune_error = (call);                                                   \
-    if (cudnn_autotune_error.is_bad()) {                                                  \
-      throw ::cudnn_autotune::CudnnError(#call, cudnn_autotune_error.get_message(),       \
-                                         (problem).text());                               \
-    }                                                                                     \
+#define CUDNN_AUTOTUNE_CHECK_FRONTEND(call, problem)                                \
+  do {                                                                              \
+    auto cudnn_autotune_error = (call);                                             \
+    if (cudnn_autotune_error.is_bad()) {                                            \
+      throw ::cudnn_autotune::CudnnError(#call, cudnn_autotune_error.get_message(), \
+                                         (problem).text());                         \
+    }                                                                               \
   } while (0)

@@ -89,8 +89,7 @@ size_t ChoiceKeyHash::operator()(const ChoiceKey& key) const {
   std::memcpy(words.data(), &key, sizeof(ChoiceKey));
   uint64_t hash = 0x9e3779b97f4a7c15ull;
   for (const uint64_t word : words) {
-    const auto product =
-        static_cast<unsigned __int128>(hash ^ word) * 0xd6e8feb86659fd93ull;
+    const auto product = static_cast<unsigned __int128>(hash ^ word) * 0xd6e8feb86659fd93ull;
     hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64) ^ (hash << 1);
   }
   return static_cast<size_t>(hash);

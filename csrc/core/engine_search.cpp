@@ -65,8 +65,8 @@ Candidate describe(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig c
   candidate.config = std::move(config);
   candidate.heuristic_mode = mode;
   auto managed = descriptor;
-  CUDNN_AUTOTUNE_CHECK_FRONTEND(
-      fe::detail::get_workspace_size(managed, candidate.workspace_bytes), problem);
+  CUDNN_AUTOTUNE_CHECK_FRONTEND(fe::detail::get_workspace_size(managed, candidate.workspace_bytes),
+                                problem);
   auto engine = fe::make_shared_backend_pointer(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t raw_engine = engine->get_backend_descriptor();
   int64_t count = 0;
@@ -80,9 +80,9 @@ Candidate describe(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig c
   candidate.numerical_notes = notes<cudnnBackendNumericalNote_t>(
       raw_engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
       CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
-  candidate.behavior_notes = notes<cudnnBackendBehaviorNote_t>(
-      raw_engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
-      CUDNN_BEHAVIOR_NOTE_TYPE_COUNT);
+  candidate.behavior_notes =
+      notes<cudnnBackendBehaviorNote_t>(raw_engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE,
+                                        CUDNN_TYPE_BEHAVIOR_NOTE, CUDNN_BEHAVIOR_NOTE_TYPE_COUNT);
   return candidate;
 }
 

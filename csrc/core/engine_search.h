@@ -23,8 +23,8 @@ struct Candidate {
 };
 
 // Whether PyTorch's rules admit a config: determinism where it is asked for, inputs never converted
-// to a narrower type, no tensor cores for float32 without TF32, no reduced-precision sums where they
-// are switched off; and a limit on the workspace (bytes; -1: none).
+// to a narrower type, no tensor cores for float32 without TF32, no reduced-precision sums where
+// they are switched off; and a limit on the workspace (bytes; -1: none).
 bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t workspace_limit);
 
 // The engine configs that cuDNN offers for one problem, on a GPU that is here (by its handle) or

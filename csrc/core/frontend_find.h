@@ -15,14 +15,14 @@ namespace cudnn_autotune {
 enum class FindTechnique { sample_once, median_of_three, till_stable };
 
 struct FoundPlan {
-  size_t index = 0;    // into the plans that were given
-  float time_ms = 0;   // as time_sorted_plan reports it
-  int64_t samples = 0; // timed launches
+  size_t index = 0;     // into the plans that were given
+  float time_ms = 0;    // as time_sorted_plan reports it
+  int64_t samples = 0;  // timed launches
 };
 
 struct FindResult {
-  std::vector<FoundPlan> plans;   // fastest first; plans with equal times vanish in cuDNN's set
-  int64_t total_samples = 0;      // timed launches of all plans, those that vanished included
+  std::vector<FoundPlan> plans;  // fastest first; plans with equal times vanish in cuDNN's set
+  int64_t total_samples = 0;     // timed launches of all plans, those that vanished included
 };
 
 // `cudnn_frontend::time_sorted_plan` itself, on the handle's stream, which it synchronises.

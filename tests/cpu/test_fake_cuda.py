@@ -1,0 +1,124 @@
+"""The CUDA path of the layer and the functional, without a GPU: on fake CUDA tensors.
+
+What Python does there (padding by name, lists of one, unbatched inputs, what is left to PyTorch)
+and what a traced program holds needs no kernel to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.search
+
+
+@pytest.fixture(autouse=True)
+def fake_mode() -> Iterator[FakeTensorMode]:
+    with FakeTensorMode() as mode:
+        yield mode
+
+
+def cuda(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, device="cuda", dtype=dtype)
+
+
+CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": ((2, 4, 9, 8), (6, 4, 3, 3), {}),
+    "integers": ((2, 4, 9, 8), (6, 4, 3, 3), {"stride": 2, "padding": 1, "dilation": 2}),
+    "pairs": ((2, 4, 9, 8), (6, 4, 3, 2), {"stride": (2, 1), "padding": (0, 2)}),
+    "lists": ((2, 4, 9, 8), (6, 4, 3, 2), {"stride": [2, 1], "dilation": [1, 2]}),
+    "lists_of_one": ((2, 4, 9, 8), (6, 4, 3, 2), {"stride": [2], "padding": [1]}),
+    "groups": ((2, 4, 9, 8), (6, 2, 3, 3), {"groups": 2}),
+    "same": ((2, 4, 9, 8), (6, 4, 3, 3), {"padding": "same"}),
+    "same_even": ((2, 4, 9, 8), (6, 4, 4, 2), {"padding": "same", "dilation": (1, 3)}),
+    "valid": ((2, 4, 9, 8), (6, 4, 3, 3), {"padding": "valid", "stride": 2}),
+    "unbatched": ((4, 9, 8), (6, 4, 3, 3), {"padding": 1}),
+    "unbatched_same": ((4, 9, 8), (6, 4, 2, 2), {"padding": "same"}),
+    "zero_batch": ((0, 4, 9, 8), (6, 4, 3, 3), {}),
+}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("call", CALLS)
+def test_outputs_are_like_pytorchs(call: str, layout: torch.memory_format) -> None:
+    input_shape, weight_shape, keywords = CALLS[call]
+    input, weight = cuda(*input_shape), cuda(*weight_shape).contiguous(memory_format=layout)
+    if input.dim() == 4:
+        input = input.contiguous(memory_format=layout)
+    bias = cuda(6)
+    expected = nn.functional.conv2d(input, weight, bias, **keywords)
+    actual = ca.functional.conv2d(input, weight, bias, **keywords)
+    assert (actual.shape, actual.stride()) == (expected.shape, expected.stride())
+    assert (actual.dtype, actual.device) == (expected.dtype, expected.device)
+
+
+BAD_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "strided same": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 2, "same"),
+    "unknown padding": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1, "full"),
+    "stride of three": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, (1, 1, 1)),
+    "padding of four": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1, (1, 1, 1, 1)),
+    "padding of three": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1, (1, 1, 1)),
+    "empty stride": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, ()),
+    "fraction": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1.5),
+    "text stride": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, "two"),
+    "no tensor": lambda: (cuda(2, 4, 9, 8), [1, 2, 3]),
+    "no bias": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), 0.5),
+    "text groups": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1, 0, 1, "two"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_CALLS)
+def test_bad_calls_raise_pytorchs_kind_of_error(kind: str) -> None:
+    errors = []
+    for function in (nn.functional.conv2d, ca.functional.conv2d):
+        with pytest.raises((RuntimeError, ValueError, TypeError)) as error:
+            function(*BAD_CALLS[kind]())
+        errors.append(error.type)
+    assert errors[1] is errors[0]
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_the_search_is_in_a_traced_program(padding: int | str, padding_mode: str) -> None:
+    layer = ca.Conv2d(
+        4, 6, 3, padding=padding, padding_mode=padding_mode, device="cuda",
+        sampling="sample_once", workspace_limit=4096,
+    )  # fmt: skip
+    graph = make_fx(layer)(cuda(2, 4, 9, 8)).graph
+    calls = [n for n in graph.nodes if n.target is torch.ops.cudnn_autotune.conv_fprop.default]
+    assert len(calls) == 1
+    assert calls[0].args[-2:] == ("sample_once", 4096)
+    assert calls[0].meta["val"].shape == (2, 6, 9, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast(dtype: torch.dtype) -> None:
+    layer = ca.Conv2d(4, 6, 3, device="cuda")
+    with torch.autocast("cuda", dtype=dtype):
+        assert layer(cuda(2, 4, 9, 8)).dtype is dtype
+        with torch.autocast("cuda", enabled=False):
+            assert layer(cuda(2, 4, 9, 8)).dtype is torch.float32
+    assert layer(cuda(2, 4, 9, 8)).dtype is torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32], ids=str)
+def test_what_cudnn_lacks_is_pytorchs(dtype: torch.dtype) -> None:
+    def program(input: Tensor, weight: Tensor) -> Tensor:
+        return ca.functional.conv2d(input, weight)
+
+    operands = cuda(2, 4, 9, 8, dtype=dtype), cuda(6, 4, 3, 3, dtype=dtype)
+    targets = {str(n.target) for n in make_fx(program)(*operands).graph.nodes}
+    assert not any("cudnn_autotune" in target for target in targets)
+
+
+def test_no_gpu_is_touched() -> None:
+    ca.functional.conv2d(cuda(2, 4, 9, 8), cuda(6, 4, 3, 3))
+    assert torch.cuda.is_available() or not torch.cuda.is_initialized()
