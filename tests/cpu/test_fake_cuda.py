@@ -78,7 +78,6 @@ BAD_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "output channels": lambda: (cuda(2, 4, 9, 8), cuda(5, 2, 3, 3), None, 1, 0, 1, 2),
     "kernel too large": lambda: (cuda(2, 4, 2, 2), cuda(6, 4, 3, 3)),
     "rank": lambda: (cuda(9, 8), cuda(6, 4, 3, 3)),
-    "dtypes": lambda: (cuda(2, 4, 9, 8).half(), cuda(6, 4, 3, 3)),
     "text groups": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1, 0, 1, "two"),
 }
 

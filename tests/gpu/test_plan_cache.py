@@ -1,0 +1,73 @@
+"""Built plans: a bounded number for each thread; what was dropped is rebuilt, not tuned again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from references import assert_close
+from strategies import COUNTING
+from torch import Tensor
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C
+
+pytestmark = pytest.mark.gpu
+
+BATCHES = (1, 2, 3, 4, 5)
+
+
+@pytest.fixture(autouse=True)
+def room_for_two() -> Iterator[None]:
+    before = _C.plan_cache_capacity()
+    _C.set_plan_cache_capacity(2)
+    yield
+    _C.set_plan_cache_capacity(before)
+
+
+def operands(batch: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(batch)
+    input = torch.randn(batch, 8, 12, 12, generator=generator)
+    weight = torch.randn(16, 8, 3, 3, generator=generator)
+    return input.to("cuda", torch.float16), weight.to("cuda", torch.float16)
+
+
+def run_all() -> None:
+    for batch in BATCHES:
+        input, weight = operands(batch)
+        output = ca.functional.conv2d(input, weight, sampling=COUNTING.name)
+        expected = torch.nn.functional.conv2d(input.cpu().double(), weight.cpu().double())
+        assert_close(output, expected, 2e-3)
+
+
+def test_dropped_plans_are_rebuilt_and_not_tuned_again() -> None:
+    before = COUNTING.calls
+    run_all()
+    assert COUNTING.calls == before + len(BATCHES)
+    choices = ca.choices()
+    run_all()
+    run_all()
+    assert COUNTING.calls == before + len(BATCHES)
+    assert ca.choices() == choices
+    assert ca.fallbacks() == {}
+
+
+def test_another_thread_builds_its_own_plans_of_the_same_choices() -> None:
+    before = COUNTING.calls
+    run_all()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run_all()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=120)
+    assert not thread.is_alive()
+    assert not errors, errors
+    assert COUNTING.calls == before + len(BATCHES)
