@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Do the tests that need a GPU pass on this one? Runs tests/gpu and records the outcome.
 
-    python benchmarks/gpu_tests.py --json benchmarks/results/h200/gpu_tests.json
+python benchmarks/gpu_tests.py --json benchmarks/results/h200/gpu_tests.json
 """
 
 from __future__ import annotations

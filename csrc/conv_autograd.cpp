@@ -4,11 +4,13 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "aten_conv.h"
+#include "conv_layout.h"
 #include "conv_ops.h"
 #include "policy.h"
 
@@ -78,6 +80,21 @@ struct Arguments {
   }
 };
 
+bool is_dual(const at::Tensor& tensor) {
+  return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
+}
+
+// A backward that records nothing, for a gradient without a tangent, need not pass autograd again.
+class BelowAutogradUnlessRecording {
+ public:
+  explicit BelowAutogradUnlessRecording(const at::Tensor& gradient) {
+    if (!at::GradMode::is_enabled() && !is_dual(gradient)) guard_.emplace();
+  }
+
+ private:
+  std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
+};
+
 at::Tensor bias_gradient(const at::Tensor& grad_output) {
   std::vector<int64_t> all_but_channels{0};
   for (int64_t d = 2; d < grad_output.dim(); ++d) all_but_channels.push_back(d);
@@ -100,11 +117,14 @@ struct ConvFprop : torch::autograd::Function<ConvFprop> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const Variable& grad_output = grads[0];
     variable_list result(9);
-    if (!grad_output.defined()) return result;
+    if (!grads[0].defined()) return result;
     const auto saved = ctx->get_saved_variables();
     const Arguments arguments(ctx);
+    const BelowAutogradUnlessRecording guard(grads[0]);
+    // Once for both gradients, and in the forward's layout.
+    const Variable grad_output =
+        grads[0].is_cuda() ? grads[0].contiguous(conv_memory_format(saved[0], saved[1])) : grads[0];
     if (ctx->needs_input_grad(0)) {
       result[0] = arguments.dgrad(grad_output, saved[1], saved[0].sym_sizes());
     }
@@ -136,6 +156,7 @@ struct ConvDgrad : torch::autograd::Function<ConvDgrad> {
     if (!grad_input.defined()) return result;
     const auto saved = ctx->get_saved_variables();
     const Arguments arguments(ctx);
+    const BelowAutogradUnlessRecording guard(grads[0]);
     if (ctx->needs_input_grad(0)) result[0] = arguments.fprop(grad_input, saved[1]);
     if (ctx->needs_input_grad(1)) {
       result[1] = arguments.wgrad(saved[0], grad_input, saved[1].sym_sizes());
@@ -164,6 +185,7 @@ struct ConvWgrad : torch::autograd::Function<ConvWgrad> {
     if (!grad_weight.defined()) return result;
     const auto saved = ctx->get_saved_variables();
     const Arguments arguments(ctx);
+    const BelowAutogradUnlessRecording guard(grads[0]);
     if (ctx->needs_input_grad(0)) result[0] = arguments.fprop(saved[1], grad_weight);
     if (ctx->needs_input_grad(1)) {
       result[1] = arguments.dgrad(saved[0], grad_weight, saved[1].sym_sizes());
@@ -182,9 +204,6 @@ bool in_transform() {
 bool needs_aten(const at::Tensor& a, const at::Tensor& b,
                 const std::optional<at::Tensor>& c = std::nullopt) {
   if (in_transform()) return true;
-  const auto is_dual = [](const at::Tensor& t) {
-    return t.defined() && t._fw_grad(/*level=*/0).defined();
-  };
   return is_dual(a) || is_dual(b) || (c && is_dual(*c));
 }
 
@@ -248,28 +267,6 @@ at::Tensor conv_wgrad_autograd(c10::DispatchKeySet keys, const at::Tensor& grad_
                                     sampling, workspace_limit);
 }
 
-// torch.vmap: the batching rule of ATen's convolution.
-at::Tensor conv_fprop_batched(const at::Tensor& input, const at::Tensor& weight,
-                              const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                              c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                              c10::SymInt groups, std::string_view, int64_t) {
-  return aten_fprop(input, weight, bias, stride, padding, dilation, groups);
-}
-
-at::Tensor conv_dgrad_batched(const at::Tensor& grad_output, const at::Tensor& weight,
-                              c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
-                              c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                              c10::SymInt groups, std::string_view, int64_t) {
-  return aten_dgrad(grad_output, weight, input_size, stride, padding, dilation, groups);
-}
-
-at::Tensor conv_wgrad_batched(const at::Tensor& grad_output, const at::Tensor& input,
-                              c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
-                              c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                              c10::SymInt groups, std::string_view, int64_t) {
-  return aten_wgrad(grad_output, input, weight_size, stride, padding, dilation, groups);
-}
-
 }  // namespace
 }  // namespace cudnn_autotune
 
@@ -277,10 +274,4 @@ TORCH_LIBRARY_IMPL(cudnn_autotune, Autograd, m) {
   m.impl("conv_fprop", cudnn_autotune::conv_fprop_autograd);
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_autograd);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_autograd);
-}
-
-TORCH_LIBRARY_IMPL(cudnn_autotune, FuncTorchBatched, m) {
-  m.impl("conv_fprop", cudnn_autotune::conv_fprop_batched);
-  m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_batched);
-  m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_batched);
 }

@@ -7,6 +7,7 @@
 
 #include "aten_conv.h"
 #include "conv_geometry.h"
+#include "conv_layout.h"
 #include "conv_ops.h"
 #include "fallbacks.h"
 #include "policy.h"
@@ -15,26 +16,6 @@
 
 namespace cudnn_autotune {
 namespace {
-
-at::MemoryFormat channels_last_format(int64_t dims) {
-  switch (dims) {
-    case 4:
-      return at::MemoryFormat::ChannelsLast;
-    case 5:
-      return at::MemoryFormat::ChannelsLast3d;
-    default:
-      return at::MemoryFormat::Contiguous;
-  }
-}
-
-// As PyTorch: channels_last where either operand is, never in float64.
-at::MemoryFormat memory_format(const at::Tensor& a, const at::Tensor& b) {
-  const auto channels_last = channels_last_format(a.dim());
-  if (a.scalar_type() == at::kDouble) return at::MemoryFormat::Contiguous;
-  const bool any =
-      a.suggest_memory_format() == channels_last || b.suggest_memory_format() == channels_last;
-  return any ? channels_last : at::MemoryFormat::Contiguous;
-}
 
 // Why cuDNN is not asked at all; null where it is.
 const char* why_not_cudnn(const at::Tensor& a, const at::Tensor& b, const ConvGeometry& geometry) {
@@ -100,6 +81,9 @@ bool run(ConvOp op, const at::Tensor& x, const at::Tensor& w, const at::Tensor& 
   return false;
 }
 
+// Where ATen serves a call, its result is brought into the layout that the fake kernels promise,
+// which it mostly has already.
+
 at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
@@ -108,8 +92,8 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
   const auto aten = [&] {
     resolve(sampling, workspace_limit);
     return aten_fprop(input, weight, bias, c10::fromIntArrayRefSlow(stride),
-                      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation),
-                      groups);
+                      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups)
+        .contiguous(conv_memory_format(input, weight));
   };
   const bool has_bias = bias && bias->defined();
   const char* reason = why_not_cudnn(input, weight, geometry);
@@ -121,7 +105,7 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
     return aten();
   }
   const c10::cuda::CUDAGuard device(input.device());
-  const auto format = memory_format(input, weight);
+  const auto format = conv_memory_format(input, weight);
   const auto y = at::empty(geometry.output_size(), input.options(), format);
   if (!run(ConvOp::fprop, input.contiguous(format), weight.contiguous(format), y, format, geometry,
            sampling, workspace_limit)) {
@@ -145,14 +129,15 @@ at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weig
     resolve(sampling, workspace_limit);
     return aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
                       c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
-                      c10::fromIntArrayRefSlow(dilation), groups);
+                      c10::fromIntArrayRefSlow(dilation), groups)
+        .contiguous(conv_memory_format(grad_output, weight));
   };
   if (const char* reason = why_not_cudnn(grad_output, weight, geometry)) {
     count_fallback(reason);
     return aten();
   }
   const c10::cuda::CUDAGuard device(grad_output.device());
-  const auto format = memory_format(grad_output, weight);
+  const auto format = conv_memory_format(grad_output, weight);
   const auto x = at::empty(input_size, grad_output.options(), format);
   if (!run(ConvOp::dgrad, x, weight.contiguous(format), grad_output.contiguous(format), format,
            geometry, sampling, workspace_limit)) {
@@ -171,14 +156,15 @@ at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& inpu
     resolve(sampling, workspace_limit);
     return aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
                       c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
-                      c10::fromIntArrayRefSlow(dilation), groups);
+                      c10::fromIntArrayRefSlow(dilation), groups)
+        .contiguous(conv_memory_format(grad_output, input));
   };
   if (const char* reason = why_not_cudnn(grad_output, input, geometry)) {
     count_fallback(reason);
     return aten();
   }
   const c10::cuda::CUDAGuard device(grad_output.device());
-  const auto format = memory_format(grad_output, input);
+  const auto format = conv_memory_format(grad_output, input);
   const auto w = at::empty(weight_size, grad_output.options(), format);
   if (!run(ConvOp::wgrad, input.contiguous(format), w, grad_output.contiguous(format), format,
            geometry, sampling, workspace_limit)) {

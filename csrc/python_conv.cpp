@@ -17,21 +17,17 @@ namespace {
 constexpr Py_ssize_t kArguments = 9;
 constexpr Py_ssize_t kSpatialDims = 2;
 
-// An int for all dimensions, or a tuple of 2 or `most`.
+// An int for both dimensions, or a tuple of two.
 struct Ints {
-  std::array<int64_t, 2 * kSpatialDims> values;
-  Py_ssize_t size = 0;
+  std::array<int64_t, kSpatialDims> values;
 
-  bool read(PyObject* object, Py_ssize_t most) {
+  bool read(PyObject* object) {
     if (read_int(object, values[0])) {
       values[1] = values[0];
-      size = kSpatialDims;
       return values[0] >= 0;
     }
-    if (!PyTuple_CheckExact(object)) return false;
-    size = PyTuple_GET_SIZE(object);
-    if (size != kSpatialDims && size != most) return false;
-    for (Py_ssize_t i = 0; i < size; ++i) {
+    if (!PyTuple_CheckExact(object) || PyTuple_GET_SIZE(object) != kSpatialDims) return false;
+    for (Py_ssize_t i = 0; i < kSpatialDims; ++i) {
       if (!read_int(PyTuple_GET_ITEM(object, i), values[i]) || values[i] < 0) return false;
     }
     return true;
@@ -45,9 +41,7 @@ struct Ints {
   }
 
   // Not negative: read() has seen to it.
-  c10::SymIntArrayRef symbolic() const {
-    return c10::fromIntArrayRefKnownNonNegative({values.data(), static_cast<size_t>(size)});
-  }
+  c10::SymIntArrayRef symbolic() const { return c10::fromIntArrayRefKnownNonNegative(values); }
 };
 
 bool is_taken(const at::Tensor& tensor) {
@@ -72,9 +66,8 @@ PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count) {
   int64_t groups = 0;
   int64_t workspace_limit = -1;
   if (!THPVariable_CheckExact(args[0]) || !THPVariable_CheckExact(args[1]) ||
-      (has_bias && !THPVariable_CheckExact(args[2])) || !stride.read(args[3], kSpatialDims) ||
-      !padding.read(args[4], 2 * kSpatialDims) || !dilation.read(args[5], kSpatialDims) ||
-      !Ints::read_int(args[6], groups) ||
+      (has_bias && !THPVariable_CheckExact(args[2])) || !stride.read(args[3]) ||
+      !padding.read(args[4]) || !dilation.read(args[5]) || !Ints::read_int(args[6], groups) ||
       (sampling != Py_None && !PyUnicode_CheckExact(sampling)) ||
       (limit != Py_None && (!Ints::read_int(limit, workspace_limit) || workspace_limit < 0)) ||
       at::impl::torch_function_mode_enabled() || torch::jit::tracer::isTracing()) {
@@ -82,7 +75,9 @@ PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   const at::Tensor& input = THPVariable_Unpack(args[0]);
   const at::Tensor& weight = THPVariable_Unpack(args[1]);
-  if (!is_taken(input) || input.dim() != 2 + kSpatialDims) Py_RETURN_NOTIMPLEMENTED;
+  if (!is_taken(input) || input.dim() != 2 + kSpatialDims || weight.dim() != 2 + kSpatialDims) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
   std::optional<at::Tensor> bias;
   if (has_bias) bias = THPVariable_Unpack(args[2]);
   std::string_view mode;

@@ -228,7 +228,7 @@ void bind_measuring(py::module_& m) {
       py::arg("workspace"), py::arg("benchmark_limit"), WithoutGilCall());
   m.def(
       "execute",
-      [](const ConvPlan& plan, const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+      [](ConvPlan& plan, const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
         const c10::cuda::CUDAGuard guard(x.device());
         execute(plan, pointers(x, w, y));
       },

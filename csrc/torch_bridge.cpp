@@ -61,7 +61,7 @@ ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor
   return {x.data_ptr(), w.data_ptr(), y.data_ptr()};
 }
 
-void execute(const ConvPlan& plan, const ConvPointers& pointers) {
+void execute(ConvPlan& plan, const ConvPointers& pointers) {
   c10::DataPtr workspace;
   if (plan.workspace_bytes() > 0) {
     workspace = c10::cuda::CUDACachingAllocator::get()->allocate(plan.workspace_bytes());

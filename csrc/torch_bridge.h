@@ -35,7 +35,7 @@ ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor
 
 // Allocates the plan's workspace from torch's caching allocator for the time of one launch.
 // Throws c10::OutOfMemoryError, CudnnError.
-void execute(const ConvPlan& plan, const ConvPointers& pointers);
+void execute(ConvPlan& plan, const ConvPointers& pointers);
 
 // Lets go of the GIL, where this thread holds it, while in scope.
 class WithoutGil {

@@ -19,15 +19,73 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _output_size(
-    input_size: Ints, weight_size: Ints, stride: Ints, padding: Ints, dilation: Ints
+    input_size: Ints, weight_size: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> list[int]:
+    """Of the forward convolution, which it checks as the CUDA kernels do."""
     n = len(stride)
+    lists = (len(input_size) - 2, len(weight_size) - 2, len(dilation))
+    torch._check(
+        1 <= n <= 3 and lists == (n, n, n) and len(padding) in (n, 2 * n),
+        lambda: (
+            f"a convolution of input {list(input_size)} and weight {list(weight_size)} does not "
+            f"take stride {list(stride)}, padding {list(padding)}, dilation {list(dilation)}"
+        ),
+    )
+    for name, values, least in (
+        ("stride", stride, 1),
+        ("dilation", dilation, 1),
+        ("padding", padding, 0),
+    ):
+        for value in values:
+            torch._check(
+                value >= least, lambda name=name, least=least: f"{name} must be {least} or more"
+            )
+    torch._check(groups >= 1, lambda: "groups must be 1 or more")
+    torch._check(
+        input_size[1] == weight_size[1] * groups,
+        lambda: (
+            f"expected input {list(input_size)} to have {weight_size[1] * groups} channels for "
+            f"weight {list(weight_size)} and groups {groups}"
+        ),
+    )
+    torch._check(
+        weight_size[0] % groups == 0,
+        lambda: f"weight {list(weight_size)} does not divide into {groups} groups",
+    )
     after = padding[n:] if len(padding) == 2 * n else padding
     size = [input_size[0], weight_size[0]]
     for d in range(n):
         room = input_size[2 + d] + padding[d] + after[d] - dilation[d] * (weight_size[2 + d] - 1)
+        torch._check(
+            room >= 1,
+            lambda: (
+                f"the kernel of weight {list(weight_size)} is larger than the padded input "
+                f"{list(input_size)}"
+            ),
+        )
         size.append((room - 1) // stride[d] + 1)
     return size
+
+
+def _check_operands(a: Tensor, b: Tensor) -> None:
+    torch._check(
+        a.dtype == b.dtype and a.device == b.device,
+        lambda: (
+            f"expected one dtype and device, got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
+        ),
+    )
+
+
+def _check_gradient(grad_output: Tensor, expected: Sequence[int]) -> None:
+    torch._check(
+        grad_output.dim() == len(expected),
+        lambda: f"expected grad_output of size {list(expected)}, got {list(grad_output.shape)}",
+    )
+    for found, size in zip(grad_output.shape, expected, strict=True):
+        torch._check(
+            found == size,
+            lambda: f"expected grad_output of size {list(expected)}, got {list(grad_output.shape)}",
+        )
 
 
 def _split(padding: Ints, n: int) -> tuple[list[int], list[int]]:
@@ -77,7 +135,8 @@ def _(
     workspace_limit: int = -1,
 ) -> Tensor:
     if input.is_cuda:
-        size = _output_size(input.shape, weight.shape, stride, padding, dilation)
+        size = _output_size(input.shape, weight.shape, stride, padding, dilation, groups)
+        _check_operands(input, weight)
         return _empty(size, input, weight)
     both, extra = _split(padding, len(stride))
     return torch.ops.aten.convolution(
@@ -98,6 +157,9 @@ def _(
     workspace_limit: int = -1,
 ) -> Tensor:
     if grad_output.is_cuda:
+        expected = _output_size(input_size, weight.shape, stride, padding, dilation, groups)
+        _check_gradient(grad_output, expected)
+        _check_operands(grad_output, weight)
         return _empty(input_size, grad_output, weight)
     both, extra = _split(padding, len(stride))
     padded = list(input_size)
@@ -139,6 +201,9 @@ def _(
     workspace_limit: int = -1,
 ) -> Tensor:
     if grad_output.is_cuda:
+        expected = _output_size(input.shape, weight_size, stride, padding, dilation, groups)
+        _check_gradient(grad_output, expected)
+        _check_operands(grad_output, input)
         return _empty(weight_size, grad_output, input)
     both, extra = _split(padding, len(stride))
     weight = _placeholder(weight_size, grad_output, input)

@@ -102,24 +102,24 @@ def _tune(layer: Layer, mode: str) -> list[Choice]:
 
 
 def _choice_table(layer: Layer, chosen: dict[str, dict[str, Choice]]) -> Table:
+    """A row a mode, the modes that chose the same engine together."""
     table = Table(title=layer.title, title_justify="left")
-    table.add_column("direction")
-    table.add_column("mode")
+    table.add_column("engine and knobs", overflow="fold", ratio=1)
+    table.add_column("chosen by", no_wrap=True)
     for column in ("time, ms", "workspace, MiB", "timed launches", "tuning, ms"):
         table.add_column(column, justify="right")
-    table.add_column("engine and knobs", overflow="fold")
     for op, by_mode in chosen.items():
-        for mode, choice in by_mode.items():
-            same = [m for m, c in by_mode.items() if c.text == choice.text and m != mode]
-            table.add_row(
-                op,
-                mode,
-                "not timed" if choice.time_ms is None else f"{choice.time_ms:.4f}",
-                f"{choice.workspace_bytes / 2**20:.1f}",
-                str(choice.total_samples),
-                f"{choice.tuning_ms:.1f}",
-                choice.text + (f"\n[dim]also: {', '.join(same)}[/dim]" if same else ""),
-            )
+        for text in dict.fromkeys(choice.text for choice in by_mode.values()):
+            same = [(mode, choice) for mode, choice in by_mode.items() if choice.text == text]
+            for mode, choice in same:
+                table.add_row(
+                    f"{op}: {text}" if mode == same[0][0] else "",
+                    mode,
+                    "not timed" if choice.time_ms is None else f"{choice.time_ms:.4f}",
+                    f"{choice.workspace_bytes / 2**20:.1f}",
+                    str(choice.total_samples),
+                    f"{choice.tuning_ms:.1f}",
+                )
         table.add_section()
     return table
 

@@ -91,7 +91,15 @@ def query(
     native = problem.native()
     limit = -1 if workspace_limit is None else workspace_limit
     found = [c for mode in modes for c in search.query(mode)]
-    kept = [c for c in found if not filtered or extension.is_allowed(c, native, limit)]
+    kept = [
+        c
+        for c in found
+        if (
+            extension.is_allowed(c, native, limit)
+            if filtered
+            else limit < 0 or c.workspace_bytes <= limit
+        )
+    ]
     return [
         Candidate(
             engine=c.engine,

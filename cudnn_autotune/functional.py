@@ -65,21 +65,21 @@ def conv2d(
     if sampling is not None:
         check_sampling(sampling)
     check_workspace_limit(workspace_limit)
-    if not isinstance(input, Tensor) or not input.is_cuda or not _HAS_CUDA:
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    is_unbatched = input.dim() == _SPATIAL_DIMS + 1
-    if weight.dim() != _SPATIAL_DIMS + 2 or input.dtype not in DTYPES:
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    takes_part = isinstance(input, Tensor) and isinstance(weight, Tensor) and input.is_cuda
+    is_unbatched = takes_part and input.dim() == _SPATIAL_DIMS + 1
     strides, dilations = _pair(stride), _pair(dilation)
-    if padding == "same" and all(s == 1 for s in strides):
-        paddings: Sequence[int] = same_padding(dilations, weight.shape[2:])
-    elif padding == "valid":
-        paddings = (0, 0)
-    elif isinstance(padding, str):
-        # Refused in PyTorch's words.
+    paddings = _paddings(padding, strides, dilations, weight) if takes_part else None
+    if (
+        not takes_part
+        or not _HAS_CUDA
+        or weight.dim() != _SPATIAL_DIMS + 2
+        or input.dtype not in DTYPES
+        or strides is None
+        or dilations is None
+        or paddings is None
+    ):
+        # PyTorch's own, or refused in PyTorch's words.
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    else:
-        paddings = _pair(padding)
     output: Tensor = torch.ops.cudnn_autotune.conv_fprop(
         input.unsqueeze(0) if is_unbatched else input,
         weight,
@@ -94,11 +94,31 @@ def conv2d(
     return output.squeeze(0) if is_unbatched else output
 
 
-def _pair(value: Ints) -> Sequence[int]:
+def _pair(value: Ints) -> Sequence[int] | None:
+    """One number for each dimension; None where PyTorch would not take ``value``."""
     if isinstance(value, int):
         return (value, value)
+    values = tuple(value)
     # PyTorch takes a list of one as well.
-    return tuple(value) * 2 if len(value) == 1 else tuple(value)
+    return {1: values * 2, _SPATIAL_DIMS: values}.get(len(values))
+
+
+def _paddings(
+    padding: Ints | str,
+    stride: Sequence[int] | None,
+    dilation: Sequence[int] | None,
+    weight: Tensor,
+) -> Sequence[int] | None:
+    """One list, or two where they differ; None where PyTorch would not take ``padding``."""
+    if not isinstance(padding, str):
+        return _pair(padding)
+    if padding == "valid":
+        return (0, 0)
+    if padding != "same" or stride is None or dilation is None or any(s != 1 for s in stride):
+        return None
+    both = same_padding(dilation, weight.shape[2:])
+    before, after = both[:_SPATIAL_DIMS], both[_SPATIAL_DIMS:]
+    return before if before == after else both
 
 
 # Seen by torch.fx's symbolic tracer as one call.

@@ -31,12 +31,12 @@ class ChoiceTable {
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
 
   // Held while a problem is being tuned: timings do not disturb each other, and two threads that
-  // miss on one problem tune it once.
-  std::mutex& tuning_mutex() { return tuning_mutex_; }
+  // miss on one problem tune it once. Recursive: a strategy may itself run convolutions.
+  std::recursive_mutex& tuning_mutex() { return tuning_mutex_; }
 
  private:
   mutable std::shared_mutex mutex_;
-  std::mutex tuning_mutex_;
+  std::recursive_mutex tuning_mutex_;
   std::unordered_map<ChoiceKey, std::string, ChoiceKeyHash> choices_;
   std::atomic<uint64_t> epoch_{0};
 };

@@ -8,12 +8,12 @@
 #include "core/cudnn_library.h"
 
 namespace cudnn_autotune {
-namespace {
 
-// The tensors and workspace of one launch; cuDNN copies them at execution.
-class VariantPack {
+// The addresses of a launch, as cuDNN takes them.
+class ConvPlan::VariantPack {
  public:
-  VariantPack(const ConvPointers& pointers, void* workspace) : backend_(cudnn_backend()) {
+  VariantPack(const ConvPointers& pointers, void* workspace)
+      : backend_(cudnn_backend()), pointers_(pointers), workspace_(workspace) {
     const std::array<void*, 3> data{pointers.x, pointers.w, pointers.y};
     status_ = backend_.create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &descriptor_);
     set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, data.data());
@@ -27,6 +27,9 @@ class VariantPack {
   VariantPack(const VariantPack&) = delete;
   VariantPack& operator=(const VariantPack&) = delete;
 
+  bool is_for(const ConvPointers& pointers, void* workspace) const {
+    return pointers_ == pointers && workspace_ == workspace && status_ == CUDNN_STATUS_SUCCESS;
+  }
   cudnnStatus_t status() const { return status_; }
   cudnnBackendDescriptor_t descriptor() const { return descriptor_; }
 
@@ -41,11 +44,11 @@ class VariantPack {
   }
 
   const CudnnBackend& backend_;
+  ConvPointers pointers_;
+  void* workspace_;
   cudnnBackendDescriptor_t descriptor_ = nullptr;
   cudnnStatus_t status_ = CUDNN_STATUS_SUCCESS;
 };
-
-}  // namespace
 
 ConvPlan::ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config)
     : impl_(std::move(impl)), problem_(problem), config_(std::move(config)) {
@@ -55,11 +58,13 @@ ConvPlan::ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, Engin
 
 ConvPlan::~ConvPlan() = default;
 
-void ConvPlan::execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace) const {
-  const VariantPack pack(pointers, workspace);
-  cudnnStatus_t status = pack.status();
+void ConvPlan::execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace) {
+  if (pack_ == nullptr || !pack_->is_for(pointers, workspace)) {
+    pack_ = std::make_unique<VariantPack>(pointers, workspace);
+  }
+  cudnnStatus_t status = pack_->status();
   if (status == CUDNN_STATUS_SUCCESS) {
-    status = cudnn_backend().execute(handle, descriptor_, pack.descriptor());
+    status = cudnn_backend().execute(handle, descriptor_, pack_->descriptor());
   }
   if (status != CUDNN_STATUS_SUCCESS) {
     throw CudnnError("cudnnBackendExecute of " + config_.text(),

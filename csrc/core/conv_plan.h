@@ -17,6 +17,10 @@ struct ConvPointers {
   void* x = nullptr;
   void* w = nullptr;
   void* y = nullptr;
+
+  bool operator==(const ConvPointers& other) const {
+    return x == other.x && w == other.w && y == other.y;
+  }
 };
 
 // Unique ids of the three tensors in every graph that this library builds.
@@ -42,14 +46,18 @@ class ConvPlan {
 
   // Enqueues the plan on the handle's stream. `workspace` holds workspace_bytes() or more.
   // Throws CudnnError.
-  void execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace) const;
+  void execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace);
 
  private:
+  class VariantPack;
+
   std::unique_ptr<Impl> impl_;
   ConvProblem problem_;
   EngineConfig config_;
   cudnnBackendDescriptor_t descriptor_ = nullptr;
   int64_t workspace_bytes_ = 0;
+  // Of the last launch: a loop mostly runs on the same addresses again.
+  std::unique_ptr<VariantPack> pack_;
 };
 
 }  // namespace cudnn_autotune
