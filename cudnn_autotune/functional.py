@@ -65,14 +65,18 @@ def conv2d(
     if sampling is not None:
         check_sampling(sampling)
     check_workspace_limit(workspace_limit)
-    takes_part = isinstance(input, Tensor) and isinstance(weight, Tensor) and input.is_cuda
+    takes_part = (
+        isinstance(input, Tensor)
+        and isinstance(weight, Tensor)
+        and input.is_cuda
+        and weight.dim() == _SPATIAL_DIMS + 2
+    )
     is_unbatched = takes_part and input.dim() == _SPATIAL_DIMS + 1
     strides, dilations = _pair(stride), _pair(dilation)
     paddings = _paddings(padding, strides, dilations, weight) if takes_part else None
     if (
         not takes_part
         or not _HAS_CUDA
-        or weight.dim() != _SPATIAL_DIMS + 2
         or input.dtype not in DTYPES
         or strides is None
         or dilations is None
