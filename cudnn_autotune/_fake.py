@@ -18,6 +18,11 @@ Ints = Sequence[int]
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
+def _check_least(name: str, values: Ints, least: int) -> None:
+    for value in values:
+        torch._check(value >= least, lambda: f"{name} must be {least} or more")
+
+
 def _output_size(
     input_size: Ints, weight_size: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> list[int]:
@@ -31,15 +36,9 @@ def _output_size(
             f"take stride {list(stride)}, padding {list(padding)}, dilation {list(dilation)}"
         ),
     )
-    for name, values, least in (
-        ("stride", stride, 1),
-        ("dilation", dilation, 1),
-        ("padding", padding, 0),
-    ):
-        for value in values:
-            torch._check(
-                value >= least, lambda name=name, least=least: f"{name} must be {least} or more"
-            )
+    _check_least("stride", stride, 1)
+    _check_least("dilation", dilation, 1)
+    _check_least("padding", padding, 0)
     torch._check(groups >= 1, lambda: "groups must be 1 or more")
     torch._check(
         input_size[1] == weight_size[1] * groups,
