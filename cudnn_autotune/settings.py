@@ -11,6 +11,9 @@ Precedence, the first that is given wins:
 
 A backward uses what its forward used. Like ``torch.backends.cudnn.flags``, a context holds for
 all threads of the process.
+
+``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` (256) is how many built plans each thread keeps. A thread that
+goes round more problems than that builds a plan at every call.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from cudnn_autotune import sampling
-from cudnn_autotune._extension import _C
+from cudnn_autotune._extension import _C, extension_available
 from cudnn_autotune.engines import check_workspace_limit
 
 DEFAULT_SAMPLING = "till_stable"
@@ -131,7 +134,7 @@ def _int_of(environ: Mapping[str, str], variable: str) -> int | None:
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Sets all three from the environment, or to their defaults where it says nothing.
+    """Sets them from the environment, or to their defaults where it says nothing.
 
     Raises:
         ValueError: naming the variable and what is allowed.
@@ -140,6 +143,11 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
     workspace_limit = _int_of(environ, "CUDNN_AUTOTUNE_WORKSPACE_LIMIT")
     check_workspace_limit(workspace_limit, "CUDNN_AUTOTUNE_WORKSPACE_LIMIT")
     benchmark_limit = _int_of(environ, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT")
+    plans = _int_of(environ, "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT")
+    if plans == 0:
+        raise ValueError("CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT must be 1 or more, got '0'")
+    if plans and extension_available():
+        _C.set_plan_cache_capacity(min(plans, _INT32_MAX))
     _set(
         check_sampling(mode, "CUDNN_AUTOTUNE_SAMPLING"),
         workspace_limit,

@@ -23,7 +23,8 @@ def resident_kb() -> dict[str, int]:
 
 def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The worker: one record at the start (after one shape has loaded the libraries) and one
-    every `step` shapes. `implementation` is "ours" or "pytorch" (benchmark=True)."""
+    every `step` shapes. `implementation` is "ours", "ours, forward only" or "pytorch"
+    (benchmark=True)."""
     import torch
 
     import cudnn_autotune as ca
@@ -33,7 +34,8 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     torch.backends.cudnn.benchmark = True
     if torch.backends.cudnn.is_available():
         torch.backends.cudnn.benchmark_limit = request["memory_benchmark_limit"]
-    ours = request["implementation"] == "ours"
+    ours = request["implementation"].startswith("ours")
+    forward_only = request["implementation"].endswith("forward only")
     ca.set_sampling(request["memory_sampling"])
     ca.set_benchmark_limit(request["memory_benchmark_limit"])
     kind: Any = ca.Conv2d if ours else torch.nn.Conv2d
@@ -47,8 +49,12 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     def run(index: int) -> None:
         height, width = 16 + index % side, 16 + index // side
         flat = buffer[: 2 * CHANNELS * height * width]
-        x = flat.view(2, height, width, CHANNELS).permute(0, 3, 1, 2).detach().requires_grad_()
-        y = module(x)
+        x = flat.view(2, height, width, CHANNELS).permute(0, 3, 1, 2).detach()
+        if forward_only:
+            with torch.no_grad():
+                module(x)
+            return
+        y = module(x.requires_grad_())
         torch.autograd.grad(y, (x, module.weight), y.detach())
 
     def record(shapes: int) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def growth_mb(records: list[dict[str, Any]]) -> list[tuple[int, float]]:
 def memory_table(data: dict[str, Any]) -> Table:
     a = data["arguments"]
     table = Table(
-        "Growth of host memory over many shapes, forward and backward",
+        "Growth of host memory over many shapes, forward and backward unless it says otherwise",
         ("implementation", "shapes", "growth MiB", "KiB per shape", "seconds"),
         note=f"Ours: {a['memory_sampling']}; both with a benchmark limit of "
         f"{a['memory_benchmark_limit']}; each in a process of its own, since its first shape.",
