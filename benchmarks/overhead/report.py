@@ -132,13 +132,23 @@ def plot(data: dict[str, Any], path: Path) -> None:
     from common import plotting
 
     results = data["results"]
-    fig, axes = plotting.figure(1, 3, width=15, height=4.5)
-    calls, table, memory = axes[0]
-    records = results.get("calls", [])
+    panels = [
+        (draw, results[part])
+        for part, draw in (("calls", draw_calls), ("table", draw_table), ("memory", draw_memory))
+        if results.get(part)
+    ]
+    fig, axes = plotting.figure(1, max(1, len(panels)), width=5 * max(1, len(panels)), height=4.5)
+    for axis, (draw, found) in zip(axes[0], panels, strict=False):
+        draw(axis, found)
+        axis.legend(fontsize=7)
+    plotting.save(fig, path, data["environment"])
+
+
+def draw_calls(axis: Any, records: list[dict[str, Any]]) -> None:
     names = list(dict.fromkeys(name for r in records for name in r["times"]))
     for index, name in enumerate(names):
         have = [(i, r["times"][name]["us"]) for i, r in enumerate(records) if name in r["times"]]
-        calls.bar(
+        axis.bar(
             [i + (index - len(names) / 2) * 0.2 for i, _ in have],
             [us["median"] for _, us in have],
             0.2,
@@ -148,26 +158,28 @@ def plot(data: dict[str, Any], path: Path) -> None:
             ],
             label=name,
         )
-    calls.set_xticks(range(len(records)))
+    axis.set_xticks(range(len(records)))
     labels = [f"{r['setting']}\n{r['layout']}" for r in records]
-    calls.set_xticklabels(labels, fontsize=6, rotation=45)
-    calls.set(title="host time of one call", ylabel="us")
+    axis.set_xticklabels(labels, fontsize=6, rotation=45)
+    axis.set(title="host time of one call", ylabel="us")
+
+
+def draw_table(axis: Any, steps: list[dict[str, Any]]) -> None:
     for name in ("first problem", "pytorch", "16 problems in turn", "pytorch, 16 in turn"):
-        have = [(s["filled"], s["us"][name]) for s in results.get("table", []) if name in s["us"]]
+        have = [(s["filled"], s["us"][name]) for s in steps if name in s["us"]]
         if have:
             middle = [us["median"] for _, us in have]
             low = [m - us["q1"] for m, (_, us) in zip(middle, have, strict=True)]
             high = [us["q3"] - m for m, (_, us) in zip(middle, have, strict=True)]
-            table.errorbar([n for n, _ in have], middle, [low, high], label=name, marker=".")
-    table.set(title="a hit in a full table", xlabel="problems in the table", xscale="log")
-    table.set(ylabel="us", ylim=(0, None))
-    for name, found in results.get("memory", {}).items():
+            axis.errorbar([n for n, _ in have], middle, [low, high], label=name, marker=".")
+    axis.set(title="a hit in a full table", xlabel="problems in the table", xscale="log")
+    axis.set(ylabel="us", ylim=(0, None))
+
+
+def draw_memory(axis: Any, by_implementation: dict[str, list[dict[str, Any]]]) -> None:
+    for name, found in by_implementation.items():
         if found:
             points = growth_mb(found)
-            memory.plot([n for n, _ in points], [mb for _, mb in points], label=name)
-    memory.axhline(MEMORY_BOUND_MB, color="gray", linestyle=":", label="bound")
-    memory.set(title="growth of host memory", xlabel="shapes", ylabel="MiB")
-    for axis in axes[0]:
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=7)
-    plotting.save(fig, path, data["environment"])
+            axis.plot([n for n, _ in points], [mb for _, mb in points], label=name)
+    axis.axhline(MEMORY_BOUND_MB, color="gray", linestyle=":", label="bound")
+    axis.set(title="growth of host memory", xlabel="shapes", ylabel="MiB")
