@@ -62,7 +62,7 @@ check_build(
 )
 
 try:
-    from cudnn_autotune import _C
+    import cudnn_autotune._C as _C
 except ImportError as error:
     raise ImportError(
         "cudnn_autotune._C, built with "

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from cudnn_autotune._extension import _C
 from cudnn_autotune.problem import ConvProblem
-
-if TYPE_CHECKING:
-    from cudnn_autotune import _C as _types
 
 # Relative errors (Frobenius norm) above which an engine is wrong. Right ones stay below a fifth of
 # these in tests/gpu/test_every_candidate.py; wrong ones are off by 1e-1 and more, or by the
@@ -43,7 +39,7 @@ def tolerance(problem: ConvProblem) -> float:
 
 
 def relative_error(
-    problem: ConvProblem, plan: _types.Plan, x: Tensor, w: Tensor, y: Tensor
+    problem: ConvProblem, plan: _C.Plan, x: Tensor, w: Tensor, y: Tensor
 ) -> float | None:
     """Runs ``plan`` over an output of NaN, and compares.
 

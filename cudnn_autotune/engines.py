@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING
 
 import torch
 
 from cudnn_autotune import devices
-from cudnn_autotune._extension import require_cuda_build
+from cudnn_autotune._extension import _C, require_cuda_build
 from cudnn_autotune.problem import ConvProblem
-
-if TYPE_CHECKING:
-    from cudnn_autotune import _C
 
 HEURISTIC_MODES = ("A", "B", "FALLBACK")
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from cudnn_autotune._extension import require_cuda_build
+from cudnn_autotune._extension import _C, require_cuda_build
 from cudnn_autotune.engines import Device, cuda_index, open_search
 from cudnn_autotune.problem import ConvProblem
-
-if TYPE_CHECKING:
-    from cudnn_autotune import _C
 
 # Shorter calls are replayed from a CUDA graph: the host could not enqueue them fast enough.
 _GRAPH_BELOW_MS = 0.05

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from cudnn_autotune._extension import require_cuda_build
-
-if TYPE_CHECKING:
-    from cudnn_autotune import _C
+from cudnn_autotune._extension import _C, require_cuda_build
 
 OPERATIONS = ("fprop", "dgrad", "wgrad")
 DTYPES = {

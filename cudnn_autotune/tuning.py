@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -19,9 +18,6 @@ from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.gpu_timer import GpuTimer
 from cudnn_autotune.sampling.selection import Selection, Timed
 
-if TYPE_CHECKING:
-    from cudnn_autotune import _C as _types
-
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +25,7 @@ class QueriedCandidates:
     """The candidates of one search, asked mode by mode (``sampling.Candidates``)."""
 
     def __init__(
-        self, search: _types.EngineSearch, problem: ConvProblem, workspace_limit: int | None
+        self, search: _C.EngineSearch, problem: ConvProblem, workspace_limit: int | None
     ) -> None:
         self._ask: Callable[[str], list[Candidate]] = lambda mode: query(
             search, problem, [mode], workspace_limit=workspace_limit
@@ -52,13 +48,13 @@ class Outcome:
     ranking: tuple[Timed, ...] = ()
     total_samples: int = 0
     winner: Timed | None = None
-    plan: _types.Plan | None = None
+    plan: _C.Plan | None = None
     relative_error: float | None = None
     struck: tuple[tuple[str, float], ...] = ()
 
 
 def choose(
-    native: _types.ConvProblem,
+    native: _C.ConvProblem,
     mode: str,
     workspace_limit: int,
     benchmark_limit: int,
@@ -66,7 +62,7 @@ def choose(
     x: Tensor,
     w: Tensor,
     y: Tensor,
-) -> tuple[str, _types.Plan | None]:
+) -> tuple[str, _C.Plan | None]:
     """Chooses an engine for a problem that has none yet; called by C++, one at a time.
 
     Args:
@@ -113,7 +109,7 @@ def choose(
 
 
 def _search(
-    native: _types.ConvProblem,
+    native: _C.ConvProblem,
     problem: ConvProblem,
     mode: str,
     workspace_limit: int | None,

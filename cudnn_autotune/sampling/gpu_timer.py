@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from cudnn_autotune._extension import _C
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.selection import Selection, Timed
-
-if TYPE_CHECKING:
-    from cudnn_autotune import _C as _types
 
 _MOST_THREADS = 8
 
@@ -23,14 +19,14 @@ class GpuTimer:
 
     def __init__(
         self,
-        search: _types.EngineSearch,
+        search: _C.EngineSearch,
         x: torch.Tensor,
         w: torch.Tensor,
         y: torch.Tensor,
     ) -> None:
         self._search = search
         self._tensors = (x, w, y)
-        self.plans: dict[str, _types.Plan] = {}
+        self.plans: dict[str, _C.Plan] = {}
         self._workspace: torch.Tensor | None = None
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
@@ -63,7 +59,7 @@ class GpuTimer:
     def release_workspace(self) -> None:
         self._workspace = None
 
-    def _build(self, candidates: Sequence[Candidate]) -> list[_types.Plan | None]:
+    def _build(self, candidates: Sequence[Candidate]) -> list[_C.Plan | None]:
         missing = [c for c in candidates if c.text not in self.plans]
         # Precompiled engines build in microseconds; only those compiled at run time (some 0.3 s
         # each) are worth threads.
