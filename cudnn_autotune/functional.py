@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cudnn_autotune._extension import _C, extension_available
-from cudnn_autotune.engines import check_workspace_limit
 from cudnn_autotune.problem import DTYPES, same_padding
-from cudnn_autotune.settings import check_sampling
+from cudnn_autotune.settings import check_policy
 
 Ints = int | Sequence[int]
 
@@ -62,9 +61,7 @@ def conv2d(
         )
         if fast is not NotImplemented:
             return fast
-    if sampling is not None:
-        check_sampling(sampling)
-    check_workspace_limit(workspace_limit)
+    check_policy(sampling, workspace_limit)
     takes_part = (
         isinstance(input, Tensor)
         and isinstance(weight, Tensor)

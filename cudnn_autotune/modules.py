@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cudnn_autotune import functional
-from cudnn_autotune.engines import check_workspace_limit
 from cudnn_autotune.functional import fast_conv2d
-from cudnn_autotune.settings import check_sampling
+from cudnn_autotune.settings import check_policy
 
 
 class Conv2d(nn.Conv2d):
@@ -45,9 +44,7 @@ class Conv2d(nn.Conv2d):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if sampling is not None:
-            check_sampling(sampling)
-        check_workspace_limit(workspace_limit)
+        check_policy(sampling, workspace_limit)
         self.sampling = sampling
         self.workspace_limit = workspace_limit
 
@@ -104,8 +101,6 @@ class LazyConv2d(nn.LazyConv2d):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if sampling is not None:
-            check_sampling(sampling)
-        check_workspace_limit(workspace_limit)
+        check_policy(sampling, workspace_limit)
         self.sampling = sampling
         self.workspace_limit = workspace_limit

@@ -38,6 +38,13 @@ def check_sampling(name: object, argument: str = "sampling") -> str:
     return name
 
 
+def check_policy(sampling_mode: str | None, workspace_limit: int | None) -> None:
+    """The two arguments of a layer or call; ValueError naming the one that is not allowed."""
+    if sampling_mode is not None:
+        check_sampling(sampling_mode)
+    check_workspace_limit(workspace_limit)
+
+
 def _check_benchmark_limit(limit: int, argument: str = "benchmark_limit") -> int:
     is_int = isinstance(limit, int) and not isinstance(limit, bool)
     if not is_int or not 0 <= limit <= _INT32_MAX:
