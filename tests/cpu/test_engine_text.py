@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 import cudnn_autotune as ca
 
+pytestmark = pytest.mark.search
+
 # Names of the frontend's KnobType_t that convolution engines use.
 KNOB_NAMES = (
     "SWIZZLE",

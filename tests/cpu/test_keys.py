@@ -9,6 +9,8 @@ import torch
 
 import cudnn_autotune as ca
 
+pytestmark = pytest.mark.search
+
 BASE: dict[str, Any] = {
     "op": "fprop",
     "input_shape": (2, 8, 10, 12),

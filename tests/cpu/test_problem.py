@@ -145,6 +145,7 @@ def test_named_padding_is_pytorchs(geometry: dict[str, Any], padding: str) -> No
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.search
 def test_integers_and_short_tuples_expand() -> None:
     short = ca.ConvProblem(**{**GOOD, "stride": 2, "padding": 1, "dilation": 1})
     middle = ca.ConvProblem(**{**GOOD, "stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)})
