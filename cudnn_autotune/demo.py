@@ -102,11 +102,11 @@ def _tune(layer: Layer, mode: str) -> list[Choice]:
 
 
 def _choice_table(layer: Layer, chosen: dict[str, dict[str, Choice]]) -> Table:
-    """A row a mode, the modes that chose the same engine together."""
+    """A row a mode, the modes that chose the same engine together; MiB of workspace."""
     table = Table(title=layer.title, title_justify="left")
     table.add_column("engine and knobs", overflow="fold", ratio=1)
     table.add_column("chosen by", no_wrap=True)
-    for column in ("time, ms", "workspace, MiB", "timed launches", "tuning, ms"):
+    for column in ("time, ms", "MiB", "launches", "tuning, ms"):
         table.add_column(column, justify="right")
     for op, by_mode in chosen.items():
         for text in dict.fromkeys(choice.text for choice in by_mode.values()):
@@ -148,10 +148,10 @@ def _offer_table(layer: Layer) -> Table:
     table = Table(title=layer.title, title_justify="left")
     table.add_column("GPU")
     table.add_column("direction")
-    table.add_column("engine configs", justify="right")
+    table.add_column("configs", justify="right")
     table.add_column("engines", justify="right")
-    table.add_column("largest workspace, MiB", justify="right")
-    table.add_column("first of the heuristics", overflow="fold")
+    table.add_column("most MiB", justify="right")
+    table.add_column("the heuristics' first", overflow="fold", min_width=28)
     for device in ("l4", "h200"):
         for op in OPERATIONS:
             offered = candidates(layer.problem(op), device)
