@@ -75,7 +75,8 @@ def _check_operands(a: Tensor, b: Tensor) -> None:
     )
 
 
-def _check_gradient(grad_output: Tensor, expected: Sequence[int]) -> None:
+def _check_gradient(grad_output: Tensor, other: Tensor, expected: Sequence[int]) -> None:
+    _check_operands(grad_output, other)
     torch._check(
         grad_output.dim() == len(expected),
         lambda: f"expected grad_output of size {list(expected)}, got {list(grad_output.shape)}",
@@ -121,6 +122,31 @@ def _placeholder(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
     return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=layout)
 
 
+def _backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: tuple[Ints, Ints, Ints, int],
+    of_input: bool,
+) -> tuple[Tensor, Tensor]:
+    """ATen's, of the input or of the weight; ``geometry`` is stride, padding, dilation, groups."""
+    stride, padding, dilation, groups = geometry
+    grads = torch.ops.aten.convolution_backward(
+        grad_output,
+        input,
+        weight,
+        None,
+        stride,
+        padding,
+        dilation,
+        False,
+        [0] * len(padding),
+        groups,
+        [of_input, not of_input, False],
+    )
+    return grads[0], grads[1]
+
+
 @torch.library.register_fake("cudnn_autotune::conv_fprop")
 def _(
     input: Tensor,
@@ -157,34 +183,17 @@ def _(
 ) -> Tensor:
     if grad_output.is_cuda:
         expected = _output_size(input_size, weight.shape, stride, padding, dilation, groups)
-        _check_gradient(grad_output, expected)
-        _check_operands(grad_output, weight)
+        _check_gradient(grad_output, weight, expected)
         return _empty(input_size, grad_output, weight)
     both, extra = _split(padding, len(stride))
     padded = list(input_size)
     for i in range(len(extra) // 2):
         padded[-1 - i] += extra[2 * i] + extra[2 * i + 1]
     input = _placeholder(padded, grad_output, weight)
-    grads = torch.ops.aten.convolution_backward(
-        grad_output,
-        input,
-        weight,
-        None,
-        stride,
-        both,
-        dilation,
-        False,
-        [0] * len(both),
-        groups,
-        [True, False, False],
-    )
-    if not extra:
-        return grads[0]
-    # Narrowed, then made dense again in its own layout.
-    suggest = torch._prims_common.suggest_memory_format
-    return torch.empty(
-        input_size, dtype=grads[0].dtype, device=grads[0].device, memory_format=suggest(grads[0])
-    )
+    geometry = (stride, both, dilation, groups)
+    grad_input, _ = _backward(grad_output, input, weight, geometry, of_input=True)
+    # Where it was padded: narrowed, then made dense again in its own layout.
+    return _placeholder(input_size, grad_input, grad_input) if extra else grad_input
 
 
 @torch.library.register_fake("cudnn_autotune::conv_wgrad")
@@ -201,21 +210,9 @@ def _(
 ) -> Tensor:
     if grad_output.is_cuda:
         expected = _output_size(input.shape, weight_size, stride, padding, dilation, groups)
-        _check_gradient(grad_output, expected)
-        _check_operands(grad_output, input)
+        _check_gradient(grad_output, input, expected)
         return _empty(weight_size, grad_output, input)
     both, extra = _split(padding, len(stride))
     weight = _placeholder(weight_size, grad_output, input)
-    return torch.ops.aten.convolution_backward(
-        grad_output,
-        _pad(input, extra),
-        weight,
-        None,
-        stride,
-        both,
-        dilation,
-        False,
-        [0] * len(both),
-        groups,
-        [False, True, False],
-    )[1]
+    geometry = (stride, both, dilation, groups)
+    return _backward(grad_output, _pad(input, extra), weight, geometry, of_input=False)[1]

@@ -13,7 +13,35 @@ from cudnn_autotune.functional import fast_conv2d
 from cudnn_autotune.settings import check_policy
 
 
-class Conv2d(nn.Conv2d):
+class _WithPolicy(nn.Module):
+    """The two arguments that our modules take beside PyTorch's."""
+
+    # Of the class too: modules that were pickled as, or turned into, ours without __init__.
+    sampling: str | None = None
+    workspace_limit: int | None = None
+
+    def __init__(
+        self,
+        *args: Any,
+        sampling: str | None = None,
+        workspace_limit: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        check_policy(sampling, workspace_limit)
+        self.sampling = sampling
+        self.workspace_limit = workspace_limit
+
+    def extra_repr(self) -> str:
+        text = super().extra_repr()
+        if self.sampling is not None:
+            text += f", sampling={self.sampling}"
+        if self.workspace_limit is not None:
+            text += f", workspace_limit={self.workspace_limit}"
+        return text
+
+
+class Conv2d(_WithPolicy, nn.Conv2d):
     """``torch.nn.Conv2d`` by the cuDNN engine that a search chose for each shape.
 
     Takes what ``torch.nn.Conv2d`` takes, holds the same parameters and state dict, and is one for
@@ -31,22 +59,6 @@ class Conv2d(nn.Conv2d):
     Raises:
         ValueError: an unknown mode, a negative limit; else as ``torch.nn.Conv2d``.
     """
-
-    # Of the class too: modules that were pickled as, or turned into, ours without __init__.
-    sampling: str | None = None
-    workspace_limit: int | None = None
-
-    def __init__(
-        self,
-        *args: Any,
-        sampling: str | None = None,
-        workspace_limit: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        check_policy(sampling, workspace_limit)
-        self.sampling = sampling
-        self.workspace_limit = workspace_limit
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Any = self.padding
@@ -79,28 +91,8 @@ class Conv2d(nn.Conv2d):
             workspace_limit=self.workspace_limit,
         )
 
-    def extra_repr(self) -> str:
-        text = super().extra_repr()
-        if self.sampling is not None:
-            text += f", sampling={self.sampling}"
-        if self.workspace_limit is not None:
-            text += f", workspace_limit={self.workspace_limit}"
-        return text
 
-
-class LazyConv2d(nn.LazyConv2d):
+class LazyConv2d(_WithPolicy, nn.LazyConv2d):  # type: ignore[misc, unused-ignore]
     """``torch.nn.LazyConv2d`` that becomes a :class:`Conv2d` at its first call."""
 
     cls_to_become = Conv2d
-
-    def __init__(
-        self,
-        *args: Any,
-        sampling: str | None = None,
-        workspace_limit: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        check_policy(sampling, workspace_limit)
-        self.sampling = sampling
-        self.workspace_limit = workspace_limit

@@ -35,8 +35,9 @@ class GpuTimer:
         while rest and (not limit or len(found) < limit):
             wanted = limit - len(found) if limit else len(rest)
             batch, rest = rest[:wanted], rest[wanted:]
-            found += [c for c, plan in zip(batch, self._build(batch), strict=True) if plan]
-        return self._that_fit_in_memory(found)
+            built = [c for c, plan in zip(batch, self._build(batch), strict=True) if plan]
+            found += self._that_fit_in_memory(built)
+        return found
 
     def frontend_find(
         self, technique: str, candidates: Sequence[Candidate], limit: int
@@ -73,11 +74,9 @@ class GpuTimer:
 
     def _that_fit_in_memory(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those whose workspace can be had: one block, the largest that they need, serves all."""
-        needs = sorted({self.plans[c.text].workspace_bytes for c in candidates}, reverse=True)
-        for most in needs:
-            if most == 0:
-                break
-            if self._workspace is not None and self._workspace.numel() >= most:
+        needs = {self.plans[c.text].workspace_bytes for c in candidates}
+        for most in sorted(needs, reverse=True):
+            if most <= self._workspace_bytes():
                 break
             try:
                 self._workspace = torch.empty(
@@ -86,5 +85,8 @@ class GpuTimer:
                 break
             except torch.OutOfMemoryError:
                 continue
-        had = 0 if self._workspace is None else self._workspace.numel()
+        had = self._workspace_bytes()
         return [c for c in candidates if self.plans[c.text].workspace_bytes <= had]
+
+    def _workspace_bytes(self) -> int:
+        return 0 if self._workspace is None else self._workspace.numel()
