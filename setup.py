@@ -31,7 +31,14 @@ from setuptools.errors import SetupError
 OLDEST_TORCH = (2, 11)
 OLDEST_FRONTEND = (1, 26)
 # These need the cuDNN frontend and CUDA; a CPU-only torch is built without them.
-CUDA_SOURCES = ("conv_cuda.cpp", "search_binding.cpp", "torch_bridge.cpp", "tuner.cpp")
+CUDA_SOURCES = (
+    "conv_cuda.cpp",
+    "other_paths.cpp",
+    "plan_timer.cpp",
+    "search_binding.cpp",
+    "torch_bridge.cpp",
+    "tuner.cpp",
+)
 # What the sources and torch's own headers include, and the extra of the cuda-toolkit package that
 # brings it. torch's wheel depends on all of them but crt (included by cuda_runtime_api.h) and cccl
 # (included by cuda_fp16.h).

@@ -77,7 +77,7 @@ bool run(ConvOp op, const at::Tensor& x, const at::Tensor& w, const at::Tensor& 
   policy.benchmark_limit = settings().benchmark_limit;
   policy.device = x.device().index();
   if (run_chosen(request)) return true;
-  count_fallback("no cuDNN engine config that runs");
+  count_fallback("PyTorch's own path was chosen (see choices())");
   return false;
 }
 

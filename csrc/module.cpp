@@ -28,7 +28,6 @@ void bind_settings(py::module_& m) {
   m.def("settings", &settings);
   m.def("set_settings", &set_settings);
   m.def("register_sampling", [](const std::string& name) { register_sampling(name); });
-  m.def("sampling_names", &sampling_names);
 }
 
 }  // namespace
@@ -45,8 +44,5 @@ PYBIND11_MODULE(_C, m) {
   m.attr("built_with_cuda") = CUDNN_AUTOTUNE_CUDA_VERSION;
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
   bind_search(m);
-  m.attr("has_cuda") = true;
-#else
-  m.attr("has_cuda") = false;
 #endif
 }

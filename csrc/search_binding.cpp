@@ -18,6 +18,8 @@
 #include "core/engine_search.h"
 #include "core/frontend_find.h"
 #include "core/plan_cache.h"
+#include "other_paths.h"
+#include "plan_timer.h"
 #include "policy.h"
 #include "torch_bridge.h"
 #include "tuner.h"
@@ -235,6 +237,35 @@ void bind_measuring(py::module_& m) {
       py::arg("plan"), py::arg("x"), py::arg("w"), py::arg("y"), WithoutGilCall());
 }
 
+void bind_plan_timer(py::module_& m) {
+  using Sample = std::tuple<double, double, std::string>;
+  using Batch = std::tuple<size_t, int64_t, bool, bool>;
+  py::class_<PlanTimer>(m, "PlanTimer")
+      .def(py::init<const ConvProblem&, std::vector<PlanTimer::Operands>, int64_t>(),
+           py::arg("problem"), py::arg("operands"), py::arg("flush_bytes"), WithoutGilCall())
+      .def("add", &PlanTimer::add, py::arg("text"), py::arg("plan"))
+      .def("set_workspace", &PlanTimer::set_workspace, py::arg("workspace"), WithoutGilCall())
+      .def(
+          "run",
+          [](PlanTimer& timer, const std::vector<Batch>& batches, bool hold) {
+            std::vector<PlanTimer::Batch> wanted;
+            for (const auto& [candidate, calls, cold, as_graph] : batches) {
+              wanted.push_back({candidate, calls, cold, as_graph});
+            }
+            std::vector<Sample> samples;
+            for (auto& sample : timer.run(wanted, hold)) {
+              samples.emplace_back(sample.time_ms, sample.clock_mhz, std::move(sample.error));
+            }
+            return samples;
+          },
+          py::arg("batches"), py::arg("hold"), WithoutGilCall());
+  m.def("is_matmul", &is_matmul, py::arg("problem"));
+  m.def("run_aten", &run_aten, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("y"),
+        WithoutGilCall());
+  m.def("run_matmul", &run_matmul, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("y"),
+        WithoutGilCall());
+}
+
 void bind_choices(py::module_& m) {
   // handler(problem, sampling, workspace_limit, benchmark_limit, device, x, w, y)
   //   -> (engine text or "aten", Plan or None)
@@ -251,7 +282,6 @@ void bind_choices(py::module_& m) {
     });
   });
   m.def("forget_choices", [] { ChoiceTable::instance().clear(); }, WithoutGilCall());
-  m.def("choice_count", [] { return ChoiceTable::instance().size(); });
   m.def("set_plan_cache_capacity", &PlanCache::set_capacity);
   m.def("plan_cache_capacity", &PlanCache::capacity);
 }
@@ -262,11 +292,11 @@ void bind_search(py::module_& m) {
   bind_cudnn_library();
   py::register_exception<CudnnError>(m, "CudnnError", PyExc_RuntimeError);
   m.def("cudnn_runtime_version", &cudnn_runtime_version);
-  m.def("cudnn_compiled_version", &cudnn_compiled_version);
   m.def("cudnn_frontend_version", &cudnn_frontend_version);
   bind_problem(m);
   bind_engine_search(m);
   bind_measuring(m);
+  bind_plan_timer(m);
   bind_choices(m);
 }
 

@@ -11,6 +11,7 @@
 #include "core/engine_search.h"
 #include "core/plan_cache.h"
 #include "fallbacks.h"
+#include "other_paths.h"
 #include "policy.h"
 #include "torch_bridge.h"
 
@@ -22,10 +23,11 @@ MissHandler& miss_handler() {
   return handler;
 }
 
-// Null for kAten. Throws CudnnError where the config no longer builds.
-std::shared_ptr<ConvPlan> build(const ConvProblem& problem, const std::string& text) {
-  if (text == kAten) return nullptr;
-  return EngineSearch(problem, current_handle()).build(EngineConfig::parse(text));
+// Throws CudnnError where the config no longer builds.
+CachedPlan build(const ChoiceKey& key, const std::string& text) {
+  if (text == kAten) return {key, nullptr};
+  if (text == kMatmul) return {key, nullptr, /*is_matmul=*/true};
+  return {key, EngineSearch(key.problem, current_handle()).build(EngineConfig::parse(text))};
 }
 
 // The first config of the heuristics that builds; null where there is none.
@@ -51,7 +53,7 @@ std::optional<CachedPlan> remembered(const ChoiceKey& key) {
   const auto text = table.find(key);
   if (!text) return std::nullopt;
   try {
-    return CachedPlan{key, build(key.problem, *text), false};
+    return build(key, *text);
   } catch (const CudnnError&) {
     count_fallback("the remembered engine config no longer builds: tuned again");
     table.erase(key);
@@ -73,13 +75,13 @@ CachedPlan& miss(const TuneRequest& request) {
   if (is_capturing()) {
     // Padding that differs before and after needs a check of the output, which waits for the GPU.
     const bool needs_check = key.problem.pre_padding != key.problem.post_padding;
-    return keep({key, needs_check ? nullptr : heuristic_plan(key), true});
+    return keep({key, needs_check ? nullptr : heuristic_plan(key), false, /*provisional=*/true});
   }
   const std::lock_guard tuning(table.tuning_mutex());
   if (auto plan = remembered(key)) return keep(*std::move(plan));
   TuneResult result = miss_handler()(request);
   table.put(key, result.text);
-  return keep({key, std::move(result.plan), false});
+  return keep({key, std::move(result.plan), result.text == kMatmul});
 }
 
 const CachedPlan& chosen(const TuneRequest& request) {
@@ -103,6 +105,10 @@ void set_miss_handler(MissHandler handler) { miss_handler() = std::move(handler)
 
 bool run_chosen(const TuneRequest& request) {
   const CachedPlan& cached = chosen(request);
+  if (cached.is_matmul) {
+    run_matmul(request.key.problem, request.x, request.w, request.y);
+    return true;
+  }
   if (cached.plan == nullptr) return false;
   // The cache may drop its own reference while the launch is under way.
   const auto plan = cached.plan;

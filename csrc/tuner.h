@@ -18,8 +18,8 @@ struct TuneRequest {
   at::Tensor x, w, y;
 };
 struct TuneResult {
-  std::string text;                // an engine config, or kAten
-  std::shared_ptr<ConvPlan> plan;  // built while tuning; null for kAten
+  std::string text;                // an engine config, kAten or kMatmul
+  std::shared_ptr<ConvPlan> plan;  // built while tuning; null for those without an engine
 };
 using MissHandler = std::function<TuneResult(const TuneRequest&)>;
 void set_miss_handler(MissHandler handler);

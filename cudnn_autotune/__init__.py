@@ -15,11 +15,14 @@ from cudnn_autotune.engines import (
 from cudnn_autotune.measuring import execute, measure
 from cudnn_autotune.modules import Conv2d, LazyConv2d
 from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.settings import (
     get_benchmark_limit,
+    get_budget_ms,
     get_sampling,
     get_workspace_limit,
     set_benchmark_limit,
+    set_budget_ms,
     set_sampling,
     set_workspace_limit,
     use_sampling,
@@ -46,7 +49,10 @@ __all__ = [
     "Conv2d",
     "ConvProblem",
     "CudnnError",
+    "Evidence",
     "LazyConv2d",
+    "Selection",
+    "Timed",
     "build_plan",
     "candidates",
     "choices",
@@ -58,12 +64,14 @@ __all__ = [
     "forget",
     "functional",
     "get_benchmark_limit",
+    "get_budget_ms",
     "get_sampling",
     "get_workspace_limit",
     "measure",
     "parse_engine_text",
     "sampling",
     "set_benchmark_limit",
+    "set_budget_ms",
     "set_sampling",
     "set_workspace_limit",
     "use_sampling",

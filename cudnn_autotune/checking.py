@@ -1,19 +1,23 @@
-"""Is a chosen engine right? Its output against a reference, on the caller's own tensors.
+"""Is a chosen way of computing right? Its output against a reference, on the caller's own tensors.
 
-The reference is ATen's convolution without cuDNN, in float32 (float64 for float64) and without
-TF32. Engines do go wrong: of cuDNN 9.19's, two ignore that padding may differ before and after,
-and one rounds float32 without saying so (csrc/core/errata.cpp).
+The reference is the convolution's definition: the sum over taps, gathered from the operands and
+multiplied out in a wider type, at a sample of the output: its corners, where padding shows, and
+places drawn at random. It shares no code with any engine. The whole output is looked at as well: it
+was filled with NaN before, and none may be left.
+
+Engines do go wrong: of cuDNN 9.19's, two ignore that padding may differ before and after, and one
+rounds float32 without saying so (csrc/core/errata.cpp).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from cudnn_autotune._extension import _C
 from cudnn_autotune.problem import ConvProblem
 
 # Relative errors (Frobenius norm) above which an engine is wrong. Right ones stay below a fifth of
@@ -27,8 +31,14 @@ TOLERANCES = {
 }
 TOLERANCE_TF32 = 1e-2
 
-# Samples of the batch that are compared; wgrad sums over all of them.
-_SAMPLES = 4
+# Places of the output (fprop, dgrad) that are compared, in every channel, as far as gathering
+# what they depend on takes no more than so many numbers.
+_MOST_PLACES = 256
+_LEAST_PLACES = 32
+_MOST_GATHERED = 2**24
+# Of the weight's gradient: taps, kernels and channels.
+_TAPS = 8
+_CHANNELS = 16
 
 
 def tolerance(problem: ConvProblem) -> float:
@@ -39,28 +49,27 @@ def tolerance(problem: ConvProblem) -> float:
 
 
 def relative_error(
-    problem: ConvProblem, plan: _C.Plan, x: Tensor, w: Tensor, y: Tensor
+    problem: ConvProblem, run: Callable[[], None], x: Tensor, w: Tensor, y: Tensor
 ) -> float | None:
-    """Runs ``plan`` over an output of NaN, and compares.
+    """Calls ``run`` over an output of NaN, and compares.
 
     Args:
-        problem, plan: of one another.
-        x, w, y: as ``tuning.choose``; the one that the plan writes is overwritten.
+        problem: of the tensors.
+        run: computes ``problem`` on ``x``, ``w`` and ``y``, writing one of them.
+        x, w, y: the forward's input, weight and output, any device.
 
     Returns:
         ``|output - reference| / |reference|`` (infinity where the output has NaN that the
         reference has not); None where nothing can be said: operands that are not finite, or no
-        memory for the engine's workspace or the reference.
+        memory for the workspace or the reference.
     """
     output = {"fprop": y, "dgrad": x, "wgrad": w}[problem.op]
     output.fill_(math.nan)
     try:
-        _C.execute(plan, x, w, y)
-        samples = _some_samples(problem, x.shape[0], x.device)
-        reference = _reference(problem, x, w, y, samples)
+        run()
+        compared, reference = _SAMPLED[problem.op](problem, x, w, y)
     except torch.OutOfMemoryError:
         return None
-    compared = output if samples is None else output[samples]
     norm = reference.norm()
     error = (compared.to(reference.dtype) - reference).norm()
     found_norm, found_error, whole = torch.stack(
@@ -74,93 +83,128 @@ def relative_error(
     return found_error / found_norm if found_norm > 0 else (0.0 if found_error == 0 else math.inf)
 
 
-def _some_samples(problem: ConvProblem, batch: int, device: torch.device) -> Tensor | None:
-    """Evenly spread, first and last among them; None: all."""
-    if problem.op == "wgrad" or batch <= _SAMPLES:
-        return None
-    return torch.linspace(0, batch - 1, _SAMPLES, device=device).long()
-
-
-def _reference(
-    problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, samples: Tensor | None
-) -> Tensor:
-    wide = _wide_type(problem)
-
-    def operand(tensor: Tensor) -> Tensor:
-        chosen = tensor if samples is None or tensor is w else tensor[samples]
-        return chosen.to(wide, memory_format=torch.contiguous_format)
-
-    n = problem.spatial_dims
-    pre, post = problem.padding[:n], problem.padding[n:]
-    zeros = [0] * n
-    # Last dimension first, as torch.nn.functional.pad takes it.
-    around = [p for d in reversed(range(n)) for p in (pre[d], post[d])]
-    if problem.op == "fprop":
-        padded = torch.nn.functional.pad(operand(x), around)
-        return _convolution(
-            padded, operand(w), problem.stride, problem.dilation, False, zeros, problem.groups
-        )
-    if problem.op == "dgrad":
-        # The gradient of the padded input is a transposed convolution; what the stride never
-        # reached at its end is output padding.
-        reached = [
-            (y.shape[2 + d] - 1) * problem.stride[d]
-            + problem.dilation[d] * (w.shape[2 + d] - 1)
-            + 1
-            for d in range(n)
-        ]
-        rest = [x.shape[2 + d] + pre[d] + post[d] - reached[d] for d in range(n)]
-        padded = _convolution(
-            operand(y), operand(w), problem.stride, problem.dilation, True, rest, problem.groups
-        )
-        return torch.nn.functional.pad(padded, [-p for p in around])
-    # The weight's gradient is a convolution of the input by the output's gradient with batch and
-    # channels exchanged, stride and dilation too.
-    padded = torch.nn.functional.pad(operand(x), around)
-    grads = []
-    for xg, yg in zip(
-        padded.chunk(problem.groups, 1), operand(y).chunk(problem.groups, 1), strict=True
-    ):
-        grad = _convolution(
-            xg.transpose(0, 1), yg.transpose(0, 1), problem.dilation, problem.stride, False, zeros
-        )
-        for d in range(n):
-            grad = grad.narrow(2 + d, 0, w.shape[2 + d])
-        grads.append(grad.transpose(0, 1))
-    return torch.cat(grads)
-
-
 def _wide_type(problem: ConvProblem) -> torch.dtype:
     if problem.dtype == torch.float64:
         return torch.float64
-    # ATen's own convolutions are matrix products, and round to TF32 where those may.
+    # The reference is a matrix product, and is rounded to TF32 where those may be.
     rounds = torch.backends.cuda.matmul.allow_tf32
     is_exact = problem.dtype == torch.float32 and not problem.allow_tf32
     return torch.float64 if rounds and is_exact else torch.float32
 
 
-def _convolution(
-    a: Tensor,
-    b: Tensor,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int = 1,
-) -> Tensor:
-    """ATen's, with cuDNN switched off for this one call."""
-    no_padding = [0] * len(stride)
-    flags = {"benchmark": False, "deterministic": False, "cudnn_enabled": False}
-    return torch.ops.aten._convolution(
-        a.contiguous(),
-        b.contiguous(),
-        None,
-        stride,
-        no_padding,
-        dilation,
-        transposed,
-        output_padding,
-        groups,
-        **flags,
-        allow_tf32=False,
+def _taps(problem: ConvProblem) -> Tensor:
+    """Every tap of the kernel: (taps, spatial dimensions)."""
+    kernel = problem.weight_shape[2:]
+    return torch.tensor(list(itertools.product(*(range(k) for k in kernel))))
+
+
+def _places(problem: ConvProblem, shape: Sequence[int], channels: int) -> Tensor:
+    """Places of a tensor of ``shape``, without its channels: (places, 1 + spatial dimensions)."""
+    sizes = [shape[0], *shape[2:]]
+    taps = math.prod(problem.weight_shape[2:])
+    most = min(max(_MOST_GATHERED // (taps * channels), _LEAST_PLACES), _MOST_PLACES)
+    corners = torch.tensor(list(itertools.product(*({0, size - 1} for size in sizes))))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.stack(
+        [torch.randint(size, (most,), generator=generator) for size in sizes], dim=1
     )
+    return torch.cat([corners, drawn])
+
+
+def _at(tensor: Tensor, batch: Tensor, place: Tensor) -> Tensor:
+    """``tensor[batch, :, *place]`` with the channels last; ``place`` is (..., spatial)."""
+    index = [batch, *place.unbind(-1)]
+    return tensor.movedim(1, -1)[tuple(i.to(tensor.device) for i in index)]
+
+
+def _gathered(
+    tensor: Tensor, batch: Tensor, place: Tensor, inside: Tensor, wide: torch.dtype
+) -> Tensor:
+    """As :func:`_at` at (places, taps), zero where ``inside`` is not."""
+    values = _at(tensor, batch[:, None].expand(inside.shape), place * inside[..., None])
+    return values.to(wide) * inside[..., None].to(tensor.device)
+
+
+def _product(problem: ConvProblem, gathered: Tensor, weight: Tensor) -> Tensor:
+    """(places, taps, groups * in) by (groups, taps * in, out): (places, groups * out)."""
+    places, taps, channels = gathered.shape
+    g = problem.groups
+    rows = gathered.reshape(places, taps, g, channels // g).permute(2, 0, 1, 3)
+    product = torch.bmm(rows.reshape(g, places, -1), weight)
+    return product.permute(1, 0, 2).reshape(places, -1)
+
+
+def _fprop(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    wide, n, g = _wide_type(problem), problem.spatial_dims, problem.groups
+    places, taps = _places(problem, y.shape, x.shape[1]), _taps(problem)
+    stride, dilation = torch.tensor(problem.stride), torch.tensor(problem.dilation)
+    source = places[:, None, 1:] * stride - torch.tensor(problem.padding[:n]) + taps * dilation
+    inside = ((source >= 0) & (source < torch.tensor(x.shape[2:]))).all(-1)
+    gathered = _gathered(x, places[:, 0], source, inside, wide)
+    # (K, C / g, taps) -> (g, taps * C / g, K / g)
+    weight = w.to(wide).reshape(g, w.shape[0] // g, w.shape[1], -1).permute(0, 3, 2, 1)
+    reference = _product(problem, gathered, weight.reshape(g, -1, w.shape[0] // g))
+    return _at(y, places[:, 0], places[:, 1:]), reference
+
+
+def _dgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    wide, n, g = _wide_type(problem), problem.spatial_dims, problem.groups
+    places, taps = _places(problem, x.shape, y.shape[1]), _taps(problem)
+    stride, dilation = torch.tensor(problem.stride), torch.tensor(problem.dilation)
+    reached = places[:, None, 1:] + torch.tensor(problem.padding[:n]) - taps * dilation
+    source = reached.div(stride, rounding_mode="floor")
+    inside = (source >= 0) & (source < torch.tensor(y.shape[2:])) & (source * stride == reached)
+    gathered = _gathered(y, places[:, 0], source, inside.all(-1), wide)
+    # (K, C / g, taps) -> (g, taps * K / g, C / g)
+    weight = w.to(wide).reshape(g, w.shape[0] // g, w.shape[1], -1).permute(0, 3, 1, 2)
+    reference = _product(problem, gathered, weight.reshape(g, -1, w.shape[1]))
+    return _at(x, places[:, 0], places[:, 1:]), reference
+
+
+def _wgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    wide, n = _wide_type(problem), problem.spatial_dims
+    taps = _taps(problem)
+    taps = taps[_spread(len(taps), _TAPS)]
+    kernels, channels = _spread(w.shape[0], _CHANNELS), _spread(w.shape[1], _CHANNELS)
+    grads = y[:, kernels.to(y.device)].to(wide)
+    per_group = w.shape[0] // problem.groups
+    group = kernels // per_group
+    found, wanted = [], []
+    for tap in taps.tolist():
+        inner, outer = _overlap(problem, x, y, tap, n)
+        for g in group.unique().tolist():
+            some = (group == g).nonzero()[:, 0]
+            columns = (channels + g * w.shape[1]).to(x.device)
+            inputs = x[:, columns][(slice(None), slice(None), *inner)].to(wide)
+            outputs = grads[:, some.to(y.device)][(slice(None), slice(None), *outer)]
+            # Sum over the batch and all places.
+            rows = outputs.movedim(1, 0).reshape(len(some), -1)
+            wanted.append((rows @ inputs.movedim(1, 0).reshape(len(columns), -1).t()).flatten())
+            at = (kernels[some].to(w.device)[:, None], channels.to(w.device), *tap)
+            found.append(w[at].flatten())
+    return torch.cat(found), torch.cat(wanted)
+
+
+def _spread(size: int, most: int) -> Tensor:
+    """Up to ``most`` indices below ``size``, evenly spread, the first and the last among them."""
+    return torch.linspace(0, size - 1, min(size, most)).round().long()
+
+
+def _overlap(
+    problem: ConvProblem, x: Tensor, y: Tensor, tap: Sequence[int], n: int
+) -> tuple[list[slice], list[slice]]:
+    """Where a tap meets the input, and the outputs that it then belongs to."""
+    inner, outer = [], []
+    for d in range(n):
+        stride = problem.stride[d]
+        offset = tap[d] * problem.dilation[d] - problem.padding[d]
+        first = max(0, -(offset // stride))
+        last = min(y.shape[2 + d] - 1, (x.shape[2 + d] - 1 - offset) // stride)
+        count = max(0, last - first + 1)
+        begin = first * stride + offset if count else 0
+        inner.append(slice(begin, begin + (count - 1) * stride + 1 if count else 0, stride))
+        outer.append(slice(first, first + count) if count else slice(0, 0))
+    return inner, outer
+
+
+_SAMPLED = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}

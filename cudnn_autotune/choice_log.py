@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from cudnn_autotune._extension import _C, extension_available
 from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.selection import Selection, Timed
 
 ATEN = "aten"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that serves one problem under one policy."""
+    """What serves one problem under one policy."""
 
     problem: ConvProblem
     device: int
@@ -24,28 +25,57 @@ class Choice:
     """Bytes; None: no limit."""
     benchmark_limit: int
     text: str
-    """The engine config, or ``"aten"`` where no engine of cuDNN runs."""
-    engine: int | None
-    """cuDNN's engine number; None for ``"aten"``."""
-    knobs: Mapping[str, int]
-    time_ms: float | None
-    """Milliseconds a call as the mode measured it; None where it does not time."""
-    workspace_bytes: int
-    samples: int
-    """Timed launches of the chosen engine."""
-    total_samples: int
-    """Timed launches of all candidates."""
-    candidates: int
-    """How many candidates were timed."""
+    """The engine config; ``"aten"`` for PyTorch's own path, ``"matmul"`` for a matrix product."""
+    chosen: Timed | None
+    """Its entry in ``selection``; None where no candidate runs and PyTorch serves the problem."""
     tuning_ms: float
-    """Wall time of the search, plan building included."""
-    ranking: tuple[tuple[str, float], ...]
-    """``(engine text, milliseconds)`` of every candidate that was timed, fastest first."""
+    """Wall time of the search, plan building and the check of the output included."""
+    selection: Selection | None
+    """Every candidate with its time, and the evidence; None where there was nothing to select."""
     relative_error: float | None
-    """Of the chosen engine's output against a reference (``checking``); None where nothing was
+    """Of the chosen one's output against a reference (``checking``); None where nothing was
     searched, or where the operands or the memory did not allow a check."""
     struck: tuple[tuple[str, float], ...]
     """``(engine text, relative error)`` of candidates that were faster but wrong."""
+
+    @property
+    def engine(self) -> int | None:
+        """cuDNN's engine number; None where cuDNN has no part in it."""
+        return self.chosen.candidate.engine if self.chosen else None
+
+    @property
+    def knobs(self) -> Mapping[str, int]:
+        return self.chosen.candidate.knobs if self.chosen else {}
+
+    @property
+    def time_ms(self) -> float | None:
+        """Milliseconds a call as the mode measured it; None where it does not time."""
+        return self.chosen.time_ms if self.chosen else None
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.chosen.candidate.workspace_bytes if self.chosen else 0
+
+    @property
+    def samples(self) -> int:
+        """Timed launches of the chosen one."""
+        return self.chosen.samples if self.chosen else 0
+
+    @property
+    def total_samples(self) -> int:
+        """Timed launches of all candidates."""
+        return self.selection.total_samples if self.selection else 0
+
+    @property
+    def ranking(self) -> tuple[tuple[str, float], ...]:
+        """``(engine text, milliseconds)`` of every candidate that was timed, best first."""
+        entries = self.selection.ranking if self.selection else ()
+        return tuple((e.candidate.text, e.time_ms) for e in entries if e.time_ms is not None)
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates were timed."""
+        return len(self.ranking)
 
 
 _lock = threading.Lock()

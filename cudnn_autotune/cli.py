@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from cudnn_autotune.audit.commands import audit
+from cudnn_autotune.audit.record_command import record
 from cudnn_autotune.versions import version
 
 
@@ -22,3 +24,7 @@ def demo() -> None:
     from cudnn_autotune import demo as demonstration
 
     demonstration.run()
+
+
+main.add_command(audit)
+main.add_command(record)

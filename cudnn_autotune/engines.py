@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 
 import torch
@@ -19,24 +19,44 @@ Device = str | int | torch.device | PathLike[str]
 
 @dataclass(frozen=True)
 class Candidate:
-    """An engine config of cuDNN that is valid for a problem."""
+    """A way of computing a problem: an engine config of cuDNN, or PyTorch's own path."""
 
-    engine: int
-    knobs: Mapping[str, int]
+    engine: int | None
+    """cuDNN's engine number; None where cuDNN has no part in it."""
+    knobs: Mapping[str, int] = field(hash=False)
     workspace_bytes: int
     numerical_notes: tuple[str, ...]
     behavior_notes: tuple[str, ...]
     text: str
     """``eng67:KERNEL_CFG=3,WORKSPACE=0``: leads back to the same plan by :func:`build_plan`."""
     heuristic_mode: str
-    """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``."""
+    """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``; empty
+    where none does."""
     rank: int
     """Its place in the heuristics' order, from 0."""
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether its plan is compiled at run time: some 0.3 s on one core."""
+        return "RUNTIME_COMPILATION" in self.behavior_notes
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Numerical and behaviour notes, without the prefix of cuDNN's enums."""
         return self.numerical_notes + self.behavior_notes
+
+
+ATEN = Candidate(
+    engine=None,
+    knobs={},
+    workspace_bytes=0,
+    numerical_notes=(),
+    behavior_notes=(),
+    text="aten",
+    heuristic_mode="",
+    rank=2**31 - 1,
+)
+"""What PyTorch itself would run; ranked behind every engine of cuDNN."""
 
 
 def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearch:

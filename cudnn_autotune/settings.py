@@ -5,9 +5,11 @@ Precedence, the first that is given wins:
 1. the argument of a layer or call (``sampling=``, ``workspace_limit=``),
 2. the innermost :func:`use_sampling` context,
 3. :func:`set_sampling`, :func:`set_workspace_limit`, :func:`set_benchmark_limit`,
+   :func:`set_budget_ms`,
 4. the environment, read when the package is imported: ``CUDNN_AUTOTUNE_SAMPLING``,
    ``CUDNN_AUTOTUNE_WORKSPACE_LIMIT`` (bytes), ``CUDNN_AUTOTUNE_BENCHMARK_LIMIT``,
-5. the defaults: ``till_stable``, no limit, every candidate.
+   ``CUDNN_AUTOTUNE_BUDGET_MS``,
+5. the defaults: ``auto``, no limit, every candidate, the mode's own budget.
 
 A backward uses what its forward used. Like ``torch.backends.cudnn.flags``, a context holds for
 all threads of the process.
@@ -18,6 +20,7 @@ goes round more problems than that builds a plan at every call.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,8 +29,9 @@ from cudnn_autotune import sampling
 from cudnn_autotune._extension import _C, extension_available
 from cudnn_autotune.engines import check_workspace_limit
 
-DEFAULT_SAMPLING = "till_stable"
+DEFAULT_SAMPLING = "auto"
 _INT32_MAX = 2**31 - 1
+_budget_ms: float | None = None
 
 
 def check_sampling(name: object, argument: str = "sampling") -> str:
@@ -55,6 +59,18 @@ def _check_benchmark_limit(limit: int, argument: str = "benchmark_limit") -> int
     return limit
 
 
+def check_budget_ms(budget_ms: float | None, argument: str = "budget_ms") -> float | None:
+    """``budget_ms``, if it is None or a time above 0; else ValueError naming ``argument``."""
+    if budget_ms is None:
+        return None
+    is_number = isinstance(budget_ms, (int, float)) and not isinstance(budget_ms, bool)
+    if not is_number or not 0 < budget_ms < math.inf:
+        raise ValueError(
+            f"{argument} must be None or a time in milliseconds above 0, got {budget_ms!r}"
+        )
+    return float(budget_ms)
+
+
 def get_sampling() -> str:
     """The sampling mode of calls that name none."""
     return str(_C.settings().sampling)
@@ -69,6 +85,11 @@ def get_workspace_limit() -> int | None:
 def get_benchmark_limit() -> int:
     """How many candidates are timed at most; 0: all."""
     return int(_C.settings().benchmark_limit)
+
+
+def get_budget_ms() -> float | None:
+    """Wall time that one choice may take, in milliseconds; None: the mode's own."""
+    return _budget_ms
 
 
 def _set(sampling_mode: str, workspace_limit: int | None, benchmark_limit: int) -> None:
@@ -95,6 +116,18 @@ def set_benchmark_limit(benchmark_limit: int) -> None:
     _set(get_sampling(), get_workspace_limit(), _check_benchmark_limit(benchmark_limit))
 
 
+def set_budget_ms(budget_ms: float | None) -> None:
+    """Sets the wall time that one choice may take, plan building included, in milliseconds.
+
+    None: what the mode takes. A smaller budget looks at fewer candidates, in cuDNN's order, and at
+    each less closely; the choice's evidence says what was left out. A kernel that runs is never
+    broken off, so that the first look at a slow candidate can overrun it. It is not part of what a
+    choice is remembered by: what was chosen stays.
+    """
+    global _budget_ms
+    _budget_ms = check_budget_ms(budget_ms)
+
+
 _KEEP = object()
 
 
@@ -104,12 +137,14 @@ def use_sampling(
     *,
     workspace_limit: int | object | None = _KEEP,
     benchmark_limit: int | None = None,
+    budget_ms: float | object | None = _KEEP,
 ) -> Iterator[None]:
     """Sets what is given for the time of a ``with`` block, and restores what was before.
 
     Raises:
-        ValueError: an unknown mode, a negative limit.
+        ValueError: an unknown mode, a negative limit, a budget of 0 or less.
     """
+    budget_before = get_budget_ms()
     before = (get_sampling(), get_workspace_limit(), get_benchmark_limit())
     new_mode = before[0] if mode is None else check_sampling(mode)
     new_workspace_limit = before[1]
@@ -120,11 +155,15 @@ def use_sampling(
     new_benchmark_limit = (
         before[2] if benchmark_limit is None else _check_benchmark_limit(benchmark_limit)
     )
+    if budget_ms is not _KEEP:
+        assert budget_ms is None or isinstance(budget_ms, (int, float))
+        set_budget_ms(budget_ms)
     _set(new_mode, new_workspace_limit, new_benchmark_limit)
     try:
         yield
     finally:
         _set(*before)
+        set_budget_ms(budget_before)
 
 
 def _int_of(environ: Mapping[str, str], variable: str) -> int | None:
@@ -138,6 +177,17 @@ def _int_of(environ: Mapping[str, str], variable: str) -> int | None:
     if number < 0:
         raise ValueError(f"{variable} must be a whole number of 0 or more, got {text!r}")
     return number
+
+
+def _budget_of(environ: Mapping[str, str]) -> float | None:
+    text = environ.get("CUDNN_AUTOTUNE_BUDGET_MS", "").strip()
+    if not text:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    return check_budget_ms(number, "CUDNN_AUTOTUNE_BUDGET_MS")
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
@@ -155,6 +205,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
         raise ValueError("CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT must be 1 or more, got '0'")
     if plans and extension_available():
         _C.set_plan_cache_capacity(min(plans, _INT32_MAX))
+    set_budget_ms(_budget_of(environ))
     _set(
         check_sampling(mode, "CUDNN_AUTOTUNE_SAMPLING"),
         workspace_limit,

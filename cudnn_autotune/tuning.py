@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from cudnn_autotune import sampling
+from cudnn_autotune import sampling, settings
 from cudnn_autotune._extension import _C
 from cudnn_autotune.checking import relative_error, tolerance
 from cudnn_autotune.choice_log import ATEN, Choice, record
@@ -17,16 +19,32 @@ from cudnn_autotune.engines import HEURISTIC_MODES, Candidate, query
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.gpu_timer import GpuTimer
 from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.sampling.strategy import Limits, Work
+from cudnn_autotune.unlisted import MATMUL, other_kernels, without_cudnn
 
 _log = logging.getLogger(__name__)
 
+Tensors = tuple[Tensor, Tensor, Tensor]
+
 
 class QueriedCandidates:
-    """The candidates of one search, asked mode by mode (``sampling.Candidates``)."""
+    """The candidates of one search, asked mode by mode (``sampling.Candidates``).
+
+    Args:
+        search, problem: of one another.
+        operands: the forward's input, weight and output, on the search's device.
+        workspace_limit: bytes; None: no limit.
+    """
 
     def __init__(
-        self, search: _C.EngineSearch, problem: ConvProblem, workspace_limit: int | None
+        self,
+        search: _C.EngineSearch,
+        problem: ConvProblem,
+        operands: Tensors,
+        workspace_limit: int | None = None,
     ) -> None:
+        self._problem = problem
+        self._operands = operands
         self._ask: Callable[[str], list[Candidate]] = lambda mode: query(
             search, problem, [mode], workspace_limit=workspace_limit
         )
@@ -40,14 +58,43 @@ class QueriedCandidates:
     def all(self) -> Sequence[Candidate]:
         return [c for mode in HEURISTIC_MODES for c in self.of_mode(mode)]
 
+    def beyond(self) -> Sequence[Candidate]:
+        return [*without_cudnn(self._problem.native()), *other_kernels(self.all())]
+
+    @property
+    def aten_uses_cudnn(self) -> bool:
+        problem, n = self._problem, self._problem.spatial_dims
+        backend = torch._C._select_conv_backend(
+            *self._operands[:2],
+            None,
+            problem.stride,
+            problem.padding[:n],
+            problem.dilation,
+            False,
+            (0,) * n,
+            problem.groups,
+            None,
+        )
+        return str(backend).endswith(".Cudnn")
+
+    @property
+    def work(self) -> Work:
+        problem = self._problem
+        x, w, y = problem.input_shape, problem.weight_shape, problem.output_shape
+        return Work(
+            flops=2.0 * math.prod(w[1:]) * math.prod(y),
+            bytes=float(sum(map(math.prod, (x, w, y))) * problem.dtype.itemsize),
+            device=str(self._operands[0].device),
+            dtype=str(problem.dtype),
+        )
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search came to; without a winner, ATen's convolution serves the problem."""
+    """What a search came to; without a choice, PyTorch's own path serves the problem."""
 
-    ranking: tuple[Timed, ...] = ()
-    total_samples: int = 0
-    winner: Timed | None = None
+    selection: Selection | None = None
+    chosen: Timed | None = None
     plan: _C.Plan | None = None
     relative_error: float | None = None
     struck: tuple[tuple[str, float], ...] = ()
@@ -72,34 +119,23 @@ def choose(
             dtype; the one that the operation writes may be overwritten.
 
     Returns:
-        The engine config's text and its plan, or ``("aten", None)`` where no config runs.
+        The choice's text, and its plan where it is an engine of cuDNN.
     """
     start = time.perf_counter()
     problem = ConvProblem.from_native(native)
     limit = None if workspace_limit < 0 else workspace_limit
-    outcome = _search(native, problem, mode, limit, benchmark_limit, device, (x, w, y))
-    winner = outcome.winner
-    chosen = winner.candidate if winner else None
+    limits = Limits(benchmark_limit, settings.get_budget_ms())
+    outcome = _search(native, problem, mode, limit, limits, device, (x, w, y))
     choice = Choice(
         problem=problem,
         device=device,
         sampling=mode,
         workspace_limit=limit,
         benchmark_limit=benchmark_limit,
-        text=chosen.text if chosen else ATEN,
-        engine=chosen.engine if chosen else None,
-        knobs=chosen.knobs if chosen else {},
-        time_ms=winner.time_ms if winner else None,
-        workspace_bytes=chosen.workspace_bytes if chosen else 0,
-        samples=winner.samples if winner else 0,
-        total_samples=outcome.total_samples,
-        candidates=sum(timed.time_ms is not None for timed in outcome.ranking),
+        text=outcome.chosen.candidate.text if outcome.chosen else ATEN,
+        chosen=outcome.chosen,
         tuning_ms=(time.perf_counter() - start) * 1e3,
-        ranking=tuple(
-            (timed.candidate.text, timed.time_ms)
-            for timed in outcome.ranking
-            if timed.time_ms is not None
-        ),
+        selection=outcome.selection,
         relative_error=outcome.relative_error,
         struck=outcome.struck,
     )
@@ -113,9 +149,9 @@ def _search(
     problem: ConvProblem,
     mode: str,
     workspace_limit: int | None,
-    benchmark_limit: int,
+    limits: Limits,
     device: int,
-    tensors: tuple[Tensor, Tensor, Tensor],
+    tensors: Tensors,
 ) -> Outcome:
     try:
         search = _C.EngineSearch.on_device(native, device)
@@ -123,9 +159,12 @@ def _search(
         # cuDNN has no such graph at all: ATen's case.
         _log.info("%s: %s", problem.text, error)
         return Outcome()
-    timer = GpuTimer(search, *tensors)
-    candidates = QueriedCandidates(search, problem, workspace_limit)
-    selection = sampling.get(mode).select(candidates, timer, benchmark_limit)
+    timer = GpuTimer(problem, search, tensors)
+    try:
+        candidates = QueriedCandidates(search, problem, tensors, workspace_limit)
+        selection = sampling.get(mode).select(candidates, timer, limits)
+    finally:
+        timer.close()  # the check and the plans take their workspace from here on, one at a time
     if selection is None:
         return Outcome()
     n = problem.spatial_dims
@@ -133,33 +172,47 @@ def _search(
     # Where nothing was searched, cuDNN's first plan is what PyTorch runs too, and as unchecked;
     # but padding that differs before and after is something that PyTorch never hands to cuDNN.
     if selection.total_samples == 0 and not asymmetric:
-        winner = selection.winner
-        plan = timer.plans[winner.candidate.text]
-        return Outcome(selection.ranking, 0, winner, plan)
-    return _first_right(problem, selection, timer, tensors)
+        chosen = selection.winner
+        return Outcome(selection, chosen, timer.plans.get(chosen.candidate.text))
+    return _first_right(problem, selection, timer.plans, tensors)
 
 
 def _first_right(
-    problem: ConvProblem,
-    selection: Selection,
-    timer: GpuTimer,
-    tensors: tuple[Tensor, Tensor, Tensor],
+    problem: ConvProblem, selection: Selection, plans: dict[str, _C.Plan], tensors: Tensors
 ) -> Outcome:
-    """The fastest of ``selection`` whose output is right; those before it are struck."""
-    timer.release_workspace()  # the plans take theirs from here on, one at a time
+    """The best of ``selection`` whose output is right; those before it are struck."""
     struck: list[tuple[str, float]] = []
     for timed in selection.ranking:
-        plan = timer.plans[timed.candidate.text]
-        error = relative_error(problem, plan, *tensors)
+        text = timed.candidate.text
+        plan = plans.get(text)
+        if plan is None and timed.candidate.engine is not None:
+            continue  # it did not build
+        try:
+            error = relative_error(problem, _runner(problem, text, plan, tensors), *tensors)
+        except _C.CudnnError as failure:
+            _log.warning("%s: %s fails: %s", problem.text, text, failure)
+            error = math.inf
         if error is None or error <= tolerance(problem):
-            return Outcome(
-                selection.ranking, selection.total_samples, timed, plan, error, tuple(struck)
-            )
-        struck.append((timed.candidate.text, error))
+            return Outcome(selection, timed, plan, error, tuple(struck))
+        struck.append((text, error))
         _log.warning(
-            "%s: %s is wrong (relative error %.3g) and was not chosen",
-            problem.text,
-            timed.candidate.text,
-            error,
+            "%s: %s is wrong (relative error %.3g) and was not chosen", problem.text, text, error
         )
-    return Outcome(selection.ranking, selection.total_samples, struck=tuple(struck))
+    return Outcome(selection, struck=tuple(struck))
+
+
+def _runner(
+    problem: ConvProblem, text: str, plan: _C.Plan | None, tensors: Tensors
+) -> Callable[[], None]:
+    """Computes the problem on ``tensors`` in the way that ``text`` names."""
+    written = tensors["xwy".index({"fprop": "y", "dgrad": "x", "wgrad": "w"}[problem.op])]
+    native = problem.native()
+    if plan is not None:
+        return lambda: _C.execute(plan, *tensors)
+    if text == MATMUL.text:
+        return lambda: _C.run_matmul(native, *tensors)
+
+    def aten() -> None:
+        written.copy_(_C.run_aten(native, *tensors))
+
+    return aten

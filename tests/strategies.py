@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import cudnn_autotune as ca
-from cudnn_autotune.sampling import Candidates, Selection, Timed, Timer
+from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
 
 
 class Hungriest:
@@ -13,9 +13,7 @@ class Hungriest:
 
     name = "test_hungriest"
 
-    def select(
-        self, candidates: Candidates, timer: Timer, benchmark_limit: int
-    ) -> Selection | None:
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         runnable = timer.runnable(candidates.all())
         most = max(runnable, key=lambda candidate: candidate.workspace_bytes)
         return Selection((Timed(most, None, 0),), total_samples=0)
@@ -34,9 +32,7 @@ class Counting:
         self.error: Exception | None = None
         self.pause = threading.Event()  # never set: waiting on it takes the whole timeout
 
-    def select(
-        self, candidates: Candidates, timer: Timer, benchmark_limit: int
-    ) -> Selection | None:
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         self.calls += 1
         if self.error is not None:
             raise self.error
@@ -50,9 +46,7 @@ class Nothing:
 
     name = "test_nothing"
 
-    def select(
-        self, candidates: Candidates, timer: Timer, benchmark_limit: int
-    ) -> Selection | None:
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         return None
 
 

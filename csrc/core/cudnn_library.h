@@ -26,7 +26,6 @@ const CudnnBackend& cudnn_backend();
 
 // 91900 for 9.19.0.
 int64_t cudnn_runtime_version();
-int64_t cudnn_compiled_version();
 std::string cudnn_frontend_version();
 
 }  // namespace cudnn_autotune

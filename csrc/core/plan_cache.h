@@ -13,7 +13,8 @@ namespace cudnn_autotune {
 
 struct CachedPlan {
   ChoiceKey key;
-  std::shared_ptr<ConvPlan> plan;  // null: ATen was chosen
+  std::shared_ptr<ConvPlan> plan;  // null: PyTorch's own path was chosen, or a matrix product
+  bool is_matmul = false;
   // Made while a stream was being captured, when nothing may be timed: to be tuned at the next
   // call outside a capture.
   bool provisional = false;

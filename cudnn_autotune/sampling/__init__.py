@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from cudnn_autotune._extension import _C
+from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
 from cudnn_autotune.sampling.heuristic import Heuristic
-from cudnn_autotune.sampling.selection import Selection, Timed
-from cudnn_autotune.sampling.strategy import Candidates, Strategy
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune.sampling.race import Race
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.sampling.strategy import Candidates, Limits, Strategy, Work
+from cudnn_autotune.sampling.sustained import Sustained
+from cudnn_autotune.sampling.timer import Batch, GpuState, Sample, Timer
 
 __all__ = [
+    "Batch",
     "Candidates",
+    "Evidence",
+    "GpuState",
+    "Limits",
+    "Sample",
     "Selection",
     "Strategy",
     "Timed",
     "Timer",
+    "Work",
     "get",
     "names",
     "register",
@@ -47,6 +56,6 @@ def names() -> tuple[str, ...]:
     return tuple(_strategies)
 
 
-register(Heuristic())
-for _mode in FRONTEND_MODES:
+_modes: tuple[Strategy, ...] = (Heuristic(), *FRONTEND_MODES, Race(), Sustained(), Auto())
+for _mode in _modes:
     register(_mode)

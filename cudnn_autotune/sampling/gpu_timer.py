@@ -2,32 +2,85 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
+from torch import Tensor
 
 from cudnn_autotune._extension import _C
-from cudnn_autotune.engines import Candidate
+from cudnn_autotune.engines import Candidate, cuda_index, open_search
+from cudnn_autotune.measuring import operands as random_operands
+from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.sampling.timer import Batch, GpuState, Sample
+from cudnn_autotune.telemetry import Gpu
 
-_MOST_THREADS = 8
+# NVRTC compiles one config on one thread; more threads than this gain little and take memory.
+_MOST_THREADS = 12
+# Calls shorter than this are replayed from a CUDA graph: the host could not enqueue them in time.
+_GRAPH_BELOW_MS = 0.05
+# Sets of operands that a cold batch goes round, within this share of free memory.
+_MOST_COPIES = 64
+_MEMORY_SHARE = 0.25
+# Traffic after which the L2 cache holds nothing of what was there before, in multiples of it.
+_L2_MULTIPLE = 5
+_FLUSH_L2_MULTIPLE = 2
+
+Operands = tuple[Tensor, Tensor, Tensor]
+Built = list[tuple["_C.Plan | None", str]]
 
 
 class GpuTimer:
-    """Builds and times candidates on the caller's own tensors (``sampling.Timer``)."""
+    """Builds and times the candidates of a problem on the caller's own tensors.
 
-    def __init__(
-        self,
-        search: _C.EngineSearch,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        y: torch.Tensor,
-    ) -> None:
+    Args:
+        problem: the convolution.
+        search: cuDNN's engines for it, on the tensors' device.
+        operands: the forward's input, weight and output; the one that the operation writes is
+            overwritten.
+    """
+
+    def __init__(self, problem: ConvProblem, search: _C.EngineSearch, operands: Operands) -> None:
+        self._start = time.perf_counter()
+        self._problem = problem
         self._search = search
-        self._tensors = (x, w, y)
+        self._operands = operands
+        self._device = operands[0].device
+        self._gpu = Gpu.of(self._device.index or 0)
         self.plans: dict[str, _C.Plan] = {}
-        self._workspace: torch.Tensor | None = None
+        self._building: Future[Built] | None = None
+        self._being_built: list[Candidate] = []
+        self._workspace: Tensor | None = None
+        self._native: _C.PlanTimer | None = None
+        self._numbers: dict[str, int] = {}
+        self._last_ms: dict[str, float] = {}
+
+    @classmethod
+    def open(cls, problem: ConvProblem, device: torch.device | int | str = "cuda") -> GpuTimer:
+        """On normal random operands. ValueError where the device is not here."""
+        index = cuda_index(device)
+        if index is None:
+            raise ValueError(f"device must be a CUDA device that is here, got {device!r}")
+        search = open_search(problem, index)
+        return cls(problem, search, random_operands(problem, torch.device("cuda", index)))
+
+    def prepare(self, candidates: Sequence[Candidate]) -> None:
+        """Starts building in the background, on several threads; :meth:`runnable` collects."""
+        self._collect()
+        missing = [c for c in candidates if c.engine is not None and c.text not in self.plans]
+        if not missing:
+            return
+        threads = max(1, min(len(missing), (os.cpu_count() or 1) - 1, _MOST_THREADS))
+        executor = ThreadPoolExecutor(1)
+        self._being_built = missing
+        self._building = executor.submit(
+            self._search.build_many, [c.text for c in missing], threads
+        )
+        executor.shutdown(wait=False)
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
         found: list[Candidate] = []
@@ -35,9 +88,33 @@ class GpuTimer:
         while rest and (not limit or len(found) < limit):
             wanted = limit - len(found) if limit else len(rest)
             batch, rest = rest[:wanted], rest[wanted:]
-            built = [c for c, plan in zip(batch, self._build(batch), strict=True) if plan]
-            found += self._that_fit_in_memory(built)
+            found += self._that_fit_in_memory(self._built(batch))
         return found
+
+    def run(self, batches: Sequence[Batch]) -> list[Sample]:
+        native = self._timer()
+        known = all(batch.candidate.text in self._numbers for batch in batches)
+        wanted = []
+        for batch in batches:
+            text = batch.candidate.text
+            if text not in self._numbers:
+                self._numbers[text] = native.add(text, self.plans.get(text))
+            as_graph = batch.calls > 1 and self._last_ms.get(text, math.inf) < _GRAPH_BELOW_MS
+            wanted.append((self._numbers[text], batch.calls, batch.cache == "cold", as_graph))
+        samples = []
+        for batch, (time_ms, clock, error) in zip(batches, native.run(wanted, known), strict=True):
+            if error:
+                samples.append(Sample(math.inf, error=error))
+                continue
+            self._last_ms[batch.candidate.text] = time_ms
+            samples.append(Sample(time_ms, clock or None))
+        return samples
+
+    def state(self) -> GpuState:
+        return self._gpu.state()
+
+    def elapsed_ms(self) -> float:
+        return (time.perf_counter() - self._start) * 1e3
 
     def frontend_find(
         self, technique: str, candidates: Sequence[Candidate], limit: int
@@ -45,7 +122,7 @@ class GpuTimer:
         result = _C.frontend_find(
             technique,
             [self.plans[c.text] for c in candidates],
-            *self._tensors,
+            *self._operands,
             self._workspace,
             limit,
         )
@@ -57,36 +134,87 @@ class GpuTimer:
             result.total_samples,
         )
 
-    def release_workspace(self) -> None:
+    def close(self) -> None:
+        """Gives its memory back; the plans stay."""
+        self._collect()
+        self._native = None
         self._workspace = None
 
-    def _build(self, candidates: Sequence[Candidate]) -> list[_C.Plan | None]:
-        missing = [c for c in candidates if c.text not in self.plans]
-        # Precompiled engines build in microseconds; only those compiled at run time (some 0.3 s
-        # each) are worth threads.
-        compiled = sum("RUNTIME_COMPILATION" in c.behavior_notes for c in missing)
-        threads = max(1, min(compiled, os.cpu_count() or 1, _MOST_THREADS))
-        built = self._search.build_many([c.text for c in missing], threads)
-        for candidate, (plan, _) in zip(missing, built, strict=True):
+    def _collect(self) -> None:
+        if self._building is None:
+            return
+        built, self._building = self._building.result(), None
+        self._keep(self._being_built, built)
+
+    def _keep(self, candidates: Sequence[Candidate], built: Built) -> None:
+        for candidate, (plan, _) in zip(candidates, built, strict=True):
             if plan is not None:
                 self.plans[candidate.text] = plan
-        return [self.plans.get(c.text) for c in candidates]
+
+    def _built(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        if self._building is not None and any(c in self._being_built for c in candidates):
+            self._collect()
+        missing = [
+            c
+            for c in candidates
+            if c.engine is not None and c.text not in self.plans and c not in self._being_built
+        ]
+        compiled = [c for c in missing if c.is_compiled]
+        # Precompiled engines build in microseconds: threads are for the others.
+        for some, threads in (
+            ([c for c in missing if not c.is_compiled], 1),
+            (compiled, max(1, min(len(compiled), os.cpu_count() or 1, _MOST_THREADS))),
+        ):
+            if some:
+                self._keep(some, self._search.build_many([c.text for c in some], threads))
+        return [c for c in candidates if c.engine is None or c.text in self.plans]
 
     def _that_fit_in_memory(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those whose workspace can be had: one block, the largest that they need, serves all."""
-        needs = {self.plans[c.text].workspace_bytes for c in candidates}
+        needs = {self._needs(c) for c in candidates}
         for most in sorted(needs, reverse=True):
             if most <= self._workspace_bytes():
                 break
             try:
-                self._workspace = torch.empty(
-                    most, dtype=torch.uint8, device=self._tensors[0].device
-                )
-                break
+                self._workspace = torch.empty(most, dtype=torch.uint8, device=self._device)
             except torch.OutOfMemoryError:
                 continue
+            if self._native is not None:
+                self._native.set_workspace(self._workspace)
+            break
         had = self._workspace_bytes()
-        return [c for c in candidates if self.plans[c.text].workspace_bytes <= had]
+        return [c for c in candidates if self._needs(c) <= had]
+
+    def _needs(self, candidate: Candidate) -> int:
+        plan = self.plans.get(candidate.text)
+        return 0 if plan is None else plan.workspace_bytes
 
     def _workspace_bytes(self) -> int:
         return 0 if self._workspace is None else self._workspace.numel()
+
+    def _timer(self) -> _C.PlanTimer:
+        if self._native is None:
+            sets, flush_bytes = self._cold_operands()
+            self._native = _C.PlanTimer(self._problem.native(), sets, flush_bytes)
+            self._numbers.clear()
+            if self._workspace is not None:
+                self._native.set_workspace(self._workspace)
+        return self._native
+
+    def _cold_operands(self) -> tuple[list[Operands], int]:
+        """The caller's operands and copies of them, and how much to write before a cold batch."""
+        size = sum(t.nbytes for t in self._operands)
+        properties = torch.cuda.get_device_properties(self._device)
+        l2 = properties.L2_cache_size
+        if size >= _L2_MULTIPLE * l2:
+            return [self._operands], 0
+        free, _ = torch.cuda.mem_get_info(self._device)
+        wanted = min(math.ceil(_L2_MULTIPLE * l2 / size) + 1, _MOST_COPIES)
+        sets = [self._operands]
+        try:
+            for _ in range(min(wanted, max(1, int(_MEMORY_SHARE * free / size))) - 1):
+                # clone() keeps the strides of dense tensors.
+                sets.append(tuple(t.clone() for t in self._operands))  # type: ignore[arg-type]
+        except torch.OutOfMemoryError:
+            pass
+        return sets, _FLUSH_L2_MULTIPLE * l2

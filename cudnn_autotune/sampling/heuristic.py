@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from cudnn_autotune.sampling.selection import Selection, Timed
-from cudnn_autotune.sampling.strategy import Candidates
+from cudnn_autotune.engines import ATEN
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Timer
 
 
 class Heuristic:
     name = "heuristic"
 
-    def select(
-        self, candidates: Candidates, timer: Timer, benchmark_limit: int
-    ) -> Selection | None:
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
+        if not candidates.aten_uses_cudnn:
+            # PyTorch has kernels of its own for the problem, and prefers them.
+            rule = "PyTorch prefers its own kernels"
+            return Selection((Timed(ATEN, None, 0),), 0, Evidence(rule=rule, tied=(ATEN.text,)))
         # Mode after mode: B and FALLBACK are only asked where A has nothing that runs.
         for mode in ("A", "B", "FALLBACK"):
             first = timer.runnable(candidates.of_mode(mode), limit=1)
             if first:
-                return Selection((Timed(first[0], None, 0),), total_samples=0)
+                rule = f"first of heuristic mode {mode}"
+                evidence = Evidence(rule=rule, tied=(first[0].text,), wall_ms=timer.elapsed_ms())
+                return Selection((Timed(first[0], None, 0),), 0, evidence)
         return None

@@ -1,8 +1,12 @@
-"""What a strategy decides, and on what grounds."""
+"""What a strategy decides, and on what grounds. All of it round-trips through plain JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from cudnn_autotune.engines import Candidate
 
@@ -13,19 +17,99 @@ class Timed:
 
     candidate: Candidate
     time_ms: float | None
-    """Milliseconds a call; None where the strategy does not time."""
+    """Milliseconds a call in short batches, every candidate under the same clock; None where the
+    strategy does not time."""
     samples: int
     """Timed launches behind ``time_ms``."""
+    low_ms: float | None = None
+    high_ms: float | None = None
+    """The interval of ``time_ms`` at the strategy's confidence; None where it gives none."""
+    sustained_ms: float | None = None
+    """Milliseconds a call when it runs alone until the clock is steady; None: not measured."""
+    cut: str = ""
+    """Why it left the search early; empty for a candidate that stayed to the end."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How a choice came about."""
+
+    rule: str = ""
+    """What decided, in words: ``fastest``, ``tie: less workspace``, ..."""
+    tied: tuple[str, ...] = ()
+    """Texts of the candidates that the measurement could not tell from the fastest, or found
+    within the tie width of it; the chosen one among them."""
+    regret_bound: float | None = None
+    """The chosen one is at most this much slower than the fastest (0.01: 1 %), at the strategy's
+    confidence; None where it claims nothing."""
+    confidence: float | None = None
+    """Of ``regret_bound`` and the intervals, as 0.95."""
+    gpu_ms: float = 0.0
+    """GPU time of all launches, the untimed ones included."""
+    wall_ms: float = 0.0
+    """Wall time of the strategy, plan building included."""
+    clock_mhz: float | None = None
+    """Median SM clock of the short batches."""
+    sustained_clock_mhz: float | None = None
+    """SM clock at the end of the chosen one's last solo block."""
+    max_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    """NVML's names of the reasons seen for a clock below the highest."""
+    disturbed: int = 0
+    """Rounds or blocks that were measured again because something disturbed them."""
+    remarks: tuple[str, ...] = ()
+    """What else a reader should know: a budget that ran out, a probe that was not needed."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The outcome of a strategy: every candidate that it ranked, the chosen one first."""
+    """The outcome of a strategy: every candidate that it looked at, the chosen one first."""
 
     ranking: tuple[Timed, ...]
     total_samples: int
     """Timed launches of all candidates."""
+    evidence: Evidence = field(default_factory=Evidence)
 
     @property
     def winner(self) -> Timed:
         return self.ranking[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """A tree of dicts, lists, texts and finite numbers; :meth:`from_json` is its inverse."""
+        tree = _plain(dataclasses.asdict(self))
+        assert isinstance(tree, dict)
+        return tree
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Selection:
+        """Raises ValueError naming what is missing or malformed."""
+        try:
+            ranking = tuple(
+                Timed(**{**entry, "candidate": _candidate(entry["candidate"])})
+                for entry in tree["ranking"]
+            )
+            evidence: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in tree["evidence"].items()
+            }
+            selection = cls(ranking, int(tree["total_samples"]), Evidence(**evidence))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a selection: {type(error).__name__}: {error}") from error
+        if not ranking:
+            raise ValueError("not a selection: its ranking is empty")
+        return selection
+
+
+def _candidate(tree: Mapping[str, Any]) -> Candidate:
+    notes = {name: tuple(tree[name]) for name in ("numerical_notes", "behavior_notes")}
+    return Candidate(**{**tree, **notes, "knobs": dict(tree["knobs"])})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

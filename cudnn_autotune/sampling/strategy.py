@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.timer import Timer
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a strategy may spend."""
+
+    benchmark_limit: int = 0
+    """How many of cuDNN's candidates may be timed, in their order; 0 for all."""
+    budget_ms: float | None = None
+    """Wall time that the choice may take, plan building included, in milliseconds; None: the
+    strategy's own. What cannot be afforded is left out, and the evidence says so."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call of a problem does, however it is computed."""
+
+    flops: float
+    bytes: float
+    """Of the three tensors."""
+    device: str
+    dtype: str
 
 
 class Candidates(Protocol):
@@ -19,6 +42,17 @@ class Candidates(Protocol):
     def all(self) -> Sequence[Candidate]:
         """Those of all three modes, in this order."""
 
+    def beyond(self) -> Sequence[Candidate]:
+        """Those that no heuristic lists: PyTorch's own path (``engines.ATEN``) first, always."""
+
+    @property
+    def aten_uses_cudnn(self) -> bool:
+        """Whether PyTorch's own path for the problem is cuDNN (its heuristics' first plan)."""
+
+    @property
+    def work(self) -> Work | None:
+        """What the problem takes; None where that is not known."""
+
 
 class Strategy(Protocol):
     """A way of choosing. ``name`` is what users pass as ``sampling=``."""
@@ -26,10 +60,5 @@ class Strategy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def select(
-        self, candidates: Candidates, timer: Timer, benchmark_limit: int
-    ) -> Selection | None:
-        """Chooses. None where no candidate runs: ATen's convolution then serves the problem.
-
-        ``benchmark_limit``: how many candidates may be timed, in their order; 0 for all.
-        """
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
+        """Chooses. None where no candidate runs: ATen's convolution then serves the problem."""

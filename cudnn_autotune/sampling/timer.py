@@ -1,16 +1,58 @@
-"""What a strategy may see of the GPU."""
+"""All that a strategy may see of a GPU: one protocol, three sources.
+
+``gpu_timer.GpuTimer`` measures, ``replay.ReplayTimer`` plays a recording back, and
+``simulated.SimulatedTimer`` computes what a GPU with a clock, a power cap and noise would do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.selection import Selection
 
+Cache = Literal["cold", "hot"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some calls of one candidate, one behind the other."""
+
+    candidate: Candidate
+    calls: int = 1
+    cache: Cache = "cold"
+    """``cold``: each call finds operands that left the L2 cache long ago (rotating buffers);
+    ``hot``: all calls run on the caller's own tensors."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a batch took."""
+
+    time_ms: float
+    """Milliseconds a call; infinity where the candidate failed to run."""
+    clock_mhz: float | None = None
+    """Mean SM clock over the batch; None where it cannot be told."""
+    error: str = ""
+    """Why the candidate failed to run."""
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """A reading of the board. What the source cannot tell is None, or empty."""
+
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    clock_mhz: float | None = None
+    max_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+
 
 class Timer(Protocol):
-    """Builds, runs and times the candidates of one problem on the caller's tensors."""
+    """Builds, runs and times the candidates of one problem."""
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
         """Those that build and whose workspace can be had, in their order.
@@ -18,11 +60,27 @@ class Timer(Protocol):
         At most ``limit`` of them, 0 for all: with a limit, the rest is not built.
         """
 
+    def prepare(self, candidates: Sequence[Candidate]) -> None:
+        """Starts building candidates in the background; :meth:`runnable` waits for them."""
+
+    def run(self, batches: Sequence[Batch]) -> list[Sample]:
+        """Runs batches in their order, the GPU never waiting for the host in between.
+
+        A candidate's first run in a process includes loading its kernel. The call returns when
+        the last batch is over. Candidates must be runnable.
+        """
+
+    def state(self) -> GpuState:
+        """The board now."""
+
+    def elapsed_ms(self) -> float:
+        """Wall time since this timer was made: queries, building, measuring."""
+
     def frontend_find(
         self, technique: str, candidates: Sequence[Candidate], limit: int
     ) -> Selection:
         """cuDNN's own search (``cudnn_frontend::time_sorted_plan``) over runnable candidates.
 
         ``technique`` is ``sample_once``, ``median_of_three`` or ``till_stable``; ``limit`` ends it
-        after so many candidates have run, 0 never.
+        after so many candidates have run, 0 never. PyTorch's own path cannot be among them.
         """

@@ -1,0 +1,153 @@
+#include "core/gpu_clock.h"
+
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace cudnn_autotune {
+namespace {
+
+// sm_75 is the oldest that CUDA 13 knows; the driver compiles it for what is here.
+constexpr const char* kPtx = R"(
+.version 7.0
+.target sm_75
+.address_size 64
+
+.visible .entry stamp(.param .u64 readings, .param .u32 count)
+{
+  .reg .pred %p<2>;
+  .reg .u32 %r<4>;
+  .reg .u64 %rd<6>;
+  ld.param.u64 %rd1, [readings];
+  ld.param.u32 %r2, [count];
+  mov.u32 %r1, %smid;
+  setp.ge.u32 %p1, %r1, %r2;
+  @%p1 bra DONE;
+  mul.wide.u32 %rd2, %r1, 16;
+  add.u64 %rd1, %rd1, %rd2;
+  mov.u64 %rd3, %clock64;
+  mov.u64 %rd4, %globaltimer;
+  st.u64 [%rd1], %rd3;
+  st.u64 [%rd1+8], %rd4;
+DONE:
+  ret;
+}
+
+.visible .entry hold(.param .u64 released, .param .u64 most_ns)
+{
+  .reg .pred %p<3>;
+  .reg .u32 %r<2>;
+  .reg .u64 %rd<6>;
+  ld.param.u64 %rd1, [released];
+  ld.param.u64 %rd2, [most_ns];
+  mov.u64 %rd3, %globaltimer;
+AGAIN:
+  ld.volatile.u32 %r1, [%rd1];
+  setp.ne.u32 %p1, %r1, 0;
+  @%p1 bra DONE;
+  mov.u64 %rd4, %globaltimer;
+  sub.u64 %rd5, %rd4, %rd3;
+  setp.lt.u64 %p2, %rd5, %rd2;
+  @%p2 bra AGAIN;
+DONE:
+  ret;
+}
+)";
+
+// Shorter spans say little: the wall clock may tick in microseconds.
+constexpr uint64_t kLeastNs = 100'000;
+
+// The driver, which torch has loaded: linking it would bind this library to a machine with a GPU.
+struct Driver {
+  decltype(&cuModuleLoadData) load = nullptr;
+  decltype(&cuModuleGetFunction) function = nullptr;
+  decltype(&cuLaunchKernel) launch = nullptr;
+
+  static const Driver& instance() {
+    static const Driver driver;
+    return driver;
+  }
+  bool complete() const { return load && function && launch; }
+
+ private:
+  Driver() {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return;
+    load = reinterpret_cast<decltype(load)>(dlsym(library, "cuModuleLoadData"));
+    function = reinterpret_cast<decltype(function)>(dlsym(library, "cuModuleGetFunction"));
+    launch = reinterpret_cast<decltype(launch)>(dlsym(library, "cuLaunchKernel"));
+  }
+};
+
+}  // namespace
+
+GpuClock* GpuClock::of_current_device() {
+  static std::mutex mutex;
+  // Modules live as long as their context does: never freed.
+  static std::map<int, GpuClock*> known;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(device);
+  if (found != known.end()) return found->second;
+  GpuClock*& entry = known[device] = nullptr;
+  const Driver& driver = Driver::instance();
+  std::unique_ptr<GpuClock> clock(new GpuClock);
+  int count = 0;
+  CUmodule module = nullptr;
+  CUfunction stamp = nullptr;
+  CUfunction hold = nullptr;
+  void* released = nullptr;
+  if (driver.complete() && cudaFree(nullptr) == cudaSuccess &&
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
+      driver.load(&module, kPtx) == CUDA_SUCCESS &&
+      driver.function(&stamp, module, "stamp") == CUDA_SUCCESS &&
+      driver.function(&hold, module, "hold") == CUDA_SUCCESS &&
+      cudaHostAlloc(&released, sizeof(uint32_t), cudaHostAllocPortable) == cudaSuccess) {
+    clock->multiprocessors_ = static_cast<size_t>(count);
+    clock->stamp_kernel_ = stamp;
+    clock->hold_kernel_ = hold;
+    clock->released_ = static_cast<uint32_t*>(released);
+    entry = clock.release();
+  }
+  return entry;
+}
+
+void GpuClock::stamp(cudaStream_t stream, Reading* readings) const {
+  auto count = static_cast<uint32_t>(multiprocessors_);
+  void* arguments[] = {&readings, &count};
+  // One block for each multiprocessor: most get one, and those that do in both stamps count.
+  Driver::instance().launch(static_cast<CUfunction>(stamp_kernel_), count, 1, 1, 1, 1, 1, 0, stream,
+                            arguments, nullptr);
+}
+
+void GpuClock::hold(cudaStream_t stream, uint64_t most_ns) const {
+  __atomic_store_n(released_, 0u, __ATOMIC_SEQ_CST);
+  uint32_t* released = released_;
+  void* arguments[] = {&released, &most_ns};
+  Driver::instance().launch(static_cast<CUfunction>(hold_kernel_), 1, 1, 1, 1, 1, 1, 0, stream,
+                            arguments, nullptr);
+}
+
+void GpuClock::release() const {
+  __atomic_store_n(released_, 1u, __ATOMIC_SEQ_CST);
+}
+
+std::optional<double> GpuClock::mhz(const Reading* begin, const Reading* end, size_t count) {
+  std::vector<double> rates;
+  for (size_t i = 0; i < count; ++i) {
+    if (begin[i].ns == 0 || end[i].ns < begin[i].ns + kLeastNs) continue;
+    const auto cycles = static_cast<double>(end[i].cycles - begin[i].cycles);
+    rates.push_back(cycles / static_cast<double>(end[i].ns - begin[i].ns) * 1e3);
+  }
+  if (rates.empty()) return std::nullopt;
+  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  return *middle;
+}
+
+}  // namespace cudnn_autotune

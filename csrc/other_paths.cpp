@@ -1,0 +1,83 @@
+#include "other_paths.h"
+
+#include <ATen/ops/mm.h>
+
+#include <vector>
+
+#include "aten_conv.h"
+#include "conv_layout.h"
+
+namespace cudnn_autotune {
+namespace {
+
+using SymInts = std::vector<c10::SymInt>;
+
+template <typename Array>
+SymInts leading(const Array& values, size_t count) {
+  return {values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)};
+}
+
+// (N, C, spatial...), channels last, as (N * pixels, C).
+at::Tensor as_rows(const at::Tensor& tensor) {
+  const int64_t channels = tensor.size(1);
+  return tensor.as_strided({tensor.numel() / channels, channels}, {channels, 1});
+}
+
+}  // namespace
+
+at::Tensor run_aten(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
+                    const at::Tensor& y) {
+  const size_t n = problem.spatial_dims;
+  const SymInts stride = leading(problem.stride, n);
+  const SymInts dilation = leading(problem.dilation, n);
+  SymInts padding = leading(problem.pre_padding, n);
+  if (problem.pre_padding != problem.post_padding) {
+    const SymInts after = leading(problem.post_padding, n);
+    padding.insert(padding.end(), after.begin(), after.end());
+  }
+  const c10::SymInt groups = problem.groups;
+  switch (problem.op) {
+    case ConvOp::fprop:
+      return aten_fprop(x, w, std::nullopt, stride, padding, dilation, groups)
+          .contiguous(conv_memory_format(x, w));
+    case ConvOp::dgrad:
+      return aten_dgrad(y, w, x.sym_sizes(), stride, padding, dilation, groups)
+          .contiguous(conv_memory_format(y, w));
+    case ConvOp::wgrad:
+      break;
+  }
+  return aten_wgrad(y, x, w.sym_sizes(), stride, padding, dilation, groups)
+      .contiguous(conv_memory_format(y, x));
+}
+
+bool is_matmul(const ConvProblem& problem) {
+  for (int d = 0; d < problem.spatial_dims; ++d) {
+    if (problem.w[2 + d] != 1 || problem.stride[d] != 1 || problem.pre_padding[d] != 0 ||
+        problem.post_padding[d] != 0) {
+      return false;
+    }
+  }
+  // cuBLAS promises the same bits only under conditions of its own.
+  return problem.groups == 1 && problem.layout == Layout::channels_last && !problem.deterministic &&
+         (problem.dtype == DataType::float16 || problem.dtype == DataType::bfloat16);
+}
+
+void run_matmul(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
+                const at::Tensor& y) {
+  at::Tensor inputs = as_rows(x);
+  at::Tensor weights = as_rows(w);
+  at::Tensor outputs = as_rows(y);
+  switch (problem.op) {
+    case ConvOp::fprop:
+      at::mm_out(outputs, inputs, weights.t());
+      return;
+    case ConvOp::dgrad:
+      at::mm_out(inputs, outputs, weights);
+      return;
+    case ConvOp::wgrad:
+      at::mm_out(weights, outputs.t(), inputs);
+      return;
+  }
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,203 @@
+#include "plan_timer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <exception>
+#include <utility>
+
+#include "core/check.h"
+#include "other_paths.h"
+#include "torch_bridge.h"
+
+namespace cudnn_autotune {
+namespace {
+
+// CUDA's queue takes some 1,000 launches; with more before the release the host would wait for the
+// GPU, and the GPU for the host.
+constexpr int64_t kMostHeldLaunches = 300;
+constexpr uint64_t kMostHeldNs = 20'000'000;
+
+// Lets a held stream go, whatever happens to the host.
+class Hold {
+ public:
+  Hold(const GpuClock* clock, cudaStream_t stream) : clock_(clock) {
+    if (clock_ != nullptr) clock_->hold(stream, kMostHeldNs);
+  }
+  ~Hold() { release(); }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+  void release() {
+    if (clock_ != nullptr) clock_->release();
+    clock_ = nullptr;
+  }
+
+ private:
+  const GpuClock* clock_;
+};
+
+at::Tensor device_bytes(const at::Tensor& like, int64_t bytes) {
+  return at::empty({bytes}, like.options().dtype(at::kByte).memory_format(std::nullopt));
+}
+
+}  // namespace
+
+PlanTimer::PlanTimer(const ConvProblem& problem, std::vector<Operands> operands,
+                     int64_t flush_bytes)
+    : problem_(problem),
+      operands_(std::move(operands)),
+      flush_bytes_(flush_bytes),
+      stream_(c10::cuda::getStreamFromPool(false, operands_.at(0)[0].device().index())),
+      clock_(nullptr) {
+  const c10::cuda::CUDAGuard device(operands_[0][0].device());
+  clock_ = GpuClock::of_current_device();
+  // The operands were written on the caller's stream.
+  c10::cuda::getCurrentCUDAStream().synchronize();
+}
+
+PlanTimer::~PlanTimer() {
+  // Only after a failure of CUDA itself can work be left, and then nothing is left to save.
+  for (cudaEvent_t event : events_) static_cast<void>(cudaEventDestroy(event));
+}
+
+size_t PlanTimer::add(const std::string& text, std::shared_ptr<ConvPlan> plan) {
+  TORCH_CHECK_VALUE(plan != nullptr || text == "aten" || (text == kMatmul && is_matmul(problem_)),
+                    "engine_text: '", text, "' needs a plan, or does not fit the problem");
+  candidates_.push_back({text, std::move(plan)});
+  return candidates_.size() - 1;
+}
+
+void PlanTimer::set_workspace(at::Tensor workspace) {
+  graphs_.clear();  // they hold the old address
+  workspace_ = std::move(workspace);
+}
+
+void PlanTimer::launch(const Candidate& candidate, const Operands& operands) {
+  const auto& [x, w, y] = operands;
+  if (candidate.plan != nullptr) {
+    void* workspace = workspace_.defined() ? workspace_.data_ptr() : nullptr;
+    candidate.plan->execute(current_handle(), pointers(x, w, y), workspace);
+  } else if (candidate.text == kMatmul) {
+    run_matmul(problem_, x, w, y);
+  } else {
+    run_aten(problem_, x, w, y);
+  }
+}
+
+void PlanTimer::enqueue(const Batch& batch) {
+  const Candidate& candidate = candidates_.at(batch.candidate);
+  for (int64_t call = 0; call < batch.calls; ++call) {
+    launch(candidate, operands_[batch.cold ? next_operands_++ % operands_.size() : 0]);
+  }
+}
+
+void PlanTimer::capture(const Batch& batch) {
+  auto& graph = graphs_[{batch.candidate, batch.calls, batch.cold}];
+  if (graph != nullptr) return;
+  auto captured = std::make_unique<at::cuda::CUDAGraph>();
+  captured->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  std::exception_ptr failure;
+  try {
+    enqueue(batch);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  captured->capture_end();
+  if (failure) std::rethrow_exception(failure);
+  graph = std::move(captured);
+}
+
+void PlanTimer::reserve(size_t batches) {
+  while (events_.size() < 2 * batches) {
+    cudaEvent_t event = nullptr;
+    C10_CUDA_CHECK(cudaEventCreate(&event));
+    events_.push_back(event);
+  }
+  if (clock_ == nullptr) return;
+  const auto bytes = static_cast<int64_t>(2 * batches * clock_->multiprocessors() *
+                                          sizeof(GpuClock::Reading));
+  if (!readings_.defined() || readings_.numel() < bytes) {
+    readings_ = device_bytes(operands_[0][0], bytes);
+  }
+}
+
+std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches, bool hold) {
+  const c10::cuda::CUDAGuard device(operands_[0][0].device());
+  const c10::cuda::CUDAStreamGuard on_stream(stream_);
+  const at::NoGradGuard no_grad;
+  std::vector<Sample> samples(batches.size());
+  for (size_t i = 0; i < batches.size(); ++i) {
+    TORCH_CHECK_VALUE(batches[i].candidate < candidates_.size(), "batches: no candidate ",
+                      batches[i].candidate);
+    TORCH_CHECK_VALUE(batches[i].calls >= 1, "batches: calls must be 1 or more, got ",
+                      batches[i].calls);
+    if (!batches[i].as_graph) continue;
+    try {
+      capture(batches[i]);
+    } catch (const std::exception& error) {
+      samples[i].error = error.what();
+    }
+  }
+  reserve(batches.size());
+  if (flush_bytes_ > 0 && !flush_.defined()) flush_ = device_bytes(operands_[0][0], flush_bytes_);
+  GpuClock::Reading* stamps = nullptr;
+  if (clock_ != nullptr) {
+    stamps = static_cast<GpuClock::Reading*>(readings_.data_ptr());
+    C10_CUDA_CHECK(cudaMemsetAsync(stamps, 0, readings_.numel(), stream_));
+  }
+  const auto stamp = [&](size_t at) {
+    if (stamps != nullptr) clock_->stamp(stream_, stamps + at * clock_->multiprocessors());
+  };
+  {
+    Hold held(hold ? clock_ : nullptr, stream_);
+    int64_t launches = 0;
+    for (size_t i = 0; i < batches.size(); ++i) {
+      const Batch& batch = batches[i];
+      if (batch.cold && flush_bytes_ > 0) {
+        C10_CUDA_CHECK(cudaMemsetAsync(flush_.data_ptr(), 0, flush_bytes_, stream_));
+      }
+      stamp(2 * i);
+      C10_CUDA_CHECK(cudaEventRecord(events_[2 * i], stream_));
+      if (samples[i].error.empty()) {
+        try {
+          if (batch.as_graph) {
+            graphs_.at({batch.candidate, batch.calls, batch.cold})->replay();
+          } else {
+            enqueue(batch);
+          }
+        } catch (const CudnnError& error) {
+          samples[i].error = error.what();
+        } catch (const c10::OutOfMemoryError& error) {
+          samples[i].error = error.what();
+        }
+      }
+      C10_CUDA_CHECK(cudaEventRecord(events_[2 * i + 1], stream_));
+      stamp(2 * i + 1);
+      launches += 5 + (batch.as_graph ? 1 : batch.calls);
+      if (launches > kMostHeldLaunches) held.release();
+    }
+  }
+  stream_.synchronize();
+  std::vector<GpuClock::Reading> readings;
+  if (stamps != nullptr) {
+    readings.resize(2 * batches.size() * clock_->multiprocessors());
+    C10_CUDA_CHECK(cudaMemcpy(readings.data(), stamps, readings.size() * sizeof(readings[0]),
+                              cudaMemcpyDeviceToHost));
+  }
+  for (size_t i = 0; i < batches.size(); ++i) {
+    float elapsed_ms = 0;
+    C10_CUDA_CHECK(cudaEventElapsedTime(&elapsed_ms, events_[2 * i], events_[2 * i + 1]));
+    samples[i].time_ms = static_cast<double>(elapsed_ms) / static_cast<double>(batches[i].calls);
+    if (stamps == nullptr) continue;
+    const size_t count = clock_->multiprocessors();
+    const auto* begin = readings.data() + 2 * i * count;
+    samples[i].clock_mhz = GpuClock::mhz(begin, begin + count, count).value_or(0);
+  }
+  return samples;
+}
+
+}  // namespace cudnn_autotune

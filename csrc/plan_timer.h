@@ -1,0 +1,84 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/conv_plan.h"
+#include "core/conv_problem.h"
+#include "core/gpu_clock.h"
+
+namespace at::cuda {
+struct CUDAGraph;
+}
+
+namespace cudnn_autotune {
+
+// Raw samples of one problem's candidates: batches of calls between two events, enqueued without
+// a gap on a stream of the timer's own. What to run and what to believe is the caller's business.
+class PlanTimer {
+ public:
+  using Operands = std::array<at::Tensor, 3>;  // x, w, y
+
+  struct Batch {
+    size_t candidate;
+    int64_t calls;
+    bool cold;       // rotate over all operands, after a flush of the L2 cache where they fit in it
+    bool as_graph;   // replay the calls from a CUDA graph: for kernels that outrun the host
+  };
+  struct Sample {
+    double time_ms = 0;      // a call
+    double clock_mhz = 0;    // mean SM clock; 0: not known
+    std::string error;       // why the candidate did not run; empty: it did
+  };
+
+  // `operands` holds the caller's own tensors first, then copies. `flush_bytes`: how much to write
+  // before a cold batch; 0 where the operands alone fill the cache.
+  PlanTimer(const ConvProblem& problem, std::vector<Operands> operands, int64_t flush_bytes);
+  ~PlanTimer();
+  PlanTimer(const PlanTimer&) = delete;
+  PlanTimer& operator=(const PlanTimer&) = delete;
+
+  // A candidate's number for Batch. `plan` is null for the texts of other_paths.h.
+  size_t add(const std::string& text, std::shared_ptr<ConvPlan> plan);
+  // For all plans; at least the largest workspace_bytes() among those that run.
+  void set_workspace(at::Tensor workspace);
+
+  // Runs the batches in their order and waits for the last. With `hold` the GPU starts when the
+  // host has enqueued enough never to be waited for; not for candidates that have never run, whose
+  // loading may wait for the GPU. Throws c10::Error where CUDA itself fails.
+  std::vector<Sample> run(const std::vector<Batch>& batches, bool hold);
+
+ private:
+  struct Candidate {
+    std::string text;
+    std::shared_ptr<ConvPlan> plan;
+  };
+  using GraphKey = std::tuple<size_t, int64_t, bool>;
+
+  void launch(const Candidate& candidate, const Operands& operands);
+  void enqueue(const Batch& batch);
+  void capture(const Batch& batch);
+  void reserve(size_t batches);
+
+  ConvProblem problem_;
+  std::vector<Operands> operands_;
+  int64_t flush_bytes_;
+  at::Tensor flush_;
+  at::Tensor workspace_;
+  at::Tensor readings_;  // GpuClock::Reading, two stamps a batch
+  std::vector<Candidate> candidates_;
+  std::map<GraphKey, std::unique_ptr<at::cuda::CUDAGraph>> graphs_;
+  std::vector<cudaEvent_t> events_;
+  size_t next_operands_ = 0;
+  c10::cuda::CUDAStream stream_;
+  GpuClock* clock_;
+};
+
+}  // namespace cudnn_autotune

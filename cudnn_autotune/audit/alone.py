@@ -1,0 +1,118 @@
+"""Candidates alone, until the clock is steady."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudnn_autotune.audit.model import Truth
+from cudnn_autotune.audit.pairing import of_blocks
+from cudnn_autotune.audit.turns import Turns
+from cudnn_autotune.engines import Candidate
+from cudnn_autotune.sampling.timer import Batch, Cache
+
+_BATCH_MS = 10.0
+_STRETCH = 5
+"""Batches of each cache state between two looks at whether the time is steady."""
+_STEADY = 0.003
+
+
+@dataclass(frozen=True)
+class Block:
+    time_ms: float
+    clock_mhz: float | None
+
+
+class Alone:
+    """Solo blocks of candidates that have taken turns before."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.clocks_mhz: list[float] = []
+        """At the end of each block."""
+        self.remarks: list[str] = []
+
+    def sustained(self, candidates: Sequence[Candidate], burst: Truth) -> Truth | None:
+        """Steady times of those that could lead at the steady clock, and of what was picked.
+
+        None where nobody runs alone, or where it is not called for: the clock holds when the
+        fastest runs alone, unless the settings say ``always``.
+        """
+        settings = self.turns.settings
+        by_text = {c.text: c for c in candidates if c.text in burst.times_ms}
+        probe = self._block(by_text[burst.best], settings.probe_ms, settings.probe_ms)
+        if probe is None:
+            return None
+        if settings.solo == "throttled" and not self._throttled(probe, burst):
+            self.remarks.append("the clock holds under load: sustained times not measured")
+            return None
+        # Nobody gets faster alone than between others, but for a few percent (the clock, held by
+        # the power cap, no longer moves): whom the leader alone beats by 10 % is out.
+        limit = 1.1 * max(probe.time_ms, burst.times_ms[burst.best])
+        order = sorted(burst.times_ms, key=burst.times_ms.__getitem__)
+        wanted = [text for text in order if burst.times_ms[text] <= limit]
+        wanted = wanted[: settings.solo_candidates]
+        wanted += [text for text in order if text in self.turns.picked and text not in wanted]
+        return self._both_ways([by_text[text] for text in wanted])
+
+    def _both_ways(self, candidates: Sequence[Candidate]) -> Truth | None:
+        """Steady times, each of two blocks, the second in mirrored order."""
+        least_ms = self.turns.settings.solo_ms
+        blocks: dict[str, list[float]] = {c.text: [] for c in candidates}
+        for candidate in (*candidates, *reversed(candidates)):
+            block = self._block(candidate, least_ms, 3 * least_ms)
+            if block is not None:
+                blocks[candidate.text].append(block.time_ms)
+                if block.clock_mhz is not None:
+                    self.clocks_mhz.append(block.clock_mhz)
+        complete = {text: times for text, times in blocks.items() if len(times) == 2}
+        return of_blocks(complete) if complete else None
+
+    def _throttled(self, probe: Block, burst: Truth) -> bool:
+        known = [*self.turns.clocks_mhz]
+        highest = self.turns.timer.state().max_clock_mhz
+        if highest is not None:
+            known.append(highest)
+        drop = self.turns.settings.clock_drop
+        if known and probe.clock_mhz is not None:
+            return probe.clock_mhz < (1 - drop) * max(known)
+        return probe.time_ms > (1 + drop) * burst.times_ms[burst.best]
+
+    def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> Block | None:
+        """Runs a candidate alone until its time is steady; None where it fails."""
+        calls = self.turns.calls(candidate, _BATCH_MS)
+        caches: tuple[Cache, ...] = ("cold", "hot")
+        times: dict[Cache, list[float]] = {cache: [] for cache in caches}
+        clocks: list[float] = []
+        spent_ms = 0.0
+        while spent_ms < most_ms and not (
+            spent_ms >= least_ms and all(_is_steady(times[cache]) for cache in caches)
+        ):
+            batches = [Batch(candidate, calls, cache) for cache in caches] * _STRETCH
+            for batch, sample in zip(batches, self.turns.timer.run(batches), strict=True):
+                if not math.isfinite(sample.time_ms):
+                    self.turns.failed[candidate.text] = sample.error or "fails to run"
+                    return None
+                times[batch.cache].append(sample.time_ms)
+                spent_ms += sample.time_ms * calls
+                if sample.clock_mhz is not None:
+                    clocks.append(sample.clock_mhz)
+        logs = [math.log(float(np.median(_last_third(times[cache])))) for cache in caches]
+        clock_mhz = float(np.median(_last_third(clocks))) if clocks else None
+        return Block(math.exp(sum(logs) / len(logs)), clock_mhz)
+
+
+def _last_third(values: Sequence[float]) -> Sequence[float]:
+    return values[-max(2, len(values) // 3) :]
+
+
+def _is_steady(times: Sequence[float]) -> bool:
+    """Whether the last third of a block agrees with the third before it."""
+    third = len(times) // 3
+    if third < _STRETCH:
+        return False
+    last, before = times[-third:], times[-2 * third : -third]
+    return bool(abs(np.median(last) / np.median(before) - 1) < _STEADY)

@@ -1,0 +1,313 @@
+"""``cudnn-autotune audit``."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cudnn_autotune import sampling
+from cudnn_autotune.audit import options, plot, record_file, report
+from cudnn_autotune.audit.model import PYTORCH_MODES, Record
+from cudnn_autotune.audit.oracle_settings import OracleSettings, Solo
+from cudnn_autotune.sampling import simulated
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.versions import environment
+
+_ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_limit")
+
+
+@click.command()
+@click.option(
+    "--replay",
+    "recordings",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Replay a recording instead of measuring; may be given several times.",
+)
+@click.option(
+    "--simulate",
+    "presets",
+    multiple=True,
+    metavar="PRESET",
+    help=f"Simulate instead of measuring: {', '.join(simulated.preset_names())}.",
+)
+@click.option(
+    "--runs",
+    default="1",
+    callback=options.runs,
+    metavar="N|MODE=N,...",
+    help="Fresh processes for each mode, as 3, or 1,auto=5.",
+    show_default=True,
+)
+@click.option("--modes", callback=options.names, metavar="A,B", help="Else all there are.")
+@options.layer_options
+@click.option("--share", callback=options.share, metavar="I/N", help="Every N-th case.")
+@click.option(
+    "--time-limit", callback=options.positive, metavar="S", help="Seconds for all of it, about."
+)
+@click.option(
+    "--case-limit",
+    callback=options.positive,
+    metavar="S",
+    help="Seconds after which a process that is at a case counts as hanging. [default: 60]",
+)
+@click.option(
+    "--budget-ms", callback=options.positive, metavar="MS", help="What a choice may take."
+)
+@click.option(
+    "--sustained",
+    type=click.Choice(["throttled", "always"]),
+    is_flag=False,
+    flag_value="throttled",
+    help="Also measure at the steady clock, where the board throttles or always: seconds a case.",
+)
+@click.option(
+    "--reference", metavar="MODE", help="Whose picks PyTorch is compared with. [default: auto]"
+)
+@click.option(
+    "--import",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    help="Import first: where modes of your own are registered.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the record; a record of a GPU that is there already is continued.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help=f"Draw the record ({', '.join(plot.SUFFIXES)}; needs matplotlib).",
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.pass_context
+def audit(ctx: click.Context, /, **given: Any) -> None:
+    """How far from the fastest is what each sampling mode picks, and what does picking cost?
+
+    On the GPU that is here: every mode and run in a fresh process, PyTorch's benchmark modes
+    beside them, then a long measurement of everything that was picked or could be the best. With
+    --replay or --simulate: without a GPU, in this process.
+    """
+    for name in given["modules"]:
+        _import(name)
+    kind = _kind(ctx, given)
+    modes = _modes(kind, given["modes"])
+    runs = _runs(modes, given["runs"])
+    _check_files(given["json_path"], given["plot_path"])
+    console = Console()
+    fresh = Record(
+        kind,
+        settings={
+            "modes": list(modes),
+            "runs": runs,
+            "budget_ms": given["budget_ms"],
+            "seed": given["seed"],
+        },
+        environment=_environment(),
+    )
+    if kind == "gpu":
+        record = _on_gpu(fresh, modes, given, console)
+    else:
+        record = _without_gpu(fresh, given, console)
+    report.show(record, console)
+    if given["plot_path"]:
+        plot.plot(record, given["plot_path"])
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise options.refuse("--import", f"cannot import {name!r}: {error}") from error
+
+
+def _kind(ctx: click.Context, given: dict[str, Any]) -> str:
+    if given["presets"] and given["recordings"]:
+        raise click.UsageError("--replay and --simulate exclude each other")
+    if not given["presets"] and not given["recordings"]:
+        return "gpu"
+    for name in _ONLY_ON_A_GPU:
+        if given[name] is not None:
+            option = "--" + name.replace("_", "-")
+            raise options.refuse(option, "not with --replay or --simulate")
+    return "simulate" if given["presets"] else "replay"
+
+
+def _modes(kind: str, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    ours = sampling.names()
+    allowed = (*ours, *PYTORCH_MODES) if kind == "gpu" else ours
+    options.check_modes("--modes", wanted or (), allowed)
+    return tuple(wanted or allowed)
+
+
+def _runs(modes: Sequence[str], given: dict[str, int]) -> dict[str, int]:
+    ours = [mode for mode in modes if mode not in PYTORCH_MODES]
+    options.check_modes("--runs", [mode for mode in given if mode], ours)
+    return {mode: given.get(mode, given[""]) for mode in ours}
+
+
+def _check_files(json_path: Path | None, plot_path: Path | None) -> None:
+    """Before anything is measured."""
+    if plot_path is not None:
+        if plot_path.suffix.lower() not in plot.SUFFIXES:
+            raise options.refuse("--plot", f"must end in {', '.join(plot.SUFFIXES)}")
+        try:
+            importlib.import_module("matplotlib")
+        except ImportError as error:
+            raise options.refuse("--plot", f"needs matplotlib: {error}") from error
+    for option, path in (("--json", json_path), ("--plot", plot_path)):
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise options.refuse(option, f"cannot make its folder: {error}") from error
+
+
+def _environment() -> dict[str, Any]:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {**environment(), "date": now}
+
+
+def _without_gpu(record: Record, given: dict[str, Any], console: Console) -> Record:
+    from cudnn_autotune.audit import scenes
+
+    found: list[scenes.Scene] = []
+    for name in given["presets"]:
+        try:
+            found.append(scenes.SimulatedScene(name))
+        except ValueError as error:
+            raise options.refuse("--simulate", str(error)) from error
+    for path in given["recordings"]:
+        try:
+            found.append(scenes.RecordedScene(path))
+        except ValueError as error:
+            raise options.refuse("--replay", str(error)) from error
+    ids = [scene.id for scene in found]
+    if len(set(ids)) < len(ids):
+        option = "--simulate" if given["presets"] else "--replay"
+        raise options.refuse(option, f"each one once, got {', '.join(ids)}")
+    record.settings["source"] = ids
+    if record.kind == "replay":
+        gpus = {str(scene.described()["gpu"]) for scene in found}
+        record.environment["gpu"] = ", ".join(sorted(gpus))
+    path = given["json_path"]
+    _check_replaceable(path, record.kind)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("runs", total=None)
+        scenes.audit(
+            record,
+            found,
+            record.settings["runs"],
+            limits=Limits(budget_ms=given["budget_ms"]),
+            seed=given["seed"],
+            time_limit_s=given["time_limit"],
+            progress=lambda done, of: progress.update(task, completed=done, total=of),
+        )
+    if path is not None:
+        record_file.save(record, path)
+    return record
+
+
+def _check_replaceable(path: Path | None, kind: str) -> None:
+    """A record that took GPU time is not overwritten by one that did not."""
+    if path is None or not path.exists():
+        return
+    try:
+        earlier = record_file.load(path)
+    except ValueError as error:
+        raise options.refuse("--json", str(error)) from error
+    if earlier.kind == "gpu":
+        raise options.refuse("--json", f"{path} holds an audit of a GPU; choose another file")
+
+
+def _on_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any], console: Console) -> Record:
+    import torch
+
+    from cudnn_autotune.audit import layers, schedule
+    from cudnn_autotune.audit.plain_json import encode
+    from cudnn_autotune.audit.processes import ProcessFailure
+    from cudnn_autotune.telemetry import Gpu, Telemetry
+
+    try:
+        listed = layers.load(given["layers"])
+    except ValueError as error:
+        raise options.refuse("--layers", str(error)) from error
+    try:
+        cases = layers.select(listed, given["cases"], given["share"] or (1, 1))
+    except ValueError as error:
+        raise options.refuse("--cases", str(error)) from error
+    plan = schedule.Plan(
+        backend="gpu",
+        runs=fresh.settings["runs"],
+        pytorch=[mode for mode in modes if mode in PYTORCH_MODES],
+        reference=_reference(given["reference"], fresh.settings["runs"], modes),
+        oracle=OracleSettings(solo=_solo(given["sustained"]), seed=given["seed"]),
+        budget_ms=given["budget_ms"],
+        time_limit_s=given["time_limit"],
+        case_limit_s=given["case_limit"] or 60.0,
+        modules=given["modules"],
+    )
+    if not torch.cuda.is_available():
+        raise click.UsageError(
+            "there is no CUDA GPU here; --replay FILE and --simulate PRESET work without one"
+        )
+    fresh.settings |= {
+        "reference": plan.reference,
+        "oracle": dataclasses.asdict(plan.oracle),
+        "layers": Path(given["layers"]).name if given["layers"] else None,
+        "cases": given["cases"],
+        "share": given["share"],
+        "time_limit_s": plan.time_limit_s,
+        "case_limit_s": plan.case_limit_s,
+    }
+    gpu = Gpu.of(0)
+    fresh.environment |= {k: v for k, v in gpu.fixed().items() if v is not None}
+    fresh.cases = {case.id: encode(case) for case in cases}
+    try:
+        record = record_file.resumed(given["json_path"], fresh)
+    except ValueError as error:
+        raise options.refuse("--json", str(error)) from error
+    with Telemetry(gpu) as telemetry:
+
+        def save() -> None:
+            record.telemetry = telemetry.summary()
+            if given["json_path"] is not None:
+                record_file.save(record, given["json_path"])
+
+        session = schedule.Session(
+            plan, record, [case.id for case in cases], save, lambda line: click.echo(line, err=True)
+        )
+        try:
+            session.run()
+        except ProcessFailure as error:
+            raise click.ClickException(f"the audit cannot start: {error}") from error
+    return record
+
+
+def _reference(given: str | None, runs: dict[str, int], modes: Sequence[str]) -> str:
+    if given is not None:
+        options.check_modes("--reference", [given], list(runs))
+        return given
+    if not runs:
+        raise options.refuse("--modes", "PyTorch's modes need one of ours to be compared with")
+    return "auto" if "auto" in runs else list(runs)[-1]
+
+
+def _solo(sustained: str | None) -> Solo:
+    return "always" if sustained == "always" else "throttled" if sustained else "never"

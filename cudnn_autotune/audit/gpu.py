@@ -1,0 +1,198 @@
+"""The work of an audit's processes on a GPU, through what users call."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune import choice_log, settings
+from cudnn_autotune._extension import require_cuda_build
+from cudnn_autotune.audit.backend import Poisoned
+from cudnn_autotune.audit.comparison import against_pytorch, candidate_of
+from cudnn_autotune.audit.layers import Case
+from cudnn_autotune.audit.model import PYTORCH_MODES, Oracle, Pick, PytorchRow
+from cudnn_autotune.audit.oracle import measure
+from cudnn_autotune.audit.oracle_settings import OracleSettings
+from cudnn_autotune.audit.plain_json import decode
+from cudnn_autotune.audit.scenes import pick_of
+from cudnn_autotune.engines import ATEN, Candidate, open_search
+from cudnn_autotune.measuring import Operands, operands
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.gpu_timer import GpuTimer
+from cudnn_autotune.tuning import QueriedCandidates
+
+_STEADY_CALLS = 3
+
+Call = Callable[[], Tensor]
+
+
+def open_backend(request: dict[str, Any]) -> GpuBackend:
+    return GpuBackend(request)
+
+
+class GpuBackend:
+    """See ``backend.Backend``; a case is a ``layers.Case``."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        if not torch.cuda.is_available():
+            raise RuntimeError("no CUDA GPU is available")
+        self._settings = decode(OracleSettings, request["oracle"], "oracle")
+        self._mode = request["mode"]
+        self._budget_ms = request["budget_ms"]
+        torch.manual_seed(self._settings.seed)
+        torch.backends.cudnn.allow_tf32 = True
+        if self._mode in PYTORCH_MODES:
+            benchmark, limit = PYTORCH_MODES[self._mode]
+            torch.backends.cudnn.benchmark = benchmark
+            torch.backends.cudnn.benchmark_limit = limit
+        self._prepare()
+
+    def work(
+        self, task: str, case: dict[str, Any], request: dict[str, Any]
+    ) -> Pick | PytorchRow | Oracle:
+        problem = Case(**case).problem()
+        try:
+            if task == "pick":
+                return self._pick(problem)
+            if task == "pytorch":
+                return self._pytorch(problem, request["reference"])
+            return self._oracle(problem, request["picked"])
+        except RuntimeError as error:
+            self._raise_if_lost(error)
+            raise
+        finally:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        choice_log.forget()
+        gc.collect()
+        with contextlib.suppress(RuntimeError):  # the device may be lost
+            torch.cuda.empty_cache()
+
+    def _raise_if_lost(self, error: RuntimeError) -> None:
+        """A CUDA error that stays spoils every later call of the process."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            raise Poisoned(f"{type(error).__name__}: {error}") from error
+
+    def _prepare(self) -> None:
+        """What only a process's first call pays: context, cuDNN handle, libraries."""
+        for op in ("fprop", "dgrad", "wgrad"):
+            tiny = ConvProblem(
+                op,
+                (2, 16, 9, 9),
+                (16, 16, 3, 3),
+                padding=1,
+                dtype=torch.float16,
+                memory_format=torch.channels_last,
+            )
+            data = operands(tiny)
+            _pytorch_call(tiny, data)()
+            _our_call(tiny, data, "heuristic")()
+        torch.cuda.synchronize()
+        choice_log.forget()
+
+    def _pick(self, problem: ConvProblem) -> Pick:
+        choice_log.forget()
+        data = operands(problem)
+        call = _our_call(problem, data, self._mode)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        with settings.use_sampling(budget_ms=self._budget_ms):
+            first_ms = _wall_ms(call)
+            peak = torch.cuda.max_memory_allocated() - held
+            steady_ms = min(_wall_ms(call) for _ in range(_STEADY_CALLS))
+        made = [c for c in choice_log.choices() if c.problem == problem]
+        if not made:
+            others = [c.problem.text for c in choice_log.choices()]
+            reasons = [*choice_log.fallbacks(), *(f"tuned as {text}" for text in others)]
+            return Pick(error="no choice was made: " + ", ".join(reasons))
+        return _told(made[-1], max(0.0, first_ms - steady_ms), peak / 2**20)
+
+    def _pytorch(self, problem: ConvProblem, reference: str) -> PytorchRow:
+        call = _pytorch_call(problem, operands(problem))
+        first_ms = _wall_ms(call)
+        steady_ms = min(_wall_ms(call) for _ in range(_STEADY_CALLS))
+        del call
+        torch.cuda.empty_cache()
+        timer, known = _opened(problem)
+        try:
+            candidate = candidate_of(reference, known)
+            if len(timer.runnable([ATEN, candidate])) < 2:
+                return PytorchRow(error=f"{reference} does not build in PyTorch's process")
+            ratios = against_pytorch(timer, candidate, self._settings)
+        finally:
+            timer.close()
+        tuning_ms = max(0.0, first_ms - steady_ms)
+        return PytorchRow(reference, ratios, tuning_ms, self._settings.solo)
+
+    def _oracle(self, problem: ConvProblem, picked: list[str]) -> Oracle:
+        timer, known = _opened(problem)
+        texts = {c.text for c in known}
+        try:
+            known += [candidate_of(text, known) for text in picked if text not in texts]
+            return measure(timer, known, picked, self._settings)
+        finally:
+            timer.close()
+
+
+def open_timer(problem: ConvProblem, device: int = 0) -> tuple[GpuTimer, QueriedCandidates]:
+    """On normal random operands, with all that could serve the problem."""
+    data = operands(problem, torch.device("cuda", device))
+    search = open_search(problem, device)
+    return GpuTimer(problem, search, data), QueriedCandidates(search, problem, data)
+
+
+def _opened(problem: ConvProblem) -> tuple[GpuTimer, list[Candidate]]:
+    timer, offered = open_timer(problem)
+    return timer, [*offered.all(), *offered.beyond()]
+
+
+def _our_call(problem: ConvProblem, data: Operands, mode: str) -> Call:
+    """The package's operator; the first call of a problem tunes it."""
+    x, w, y = data
+    ops = torch.ops.cudnn_autotune
+    tail = (problem.stride, problem.padding, problem.dilation, problem.groups, mode, -1)
+    if problem.op == "fprop":
+        return lambda: ops.conv_fprop(x, w, None, *tail)
+    if problem.op == "dgrad":
+        return lambda: ops.conv_dgrad(y, w, problem.input_shape, *tail)
+    return lambda: ops.conv_wgrad(y, x, problem.weight_shape, *tail)
+
+
+def _pytorch_call(problem: ConvProblem, data: Operands) -> Call:
+    native = problem.native()
+    run_aten = require_cuda_build().run_aten
+    return lambda: run_aten(native, *data)
+
+
+def _wall_ms(call: Call) -> float:
+    """Of a call from an idle GPU until the GPU is idle again."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def _told(choice: choice_log.Choice, tuning_ms: float, peak_mb: float) -> Pick:
+    if choice.selection is None:
+        return Pick(text=choice.text, tuning_ms=tuning_ms, peak_mb=peak_mb)
+    told = dataclasses.replace(
+        pick_of(choice.selection, tuning_ms), peak_mb=peak_mb, struck=dict(choice.struck)
+    )
+    if told.text == choice.text:
+        return told
+    # What the mode chose was wrong: its claims are of another one.
+    return dataclasses.replace(
+        told, text=choice.text, time_ms=choice.time_ms, regret_bound=None, rule="the next best"
+    )

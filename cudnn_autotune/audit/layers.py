@@ -1,0 +1,242 @@
+"""Layer lists: the convolutions that an audit asks about.
+
+A list is a JSON file, ``{"about": text, "layers": [layer, ...]}``, each layer an object with
+
+- ``name``: letters, digits and ``_ . -``;
+- ``source``: the network's name up to the first comma or colon, then whatever else is known;
+- ``input_shape``, ``weight_shape``: of the forward convolution, ``[N, C, *spatial]`` and
+  ``[K, C / groups, *kernel]``;
+- ``stride``, ``padding``, ``dilation``: an int, or a list with one entry per spatial dimension
+  (default 1, 0, 1); ``groups`` (default 1);
+- ``dtype`` (default ``"float16"``) and ``also``, a list of further dtypes;
+- ``channels_last`` (default true);
+- ``ops``: which of ``fprop``, ``dgrad`` and ``wgrad`` (default all).
+
+Only ``name`` and the two shapes must be there. A layer is one case in each op and dtype.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import resources
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
+
+__all__ = ["Case", "load", "select"]
+
+_DEFAULT = resources.files(__package__) / "layers_default.json"
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+_LAYOUTS = {1: ("ncw", "nwc"), 2: ("nchw", "nhwc"), 3: ("ncdhw", "ndhwc")}
+_DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_ints(value: object) -> bool:
+    return isinstance(value, list) and all(_is_int(v) for v in value)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[\w.-]+", value, re.ASCII) is not None
+
+
+def _are_some_of(allowed: Collection[str]) -> Callable[[object], bool]:
+    def are(value: object) -> bool:
+        return (
+            isinstance(value, list)
+            and all(isinstance(v, str) and v in allowed for v in value)
+            and 0 < len(value) == len(set(value))
+        )
+
+    return are
+
+
+# What JSON may hold in each field; whether the numbers fit together is for ConvProblem to say.
+_SHAPE = (_are_ints, "a list of ints")
+_INTS = (lambda value: _is_int(value) or _are_ints(value), "an int or a list of ints")
+_DTYPES_TEXT = f"out of {', '.join(_DTYPES_BY_NAME)}"
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (_is_name, "letters, digits and any of _ . -"),
+    "source": (lambda value: isinstance(value, str), "a text"),
+    "input_shape": _SHAPE,
+    "weight_shape": _SHAPE,
+    "stride": _INTS,
+    "padding": _INTS,
+    "dilation": _INTS,
+    "groups": (_is_int, "an int"),
+    "dtype": (lambda value: _are_some_of(_DTYPES_BY_NAME)([value]), _DTYPES_TEXT),
+    "also": (_are_some_of(_DTYPES_BY_NAME), f"a list, not empty, each once, {_DTYPES_TEXT}"),
+    "channels_last": (lambda value: isinstance(value, bool), "true or false"),
+    "ops": (
+        _are_some_of(OPERATIONS),
+        f"a list, not empty, each once, out of {', '.join(OPERATIONS)}",
+    ),
+}
+_REQUIRED = ("name", "input_shape", "weight_shape")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer in one direction and dtype. Fields are those of a layer list, and plain data.
+
+    Lists become tuples, so that a case comes back equal from ``dataclasses.asdict`` and JSON.
+
+    Raises:
+        ValueError: no :class:`~cudnn_autotune.ConvProblem`; names the field.
+    """
+
+    layer: str
+    op: str
+    input_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    stride: int | tuple[int, ...] = 1
+    padding: int | tuple[int, ...] = 0
+    dilation: int | tuple[int, ...] = 1
+    groups: int = 1
+    dtype: str = "float16"
+    channels_last: bool = True
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("input_shape", "weight_shape", "stride", "padding", "dilation"):
+            value = getattr(self, field)
+            if isinstance(value, list):
+                object.__setattr__(self, field, tuple(value))
+        if self.dtype not in _DTYPES_BY_NAME:
+            raise ValueError(f"dtype must be one of {', '.join(_DTYPES_BY_NAME)}: {self.dtype!r}")
+        spatial = len(self.input_shape) - 2
+        if self.channels_last and spatial == 1:
+            raise ValueError("channels_last must be false with one spatial dimension")
+        if isinstance(self.padding, tuple) and len(self.padding) != spatial:
+            # ConvProblem takes a padding for each end; PyTorch's convolution does not.
+            raise ValueError(f"padding must be {spatial} int(s), got {self.padding}")
+        self.problem()
+
+    @property
+    def id(self) -> str:
+        """``resnet50_layer1_3x3/dgrad/float16/nhwc``"""
+        layout = _LAYOUTS[len(self.input_shape) - 2][self.channels_last]
+        return f"{self.layer}/{self.op}/{self.dtype}/{layout}"
+
+    @property
+    def network(self) -> str:
+        """What :attr:`source` begins with, up to its first comma or colon."""
+        return re.split("[,:]", self.source, maxsplit=1)[0].strip()
+
+    def problem(self) -> ConvProblem:
+        """With TF32 allowed where ``dtype`` is float32."""
+        formats = _CHANNELS_LAST if self.channels_last else {}
+        return ConvProblem(
+            op=self.op,
+            input_shape=self.input_shape,
+            weight_shape=self.weight_shape,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            dtype=_DTYPES_BY_NAME[self.dtype],
+            memory_format=formats.get(len(self.input_shape) - 2, torch.contiguous_format),
+            allow_tf32=True,
+        )
+
+
+def load(path: str | PathLike[str] | None = None) -> list[Case]:
+    """The cases of a layer list, in its order; None: the short list that the package ships.
+
+    Raises:
+        ValueError: not such a list; names the file, the layer and the field.
+    """
+    file = _DEFAULT if path is None else Path(path)
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{file}: nested too deep") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: not a readable JSON file: {error}") from error
+    if not isinstance(data, dict) or not isinstance(data.get("layers"), list):
+        raise ValueError(f'{file}: must be an object with "layers", a list')
+    cases: dict[str, Case] = {}
+    for number, layer in enumerate(data["layers"], start=1):
+        name = layer.get("name") if isinstance(layer, dict) else None
+        where = f"{file}: layer {number}" + (f" ({name})" if isinstance(name, str) else "")
+        try:
+            for case in _cases_of(layer):
+                if case.id in cases:
+                    raise ValueError(f"name: {case.id} is there already")
+                cases[case.id] = case
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+    if not cases:
+        raise ValueError(f"{file}: layers must not be empty")
+    return list(cases.values())
+
+
+def select(
+    cases: Iterable[Case],
+    pattern: str | None = None,
+    share: tuple[int, int] = (1, 1),
+    seed: int = 0,
+) -> list[Case]:
+    """A part of the cases, in a pseudo-random order that depends on their ids and ``seed`` alone.
+
+    So a run that is cut short has seen a bit of everything, and a case keeps its place among the
+    others whatever else the list holds.
+
+    Args:
+        cases: as :func:`load` gives them.
+        pattern: comma-separated texts: only cases whose id contains one of them.
+        share: ``(i, n)``, 1 <= i <= n: every n-th case from the i-th on. The n shares are disjoint
+            and together complete; there may be none left for one.
+        seed: another order.
+
+    Raises:
+        ValueError: a pattern without a text, or that fits no case; a share out of range.
+    """
+    part, parts = share
+    if not 1 <= part <= parts:
+        raise ValueError(f"share must be (i, n) with 1 <= i <= n, got {share}")
+    chosen = list(cases)
+    if pattern is not None:
+        texts = [text.strip() for text in pattern.split(",") if text.strip()]
+        chosen = [case for case in chosen if any(text in case.id for text in texts)]
+        if not chosen:
+            raise ValueError(
+                f"pattern must be comma-separated parts of case ids (layer/op/dtype/layout); none "
+                f"of the cases has any of {pattern!r}"
+            )
+    chosen.sort(key=lambda case: sha256(f"{seed}/{case.id}".encode()).digest())
+    return chosen[part - 1 :: parts]
+
+
+def _cases_of(layer: object) -> Iterator[Case]:
+    if not isinstance(layer, dict):
+        raise ValueError("must be an object")
+    if unknown := layer.keys() - _FIELDS.keys():
+        raise ValueError(f"{min(unknown)} is unknown; allowed: {', '.join(_FIELDS)}")
+    if missing := [field for field in _REQUIRED if field not in layer]:
+        raise ValueError(f"{missing[0]} is missing")
+    for field, value in layer.items():
+        holds, allowed = _FIELDS[field]
+        if not holds(value):
+            raise ValueError(f"{field} must be {allowed}, got {reprlib.repr(value)}")
+    own = dict(layer)
+    name = own.pop("name")
+    ops = own.pop("ops", OPERATIONS)
+    dtypes = [own.pop("dtype", "float16"), *own.pop("also", ())]
+    if len(set(dtypes)) < len(dtypes):
+        raise ValueError(f"also must not repeat a dtype, got {dtypes}")
+    for dtype in dtypes:
+        for op in ops:
+            yield Case(layer=name, op=op, dtype=dtype, **own)

@@ -1,0 +1,166 @@
+"""What an audit knows: what is true, what each mode picked, what PyTorch made of it.
+
+One :class:`Record` serves audits of a GPU, of recordings and of simulations. A *case* is one
+convolution in one direction and dtype, or one simulated scene; a candidate goes by its text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+BURST_COLD = "burst cold"
+"""Short batches that take turns, each call on operands that left the L2 cache long ago."""
+BURST_HOT = "burst hot"
+"""Short batches that take turns, all calls on one set of operands."""
+BURST = "burst"
+"""The geometric mean of both: in a model, operands are partly in the cache."""
+SUSTAINED = "sustained"
+"""Alone until the clock is steady; the geometric mean of cold and hot."""
+STEADY = "steady"
+"""Sustained where it was measured, else burst: what a long run would see."""
+TRUTHS = (STEADY, SUSTAINED, BURST, BURST_COLD, BURST_HOT)
+
+PYTORCH_MODES = {
+    "pytorch_off": (False, 10),
+    "pytorch_on_10": (True, 10),
+    "pytorch_on_0": (True, 0),
+}
+"""``torch.backends.cudnn.benchmark`` and ``benchmark_limit`` (0: every plan) by name."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Times of the candidates that could be the best of a case, and of all that were picked."""
+
+    times_ms: dict[str, float]
+    """Milliseconds a call."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """Relative standard error of a candidate's time over the fastest one's, paired round by
+    round; a candidate that is not there has none (a simulation knows exactly)."""
+
+    @property
+    def best(self) -> str:
+        return min(self.times_ms, key=self.times_ms.__getitem__)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The outcome of a long measurement of one case; ``truths`` is empty where it failed."""
+
+    truths: dict[str, Truth] = field(default_factory=dict)
+    """``burst cold``, ``burst hot`` and, where it was measured, ``sustained``."""
+    candidates: int = 0
+    """How many were looked at."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Candidates that do not build or run, and why."""
+    wall_ms: float | None = None
+    clock_mhz: float | None = None
+    """Median SM clock of the short batches."""
+    solo_clock_mhz: float | None = None
+    """Lowest SM clock at the end of a solo block."""
+    max_clock_mhz: float | None = None
+    solo: str = "never"
+    """Whether candidates were to run alone (``OracleSettings.solo``)."""
+    remarks: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What one run of a mode chose for a case; without ``text``, ``error`` says why not."""
+
+    text: str | None = None
+    tuning_ms: float | None = None
+    """Wall time that the first call spends on choosing, plan building included."""
+    gpu_ms: float | None = None
+    """GPU time of all launches, where the mode counts it."""
+    time_ms: float | None = None
+    """What the mode believes a call takes."""
+    samples: int = 0
+    """Timed launches of all candidates."""
+    regret_bound: float | None = None
+    """At most this much slower than the best, as the mode claims (0.01: 1 %)."""
+    bound_truth: str = BURST
+    """The truth that the bound speaks of."""
+    confidence: float | None = None
+    rule: str = ""
+    clock_mhz: float | None = None
+    sustained_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    disturbed: int = 0
+    peak_mb: float | None = None
+    """Memory that the first call took beyond its operands, in MiB, where it was measured."""
+    struck: dict[str, float] = field(default_factory=dict)
+    """Faster candidates whose output was wrong, and their relative errors."""
+    lacking: tuple[str, ...] = ()
+    """What the mode asked for that the recording does not have."""
+    remarks: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """PyTorch's time over our pick's in the same round."""
+
+    median: float
+    low: float
+    """First quartile over the rounds."""
+    high: float
+    """Third quartile."""
+    error: float = 0.0
+    """Relative standard error of the median."""
+
+
+@dataclass(frozen=True)
+class PytorchRow:
+    """PyTorch's own call of a case, taking turns with our reference mode's pick."""
+
+    reference: str | None = None
+    """The candidate that it was compared with."""
+    ratios: dict[str, Ratio] = field(default_factory=dict)
+    """By truth, of those that were measured; above 1: PyTorch is slower."""
+    tuning_ms: float | None = None
+    """Wall time of its first call, less a steady call."""
+    solo: str = "never"
+    """As ``Oracle.solo``."""
+    error: str = ""
+
+
+@dataclass
+class Record:
+    """Everything that an audit found out; grows as it goes on."""
+
+    kind: str
+    """``gpu``, ``replay`` or ``simulate``."""
+    settings: dict[str, Any]
+    """What was asked for."""
+    environment: dict[str, Any]
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Case id -> its description."""
+    oracle: dict[str, Oracle] = field(default_factory=dict)
+    picks: dict[str, dict[str, dict[str, Pick]]] = field(default_factory=dict)
+    """Mode -> run (``"1"``, ``"2"``, ...) -> case id."""
+    pytorch: dict[str, dict[str, PytorchRow]] = field(default_factory=dict)
+    """PyTorch's mode -> case id."""
+    failures: list[str] = field(default_factory=list)
+    """Processes that died or hung, one line each."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Mode, or ``oracle`` -> wall time of a case in its process: what a session plans by."""
+    telemetry: dict[str, Any] | None = None
+    """Clock, power, temperature and throttle reasons of the latest session."""
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    """Environment and telemetry of the sessions before."""
+    complete: bool = False
+
+    def picks_of(self, case: str) -> list[str]:
+        """Every candidate that some process picked for a case, or compared PyTorch with."""
+        texts = {
+            pick.text
+            for runs in self.picks.values()
+            for by_case in runs.values()
+            if (pick := by_case.get(case)) and pick.text
+        }
+        rows = (by_case.get(case) for by_case in self.pytorch.values())
+        texts |= {row.reference for row in rows if row and row.reference}
+        return sorted(texts)

@@ -1,0 +1,63 @@
+"""Times of candidates that took turns, and their errors.
+
+The logarithm of a time is a candidate's effect plus a round's effect plus noise; errors are those
+of a candidate's distance from the fastest.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from cudnn_autotune.audit.model import Truth
+
+# 1.2533 is the standard error of a median over that of a mean, 1.4826 * MAD a robust sigma; both
+# for normal noise.
+_ERROR_OF_MEDIAN = 1.2533 * 1.4826
+
+
+def relative_error(ratios: npt.NDArray[np.float64]) -> float:
+    """Of the median of ``ratios``: its standard error, from the median absolute deviation."""
+    centre = float(np.median(ratios))
+    spread = float(np.median(np.abs(ratios - centre)))
+    return _ERROR_OF_MEDIAN * spread / math.sqrt(len(ratios)) / centre
+
+
+def of_rounds(times: dict[str, list[float]]) -> Truth:
+    """Times and errors from complete rounds, by median polish of their logarithms."""
+    texts = list(times)
+    logs = np.log(np.array([times[text] for text in texts]))
+    level = np.zeros(len(texts))
+    drift = np.zeros(logs.shape[1])
+    for _ in range(20):
+        by_candidate = np.median(logs - level[:, None] - drift, axis=1)
+        level += by_candidate
+        by_round = np.median(logs - level[:, None] - drift, axis=0)
+        drift += by_round
+        if max(np.abs(by_candidate).max(), np.abs(by_round).max()) < 1e-7:
+            break
+    level += np.median(drift)
+    best = int(np.argmin(level))
+    return Truth(
+        {text: float(np.exp(value)) for text, value in zip(texts, level, strict=True)},
+        {
+            text: relative_error(np.exp(logs[i] - logs[best]))
+            for i, text in enumerate(texts)
+            if i != best
+        },
+    )
+
+
+def of_blocks(blocks: dict[str, list[float]]) -> Truth:
+    """From two blocks of each candidate: their geometric mean; errors of the distance from the
+    fastest, each from how far the two blocks lie apart."""
+    times = {text: math.sqrt(a * b) for text, (a, b) in blocks.items()}
+    apart = [abs(math.log(a / b)) for a, b in blocks.values()]
+    # Two blocks say little about their own noise; all of them together say more. For normal noise
+    # the mean distance of two values is 2 / sqrt(pi) of their sigma.
+    sigma = float(np.mean(apart)) * math.sqrt(math.pi) / 2
+    of_mean = sigma / math.sqrt(2)
+    best = min(times, key=times.__getitem__)
+    return Truth(times, {text: math.sqrt(2) * of_mean for text in times if text != best})

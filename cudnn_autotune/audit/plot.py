@@ -1,0 +1,137 @@
+"""What a record says, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cudnn_autotune.audit.analysis import (
+    pytorch_regret,
+    regret,
+    shared_cases,
+    tied,
+    truth_of,
+)
+from cudnn_autotune.audit.model import PYTORCH_MODES, STEADY, SUSTAINED, Record
+from cudnn_autotune.audit.report import headline
+from cudnn_autotune.audit.summary import summarize
+
+# Below 1 % the axis is linear: the oracle cannot tell much less.
+_LINEAR_PERCENT = 1.0
+_TICKS_PERCENT = (-2, -1, 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000)
+_LEAST_TUNING_MS = 0.1
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def plot(record: Record, path: Path) -> None:
+    """Draws each mode's regrets and tuning times as distributions.
+
+    Raises:
+        ImportError: matplotlib is not installed. ValueError: a suffix that it cannot write.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"a plot's file must end in {', '.join(SUFFIXES)}, got {path.name!r}")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    modes = [mode for mode, told in summarize(record).items() if told.regret is not None]
+    height = 1.6 + 0.34 * max(3, len(modes))
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(10, height), sharey=True, constrained_layout=True, width_ratios=(5, 3)
+    )
+    slowest = 1.0
+    for place, mode in enumerate(modes):
+        regrets, tuning = _regrets(record, mode), _tuning(record, mode)
+        slowest = max(slowest, regrets.max())
+        colour = "tab:orange" if mode in PYTORCH_MODES else "tab:blue"
+        _row(left, place, 100 * (regrets - 1), colour)
+        mean = float(np.exp(np.mean(np.log(regrets))))
+        left.plot(100 * (mean - 1), place, "|", color="black", markersize=16, mew=2)
+        label = f" {mean:.4f}  worst {regrets.max():.2f}"
+        left.text(1.01, place, label, va="center", fontsize=9, transform=_at_right_of(left))
+        if tuning.size:
+            _row(right, place, np.maximum(tuning, _LEAST_TUNING_MS), colour)
+    left.set_yticks(range(len(modes)), modes)
+    left.set_ylim(len(modes) - 0.4, -0.6)
+    left.set_xscale("symlog", linthresh=_LINEAR_PERCENT)
+    most = 100 * (slowest - 1) * 1.3 + 0.5
+    left.set_xlim(-0.4 if not _any_below(record, modes) else -3, most)
+    ticks = [tick for tick in _TICKS_PERCENT if left.get_xlim()[0] <= tick <= most]
+    left.set_xticks(ticks, map(str, ticks))
+    left.set_xticks([], minor=True)
+    left.set_xlabel("slower than the best, % (bar: geometric mean)")
+    left.set_title(f"what was picked, {_truths(record)}", fontsize=10)
+    right.set_xscale("log")
+    right.set_xlabel("ms a case")
+    right.set_title("wall time of choosing", fontsize=10)
+    for axis in (left, right):
+        axis.grid(axis="x", alpha=0.3)
+        axis.tick_params(labelsize=9)
+    figure.suptitle(_origin(record), fontsize=8.5, color="dimgray")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _at_right_of(axis: Any) -> Any:
+    """x in shares of the axis, y in its rows."""
+    from matplotlib.transforms import blended_transform_factory
+
+    return blended_transform_factory(axis.transAxes, axis.transData)
+
+
+def _any_below(record: Record, modes: Sequence[str]) -> bool:
+    """Whether something is faster than the oracle's best: PyTorch's own pick may be."""
+    return any(_regrets(record, mode).min() < 1 - 0.003 for mode in modes)
+
+
+def _row(axis: Any, place: int, values: np.ndarray[Any, Any], colour: str) -> None:
+    """Every value as a dot, scattered a little so that equal ones show their number."""
+    scatter = np.random.default_rng(0).uniform(-0.28, 0.28, len(values))
+    axis.plot(values, place + scatter, ".", color=colour, alpha=0.45, markersize=6, mew=0)
+
+
+def _regrets(record: Record, mode: str) -> np.ndarray[Any, Any]:
+    values = []
+    for case in shared_cases(record):
+        truth = truth_of(record.oracle[case], STEADY)
+        if mode in record.picks:
+            values += [regret(truth, by_case[case].text) for by_case in record.picks[mode].values()]
+        else:
+            found = pytorch_regret(record.oracle[case], record.pytorch[mode][case], STEADY)
+            values.append(None if found is None else tied(*found))
+    return np.array([value for value in values if value is not None])
+
+
+def _tuning(record: Record, mode: str) -> np.ndarray[Any, Any]:
+    shared = shared_cases(record)
+    rows = [by_case[case] for by_case in record.picks.get(mode, {}).values() for case in shared]
+    times = [pick.tuning_ms for pick in rows]
+    if mode in record.pytorch:
+        times = [record.pytorch[mode][case].tuning_ms for case in shared]
+    return np.array([ms for ms in times if ms is not None])
+
+
+def _truths(record: Record) -> str:
+    shared = shared_cases(record)
+    count = sum(SUSTAINED in record.oracle[case].truths for case in shared)
+    if not count:
+        return "bursts"
+    return "steady clock" if count == len(shared) else "steady clock where throttled, else bursts"
+
+
+def _origin(record: Record) -> str:
+    known = record.environment
+    parts = [headline(record), _count(len(shared_cases(record)))]
+    if record.kind != "simulate":
+        parts.append(f"cuDNN {known.get('cudnn')}, torch {known.get('torch')}")
+    return " · ".join([*parts, str(known.get("date", ""))[:10]])
+
+
+def _count(cases: int) -> str:
+    return "1 case" if cases == 1 else f"{cases} cases"

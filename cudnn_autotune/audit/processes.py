@@ -1,0 +1,162 @@
+"""Fresh processes that measure, and a parent that only waits.
+
+PyTorch never tunes a shape anew that it has seen, and cuDNN loads kernels lazily: every mode and
+run has a process of its own. Starting one takes seconds, so the next is started while the current
+one works; it touches no GPU before its first message.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from typing import IO, Any
+
+_START_LIMIT_S = 180.0
+_LEAVE_S = 20.0
+_KILL_S = 5.0
+
+
+class ProcessFailure(RuntimeError):
+    """A worker died, hung or could not start; it is gone. What it answered before is valid."""
+
+
+class CaseFailure(RuntimeError):
+    """A worker could not do a case; it can go on with the next."""
+
+
+class Process:
+    """A worker process, started at once.
+
+    Args:
+        name: for messages.
+        modules: imported there first: where a user's own modes are registered.
+    """
+
+    def __init__(self, name: str, modules: Sequence[str] = ()) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            # -P: what lies in the current folder is no part of the installation.
+            [sys.executable, "-P", "-m", f"{__package__}.worker", *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+        )
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._told: collections.deque[str] = collections.deque(maxlen=20)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read_answers, args=[self._process.stdout], daemon=True),
+            threading.Thread(target=self._told.extend, args=[self._process.stderr], daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def set_up(self, request: dict[str, Any]) -> None:
+        """Waits until it is ready and hands it its first message.
+
+        Raises:
+            ProcessFailure: it does not start, or cannot set itself up.
+        """
+        self._answer(_START_LIMIT_S)
+        try:
+            self.ask(request, _START_LIMIT_S)
+        except CaseFailure as error:
+            self.close()
+            raise ProcessFailure(f"{self.name}: {error}") from error
+
+    def ask(self, request: dict[str, Any], limit_s: float) -> Any:
+        """The result of a request.
+
+        Raises:
+            CaseFailure: it failed. ProcessFailure: the worker died, or gave no answer within
+                ``limit_s`` and was killed.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it died: the answer that does not come tells why
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        answer = self._answer(limit_s)
+        if answer.get("fatal"):
+            self.close(_KILL_S)
+            raise ProcessFailure(f"{self.name}: {answer['error']}")
+        if "error" in answer:
+            raise CaseFailure(answer["error"])
+        return answer.get("result")
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """Ends the process; with patience it may leave by itself, its CUDA context with it."""
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=patience_s)
+        if self._process.poll() is None:
+            self._process.kill()
+            # A kernel that hangs keeps its process from dying: not waited for longer than this.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_KILL_S)
+        if self._process.poll() is not None:
+            for reader in self._readers:
+                reader.join(timeout=_KILL_S)
+            for pipe in (self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+    def leave(self) -> None:
+        """Ends the process after its last case."""
+        self.close(_LEAVE_S)
+
+    def _read_answers(self, pipe: IO[str]) -> None:
+        for line in pipe:
+            self._answers.put(line)
+        self._answers.put(None)
+
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        try:
+            line = self._answers.get(timeout=max(0.0, limit_s))
+        except queue.Empty:
+            self.close()
+            raise ProcessFailure(f"{self.name}: no answer within {limit_s:.0f} s") from None
+        if line is None:
+            self.close(_KILL_S)
+            last = next((line.strip() for line in reversed(self._told) if line.strip()), "")
+            code = self._process.returncode
+            raise ProcessFailure(
+                f"{self.name}: ended with exit code {code}" + (f": {last}" if last else "")
+            )
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def started_ahead(
+    names: Iterable[str], modules: Sequence[str] = ()
+) -> Generator[Process, None, None]:
+    """Processes in turn, each started a turn before it is needed; all are closed at the end."""
+    waiting: collections.deque[Process] = collections.deque()
+    try:
+        for name in names:
+            waiting.append(Process(name, modules))
+            if len(waiting) > 1:
+                yield waiting[0]
+                waiting.popleft().close()
+        while waiting:
+            yield waiting[0]
+            waiting.popleft().close()
+    finally:
+        for process in waiting:
+            process.close()

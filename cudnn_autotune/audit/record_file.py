@@ -1,0 +1,110 @@
+"""A record on disk: one JSON file, replaced whole at every save, so that nothing gets lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cudnn_autotune.audit.analysis import left_out
+from cudnn_autotune.audit.model import Record
+from cudnn_autotune.audit.plain_json import decode, encode
+from cudnn_autotune.audit.summary import summarize
+
+FORMAT = "cudnn-autotune audit"
+VERSION = 1
+
+# Derived from the rest at every save: for readers of the file.
+_DERIVED = ("modes", "left_out")
+# Figures of records that differ in these must not be mixed.
+_MACHINE = ("gpu", "driver", "cuda", "cudnn", "cudnn_frontend", "torch", "cudnn_autotune")
+_FIXED_SETTINGS = ("budget_ms", "source", "seed")
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """The tree that is written: the record, and ``modes``, each mode's summary."""
+    tree = {"format": FORMAT, "version": VERSION, **encode(record)}
+    tree["modes"] = {
+        mode: {"picked": {}, "regret": None, **encode(summary)}
+        for mode, summary in summarize(record).items()
+    }
+    tree["left_out"] = left_out(record)
+    return tree
+
+
+def from_json(tree: Any) -> Record:
+    """Raises ValueError naming what is missing or malformed."""
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise ValueError(f"not a record of {FORMAT!r}")
+    if tree.get("version") != VERSION:
+        raise ValueError(
+            f"version: this package reads {VERSION}, the record has {tree.get('version')!r}"
+        )
+    own = {k: v for k, v in tree.items() if k not in ("format", "version", *_DERIVED)}
+    return decode(Record, own, "record")
+
+
+def save(record: Record, path: Path) -> None:
+    """Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(_lines(to_json(record)) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def load(path: Path) -> Record:
+    """Raises ValueError naming the file and what is wrong with it."""
+    try:
+        return from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def resumed(path: Path | None, fresh: Record) -> Record:
+    """``fresh``, with what the file already holds.
+
+    Raises:
+        ValueError: a file that is no record, of another kind of audit, of another machine or other
+            versions, or of settings with which its figures must not be mixed.
+    """
+    if path is None or not path.exists():
+        return fresh
+    earlier = load(path)
+    if earlier.kind != fresh.kind:
+        raise ValueError(f"{path}: holds an audit of another kind ({earlier.kind})")
+    differing = [k for k in _MACHINE if earlier.environment.get(k) != fresh.environment.get(k)]
+    differing += [k for k in _FIXED_SETTINGS if earlier.settings.get(k) != fresh.settings.get(k)]
+    differing += [
+        case
+        for case in fresh.cases
+        if earlier.cases.get(case, fresh.cases[case]) != fresh.cases[case]
+    ]
+    if differing:
+        raise ValueError(f"{path}: recorded otherwise ({', '.join(differing[:5])} differ)")
+    fresh.cases = earlier.cases | fresh.cases
+    fresh.oracle, fresh.picks, fresh.pytorch = earlier.oracle, earlier.picks, earlier.pytorch
+    fresh.failures, fresh.seconds = earlier.failures, earlier.seconds
+    session = {"environment": earlier.environment, "telemetry": earlier.telemetry}
+    fresh.sessions = [*earlier.sessions, session]
+    return fresh
+
+
+def _lines(value: Any, indent: int = 0) -> str:
+    """JSON with a line for each innermost object or list: short to read, short to compare."""
+    inner: list[Any] = []
+    if isinstance(value, (dict, list)):
+        inner = list(value.values()) if isinstance(value, dict) else value
+    is_nested = any(isinstance(item, (dict, list)) and item for item in inner)
+    if not is_nested and (indent or not inner):
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    pad = " " * (indent + 1)
+    begin, end = "[]"
+    names = [""] * len(inner)
+    if isinstance(value, dict):
+        begin, end = "{}"
+        names = [f"{json.dumps(key, ensure_ascii=False)}: " for key in value]
+    body = ",\n".join(
+        f"{pad}{name}{_lines(item, indent + 1)}" for name, item in zip(names, inner, strict=True)
+    )
+    return f"{begin}\n{body}\n{' ' * indent}{end}"

@@ -1,0 +1,216 @@
+"""What a record says, as tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from rich.console import Console
+
+from cudnn_autotune.audit.analysis import NOT_YET, left_out, shared_cases, truth_of
+from cudnn_autotune.audit.model import (
+    BURST,
+    BURST_COLD,
+    BURST_HOT,
+    PYTORCH_MODES,
+    STEADY,
+    SUSTAINED,
+    Record,
+)
+from cudnn_autotune.audit.summary import AgainstPytorch, ModeSummary, summarize
+from cudnn_autotune.audit.table import Table
+
+_NONE = "–"
+_FEW_CASES = 3
+_MOST_LEFT_OUT = 12
+
+
+def show(record: Record, console: Console | None = None) -> None:
+    """Prints every table of the record."""
+    console = console or Console()
+    if not console.is_terminal:
+        # Read in logs as well: an 80-column pipe must not cut the numbers.
+        console = Console(file=console.file, width=150)
+    for table in tables(record):
+        console.print(table.rich())
+
+
+def tables(record: Record) -> list[Table]:
+    summaries = summarize(record)
+    found = [_regrets(record, summaries), _pytorch(record, summaries)]
+    if len(shared_cases(record)) <= _FEW_CASES:
+        found.append(_picked(record))
+    found += [_lacking(record), _left_out(record)]
+    return [table for table in found if table.rows]
+
+
+def headline(record: Record) -> str:
+    """What kind of audit this is, in a sentence."""
+    of = {
+        "gpu": f"Measured on {record.environment.get('gpu')}",
+        "replay": f"Replayed from a recording of {record.environment.get('gpu')}",
+        "simulate": "A simulation: nothing was measured, and no real GPU is meant",
+    }
+    return of[record.kind] + ("" if record.complete else "; not complete yet")
+
+
+def milliseconds(ms: float) -> str:
+    return f"{ms / 1e3:.2f} s" if ms >= 1000 else f"{ms:.1f} ms" if ms >= 0.1 else f"{ms:.3f} ms"
+
+
+def _percent(share: float) -> str:
+    # 999 of 1000 is not 100 %.
+    text = f"{100 * share:.0f} %"
+    return text if share in (0.0, 1.0) or text not in ("0 %", "100 %") else f"{100 * share:.2f} %"
+
+
+def _regrets(record: Record, summaries: Mapping[str, ModeSummary]) -> Table:
+    shared = shared_cases(record)
+    some_sustained = any(SUSTAINED in record.oracle[case].truths for case in shared)
+    others = [*([BURST] if some_sustained else []), BURST_COLD, BURST_HOT]
+    columns = ["mode", "picks", "time / best", "p95", "worst", "within 1 %"]
+    columns += [*others, "flips", "tuning", "all cases", "bound holds"]
+    table = Table("Picked against best", columns, note=_note(record, shared, some_sustained))
+    for mode, summary in summaries.items():
+        if summary.unavailable:
+            filler = [_NONE] * (len(columns) - 2)
+            table.rows.append((mode, "not possible", *filler))
+            continue
+        told = summary.regret
+        if told is None:
+            continue
+        means = [summary.regrets.get(name) for name in others]
+        table.rows.append(
+            (
+                mode,
+                str(told.picks),
+                f"{told.mean:.4f}",
+                f"{told.p95:.3f}",
+                f"{told.worst:.3f}",
+                _percent(told.within_1_percent),
+                *(f"{mean.mean:.4f}" if mean else _NONE for mean in means),
+                _flips(summary),
+                milliseconds(summary.tuning.median_ms) if summary.tuning else _NONE,
+                milliseconds(summary.tuning.total_ms) if summary.tuning else _NONE,
+                _percent(summary.coverage.share) if summary.coverage else _NONE,
+            )
+        )
+    return table
+
+
+def _flips(summary: ModeSummary) -> str:
+    if summary.flips is None:
+        return _NONE
+    if summary.flips.of <= _FEW_CASES:
+        return _percent(summary.flips.pairs)
+    return f"{summary.flips.cases} of {summary.flips.of}"
+
+
+def _note(record: Record, shared: Sequence[str], some_sustained: bool) -> str:
+    truths = [truth_of(record.oracle[case], STEADY) for case in shared]
+    errors = [max(truth.errors.values()) for truth in truths if truth and truth.errors]
+    parts = [f"{headline(record)}. {len(shared)} of {len(record.cases)} cases."]
+    if some_sustained:
+        known = sum(SUSTAINED in record.oracle[case].truths for case in shared)
+        parts.append(
+            f"Best: alone until the clock is steady ({known} of the cases), else in bursts."
+        )
+    else:
+        parts.append("Best: in bursts.")
+    parts.append("Bursts: short batches that take turns, the cache cold and hot.")
+    if errors:
+        parts.append(
+            f"Standard error of the oracle's ratios, median over cases of the largest: "
+            f"{100 * float(np.median(errors)):.2f} %; gaps below it are ties."
+        )
+    parts.append(
+        "Means are geometric. Flips: cases (of few cases: pairs of runs) in which fresh runs' "
+        "picks differ by more than 1 % and the oracle's error. Tuning: wall time of choosing, of "
+        "a case and of all. Bound holds: share of picks whose regret is within the bound that the "
+        "mode reports."
+    )
+    if any(mode in record.pytorch for mode in PYTORCH_MODES):
+        parts.append(
+            "PyTorch's rows: its time against our reference pick in its own process, times that "
+            "pick's regret."
+        )
+    parts += [
+        f"{mode} is not possible: {summary.unavailable}."
+        for mode, summary in summarize(record).items()
+        if summary.unavailable
+    ]
+    return " ".join(parts)
+
+
+def _pytorch(record: Record, summaries: Mapping[str, ModeSummary]) -> Table:
+    reference = record.settings.get("reference", "ours")
+    table = Table(
+        f"PyTorch's time / {reference}'s time, taking turns in one process",
+        ("PyTorch's mode", "truth", "cases", "mean", "least", "most", "ours > 1 % slower"),
+        texts=2,
+        note="pytorch_off: benchmark=False; pytorch_on_10: benchmark=True with PyTorch's default "
+        "limit; pytorch_on_0: without a limit. Above 1, ours is faster.",
+    )
+    for mode, summary in summaries.items():
+        for truth, told in summary.against.items():
+            if truth != STEADY:
+                table.rows.append((mode, truth, *_against(told)))
+    return table
+
+
+def _against(told: AgainstPytorch) -> tuple[str, ...]:
+    return (
+        str(told.cases),
+        f"{told.mean:.4f}",
+        f"{told.least:.3f}",
+        f"{told.most:.3f}",
+        f"{len(told.slower)} of {told.cases}",
+    )
+
+
+def _picked(record: Record) -> Table:
+    """Which candidate each mode takes, for the few cases that there are."""
+    table = Table("What each mode takes", ("case", "mode", "candidate: how often"), texts=3)
+    for case in shared_cases(record):
+        for mode, runs in record.picks.items():
+            picks = [by_case[case] for by_case in runs.values() if case in by_case]
+            counts = Counter(pick.text for pick in picks if pick.text)
+            if counts:
+                told = ", ".join(f"{text}: {count}" for text, count in counts.most_common())
+                table.rows.append((case, mode, told))
+    return table
+
+
+def _lacking(record: Record) -> Table:
+    """What modes asked a recording for in vain: their picks say little about the GPU."""
+    table = Table("What the recording lacks", ("case", "asked for by", "lacking"), texts=3)
+    asked: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for case in record.cases:
+        by_mode = {
+            mode: dict.fromkeys(
+                what
+                for by_case in runs.values()
+                if case in by_case
+                for what in by_case[case].lacking
+            )
+            for mode, runs in record.picks.items()
+        }
+        for mode, lacking in by_mode.items():
+            if lacking:
+                asked.setdefault((case, tuple(sorted(lacking))), []).append(mode)
+    table.rows += [
+        (case, ", ".join(modes), "; ".join(lacking)) for (case, lacking), modes in asked.items()
+    ]
+    return table
+
+
+def _left_out(record: Record) -> Table:
+    table = Table("Not compared", ("case", "why"), texts=2)
+    reasons = {case: why for case, why in left_out(record).items() if why != NOT_YET}
+    table.rows += list(reasons.items())[:_MOST_LEFT_OUT]
+    notes = [f"and {len(reasons) - _MOST_LEFT_OUT} more"] if len(reasons) > _MOST_LEFT_OUT else []
+    table.note = "; ".join(notes + record.failures[-3:])
+    if record.failures and not table.rows:
+        table.rows.append((_NONE, "processes failed"))
+    return table

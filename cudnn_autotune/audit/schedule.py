@@ -1,0 +1,271 @@
+"""An audit in fresh processes: who gets which cases, and for how long.
+
+One process for each mode and run, one for each of PyTorch's modes, one for the oracle at the end.
+A process gets the cases that all before it have done, and a share of the time that is left: a time
+limit cuts off cases, and not columns, and what it cut off the next call goes on with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from cudnn_autotune.audit.analysis import truth_of
+from cudnn_autotune.audit.model import BURST, PYTORCH_MODES, Oracle, Pick, PytorchRow, Record
+from cudnn_autotune.audit.oracle_settings import SOLO, OracleSettings
+from cudnn_autotune.audit.plain_json import decode, encode
+from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
+from cudnn_autotune.audit.worker import BACKENDS
+
+ORACLE = "oracle"
+
+# What a process costs before its first case, and rough seconds of a case: they share out the time
+# of a first session; later ones know better.
+_START_S = 6.0
+_SECONDS = {"heuristic": 0.05, "oracle": 0.7, **dict.fromkeys(PYTORCH_MODES, 0.6)}
+_OTHER_SECONDS = 0.4
+_LEAST_SHARE_S = 1.0
+_SAVE_EVERY_S = 10.0
+# Processes lost at the same step before the rest of its cases are given up for this session.
+_MOST_LOST = 3
+
+Tell = Callable[[str], None]
+Row = Pick | PytorchRow | Oracle
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a session is to do."""
+
+    backend: str
+    """``gpu`` or ``simulation`` (``worker.BACKENDS``)."""
+    runs: Mapping[str, int]
+    """Our modes -> how many runs."""
+    pytorch: Sequence[str]
+    """Of ``PYTORCH_MODES``."""
+    reference: str
+    """Our mode whose first run picks what PyTorch is compared with."""
+    oracle: OracleSettings = field(default_factory=OracleSettings)
+    budget_ms: float | None = None
+    time_limit_s: float | None = None
+    case_limit_s: float = 60.0
+    """A process that takes longer for a case hangs: it is ended, and the case counts as failed."""
+    modules: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.pytorch and self.reference not in self.runs:
+            raise ValueError(f"reference must be one of {', '.join(self.runs)}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one process does."""
+
+    mode: str
+    """One of ours, one of PyTorch's, or ``oracle``."""
+    run: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.mode if self.task != "pick" else f"{self.mode}#{self.run}"
+
+    @property
+    def task(self) -> str:
+        if self.mode == ORACLE:
+            return ORACLE
+        return "pytorch" if self.mode in PYTORCH_MODES else "pick"
+
+
+def steps(plan: Plan) -> list[Step]:
+    """In the order of execution: the reference first, PyTorch after the first runs, the oracle
+    last. Every other run goes through the modes backwards, so that none is always late."""
+    modes = sorted(plan.runs, key=lambda mode: mode != plan.reference)
+    found = [Step(mode) for mode in modes] + [Step(mode) for mode in plan.pytorch]
+    for run in range(2, max(plan.runs.values(), default=0) + 1):
+        order = modes[::-1] if run % 2 == 0 else modes
+        found += [Step(mode, run) for mode in order if run <= plan.runs[mode]]
+    return [*found, Step(ORACLE)]
+
+
+class Session:
+    """Works through the cases of ``record`` that are not complete.
+
+    Args:
+        plan: what to do.
+        record: continued in place.
+        wanted: ids of the cases to do, of those that the record describes.
+        save: called every few cases.
+        tell: for people, a line at a time.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        record: Record,
+        wanted: Sequence[str],
+        save: Callable[[], None] = lambda: None,
+        tell: Tell = lambda line: None,
+    ) -> None:
+        self.plan = plan
+        self.record = record
+        self.steps = steps(plan)
+        self._modules = [BACKENDS[plan.backend], *plan.modules]
+        self._save = save
+        self._tell = tell
+        self._begin = self._saved = time.monotonic()
+        self.wanted = list(wanted)
+
+    def run(self) -> None:
+        """Raises ProcessFailure where not even the first process of a session can be set up."""
+        eligible = [case for case in self.wanted if not self.is_complete(case)]
+        todo = [step for step in self.steps if any(self._lacks(step, case) for case in eligible)]
+        try:
+            with closing(started_ahead([s.name for s in todo], self._modules)) as processes:
+                for index, (step, process) in enumerate(zip(todo, processes, strict=True)):
+                    share_s = self._share_s(todo[index:], eligible)
+                    if share_s is None or share_s > _LEAST_SHARE_S:
+                        self._work(step, process, eligible, share_s, is_first=index == 0)
+                    eligible = [case for case in eligible if not self._lacks(step, case)]
+                    if not eligible:
+                        break
+        finally:
+            self.record.complete = all(self.is_complete(case) for case in self.record.cases)
+            self._save()
+
+    def is_complete(self, case: str) -> bool:
+        return not any(self._lacks(step, case) for step in self.steps)
+
+    def _rows(self, step: Step) -> Mapping[str, Row]:
+        """What the record knows from a step, by case."""
+        if step.task == ORACLE:
+            return self.record.oracle
+        if step.task == "pytorch":
+            return self.record.pytorch.get(step.mode, {})
+        return self.record.picks.get(step.mode, {}).get(str(step.run), {})
+
+    def _keep(self, step: Step, case: str, row: Row) -> None:
+        if isinstance(row, Oracle):
+            self.record.oracle[case] = row
+        elif isinstance(row, PytorchRow):
+            self.record.pytorch.setdefault(step.mode, {})[case] = row
+        else:
+            by_run = self.record.picks.setdefault(step.mode, {})
+            by_run.setdefault(str(step.run), {})[case] = row
+
+    def _lacks(self, step: Step, case: str) -> bool:
+        row = self._rows(step).get(case)
+        if row is None or isinstance(row, Pick) or row.error:
+            return row is None
+        if SOLO.index(row.solo) < SOLO.index(self.plan.oracle.solo):
+            return True
+        if not isinstance(row, Oracle):
+            return False
+        # A pick that came later than the oracle wants another one.
+        truth = truth_of(row, BURST)
+        known = {*row.failed, *(truth.times_ms if truth else ())}
+        return not known.issuperset(self.record.picks_of(case))
+
+    def _share_s(self, left: Sequence[Step], eligible: Sequence[str]) -> float | None:
+        """Of the time left, as much as the first of the steps needs beside the others."""
+        if self.plan.time_limit_s is None:
+            return None
+        left_s = self.plan.time_limit_s - (time.monotonic() - self._begin)
+        needs = [
+            _START_S + self._seconds(step) * sum(self._lacks(step, case) for case in eligible)
+            for step in left
+        ]
+        return left_s * needs[0] / sum(needs)
+
+    def _seconds(self, step: Step) -> float:
+        """Of a case, as earlier cases took; else a guess."""
+        guess = _SECONDS.get(step.mode, _OTHER_SECONDS)
+        return self.record.seconds.get(step.mode, guess)
+
+    def _work(
+        self,
+        step: Step,
+        process: Process,
+        eligible: Sequence[str],
+        share_s: float | None,
+        is_first: bool,
+    ) -> None:
+        begin = time.monotonic()
+        cases = [case for case in eligible if self._lacks(step, case)]
+        done = lost = 0
+        while cases and lost < _MOST_LOST:
+            if lost:
+                process = Process(step.name, self._modules)
+            try:
+                self._set_up(process, step)
+                is_first = False
+                while cases and (share_s is None or time.monotonic() - begin < share_s):
+                    self._one(step, process, cases)
+                    done += 1
+                process.leave()
+                break
+            except ProcessFailure as failure:
+                if is_first:
+                    raise
+                self.record.failures.append(str(failure))
+                self._tell(str(failure))
+                lost += 1
+            except BaseException:
+                process.close()
+                raise
+        took_s = time.monotonic() - begin
+        self._tell(f"{step.name}: {done} cases in {took_s:.1f} s, {len(cases)} left")
+        self._save()
+
+    def _set_up(self, process: Process, step: Step) -> None:
+        process.set_up(
+            {
+                "backend": self.plan.backend,
+                "name": step.name,
+                "mode": step.mode,
+                "budget_ms": self.plan.budget_ms,
+                "oracle": encode(self.plan.oracle),
+            }
+        )
+
+    def _one(self, step: Step, process: Process, cases: list[str]) -> None:
+        """The first of ``cases``; it is taken off them, done or failed."""
+        case = cases[0]
+        kind: type[Row] = {ORACLE: Oracle, "pytorch": PytorchRow}.get(step.task, Pick)
+        begin = time.monotonic()
+        try:
+            request = {"task": step.task, "case": self.record.cases[case]}
+            result = process.ask(request | self._more(step, case), self.plan.case_limit_s)
+            row = decode(kind, result, f"{step.name}, {case}")
+        except CaseFailure as error:
+            row = kind(error=str(error))
+        except ProcessFailure as error:
+            self._keep(step, case, kind(error=str(error)))
+            cases.pop(0)
+            raise
+        else:
+            self._took(step, time.monotonic() - begin)
+        self._keep(step, case, row)
+        cases.pop(0)
+        if time.monotonic() - self._saved > _SAVE_EVERY_S:
+            self._save()
+            self._saved = time.monotonic()
+
+    def _more(self, step: Step, case: str) -> dict[str, Any]:
+        """What a task must know beside the case. Raises CaseFailure where that is not known."""
+        if step.task == ORACLE:
+            return {"picked": self.record.picks_of(case)}
+        if step.task == "pytorch":
+            pick = self.record.picks[self.plan.reference]["1"][case]
+            if pick.text is None:
+                raise CaseFailure(f"{self.plan.reference} picked nothing: {pick.error}")
+            return {"reference": pick.text}
+        return {}
+
+    def _took(self, step: Step, seconds: float) -> None:
+        """A running mean, the latest cases weighing most."""
+        known = self.record.seconds.get(step.mode)
+        mean = seconds if known is None else 0.9 * known + 0.1 * seconds
+        self.record.seconds[step.mode] = mean

@@ -1,0 +1,250 @@
+"""What a record says of each mode."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudnn_autotune.audit.analysis import (
+    pytorch_regret,
+    ratio_of,
+    raw_regret,
+    regret,
+    shared_cases,
+    tied,
+    truth_of,
+    unavailable,
+)
+from cudnn_autotune.audit.model import STEADY, TRUTHS, Pick, PytorchRow, Record, Truth
+
+WITHIN = 0.01
+"""The share that counts as "as good as the best", and the least gap that counts as a flip."""
+
+
+@dataclass(frozen=True)
+class Regrets:
+    """Over cases and runs; ratios, 1.0 is the best."""
+
+    mean: float
+    """Geometric."""
+    p95: float
+    worst: float
+    worst_case: str
+    within_1_percent: float
+    """Share of picks at most 1 % slower than the best."""
+    raw_mean: float
+    """Geometric mean with ties left as they were measured."""
+    picks: int
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Whether fresh runs agree: picks that differ by more than 1 % and by more than the oracle's
+    error."""
+
+    cases: int
+    """Cases in which any two runs differ."""
+    of: int
+    pairs: float
+    """Share of pairs of runs that differ, over all cases."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Wall time of choosing, in milliseconds."""
+
+    median_ms: float
+    """Of a case."""
+    total_ms: float
+    """All cases of a run; the median over the runs."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often the true regret lies within the bound that the mode reported."""
+
+    share: float
+    of: int
+
+
+@dataclass(frozen=True)
+class AgainstPytorch:
+    """PyTorch's time over our reference mode's, taking turns in one process; above 1, ours wins."""
+
+    mean: float
+    """Geometric."""
+    least: float
+    most: float
+    cases: int
+    slower: tuple[str, ...]
+    """Cases in which ours is more than 1 % slower."""
+
+
+@dataclass(frozen=True)
+class ModeSummary:
+    """One mode over the cases that all modes share, and all its runs."""
+
+    runs: int
+    cases: int
+    picked: dict[str, int] = field(default_factory=dict)
+    """Candidate -> how often."""
+    regret: Regrets | None = None
+    """Against the steady truth: sustained where measured, else burst."""
+    regrets: dict[str, Regrets] = field(default_factory=dict)
+    """By truth, over the cases that have it."""
+    flips: Flips | None = None
+    """None with a single run."""
+    tuning: Tuning | None = None
+    gpu_ms: float | None = None
+    """GPU time of a case's launches, median; None where the mode does not count it."""
+    coverage: Coverage | None = None
+    """None where the mode claims no bound."""
+    against: dict[str, AgainstPytorch] = field(default_factory=dict)
+    """By truth; of PyTorch's modes only."""
+    unavailable: str = ""
+    """Why the mode picked nothing at all."""
+
+
+def summarize(record: Record) -> dict[str, ModeSummary]:
+    """Every mode of the record, PyTorch's too, over the cases that all of them could do."""
+    cases = shared_cases(record)
+    found = {mode: _mode(record, mode, cases) for mode in record.picks}
+    return found | {mode: _pytorch(record, mode, cases) for mode in record.pytorch}
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    return math.exp(float(np.mean(np.log(list(values)))))
+
+
+def _mode(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
+    runs = record.picks[mode]
+    if why := unavailable(record, mode):
+        return ModeSummary(len(runs), 0, unavailable=why)
+    picked = {case: [by_case[case] for by_case in runs.values()] for case in cases}
+    picks = [pick for of_case in picked.values() for pick in of_case]
+    regrets = {}
+    for name in TRUTHS:
+        rows = [
+            (case, raw, regret(truth, pick.text) or raw)
+            for case in cases
+            if (truth := truth_of(record.oracle[case], name))
+            for pick in picked[case]
+            if (raw := raw_regret(truth, pick.text)) is not None
+        ]
+        if rows:
+            regrets[name] = _regrets(rows)
+    counted = [pick.gpu_ms for pick in picks if pick.gpu_ms is not None]
+    return ModeSummary(
+        len(runs),
+        len(cases),
+        dict(Counter(str(pick.text) for pick in picks).most_common()),
+        regrets.get(STEADY),
+        regrets,
+        _flips(record, picked) if len(runs) > 1 and cases else None,
+        _tuning([[by_case[case].tuning_ms for case in cases] for by_case in runs.values()]),
+        float(np.median(counted)) if counted else None,
+        _coverage(record, picked),
+    )
+
+
+def _regrets(rows: Sequence[tuple[str, float, float]]) -> Regrets:
+    """Of ``(case, raw regret, regret)``."""
+    values = np.array([value for _, _, value in rows])
+    return Regrets(
+        mean=geometric_mean(values),
+        p95=float(np.quantile(values, 0.95)),
+        worst=float(values.max()),
+        worst_case=rows[int(values.argmax())][0],
+        within_1_percent=float(np.mean(values <= 1 + WITHIN)),
+        raw_mean=geometric_mean(raw for _, raw, _ in rows),
+        picks=len(rows),
+    )
+
+
+def _flips(record: Record, picked: dict[str, list[Pick]]) -> Flips:
+    cases = pairs = differing = 0
+    for case, picks in picked.items():
+        truth = truth_of(record.oracle[case], STEADY)
+        assert truth is not None  # the case is shared
+        counts = Counter(str(pick.text) for pick in picks)
+        among = sum(
+            counts[one] * counts[other]
+            for one, other in itertools.combinations(counts, 2)
+            if _differ(truth, one, other)
+        )
+        cases += among > 0
+        differing += among
+        pairs += math.comb(len(picks), 2)
+    return Flips(cases, len(picked), differing / pairs if pairs else 0.0)
+
+
+def _differ(truth: Truth, one: str, other: str) -> bool:
+    error = math.hypot(truth.errors.get(one, 0.0), truth.errors.get(other, 0.0))
+    a, b = truth.times_ms[one], truth.times_ms[other]
+    return max(a, b) / min(a, b) - 1 > max(WITHIN, error)
+
+
+def _tuning(by_run: Sequence[Sequence[float | None]]) -> Tuning | None:
+    known = [[ms for ms in of_run if ms is not None] for of_run in by_run]
+    if not any(known):
+        return None
+    every = [ms for of_run in known for ms in of_run]
+    return Tuning(float(np.median(every)), float(np.median([sum(of_run) for of_run in known])))
+
+
+def _coverage(record: Record, picked: dict[str, list[Pick]]) -> Coverage | None:
+    within = []
+    for case, picks in picked.items():
+        for pick in picks:
+            truth = truth_of(record.oracle[case], pick.bound_truth)
+            raw = raw_regret(truth, pick.text)
+            if pick.regret_bound is None or raw is None or truth is None:
+                continue
+            error = truth.errors.get(str(pick.text), 0.0)
+            within.append(raw - 1 <= pick.regret_bound + error)
+    return Coverage(float(np.mean(within)), len(within)) if within else None
+
+
+def _pytorch(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
+    if why := unavailable(record, mode):
+        return ModeSummary(1, 0, unavailable=why)
+    rows = record.pytorch[mode]
+    regrets = {}
+    for name in TRUTHS:
+        found = [
+            (case, value[0], tied(*value))
+            for case in cases
+            if (value := pytorch_regret(record.oracle[case], rows[case], name))
+        ]
+        if found:
+            regrets[name] = _regrets(found)
+    return ModeSummary(
+        1,
+        len(cases),
+        regret=regrets.get(STEADY),
+        regrets=regrets,
+        tuning=_tuning([[rows[case].tuning_ms for case in cases]]),
+        against=_against({case: rows[case] for case in cases}),
+    )
+
+
+def _against(rows: dict[str, PytorchRow]) -> dict[str, AgainstPytorch]:
+    found = {}
+    for name in TRUTHS:
+        ratios = {
+            case: ratio.median for case, row in rows.items() if (ratio := ratio_of(row, name))
+        }
+        if ratios:
+            found[name] = AgainstPytorch(
+                geometric_mean(ratios.values()),
+                min(ratios.values()),
+                max(ratios.values()),
+                len(ratios),
+                tuple(case for case, ratio in ratios.items() if ratio < 1 / (1 + WITHIN)),
+            )
+    return found

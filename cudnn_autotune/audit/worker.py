@@ -1,0 +1,64 @@
+"""``python -m cudnn_autotune.audit.worker``: one fresh process of an audit.
+
+It speaks JSON, a line a message, with the process that started it (``processes``): ``{"ready":
+true}`` once everything is imported, then it waits. The first message sets it up and may start a
+CUDA context; each further one is a case to work on, answered by ``{"result": ...}`` or
+``{"error": text}``, with ``"fatal": true`` where the process is of no more use. It ends when its
+input does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any, TextIO
+
+BACKENDS = {
+    "gpu": "cudnn_autotune.audit.gpu",
+    "simulation": "cudnn_autotune.audit.simulation",
+}
+
+
+def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
+    """Answers until ``requests`` end. ``modules`` are imported first: before it says it is ready,
+    so that importing is in no measured time."""
+    for name in modules:
+        importlib.import_module(name)
+    from cudnn_autotune.audit.backend import Backend, Poisoned
+    from cudnn_autotune.audit.plain_json import encode
+
+    def say(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message, allow_nan=False) + "\n")
+        answers.flush()
+
+    say({"ready": True})
+    backend: Backend | None = None
+    for line in requests:
+        request = json.loads(line)
+        try:
+            if backend is None:
+                module = importlib.import_module(BACKENDS[request["backend"]])
+                backend = module.open_backend(request)
+                say({"set up": True})
+                continue
+            result = backend.work(request["task"], request["case"], request)
+        except Poisoned as error:
+            say({"error": str(error), "fatal": True})
+            return
+        except Exception as error:  # the other cases still count; the record names this one
+            say({"error": f"{type(error).__name__}: {error}"})
+        else:
+            say({"result": encode(result)})
+
+
+def main() -> None:
+    # Libraries print to stdout as well: that goes to stderr, and the answers to where stdout went.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    serve(sys.stdin, answers, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""``auto``, the default: a race, and the solo blocks of ``sustained`` only where they could matter.
+
+After the race its leader runs alone for a moment. If it holds its clock, or if no rival could beat
+it at any clock, the race has decided. A leader that does no more work a second than one that was
+seen to hold its clock before, on the same GPU in the same dtype, is not even probed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from dataclasses import dataclass, field
+
+from cudnn_autotune.sampling.budget import Budget
+from cudnn_autotune.sampling.exploration import explore, selection
+from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.sampling.solo import SoloRules, could_win, is_throttled
+from cudnn_autotune.sampling.strategy import Candidates, Limits, Work
+from cudnn_autotune.sampling.sustained import PROBE_CHUNKS, decided, probed
+from cudnn_autotune.sampling.timer import Timer
+
+
+class HeldClocks:
+    """Rates of work at which a board was seen to hold its clock; of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rates: dict[tuple[str, str], list[tuple[float, float]]] = {}
+
+    def covers(self, work: Work, call_ms: float) -> bool:
+        flops, bytes_ = work.flops / call_ms, work.bytes / call_ms
+        with self._lock:
+            known = self._rates.get((work.device, work.dtype), [])
+            return any(flops <= f and bytes_ <= b for f, b in known)
+
+    def add(self, work: Work, call_ms: float) -> None:
+        rate = (work.flops / call_ms, work.bytes / call_ms)
+        with self._lock:
+            self._rates.setdefault((work.device, work.dtype), []).append(rate)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """``seed``: of the order of turns; None: another one each time."""
+
+    name: str = "auto"
+    race_rules: RaceRules = field(default_factory=RaceRules)
+    solo_rules: SoloRules = field(default_factory=SoloRules)
+    seed: int | None = None
+    held: HeldClocks = field(default_factory=HeldClocks)
+
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
+        rng = random.Random(self.seed)
+        found = explore(candidates, timer, limits, self.race_rules, rng)
+        if found is None:
+            return None
+        leader_ms = found.ms(found.leader) or math.inf
+        work = candidates.work
+        if not could_win(found, math.inf, None):
+            found.remarks.append("no rival within reach: no need to run the leader alone")
+            return selection(found, timer, self.race_rules)
+        if work is not None and self.held.covers(work, leader_ms):
+            found.remarks.append("the board holds its clock at this rate of work")
+            return selection(found, timer, self.race_rules)
+        budget = Budget(timer, limits)
+        probe = probed(found, timer, budget, PROBE_CHUNKS)
+        if probe is None:
+            return selection(found, timer, self.race_rules)
+        if work is not None and not is_throttled(probe, timer.state().max_clock_mhz):
+            self.held.add(work, probe.steady_ms)
+        return decided(found, probe, timer, budget, self.race_rules, self.solo_rules)

@@ -1,0 +1,243 @@
+"""The whole field of a problem's candidates, admitted and raced: what race, sustained and auto
+have in common."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.admission import Admission, admit
+from cudnn_autotune.sampling.budget import Budget
+from cudnn_autotune.sampling.racing import Outcome, RaceRules, race
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.sampling.strategy import Candidates, Limits
+from cudnn_autotune.sampling.timer import Timer
+
+# How many of heuristic mode B must be admitted for the rest of it to be looked at: where its first
+# ones are slow, so are the others.
+_FIRST_OF_B = 6
+# PyTorch's own path, where it is cuDNN, is one of the candidates under another name: what it seems
+# to lead by is noise up to this.
+_ATEN_NOISE = 0.015
+# A run-time-compiled config takes some 0.3 s of a core; they are built side by side.
+_COMPILING_MS = 600.0
+# How many of the first race meet those that were still being compiled.
+_FINALISTS = 6
+
+
+@dataclass
+class Field:
+    """What is known of the candidates after the race."""
+
+    admission: Admission = field(default_factory=Admission)
+    races: list[Outcome] = field(default_factory=list)
+    sustained_ms: dict[Candidate, float] = field(default_factory=dict)
+    extra_gpu_ms: float = 0.0
+    extra_samples: int = 0
+    aten_is_cudnn: bool = False
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def last(self) -> Outcome:
+        return self.races[-1]
+
+    @property
+    def leader(self) -> Candidate:
+        return self.last.best
+
+    def ms(self, candidate: Candidate) -> float | None:
+        """Its time by the latest race that it ran in; else its rough time."""
+        for outcome in reversed(self.races):
+            if candidate in outcome.mu:
+                return outcome.ms(candidate)
+        rough = self.admission.rough_ms.get(candidate)
+        return rough if rough is not None else self.admission.cut.get(candidate, ("", None))[1]
+
+    def raced(self) -> list[Candidate]:
+        """All that ran in a race and did not fail, fastest first."""
+        failed = {c for outcome in self.races for c in outcome.failed}
+        known = dict.fromkeys(c for outcome in reversed(self.races) for c in outcome.mu)
+        return sorted((c for c in known if c not in failed), key=lambda c: self.ms(c) or math.inf)
+
+
+def explore(
+    candidates: Candidates,
+    timer: Timer,
+    limits: Limits,
+    rules: RaceRules,
+    rng: random.Random,
+) -> Field | None:
+    """Admits and races every candidate; None where none runs.
+
+    Those that are compiled at run time are built in the background meanwhile, and meet the best of
+    the others in a second race.
+    """
+    budget = Budget(timer, limits)
+    found = Field(aten_is_cudnn=candidates.aten_uses_cudnn)
+    compiled = _admit_all(candidates, timer, limits, budget, found)
+    if found.admission.rough_ms:
+        found.races.append(race(found.admission.rough_ms, timer, budget, rules, rng))
+    if compiled:
+        _join(timer.runnable(compiled), found, timer, budget, rules, rng)
+    return found if found.races and found.last.survivors else None
+
+
+def _admit_all(
+    candidates: Candidates, timer: Timer, limits: Limits, budget: Budget, found: Field
+) -> list[Candidate]:
+    """Admits what need not be compiled; returns what is being compiled meanwhile."""
+    listed = list(candidates.all())
+    beyond = list(candidates.beyond())
+    without_engine = [c for c in beyond if c.engine is None]
+    if limits.benchmark_limit:
+        listed = timer.runnable(listed, limit=limits.benchmark_limit)
+        beyond = without_engine
+    compiled = [c for c in [*listed, *beyond] if c.is_compiled]
+    plain = [c for c in listed if not c.is_compiled]
+    first = [c for c in plain if c.heuristic_mode == "A"]
+    second = [c for c in plain if c.heuristic_mode == "B"]
+    # Mode FALLBACK lists what works rather than what is fast: its precompiled engines are 5 to
+    # 2,000 times slower than the best (H200), and one launch of those takes up to a second.
+    last = [c for c in plain if c.heuristic_mode not in ("A", "B")]
+    ready = timer.runnable([*first, *without_engine])
+    if compiled and ready and not budget.affords(_COMPILING_MS):
+        _cut(compiled, "the budget does not allow compiling it", found)
+        compiled = []
+    others = timer.runnable(second)
+    timer.prepare(compiled)
+    admit(ready, timer, budget, found.admission)
+    admit(others[:_FIRST_OF_B], timer, budget, found.admission)
+    if not ready or any(c in found.admission.rough_ms for c in others[:_FIRST_OF_B]):
+        admit(others[_FIRST_OF_B:], timer, budget, found.admission)
+    else:
+        _cut(others[_FIRST_OF_B:], "the first of heuristic mode B are too slow", found)
+    if any(c.engine is not None for c in found.admission.rough_ms):
+        _cut(last, "of mode FALLBACK, and others run", found)
+    else:
+        admit(timer.runnable(last), timer, budget, found.admission)
+    return compiled
+
+
+def _cut(candidates: Sequence[Candidate], why: str, found: Field) -> None:
+    for candidate in candidates:
+        found.admission.cut[candidate] = (why, None)
+
+
+def _join(
+    late: Sequence[Candidate],
+    found: Field,
+    timer: Timer,
+    budget: Budget,
+    rules: RaceRules,
+    rng: random.Random,
+) -> None:
+    known = set(found.admission.rough_ms)
+    admit(late, timer, budget, found.admission)
+    joined = [c for c in found.admission.rough_ms if c not in known]
+    if not joined:
+        return
+    finalists = found.raced()[:_FINALISTS]
+    rough = {c: found.ms(c) or math.inf for c in [*finalists, *joined]}
+    found.races.append(race(rough, timer, budget, rules, rng))
+
+
+def selection(
+    found: Field, timer: Timer, rules: RaceRules, sustained_clock_mhz: float | None = None
+) -> Selection:
+    """The choice by the races alone."""
+    last = found.last
+    best = last.mu[last.best]
+    behind_best = {c: last.mu[c] - best for c in last.survivors}
+    width = rules.tie_width
+    if found.aten_is_cudnn and last.best.text == ATEN.text:
+        width = max(width, _ATEN_NOISE)
+    tied = [c for c, behind in behind_best.items() if behind <= width]
+    unsure = [c for c, behind in behind_best.items() if behind <= last.half_width[c]]
+    first = ties.order(tied)[0]
+    # Against the best by mu, every rival's lead is known; the chosen one may trail it by a tie.
+    others = [last.lead[c] for c in last.survivors if c not in (first, last.best)]
+    behind = last.mu[first] - best
+    bound = behind + max([0.0, *others])
+    if first != last.best:
+        bound = max(bound, behind + last.half_width[first])
+    return told(found, timer, tied, math.expm1(bound), rules, sustained_clock_mhz, unsure=unsure)
+
+
+def told(
+    found: Field,
+    timer: Timer,
+    tied: Sequence[Candidate],
+    regret_bound: float,
+    rules: RaceRules,
+    sustained_clock_mhz: float | None = None,
+    unsure: Sequence[Candidate] = (),
+) -> Selection:
+    """The selection with its evidence: the tied first, then the others as they finished.
+
+    Args:
+        tied: those within the tie width of the fastest, from which the tie rule takes one.
+        unsure: those that the measurement could not tell from the fastest, for the evidence.
+    """
+    state = timer.state()
+    chosen = ties.order(tied)
+    key = {c: found.sustained_ms.get(c, 0.0) for c in found.raced()}
+    measured_alone = [c for c in found.raced() if c in found.sustained_ms and c not in tied]
+    rest = sorted(measured_alone, key=key.__getitem__)
+    rest += [c for c in found.raced() if c not in tied and c not in rest]
+    ranking = [_timed(c, found) for c in [*chosen, *rest]]
+    shown = {entry.candidate for entry in ranking}
+    cut = [_timed(c, found) for c in found.admission.cut if c not in shown]
+    failed = [
+        Timed(c, None, 0, cut=f"failed: {reason}")
+        for outcome in found.races
+        for c, reason in outcome.failed.items()
+    ]
+    cut.sort(key=lambda entry: math.inf if entry.time_ms is None else entry.time_ms)
+    samples = sum(n for outcome in found.races for n in outcome.samples.values())
+    return Selection(
+        tuple([*ranking, *cut, *failed]),
+        samples + found.admission.samples + found.extra_samples,
+        Evidence(
+            rule=ties.rule(tied),
+            tied=tuple(dict.fromkeys(c.text for c in [*chosen, *unsure])),
+            regret_bound=max(0.0, regret_bound),
+            confidence=rules.confidence,
+            gpu_ms=found.admission.gpu_ms
+            + sum(outcome.gpu_ms for outcome in found.races)
+            + found.extra_gpu_ms,
+            wall_ms=timer.elapsed_ms(),
+            clock_mhz=found.last.clock_mhz,
+            sustained_clock_mhz=sustained_clock_mhz,
+            max_clock_mhz=state.max_clock_mhz,
+            throttle_reasons=state.throttle_reasons,
+            disturbed=sum(outcome.disturbed for outcome in found.races),
+            remarks=tuple(
+                [*found.remarks, *(r for outcome in found.races for r in outcome.remarks)]
+            ),
+        ),
+    )
+
+
+def _timed(candidate: Candidate, found: Field) -> Timed:
+    time_ms = found.ms(candidate)
+    samples = sum(outcome.samples.get(candidate, 0) for outcome in found.races)
+    for outcome in reversed(found.races):
+        if candidate in outcome.mu:
+            # Of one candidate's time; the half width is that of a difference of two.
+            spread = math.exp(outcome.half_width[candidate] / math.sqrt(2))
+            dropped = candidate not in outcome.survivors
+            return Timed(
+                candidate,
+                time_ms,
+                samples,
+                low_ms=outcome.ms(candidate) / spread,
+                high_ms=outcome.ms(candidate) * spread,
+                sustained_ms=found.sustained_ms.get(candidate),
+                cut=f"out of the race after {samples} calls" if dropped else "",
+            )
+    why, rough = found.admission.cut.get(candidate, ("", None))
+    return Timed(candidate, time_ms, 0 if rough is None else 1, cut=why)

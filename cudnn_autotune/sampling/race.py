@@ -1,0 +1,29 @@
+"""``race``: candidates take turns until one is the fastest, or until it no longer matters.
+
+What it measures is the time of short batches under a clock that all candidates share. On a board
+that reaches its power limit the order may be another under sustained load: see ``sustained``.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from cudnn_autotune.sampling.exploration import explore, selection
+from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.sampling.strategy import Candidates, Limits
+from cudnn_autotune.sampling.timer import Timer
+
+
+@dataclass(frozen=True)
+class Race:
+    """``seed``: of the order of turns; None: another one each time."""
+
+    name: str = "race"
+    rules: RaceRules = field(default_factory=RaceRules)
+    seed: int | None = None
+
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
+        found = explore(candidates, timer, limits, self.rules, random.Random(self.seed))
+        return None if found is None else selection(found, timer, self.rules)

@@ -1,0 +1,185 @@
+"""Rounds in which candidates take turns, and lose one after the other.
+
+Each round runs one batch of every candidate still in the race, in random order, the next round in
+the mirrored order: what drifts from one batch to the next then weighs on all alike (randomised
+multiple interleaved trials: Abedi & Brecht, ICPE 2017). Rounds find the cache cold and hot by
+turns: in a model an operand is partly in the cache, and the winners of the two states differ by up
+to 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudnn_autotune.engines import Candidate
+from cudnn_autotune.sampling.budget import Budget
+from cudnn_autotune.sampling.statistics import Standing, standing
+from cudnn_autotune.sampling.ties import TIE_WIDTH
+from cudnn_autotune.sampling.timer import Batch, Cache, Timer
+
+
+@dataclass(frozen=True)
+class RaceRules:
+    """When a race drops a candidate, and when it stops."""
+
+    confidence: float = 0.95
+    tie_width: float = TIE_WIDTH
+    """The race stops once no candidate left can beat the best by more than this."""
+    least_rounds: int = 6
+    most_rounds: int = 40
+    batch_ms: float = 0.7
+    most_calls: int = 64
+    """In a batch; for very short calls it ends before ``batch_ms``."""
+    gpu_ms: float = 150.0
+    """GPU time after which the race stops, decided or not."""
+    warm_ms: float = 10.0
+    """Of the leader, before the first round: the clock leaves its idle state."""
+    caches: tuple[Cache, ...] = ("cold", "hot")
+    least_sigma: float = 0.0015
+    prior_sigma: float = 0.01
+    prior_freedom: int = 12
+
+
+@dataclass
+class Outcome:
+    """A race's log, candidate by candidate."""
+
+    survivors: list[Candidate] = field(default_factory=list)
+    mu: dict[Candidate, float] = field(default_factory=dict)
+    """Log milliseconds; of a candidate that was dropped, when it was."""
+    lead: dict[Candidate, float] = field(default_factory=dict)
+    """By how much (log) it may be faster than the race's best at most; of one that was dropped
+    below 0, when it was."""
+    half_width: dict[Candidate, float] = field(default_factory=dict)
+    samples: dict[Candidate, int] = field(default_factory=dict)
+    failed: dict[Candidate, str] = field(default_factory=dict)
+    rounds: int = 0
+    gpu_ms: float = 0.0
+    clocks_mhz: list[float] = field(default_factory=list)
+    disturbed: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def best(self) -> Candidate:
+        return min(self.survivors, key=self.mu.__getitem__)
+
+    @property
+    def clock_mhz(self) -> float | None:
+        return float(np.median(self.clocks_mhz)) if self.clocks_mhz else None
+
+    def ms(self, candidate: Candidate) -> float:
+        return math.exp(self.mu[candidate])
+
+
+def race(
+    rough_ms: dict[Candidate, float],
+    timer: Timer,
+    budget: Budget,
+    rules: RaceRules,
+    rng: random.Random,
+) -> Outcome:
+    """Races candidates that have run before, with a rough time each (milliseconds)."""
+    outcome = Outcome(survivors=list(rough_ms))
+    leader = min(rough_ms, key=rough_ms.__getitem__)
+    _warm(leader, rough_ms[leader], timer, rules, outcome)
+    calls = {
+        c: min(max(1, math.ceil(rules.batch_ms / ms)), rules.most_calls)
+        for c, ms in rough_ms.items()
+    }
+    log: dict[Cache, list[dict[Candidate, float]]] = {cache: [] for cache in rules.caches}
+    order: list[Candidate] = []
+    while outcome.survivors:
+        cache = rules.caches[outcome.rounds % len(rules.caches)]
+        # Mirrored after each cache state has seen the order.
+        turn = outcome.rounds // len(rules.caches) % 2
+        if turn == 0 and cache == rules.caches[0]:
+            order = rng.sample(outcome.survivors, len(outcome.survivors))
+        order = [c for c in order if c in outcome.survivors]
+        _round(order if turn == 0 else order[::-1], calls, cache, timer, outcome, log[cache])
+        if outcome.rounds < len(rules.caches) or not outcome.survivors:
+            continue
+        judged = _judge(outcome, log, rules)
+        if _is_over(judged, outcome, budget, rules):
+            break
+    return outcome
+
+
+def _warm(
+    leader: Candidate, rough_ms: float, timer: Timer, rules: RaceRules, outcome: Outcome
+) -> None:
+    calls = min(max(1, math.ceil(rules.warm_ms / max(rough_ms, 1e-3))), 200)
+    for sample in timer.run([Batch(leader, calls, "hot")]):
+        if not sample.error:
+            outcome.gpu_ms += sample.time_ms * calls
+
+
+def _round(
+    order: Sequence[Candidate],
+    calls: dict[Candidate, int],
+    cache: Cache,
+    timer: Timer,
+    outcome: Outcome,
+    log: list[dict[Candidate, float]],
+) -> None:
+    samples = timer.run([Batch(c, calls[c], cache) for c in order])
+    entry: dict[Candidate, float] = {}
+    for candidate, sample in zip(order, samples, strict=True):
+        if sample.error or not sample.time_ms > 0:
+            outcome.failed[candidate] = sample.error or "no time was measured"
+            outcome.survivors.remove(candidate)
+            continue
+        entry[candidate] = math.log(sample.time_ms)
+        outcome.samples[candidate] = outcome.samples.get(candidate, 0) + calls[candidate]
+        outcome.gpu_ms += sample.time_ms * calls[candidate]
+        if sample.clock_mhz is not None:
+            outcome.clocks_mhz.append(sample.clock_mhz)
+    log.append(entry)
+    outcome.rounds += 1
+
+
+def _judge(
+    outcome: Outcome, log: dict[Cache, list[dict[Candidate, float]]], rules: RaceRules
+) -> Standing:
+    """Updates every survivor's standing and drops those that cannot be the fastest."""
+    alive = list(outcome.survivors)
+    judged = standing(
+        [np.array([[entry[c] for c in alive] for entry in rounds]) for rounds in log.values()],
+        delta=1 - rules.confidence,
+        least_sigma=rules.least_sigma,
+        prior_sigma=rules.prior_sigma,
+        prior_freedom=rules.prior_freedom,
+    )
+    best = judged.mu[judged.best]
+    for candidate, mu in zip(alive, judged.mu, strict=True):
+        outcome.mu[candidate] = float(mu)
+        outcome.half_width[candidate] = judged.half_width
+        outcome.lead[candidate] = float(best - mu + judged.half_width)
+    for candidate, mu, at_best in zip(alive, judged.mu, judged.at_best, strict=True):
+        # Its best round counts too: one that was merely disturbed now and then stays.
+        if min(mu, at_best) - best > judged.half_width:
+            outcome.survivors.remove(candidate)
+    outcome.disturbed = judged.disturbed
+    return judged
+
+
+def _is_over(judged: Standing, outcome: Outcome, budget: Budget, rules: RaceRules) -> bool:
+    if len(outcome.survivors) == 1:
+        return True
+    best = outcome.best
+    if outcome.rounds >= rules.least_rounds and all(
+        outcome.lead[c] < rules.tie_width for c in outcome.survivors if c != best
+    ):
+        return True
+    if outcome.rounds >= rules.most_rounds or outcome.gpu_ms > rules.gpu_ms:
+        outcome.remarks.append("the race ended undecided")
+        return True
+    round_ms = outcome.gpu_ms / outcome.rounds
+    if not budget.affords(round_ms):
+        outcome.remarks.append("the budget ended the race")
+        return True
+    return False

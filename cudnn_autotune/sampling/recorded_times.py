@@ -1,0 +1,86 @@
+"""What a recording says of a candidate's time, from all of its samples."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from cudnn_autotune.sampling.recording_format import Recording
+from cudnn_autotune.sampling.recording_parts import Rounds, SoloTrace
+from cudnn_autotune.sampling.timer import Cache
+
+_SMOOTHED = 4
+"""Batches on either side that a trace's curve is smoothed over."""
+
+
+def burst_ms(recording: Recording, cache: Cache) -> dict[str, float]:
+    """Milliseconds a call in the rounds, by text; of what ran, but in no round, its own runs.
+
+    The median over the rounds of the logarithms, less what all candidates of a round share.
+    """
+    rounds = recording.cold if cache == "cold" else recording.hot
+    shared = _shared(rounds)
+    found: dict[str, float] = {}
+    for column, recorded in enumerate(recording.candidates):
+        logs = [
+            math.log(row[column] or 1.0) - effect
+            for row, effect in zip(rounds.time_ms, shared, strict=True)
+            if row[column] is not None
+        ]
+        alone_ms = recorded.warm_ms or recorded.first_run_ms
+        if logs:
+            found[recorded.candidate.text] = math.exp(statistics.median(logs))
+        elif alone_ms is not None:
+            found[recorded.candidate.text] = alone_ms
+    return found
+
+
+def _shared(rounds: Rounds) -> list[float]:
+    """By round: the median over its candidates of how far their log times are off their medians."""
+    columns = list(zip(*rounds.time_ms, strict=True))
+    logs = [[math.log(t) for t in column if t is not None] for column in columns]
+    # One that sat out some rounds has a median of other rounds than the rest.
+    middle = [
+        statistics.median(column) if column and len(column) == len(rounds.time_ms) else None
+        for column in logs
+    ]
+    effects = []
+    for row in rounds.time_ms:
+        off = [
+            math.log(t) - m
+            for t, m in zip(row, middle, strict=True)
+            if t is not None and m is not None
+        ]
+        effects.append(statistics.median(off) if off else 0.0)
+    return effects
+
+
+def sustained_ms(recording: Recording, cache: Cache) -> dict[str, float]:
+    """Milliseconds a call at the end of the solo traces, by text; only of those that have one.
+
+    The median over the last third of a trace. From a trace of the other cache state it follows by
+    the ratio of the burst times.
+    """
+    found: dict[str, list[float]] = {}
+    for trace in recording.solo:
+        third = trace.time_ms[-max(1, len(trace.time_ms) // 3) :]
+        factor = cache_factor(recording, trace, cache)
+        found.setdefault(trace.text, []).append(statistics.median(third) * factor)
+    return {text: statistics.fmean(times) for text, times in found.items()}
+
+
+def cache_factor(recording: Recording, trace: SoloTrace, cache: Cache) -> float:
+    """What a trace's times are to be multiplied by for another cache state."""
+    if trace.cache == cache:
+        return 1.0
+    return burst_ms(recording, cache)[trace.text] / burst_ms(recording, trace.cache)[trace.text]
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """The running median of nine; of fewer, and evenly many to both sides, at the ends."""
+    curve = []
+    for i in range(len(values)):
+        reach = min(_SMOOTHED, i, len(values) - 1 - i)
+        curve.append(statistics.median(values[i - reach : i + reach + 1]))
+    return curve

@@ -1,0 +1,170 @@
+"""Raw samples of one problem on one GPU, and the file that holds them.
+
+The file is JSON (gzip where its name ends in ``.gz``): an object with ``format``, ``version`` and
+the fields of :class:`Recording`. Times are milliseconds, rounded to five digits. A candidate takes
+the same place in every list; null says that it took no part.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.recording_json import fields_from_json, to_json
+from cudnn_autotune.sampling.recording_parts import (
+    Reading,
+    RecordedCandidate,
+    Rounds,
+    Row,
+    SoloTrace,
+)
+
+_MOST_BYTES = 256 * 2**20
+
+ENVIRONMENT = (
+    "gpu",
+    "multiprocessors",
+    "compute_capability",
+    "driver",
+    "cuda",
+    "cudnn",
+    "cudnn_frontend",
+    "torch",
+    "cudnn_autotune",
+    "date",
+)
+"""What ``Recording.environment`` has at least; values may be None."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """All that was measured. :func:`recording.record` makes one, ``ReplayTimer`` plays it.
+
+    Raises:
+        ValueError: lists whose lengths do not fit, or a trace or reading of an unknown candidate.
+    """
+
+    environment: Mapping[str, str | int | float | None]
+    problem: ConvProblem
+    aten_uses_cudnn: bool
+    candidates: tuple[RecordedCandidate, ...]
+    cold: Rounds
+    hot: Rounds
+    lone: tuple[Row, ...]
+    """Single launches that the host waited for, hot cache, as cuDNN's own search times them: pass
+    by pass, by candidate."""
+    solo: tuple[SoloTrace, ...]
+    readings: tuple[Reading, ...]
+    build_threads: int
+    """How many plans were compiled at run time side by side."""
+    run_overhead_ms: float
+    """Host time that a ``Timer.run`` took beyond its batches."""
+    remarks: tuple[str, ...] = ()
+    """What cut the recording short."""
+
+    def __post_init__(self) -> None:
+        for name in ENVIRONMENT:
+            if name not in self.environment:
+                raise ValueError(f"environment.{name}: is missing")
+        texts = [c.candidate.text for c in self.candidates]
+        ran = {c.candidate.text for c in self.candidates if c.first_run_ms is not None}
+        for i, text in enumerate(texts):
+            if text in texts[:i]:
+                raise ValueError(f"candidates[{i}].text: {text!r} is listed twice")
+        for name, rounds in (("cold", self.cold), ("hot", self.hot)):
+            _check_length(f"{name}.calls", rounds.calls, len(texts))
+            _check_rows(f"{name}.time_ms", rounds.time_ms, len(texts))
+            _check_rows(f"{name}.clock_mhz", rounds.clock_mhz, len(texts))
+            _check_length(f"{name}.clock_mhz", rounds.clock_mhz, len(rounds.time_ms))
+            _check_calls(name, rounds)
+        _check_rows("lone", self.lone, len(texts))
+        for i, trace in enumerate(self.solo):
+            if trace.text not in ran:
+                raise ValueError(f"solo[{i}].text: {trace.text!r} is no candidate that ran")
+            if not trace.at_ms:
+                raise ValueError(f"solo[{i}].at_ms: must not be empty")
+            _check_length(f"solo[{i}].time_ms", trace.time_ms, len(trace.at_ms))
+            _check_length(f"solo[{i}].clock_mhz", trace.clock_mhz, len(trace.at_ms))
+            if any(b <= a for a, b in zip(trace.at_ms, trace.at_ms[1:], strict=False)):
+                raise ValueError(f"solo[{i}].at_ms: must rise")
+        for i, reading in enumerate(self.readings):
+            if reading.phase not in ("start", "rounds", *texts):
+                raise ValueError(
+                    f"readings[{i}].phase: must be start, rounds or a candidate's text, "
+                    f"got {reading.phase!r}"
+                )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file, in one step: an older one is replaced or left as it was."""
+        text = json.dumps(to_json(self), separators=(",", ":"), allow_nan=False) + "\n"
+        data = text.encode()
+        target = Path(path)
+        if target.name.endswith(".gz"):
+            data = gzip.compress(data, mtime=0)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            partial.write_bytes(data)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recording:
+        """Reads a file that :meth:`save` wrote.
+
+        Raises:
+            ValueError: naming the file and the field, and what is wrong with it.
+            OSError: the file cannot be read.
+        """
+        target = Path(path)
+        data = target.read_bytes()
+        try:
+            return cls(**fields_from_json(_parse(data, gzipped=target.name.endswith(".gz"))))
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+
+def _parse(data: bytes, gzipped: bool) -> Any:
+    if gzipped:
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(_MOST_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"not gzip, or truncated: {error}") from error
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"larger than {_MOST_BYTES} bytes")
+    try:
+        return json.loads(data, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("not JSON of a recording: nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"not JSON, or truncated: {error}") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number that a recording may hold")
+
+
+def _check_length(place: str, values: tuple[Any, ...], length: int) -> None:
+    if len(values) != length:
+        raise ValueError(f"{place}: must have {length} entries, got {len(values)}")
+
+
+def _check_rows(place: str, rows: tuple[Row, ...], length: int) -> None:
+    for i, row in enumerate(rows):
+        _check_length(f"{place}[{i}]", row, length)
+
+
+def _check_calls(name: str, rounds: Rounds) -> None:
+    for i, row in enumerate(rounds.time_ms):
+        for j, (time_ms, calls) in enumerate(zip(row, rounds.calls, strict=True)):
+            if time_ms is not None and not calls:
+                raise ValueError(f"{name}.time_ms[{i}][{j}]: must be null, as calls[{j}] is 0")

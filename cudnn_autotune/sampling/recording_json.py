@@ -1,0 +1,282 @@
+"""A recording as plain JSON, and back with every value checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from cudnn_autotune.engines import HEURISTIC_MODES, Candidate
+from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
+from cudnn_autotune.sampling.json_node import Node
+from cudnn_autotune.sampling.recording_parts import (
+    Reading,
+    RecordedCandidate,
+    Rounds,
+    Row,
+    SoloTrace,
+)
+from cudnn_autotune.sampling.timer import Cache, GpuState
+
+if TYPE_CHECKING:
+    from cudnn_autotune.sampling.recording_format import Recording
+
+FORMAT = "cudnn-autotune recording"
+VERSION = 1
+
+_DIGITS = 5
+_LEAST = 1e-9
+"""Below any time or clock: what is divided by must not underflow."""
+_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+_STATE_NUMBERS = ("power_w", "power_limit_w", "temperature_c", "clock_mhz", "max_clock_mhz")
+
+
+def to_json(recording: Recording) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "environment": dict(recording.environment),
+        "problem": _problem_to_json(recording.problem),
+        "aten_uses_cudnn": recording.aten_uses_cudnn,
+        "candidates": [_candidate_to_json(c) for c in recording.candidates],
+        "cold": _rounds_to_json(recording.cold),
+        "hot": _rounds_to_json(recording.hot),
+        "lone": [_rounded(row) for row in recording.lone],
+        "solo": [
+            {
+                "text": trace.text,
+                "cache": trace.cache,
+                "calls": trace.calls,
+                "at_ms": [round(at, 2) for at in trace.at_ms],
+                "time_ms": _rounded(trace.time_ms),
+                "clock_mhz": _clocks(trace.clock_mhz),
+            }
+            for trace in recording.solo
+        ],
+        "readings": [
+            {
+                "at_ms": round(reading.at_ms, 2),
+                "phase": reading.phase,
+                **{name: _digits(getattr(reading.state, name)) for name in _STATE_NUMBERS},
+                "throttle_reasons": list(reading.state.throttle_reasons),
+            }
+            for reading in recording.readings
+        ],
+        "build_threads": recording.build_threads,
+        "run_overhead_ms": _digits(recording.run_overhead_ms),
+        "remarks": list(recording.remarks),
+    }
+
+
+def fields_from_json(tree: Any) -> dict[str, Any]:
+    """The arguments of ``Recording``. Raises ValueError, ``field: what is wrong``."""
+    root = Node(tree, "")
+    given = root.object() if isinstance(tree, dict) else {}
+    if "format" not in given or given["format"].value != FORMAT:
+        raise ValueError(f"format: must be {FORMAT!r}; this is no recording")
+    version = given.get("version", Node(None, "version"))
+    if version.value != VERSION or isinstance(version.value, (bool, float)):
+        raise version.error(f"{VERSION}; this version reads no other")
+    fields = root.fields(
+        "format",
+        "version",
+        "environment",
+        "problem",
+        "aten_uses_cudnn",
+        "candidates",
+        "cold",
+        "hot",
+        "lone",
+        "solo",
+        "readings",
+        "build_threads",
+        "run_overhead_ms",
+        "remarks",
+    )
+    return {
+        "environment": {n: _plain(v) for n, v in fields["environment"].object().items()},
+        "problem": _problem(fields["problem"]),
+        "aten_uses_cudnn": fields["aten_uses_cudnn"].boolean(),
+        "candidates": tuple(_candidate(c) for c in fields["candidates"].items()),
+        "cold": _rounds(fields["cold"]),
+        "hot": _rounds(fields["hot"]),
+        "lone": _rows(fields["lone"]),
+        "solo": tuple(_trace(t) for t in fields["solo"].items()),
+        "readings": tuple(_reading(r) for r in fields["readings"].items()),
+        "build_threads": fields["build_threads"].integer(1),
+        "run_overhead_ms": fields["run_overhead_ms"].number(),
+        "remarks": _texts(fields["remarks"]),
+    }
+
+
+def _digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
+
+
+def _rounded(row: Row) -> list[float | None]:
+    return [_digits(value) for value in row]
+
+
+def _clocks(row: Row) -> list[int | None]:
+    return [None if clock is None else round(clock) for clock in row]
+
+
+def _problem_to_json(problem: ConvProblem) -> dict[str, Any]:
+    plain = problem.memory_format == torch.contiguous_format
+    return {
+        "op": problem.op,
+        "input_shape": list(problem.input_shape),
+        "weight_shape": list(problem.weight_shape),
+        "stride": list(problem.stride),
+        "padding": list(problem.padding),
+        "dilation": list(problem.dilation),
+        "groups": problem.groups,
+        "dtype": DTYPES[problem.dtype],
+        "memory_format": "contiguous" if plain else "channels_last",
+        "deterministic": problem.deterministic,
+        "allow_tf32": problem.allow_tf32,
+        "allow_reduced_precision": problem.allow_reduced_precision,
+        "alignment": list(problem.alignment),
+    }
+
+
+def _problem(node: Node) -> ConvProblem:
+    flags = ("deterministic", "allow_tf32", "allow_reduced_precision")
+    lists = ("input_shape", "weight_shape", "stride", "padding", "dilation", "alignment")
+    fields = node.fields("op", *lists, "groups", "dtype", "memory_format", *flags)
+    values: dict[str, Any] = {
+        name: tuple(n.integer() for n in fields[name].items()) for name in lists
+    }
+    values.update({name: fields[name].boolean() for name in flags})
+    dtype = fields["dtype"].one_of(tuple(DTYPES.values()))
+    memory_format = torch.contiguous_format
+    if fields["memory_format"].one_of(("contiguous", "channels_last")) == "channels_last":
+        dims = len(values["input_shape"]) - 2
+        if dims not in _FORMATS:
+            raise fields["memory_format"].error(f"contiguous with {dims} spatial dimension(s)")
+        memory_format = _FORMATS[dims]
+    try:
+        return ConvProblem(
+            op=fields["op"].one_of(OPERATIONS),
+            groups=fields["groups"].integer(1),
+            dtype=next(d for d, name in DTYPES.items() if name == dtype),
+            memory_format=memory_format,
+            **values,
+        )
+    except (TypeError, ValueError) as error:
+        if str(error).startswith(node.place):
+            raise
+        raise ValueError(f"{node.place}: {error}") from error
+
+
+def _candidate_to_json(recorded: RecordedCandidate) -> dict[str, Any]:
+    candidate = recorded.candidate
+    return {
+        "text": candidate.text,
+        "engine": candidate.engine,
+        "knobs": dict(candidate.knobs),
+        "workspace_bytes": candidate.workspace_bytes,
+        "numerical_notes": list(candidate.numerical_notes),
+        "behavior_notes": list(candidate.behavior_notes),
+        "heuristic_mode": candidate.heuristic_mode,
+        "rank": candidate.rank,
+        "built": recorded.built,
+        "build_ms": _digits(recorded.build_ms),
+        "first_run_ms": _digits(recorded.first_run_ms),
+        "warm_ms": _digits(recorded.warm_ms),
+        "error": recorded.error,
+    }
+
+
+def _candidate(node: Node) -> RecordedCandidate:
+    fields = node.fields(
+        *("text", "engine", "knobs", "workspace_bytes", "numerical_notes", "behavior_notes"),
+        *("heuristic_mode", "rank", "built", "build_ms", "first_run_ms", "warm_ms", "error"),
+    )
+    text = fields["text"].text()
+    if not text:
+        raise fields["text"].error("a text that is not empty")
+    engine = fields["engine"]
+    mode = fields["heuristic_mode"].one_of(("", *HEURISTIC_MODES))
+    # Only a heuristic's candidates are sure to be cuDNN's.
+    number = None if engine.value is None and not mode else engine.integer()
+    candidate = Candidate(
+        engine=number,
+        knobs={name: value.integer(-(2**63)) for name, value in fields["knobs"].object().items()},
+        workspace_bytes=fields["workspace_bytes"].integer(),
+        numerical_notes=_texts(fields["numerical_notes"]),
+        behavior_notes=_texts(fields["behavior_notes"]),
+        text=text,
+        heuristic_mode=mode,
+        rank=fields["rank"].integer(),
+    )
+    recorded = RecordedCandidate(
+        candidate,
+        built=fields["built"].boolean(),
+        build_ms=fields["build_ms"].number_or_null(),
+        first_run_ms=fields["first_run_ms"].number_or_null(above=_LEAST),
+        warm_ms=fields["warm_ms"].number_or_null(above=_LEAST),
+        error=fields["error"].text(),
+    )
+    if recorded.first_run_ms is None and not recorded.error:
+        raise ValueError(f"{node.place}.error: must say why first_run_ms is null")
+    if not recorded.built and recorded.first_run_ms is not None:
+        raise ValueError(f"{node.place}.first_run_ms: must be null, as it was not built")
+    return recorded
+
+
+def _rounds_to_json(rounds: Rounds) -> dict[str, Any]:
+    return {
+        "calls": list(rounds.calls),
+        "time_ms": [_rounded(row) for row in rounds.time_ms],
+        "clock_mhz": [_clocks(row) for row in rounds.clock_mhz],
+    }
+
+
+def _rounds(node: Node) -> Rounds:
+    fields = node.fields("calls", "time_ms", "clock_mhz")
+    return Rounds(
+        calls=tuple(n.integer() for n in fields["calls"].items()),
+        time_ms=_rows(fields["time_ms"]),
+        clock_mhz=_rows(fields["clock_mhz"]),
+    )
+
+
+def _rows(node: Node) -> tuple[Row, ...]:
+    return tuple(_row(row) for row in node.items())
+
+
+def _row(node: Node) -> Row:
+    return tuple(n.number_or_null(above=_LEAST) for n in node.items())
+
+
+def _trace(node: Node) -> SoloTrace:
+    fields = node.fields("text", "cache", "calls", "at_ms", "time_ms", "clock_mhz")
+    return SoloTrace(
+        text=fields["text"].text(),
+        cache=cast(Cache, fields["cache"].one_of(("cold", "hot"))),
+        calls=fields["calls"].integer(1),
+        at_ms=tuple(n.number() for n in fields["at_ms"].items()),
+        time_ms=tuple(n.number(above=_LEAST) for n in fields["time_ms"].items()),
+        clock_mhz=_row(fields["clock_mhz"]),
+    )
+
+
+def _reading(node: Node) -> Reading:
+    fields = node.fields("at_ms", "phase", *_STATE_NUMBERS, "throttle_reasons")
+    numbers = {name: fields[name].number_or_null() for name in _STATE_NUMBERS}
+    state = GpuState(**numbers, throttle_reasons=_texts(fields["throttle_reasons"]))
+    return Reading(fields["at_ms"].number(), fields["phase"].text(), state)
+
+
+def _texts(node: Node) -> tuple[str, ...]:
+    return tuple(n.text() for n in node.items())
+
+
+def _plain(node: Node) -> str | int | float | None:
+    value = node.value
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return node.integer()
+    return node.number()

@@ -1,0 +1,239 @@
+"""One candidate alone until the clock is steady: what it takes where it is used for long.
+
+Candidates that take turns share one clock, so that the power of one is charged to another. On a
+board that draws ``P_static + D_i * f^alpha`` and is held at ``P_cap``, candidate i takes about
+``max(t_i(f_max), E_i / P_cap)`` in the long run, with E_i the energy of a call: under a cap the
+order is that of energy. Only a candidate that runs alone shows it.
+
+A power controller looks every 50 to 100 ms and then hunts: on an H200 the clock falls in one step
+after 60 to 80 ms and swings by 1 to 2 % from there on. So times are averaged, not picked, and what
+is within a few percent is measured again, in mirrored order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.sampling.exploration import Field
+from cudnn_autotune.sampling.timer import Batch, Timer
+
+_BATCH_MS = 5.0
+_MOST_CALLS = 200
+# A block is steady once two chunks of it in a row differ by less than the hunting does.
+_CHUNK_MS = 40.0
+_STEADY = 0.015
+_MOST_BLOCK_MS = 1000.0
+# A clock this far below the highest seen is throttled; boards step by some 0.8 %.
+THROTTLED = 0.015
+# Rivals whose time in the race is within this of the leader's may win alone: engines differ in
+# power by less.
+REACH = 1.2
+
+
+@dataclass(frozen=True)
+class Block:
+    """A candidate alone for some time."""
+
+    candidate: Candidate
+    times_ms: tuple[float, ...]
+    """A call, batch after batch."""
+    clocks_mhz: tuple[float, ...]
+    calls: int
+    gpu_ms: float
+    steady_batches: int
+    """So many at the end count as steady."""
+
+    @property
+    def steady_ms(self) -> float:
+        return float(np.mean(self.times_ms[-self.steady_batches :]))
+
+    @property
+    def first_ms(self) -> float:
+        """Before the clock can have fallen."""
+        return float(np.median(self.times_ms[:3]))
+
+    @property
+    def steady_clock_mhz(self) -> float | None:
+        last = self.clocks_mhz[-self.steady_batches :]
+        return float(np.mean(last)) if last else None
+
+
+def solo(candidate: Candidate, call_ms: float, least_chunks: int, timer: Timer) -> Block | None:
+    """Runs ``candidate`` alone until its time is steady; None where it fails to run.
+
+    Args:
+        call_ms: about what a call takes.
+        least_chunks: of 40 ms, before it may count as steady. The last two count.
+    """
+    calls = min(max(1, math.ceil(_BATCH_MS / call_ms)), _MOST_CALLS)
+    per_chunk = max(2, round(_CHUNK_MS / (calls * call_ms)))
+    times: list[float] = []
+    clocks: list[float] = []
+    gpu_ms = 0.0
+    chunks: list[float] = []
+    wanted = least_chunks
+    while gpu_ms < _MOST_BLOCK_MS:
+        # In one go: between two of them the GPU would rest, and its controller with it.
+        samples = timer.run([Batch(candidate, calls, "hot")] * (per_chunk * wanted))
+        if any(sample.error for sample in samples):
+            return None
+        new = [s.time_ms for s in samples]
+        times += new
+        clocks += [s.clock_mhz for s in samples if s.clock_mhz is not None]
+        gpu_ms += sum(new) * calls
+        chunks += [float(np.mean(part)) for part in np.array_split(new, wanted)]
+        wanted = 1
+        if len(chunks) >= 2 and abs(chunks[-1] / chunks[-2] - 1) < _STEADY:
+            break
+    steady = per_chunk * min(2, len(chunks))
+    return Block(candidate, tuple(times), tuple(clocks), len(times) * calls, gpu_ms, steady)
+
+
+def is_throttled(block: Block, max_clock_mhz: float | None) -> bool:
+    """Whether the board slowed down in the block: by its clock, or else by the candidate's time."""
+    clock = block.steady_clock_mhz
+    highest = max([*block.clocks_mhz, max_clock_mhz or 0.0])
+    if clock is not None and highest > 0:
+        return clock < (1 - THROTTLED) * highest
+    return block.steady_ms > (1 + THROTTLED) * block.first_ms
+
+
+def charge(found: Field, block: Block) -> None:
+    found.extra_gpu_ms += block.gpu_ms
+    found.extra_samples += block.calls
+
+
+def could_win(found: Field, steady_ms: float, max_clock_mhz: float | None) -> list[Candidate]:
+    """Rivals of the race's leader that may be faster alone, the most promising first.
+
+    Those within reach whose optimistic time, that of the highest clock, is below ``steady_ms``.
+    The fastest of each engine comes first: configs of one engine mostly draw alike.
+    """
+    leader_ms = found.ms(found.leader) or math.inf
+    race_clock = found.last.clock_mhz
+    scale = 1.0
+    if race_clock and max_clock_mhz:
+        scale = min(1.0, race_clock / max_clock_mhz)
+    same = {found.leader.text, ATEN.text} if found.aten_is_cudnn else {found.leader.text}
+    rivals = [
+        c
+        for c in found.raced()
+        if c.text not in same
+        and (ms := found.ms(c) or math.inf) < REACH * leader_ms
+        and ms * scale * 0.99 < steady_ms * 0.995
+    ]
+    seen: set[object] = {found.leader.engine}
+    firsts = []
+    for candidate in rivals:
+        if candidate.engine not in seen:
+            seen.add(candidate.engine)
+            firsts.append(candidate)
+    return [*firsts, *(c for c in rivals if c not in firsts)]
+
+
+@dataclass(frozen=True)
+class SoloRules:
+    """How far the solo blocks go."""
+
+    most: int = 5
+    """Candidates in the first pass, the leader included."""
+    first_chunks: int = 3
+    again_chunks: int = 4
+    within: float = 0.03
+    """Of the best of the first pass, to be measured again."""
+    most_again: int = 3
+    passes: int = 3
+    """Further passes at most, each in the reverse order of the one before."""
+    confident: float = 2.0
+    """They end once the best leads by so many standard errors."""
+
+
+@dataclass
+class Finish:
+    """The outcome of the solo blocks."""
+
+    logs: dict[Candidate, list[float]] = field(default_factory=dict)
+    """Log of the steady time, block by block."""
+    clocks_mhz: dict[Candidate, float] = field(default_factory=dict)
+    finalists: list[Candidate] = field(default_factory=list)
+
+    def sustained_ms(self) -> dict[Candidate, float]:
+        return {c: math.exp(float(np.mean(values))) for c, values in self.logs.items()}
+
+    def error(self, one: Candidate, other: Candidate) -> float:
+        """Standard error of the log of the ratio of two candidates."""
+        return math.hypot(*(self._sigma() / math.sqrt(len(self.logs[c])) for c in (one, other)))
+
+    def best(self) -> Candidate:
+        return min(self.finalists, key=lambda c: float(np.mean(self.logs[c])))
+
+    def _sigma(self) -> float:
+        """Of one block: from those that were repeated, and no less than blocks mostly differ by."""
+        repeated = [values for values in self.logs.values() if len(values) > 1]
+        freedom = sum(len(values) - 1 for values in repeated)
+        if not freedom:
+            return _BLOCK_SIGMA
+        variance = sum(float(np.var(values)) * len(values) for values in repeated) / freedom
+        # A few blocks say little: the prior counts as four degrees of freedom.
+        return math.sqrt((variance * freedom + 4 * _BLOCK_SIGMA**2) / (freedom + 4))
+
+
+# Two blocks of one candidate differ by about this (H200).
+_BLOCK_SIGMA = 0.006
+
+
+def finish(
+    contenders: Sequence[Candidate],
+    found: Field,
+    timer: Timer,
+    rules: SoloRules,
+    affords_ms: float = math.inf,
+) -> Finish:
+    """All contenders once; then those near the best again, until one leads or time is up."""
+    outcome = Finish()
+    spent_ms = 0.0
+
+    def measure(candidate: Candidate, chunks: int) -> None:
+        nonlocal spent_ms
+        block = solo(candidate, found.ms(candidate) or 1.0, chunks, timer)
+        if block is None:
+            return
+        charge(found, block)
+        spent_ms += block.gpu_ms
+        outcome.logs.setdefault(candidate, []).append(math.log(block.steady_ms))
+        if block.steady_clock_mhz is not None:
+            outcome.clocks_mhz[candidate] = block.steady_clock_mhz
+
+    for candidate in list(contenders)[: rules.most]:
+        measure(candidate, rules.first_chunks)
+    if not outcome.logs:
+        return outcome
+    first = {c: values[0] for c, values in outcome.logs.items()}
+    best = min(first.values())
+    near = sorted((c for c in first if first[c] - best <= rules.within), key=first.__getitem__)
+    near = near[: rules.most_again]
+    outcome.finalists = near
+    for number in range(rules.passes):
+        if len(near) < 2 or _is_decided(outcome, rules.confident if number else math.inf):
+            break
+        if spent_ms + len(near) * rules.again_chunks * _CHUNK_MS > affords_ms:
+            found.remarks.append("the budget ended the solo blocks")
+            break
+        for candidate in near[::-1] if number % 2 == 0 else near:
+            measure(candidate, rules.again_chunks)
+    return outcome
+
+
+def _is_decided(outcome: Finish, confident: float) -> bool:
+    best = outcome.best()
+    ms = outcome.sustained_ms()
+    return all(
+        math.log(ms[c] / ms[best]) > confident * outcome.error(c, best)
+        for c in outcome.finalists
+        if c != best
+    )

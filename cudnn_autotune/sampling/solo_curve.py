@@ -1,0 +1,38 @@
+"""A solo trace as something that can be played again."""
+
+from __future__ import annotations
+
+import bisect
+import random
+import statistics
+
+from cudnn_autotune.sampling import recorded_times
+from cudnn_autotune.sampling.recording_format import Recording
+from cudnn_autotune.sampling.recording_parts import SoloTrace
+from cudnn_autotune.sampling.timer import Cache
+
+_MOST_AVERAGED = 16
+
+
+class SoloCurve:
+    """A solo trace as a curve and the scatter around it."""
+
+    def __init__(self, recording: Recording, trace: SoloTrace) -> None:
+        self._trace = trace
+        self._curve = recorded_times.smoothed(trace.time_ms)
+        self._scatter = [t / c for t, c in zip(trace.time_ms, self._curve, strict=True)]
+        caches: tuple[Cache, ...] = ("cold", "hot")
+        self._factor = {c: recorded_times.cache_factor(recording, trace, c) for c in caches}
+
+    def play(
+        self, rng: random.Random, at_ms: float, duration_ms: float, cache: Cache
+    ) -> tuple[float, float | None]:
+        """Time a call and clock of a batch, begun ``at_ms`` into the block."""
+        trace, count = self._trace, len(self._curve)
+        index = bisect.bisect_left(trace.at_ms, at_ms + duration_ms / 2)
+        if index >= count:  # longer than recorded: it stays as it was at the end
+            index = rng.randrange(count - max(1, count // 4), count)
+        batches = duration_ms / (trace.calls * self._curve[index])
+        drawn = min(max(1, round(batches)), _MOST_AVERAGED)
+        scatter = statistics.fmean(rng.choice(self._scatter) for _ in range(drawn))
+        return self._curve[index] * scatter * self._factor[cache], trace.clock_mhz[index]

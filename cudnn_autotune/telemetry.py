@@ -1,0 +1,185 @@
+"""What a GPU does, read through NVML (the package nvidia-ml-py) and never set.
+
+Without NVML, and for every quantity that the GPU or the driver does not offer, readings are None.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from cudnn_autotune.sampling.timer import GpuState
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReasons).
+THROTTLE_REASONS = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+_QUANTITIES = ("clock_mhz", "power_w", "temperature_c")
+
+
+def reason_names(bits: int) -> tuple[str, ...]:
+    return tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
+
+
+def nvml_device(cuda_index: int, visible: str | None) -> int | str:
+    """NVML's index, or the UUID, of a CUDA device, given ``CUDA_VISIBLE_DEVICES``."""
+    shown = [part.strip() for part in (visible or "").split(",") if part.strip()]
+    if cuda_index >= len(shown):
+        return cuda_index
+    name = shown[cuda_index]
+    return int(name) if name.isdigit() else name
+
+
+class Gpu:
+    """One GPU as NVML knows it; never raises.
+
+    Args:
+        cuda_index: of the CUDA device. NVML numbers GPUs by their PCI bus: among unlike GPUs the
+            index is the right one under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+    """
+
+    def __init__(self, cuda_index: int = 0) -> None:
+        self.unavailable: str | None = None
+        """Why there are no readings."""
+        self._nvml: Any = None
+        self._handle: Any = None
+        try:
+            self._nvml = importlib.import_module("pynvml")
+            self._nvml.nvmlInit()
+            device = nvml_device(cuda_index, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            by = "Index" if isinstance(device, int) else "UUID"
+            self._handle = getattr(self._nvml, f"nvmlDeviceGetHandleBy{by}")(device)
+        except Exception as error:  # no nvidia-ml-py, no driver, no such GPU
+            self.unavailable = f"{type(error).__name__}: {error}"
+        self._max_clock_mhz = self._number("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM")
+
+    @classmethod
+    @functools.cache
+    def of(cls, cuda_index: int) -> Gpu:
+        """The one and only reader of a device in this process: opening one takes milliseconds."""
+        return cls(cuda_index)
+
+    def state(self) -> GpuState:
+        """The board now."""
+        bits = self._number("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:  # its name before driver 535
+            bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return GpuState(
+            power_w=_thousandth(self._number("nvmlDeviceGetPowerUsage")),
+            power_limit_w=_thousandth(self._number("nvmlDeviceGetEnforcedPowerLimit")),
+            temperature_c=self._number("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+            clock_mhz=self._number("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
+            max_clock_mhz=self._max_clock_mhz,
+            throttle_reasons=reason_names(int(bits or 0)),
+        )
+
+    def fixed(self) -> dict[str, Any]:
+        """Name, driver, the highest clocks and the power limit in force."""
+        return {
+            "gpu": self._text("nvmlDeviceGetName", self._handle),
+            "driver": self._text("nvmlSystemGetDriverVersion"),
+            "max_sm_clock_mhz": self._max_clock_mhz,
+            "max_memory_clock_mhz": self._number("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_MEM"),
+            "power_limit_w": _thousandth(self._number("nvmlDeviceGetEnforcedPowerLimit")),
+        }
+
+    def _number(self, function: str, *constants: str) -> float | None:
+        if self._handle is None:
+            return None
+        try:
+            arguments = [getattr(self._nvml, name) for name in constants]
+            return float(getattr(self._nvml, function)(self._handle, *arguments))
+        except (self._nvml.NVMLError, AttributeError, TypeError):
+            return None
+
+    def _text(self, function: str, *arguments: Any) -> str | None:
+        if self._handle is None:
+            return None
+        try:
+            text = getattr(self._nvml, function)(*arguments)
+        except (self._nvml.NVMLError, AttributeError):
+            return None
+        return text.decode() if isinstance(text, bytes) else str(text)
+
+
+def _thousandth(value: float | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+class Telemetry:
+    """Reads a GPU on a thread of its own between ``__enter__`` and ``__exit__``.
+
+    Meant for a process that only waits: what is measured is then left alone.
+
+    Args:
+        gpu: the one to read.
+        period_s: between two readings.
+    """
+
+    def __init__(self, gpu: Gpu, period_s: float = 0.1) -> None:
+        self.gpu = gpu
+        self.period_s = period_s
+        self.readings: list[GpuState] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Telemetry:
+        self.readings.append(self.gpu.state())
+        self._thread = threading.Thread(target=self._loop, name="telemetry", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def _loop(self) -> None:
+        while not self._stop.wait(self.period_s):
+            self.readings.append(self.gpu.state())
+
+    def summary(self) -> dict[str, Any]:
+        """The range of each quantity, and for each throttle reason its share of the readings.
+
+        ``{"readings", "period_s", "clock_mhz": {"least", "median", "most"} or None, "power_w",
+        "temperature_c", "throttle_reasons": {name: share}, "unavailable"}``.
+        """
+        readings = list(self.readings)
+        told: dict[str, Any] = {
+            "readings": len(readings),
+            "period_s": self.period_s,
+            "unavailable": self.gpu.unavailable,
+        }
+        for quantity in _QUANTITIES:
+            values = [v for r in readings if (v := getattr(r, quantity)) is not None]
+            told[quantity] = _range(values) if values else None
+        seen = [r.throttle_reasons for r in readings]
+        names = dict.fromkeys(name for reasons in seen for name in reasons)
+        told["throttle_reasons"] = {
+            name: round(sum(name in reasons for reasons in seen) / len(seen), 3) for name in names
+        }
+        return told
+
+
+def _range(values: Sequence[float]) -> dict[str, float]:
+    return {"least": min(values), "median": float(np.median(values)), "most": max(values)}

@@ -1,0 +1,50 @@
+"""Ways of computing a problem that none of cuDNN's heuristics lists, and that are worth timing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cudnn_autotune._extension import _C
+from cudnn_autotune.engines import ATEN, Candidate, engine_text
+
+MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
+"""A 1x1 convolution as one matrix product over all pixels, by cuBLAS."""
+
+# cuDNN compiles these engines at run time and offers one of their kernels only: another is often
+# faster by 10 to 30 % (benchmarks/results/h200/kernel_cfgs.json). engine -> KERNEL_CFG values, a
+# portfolio that comes near the best of all of them on the layers that were recorded (dgrad with 78,
+# wgrad with 70).
+KERNEL_CFGS = {78: (0, 1, 4, 8, 9, 20, 30, 40), 70: (0, 9)}
+_KNOB = "KERNEL_CFG"
+
+
+def other_kernels(listed: Iterable[Candidate]) -> list[Candidate]:
+    """The portfolio of each engine in ``listed`` that has one.
+
+    ``workspace_bytes`` is that of the listed config; the plan's own is known when it is built.
+    """
+    found = []
+    for candidate in listed:
+        if candidate.engine is None or not candidate.is_compiled:
+            continue
+        for value in KERNEL_CFGS.get(candidate.engine, ()):
+            if candidate.knobs.get(_KNOB) == value:
+                continue
+            knobs = {**candidate.knobs, _KNOB: value}
+            text = engine_text(candidate.engine, knobs)
+            found.append(
+                replace(
+                    candidate,
+                    knobs=knobs,
+                    text=text,
+                    heuristic_mode="",
+                    rank=candidate.rank + 1000 + value,
+                )
+            )
+    return found
+
+
+def without_cudnn(native: _C.ConvProblem) -> list[Candidate]:
+    """PyTorch's own path, always, and a matrix product where the problem is one."""
+    return [ATEN, MATMUL] if _C.is_matmul(native) else [ATEN]

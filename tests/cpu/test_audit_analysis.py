@@ -1,0 +1,381 @@
+"""Audit: regrets, ties, flips, coverage, PyTorch's rows; and the record's file."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudnn_autotune.audit import pairing, record_file, report
+from cudnn_autotune.audit.analysis import (
+    NOT_YET,
+    left_out,
+    pytorch_regret,
+    regret,
+    shared_cases,
+    truth_of,
+)
+from cudnn_autotune.audit.model import (
+    BURST,
+    BURST_COLD,
+    BURST_HOT,
+    STEADY,
+    SUSTAINED,
+    Oracle,
+    Pick,
+    PytorchRow,
+    Ratio,
+    Record,
+    Truth,
+)
+from cudnn_autotune.audit.summary import summarize
+
+ERRORS = {"b": 0.004, "c": 0.004, "d": 0.004}
+# a is the best; b is tied with it, c is 3 % slower, d twice as slow.
+TIMES = {"a": 1.0, "b": 1.002, "c": 1.03, "d": 2.0}
+
+
+def oracle(**changes: Any) -> Oracle:
+    truths = {BURST_COLD: Truth(TIMES, ERRORS), BURST_HOT: Truth(TIMES, ERRORS)}
+    return Oracle(**{"truths": truths, "candidates": 4, **changes})
+
+
+def record(**picked: list[list[str]]) -> Record:
+    """``mode=[[texts of run 1 by case], [of run 2], ...]``"""
+    cases = max(len(run) for runs in picked.values() for run in runs)
+    ids = [f"case{i}" for i in range(cases)]
+    picks = {
+        mode: {
+            str(number): {
+                case: Pick(text=text, tuning_ms=10.0 * number)
+                for case, text in zip(ids, run, strict=False)
+            }
+            for number, run in enumerate(runs, start=1)
+        }
+        for mode, runs in picked.items()
+    }
+    return Record(
+        "gpu",
+        settings={"reference": "auto"},
+        environment={"gpu": "none"},
+        cases={case: {"layer": case} for case in ids},
+        oracle={case: oracle() for case in ids},
+        picks=picks,
+    )
+
+
+def test_regret_is_time_over_best_and_ties_are_none() -> None:
+    truth = Truth(TIMES, ERRORS)
+    assert regret(truth, "a") == 1.0
+    assert regret(truth, "b") == 1.0, "0.2 % is below the oracle's 0.4 %"
+    assert regret(truth, "c") == pytest.approx(1.03)
+    assert regret(truth, "unknown") is None
+
+
+def test_burst_is_the_mean_of_cold_and_hot_and_steady_prefers_sustained() -> None:
+    truths = {BURST_COLD: Truth({"a": 1.0, "b": 4.0}), BURST_HOT: Truth({"a": 4.0, "b": 1.0})}
+    both = truth_of(Oracle(truths), BURST)
+    assert both is not None
+    assert both.times_ms == {"a": 2.0, "b": 2.0}
+    assert truth_of(Oracle(truths), STEADY) == both
+    alone = Truth({"a": 7.0})
+    assert truth_of(Oracle({**truths, SUSTAINED: alone}), STEADY) is alone
+    assert truth_of(Oracle({BURST_COLD: Truth(TIMES)}), BURST) is None
+
+
+def test_summary() -> None:
+    told = summarize(record(auto=[["a", "c"], ["a", "d"]]))["auto"]
+    assert told.runs == 2
+    assert told.cases == 2
+    assert told.picked == {"a": 2, "c": 1, "d": 1}
+    assert told.regret is not None
+    assert told.regret.mean == pytest.approx((1.03 * 2.0) ** 0.25)
+    assert told.regret.worst == pytest.approx(2.0)
+    assert told.regret.worst_case == "case1"
+    assert told.regret.within_1_percent == 0.5
+    assert told.regret.picks == 4
+    assert told.tuning is not None
+    assert told.tuning.median_ms == 15.0
+    assert told.tuning.total_ms == 30.0, "the median of the runs' totals, 20 and 40"
+    assert told.coverage is None
+
+
+def test_ties_count_as_measured_in_the_raw_mean() -> None:
+    told = summarize(record(auto=[["b"]]))["auto"].regret
+    assert told is not None
+    assert told.mean == 1.0
+    assert told.raw_mean == pytest.approx(1.002)
+
+
+@pytest.mark.parametrize(
+    ("runs", "cases", "pairs"),
+    [
+        ([["a"], ["a"]], 0, 0.0),
+        ([["a"], ["b"]], 0, 0.0),  # within 1 %
+        ([["a"], ["c"]], 1, 1.0),
+        ([["c"], ["a"], ["a"]], 1, 2 / 3),
+        ([["a", "a"], ["d", "a"]], 1, 0.5),
+    ],
+)
+def test_flips_beyond_ties(runs: list[list[str]], cases: int, pairs: float) -> None:
+    flips = summarize(record(auto=runs))["auto"].flips
+    assert flips is not None
+    assert (flips.cases, flips.of) == (cases, len(runs[0]))
+    assert flips.pairs == pytest.approx(pairs)
+
+
+def test_a_gap_below_the_oracles_error_is_no_flip() -> None:
+    rough = record(auto=[["a"], ["c"]])
+    truth = Truth(TIMES, {"c": 0.05})
+    rough.oracle["case0"] = oracle(truths={BURST_COLD: truth, BURST_HOT: truth})
+    flips = summarize(rough)["auto"].flips
+    assert flips is not None
+    # The error of the mean of two independent truths is 0.05 / sqrt(2), more than 3 %.
+    assert flips.cases == 0
+
+
+def test_a_single_run_cannot_flip() -> None:
+    assert summarize(record(auto=[["a"]]))["auto"].flips is None
+
+
+def test_coverage_is_of_the_truth_that_the_bound_speaks_of() -> None:
+    found = record(auto=[["c", "c", "c", "d"]])
+    runs = found.picks["auto"]["1"]
+    bounds = [0.02, 0.028, 0.05, None]  # true: 0.03, with an error of 0.004 / sqrt(2)
+    for case, bound in zip(list(runs), bounds, strict=True):
+        runs[case] = Pick(text=runs[case].text, regret_bound=bound)
+    coverage = summarize(found)["auto"].coverage
+    assert coverage is not None
+    assert coverage.of == 3
+    assert coverage.share == pytest.approx(2 / 3)
+    runs["case0"] = Pick(text="c", regret_bound=0.02, bound_truth=SUSTAINED)
+    coverage = summarize(found)["auto"].coverage
+    assert coverage is not None
+    assert coverage.of == 2, "no sustained truth: nothing can be said"
+
+
+def test_modes_are_compared_on_the_cases_that_all_could_do() -> None:
+    found = record(auto=[["a", "a", "a", "a"]], race=[["c", "a", "a"]])
+    found.picks["race"]["1"]["case1"] = Pick(error="no answer within 60 s")
+    found.oracle["case2"] = Oracle(error="no candidate runs")
+    assert shared_cases(found) == ["case0"]
+    reasons = left_out(found)
+    assert reasons["case1"] == "race#1: no answer within 60 s"
+    assert reasons["case2"] == "oracle: no candidate runs"
+    assert reasons["case3"] == NOT_YET
+    assert summarize(found)["auto"].cases == 1
+
+
+def test_a_pick_that_the_oracle_could_not_run_is_named() -> None:
+    found = record(auto=[["e"]])
+    found.oracle["case0"] = oracle(failed={"e": "does not build"})
+    assert left_out(found) == {"case0": "oracle: e, which auto#1 picked: does not build"}
+
+
+def test_a_mode_that_never_picks_does_not_spoil_the_others() -> None:
+    found = record(auto=[["a"]], online=[["a"]])
+    found.picks["online"]["1"]["case0"] = Pick(error="not in a replay")
+    told = summarize(found)
+    assert told["online"].unavailable == "not in a replay"
+    assert told["auto"].cases == 1
+    assert "online is not possible: not in a replay" in report.tables(found)[0].note
+
+
+def row(cold: float, hot: float, reference: str = "c", error: float = 0.0) -> PytorchRow:
+    ratios = {
+        name: Ratio(ratio, ratio, ratio, error)
+        for name, ratio in ((BURST_COLD, cold), (BURST_HOT, hot))
+    }
+    return PytorchRow(reference, ratios, tuning_ms=100.0)
+
+
+def test_pytorchs_regret_is_its_ratio_times_the_references() -> None:
+    found = pytorch_regret(oracle(), row(1.21, 1.0), STEADY)
+    assert found is not None
+    assert found[0] == pytest.approx(1.1 * 1.03)
+    assert pytorch_regret(oracle(), row(1.1, 1.1, "unknown"), STEADY) is None
+    sustained = oracle(truths={**oracle().truths, SUSTAINED: Truth(TIMES)})
+    assert pytorch_regret(sustained, row(1.1, 1.1), STEADY) is None, "no ratio was measured alone"
+
+
+def test_pytorch_against_ours() -> None:
+    found = record(auto=[["a", "a", "a"]])
+    ratios = (1.5, 0.97, 0.995)
+    found.pytorch = {
+        "pytorch_off": {f"case{i}": row(r, r, "a") for i, r in enumerate(ratios)},
+    }
+    told = summarize(found)["pytorch_off"]
+    assert told.regret is not None
+    assert told.regret.worst == pytest.approx(1.5)
+    direct = told.against[BURST]
+    assert direct.mean == pytest.approx(math.prod(ratios) ** (1 / 3))
+    assert direct.slower == ("case1",), "ours is more than 1 % slower in one case"
+    shown = {table.title: table for table in report.tables(found)}
+    assert "PyTorch's time / auto's time, taking turns in one process" in shown
+
+
+def test_tables_render_as_markdown() -> None:
+    found = record(auto=[["a|b"]])
+    found.oracle["case0"] = Oracle({n: Truth({"a|b": 1.0}) for n in (BURST_COLD, BURST_HOT)})
+    for table in report.tables(found):
+        lines = table.markdown().splitlines()
+        widths = {line.replace("\\|", "").count("|") for line in lines if line.startswith("|")}
+        assert widths == {len(table.columns) + 1}
+
+
+def test_pairing_cancels_what_a_round_shares() -> None:
+    rng = np.random.default_rng(0)
+    drift = np.exp(rng.normal(0, 0.2, 20))
+    times = {
+        text: list(level * drift * np.exp(rng.normal(0, 0.002, 20)))
+        for text, level in (("slow", 1.02), ("fast", 1.0))
+    }
+    truth = pairing.of_rounds(times)
+    assert truth.best == "fast"
+    assert truth.times_ms["slow"] / truth.times_ms["fast"] == pytest.approx(1.02, abs=0.003)
+    assert 0 < truth.errors["slow"] < 0.002
+    assert "fast" not in truth.errors
+
+
+def test_two_blocks_far_apart_are_a_large_error() -> None:
+    truth = pairing.of_blocks({"a": [1.0, 1.0], "b": [1.5, 1.7]})
+    assert truth.times_ms["b"] == pytest.approx(math.sqrt(1.5 * 1.7))
+    assert truth.errors["b"] > 0.05
+
+
+# the file
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    found = record(auto=[["a", "c"], ["a", "d"]])
+    found.pytorch = {"pytorch_on_0": {"case0": row(1.1, 1.2), "case1": PytorchRow(error="no")}}
+    found.picks["auto"]["1"]["case1"] = Pick(
+        text="c",
+        throttle_reasons=("sw_power_cap",),
+        struck={"x": 0.5},
+        regret_bound=0.01,
+        remarks=("a remark",),
+    )
+    path = tmp_path / "folder" / "record.json"
+    record_file.save(found, path)
+    assert record_file.load(path) == found
+    assert not list(path.parent.glob("*.part"))
+    assert json.loads(path.read_text())["modes"]["auto"]["picked"] == {"a": 2}
+
+
+def tree() -> dict[str, Any]:
+    found = json.loads(json.dumps(record_file.to_json(record(auto=[["a"]]))))
+    assert isinstance(found, dict)
+    return found
+
+
+def broken(change: str) -> dict[str, Any]:
+    data = tree()
+    if change == "other format":
+        data["format"] = "something else"
+    elif change == "other version":
+        data["version"] = 99
+    elif change == "missing field":
+        del data["kind"]
+    elif change == "unknown field":
+        data["picks"]["auto"]["1"]["case0"]["colour"] = "blue"
+    elif change == "text for a number":
+        data["picks"]["auto"]["1"]["case0"]["tuning_ms"] = "fast"
+    elif change == "null for a number":
+        data["oracle"]["case0"]["truths"][BURST_COLD]["times_ms"]["a"] = None
+    elif change == "list for an object":
+        data["oracle"] = []
+    return data
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("other format", "not a record"),
+        ("other version", "version: this package reads 1, the record has 99"),
+        ("missing field", "'kind' is missing"),
+        ("unknown field", "record.picks.auto.1.case0: unknown field 'colour'"),
+        ("text for a number", "record.picks.auto.1.case0.tuning_ms: expected a finite number"),
+        ("null for a number", "times_ms.a: expected a finite number, got None"),
+        ("list for an object", "record.oracle: expected an object"),
+    ],
+)
+def test_malformed_records_are_refused(tmp_path: Path, change: str, told: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(broken(change)))
+    with pytest.raises(ValueError) as raised:
+        record_file.load(path)
+    assert told in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"kind": NaN', "[]", "null"])
+def test_what_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"record\.json"):
+        record_file.load(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    place=st.sampled_from(
+        ["kind", "settings", "cases", "oracle", "picks", "pytorch", "failures", "seconds"]
+    ),
+    value=JSON,
+)
+def test_any_other_value_is_read_or_refused(place: str, value: Any) -> None:
+    data = tree()
+    data[place] = value
+    found: Record | str
+    try:
+        found = record_file.from_json(data)
+    except ValueError as error:
+        found = str(error)
+    assert isinstance(found, Record) or place in found
+
+
+def test_resuming_keeps_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    earlier = record(auto=[["a"]])
+    earlier.failures = ["auto#1: ended with exit code -9"]
+    record_file.save(earlier, path)
+    fresh = record(auto=[["a", "a"]])
+    fresh.picks, fresh.oracle = {}, {}
+    resumed = record_file.resumed(path, fresh)
+    assert resumed.picks == earlier.picks
+    assert resumed.failures == earlier.failures
+    assert list(resumed.cases) == ["case0", "case1"]
+    assert [session["environment"] for session in resumed.sessions] == [earlier.environment]
+    assert record_file.resumed(tmp_path / "none.json", fresh) is fresh
+
+
+@pytest.mark.parametrize("changed", ["kind", "gpu", "budget", "case"])
+def test_figures_that_differ_are_not_mixed(tmp_path: Path, changed: str) -> None:
+    path = tmp_path / "record.json"
+    record_file.save(record(auto=[["a"]]), path)
+    fresh = record(auto=[["a"]])
+    if changed == "kind":
+        fresh.kind = "simulate"
+    elif changed == "gpu":
+        fresh.environment = {"gpu": "another"}
+    elif changed == "budget":
+        fresh.settings["budget_ms"] = 5.0
+    else:
+        fresh.cases["case0"] = {"layer": "another"}
+    with pytest.raises(ValueError, match=r"record\.json.*(another kind|differ)"):
+        record_file.resumed(path, fresh)

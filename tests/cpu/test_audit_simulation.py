@@ -1,0 +1,222 @@
+"""Audit: modes on simulations and on recordings, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cudnn_autotune import ConvProblem, sampling
+from cudnn_autotune.audit import report, scenes
+from cudnn_autotune.audit.model import BURST, BURST_COLD, STEADY, SUSTAINED, Pick, Record
+from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.sampling import (
+    Candidates,
+    Evidence,
+    Limits,
+    Selection,
+    Timed,
+    Timer,
+    simulated,
+)
+from cudnn_autotune.sampling.recording import record as record_samples
+
+PROBLEM = ConvProblem(
+    "dgrad",
+    (128, 512, 28, 28),
+    (512, 512, 3, 3),
+    padding=1,
+    dtype=torch.float16,
+    memory_format=torch.channels_last,
+)
+
+
+def audited(names: list[str], runs: dict[str, int], seed: int = 0, **more: float) -> Record:
+    found = Record("simulate", settings={}, environment={})
+    every = [scenes.SimulatedScene(name) for name in names]
+    scenes.audit(found, every, runs, limits=Limits(), seed=seed, **more)
+    return found
+
+
+def test_regrets_are_against_the_exact_truth() -> None:
+    found = audited(["forum-l4"], {"sample_once": 20, "sustained": 4})
+    assert found.complete
+    told = summarize(found)
+    once, sustained = told["sample_once"], told["sustained"]
+    assert once.regret is not None
+    assert sustained.regret is not None
+    assert sum(once.picked.values()) == 20
+    assert once.picked["128x128"] >= 15, "the coolest engine wins a short race"
+    assert once.regret.worst == pytest.approx(5.77 / 3.62, rel=0.01)
+    assert sustained.picked == {"128x64": 4}
+    assert sustained.regret.worst == 1.0
+    # In bursts it is the other way round.
+    assert sustained.regrets[BURST].mean == pytest.approx(3.61 / 3.50, rel=0.001)
+    assert set(once.regrets) >= {STEADY, SUSTAINED, BURST, BURST_COLD}
+
+
+def test_the_first_of_the_heuristics_costs_nothing() -> None:
+    told = summarize(audited(["quiet"], {"heuristic": 2}))["heuristic"]
+    assert told.picked == {"engine2": 2}
+    assert told.flips is not None
+    assert told.flips.cases == 0
+    assert told.tuning is not None
+    assert told.tuning.median_ms < 1
+    assert told.regret is not None
+    assert told.regret.mean == pytest.approx(1.0196, abs=0.0005)
+
+
+def test_equal_seeds_give_equal_audits_and_runs_differ() -> None:
+    one, same = (audited(["aa"], {"sample_once": 6}) for _ in range(2))
+    assert one.picks == same.picks
+    assert one.picks != audited(["aa"], {"sample_once": 6}, seed=1).picks
+    times = {by_case["aa"].time_ms for by_case in one.picks["sample_once"].values()}
+    assert len(times) == 6
+
+
+@pytest.mark.parametrize("preset", simulated.preset_names())
+def test_every_mode_on_every_preset(preset: str) -> None:
+    found = audited([preset], dict.fromkeys(sampling.names(), 1))
+    errors = {
+        mode: by_case[preset].error
+        for mode, runs in found.picks.items()
+        for by_case in runs.values()
+    }
+    assert not any(errors.values()), errors
+    assert report.tables(found)[0].rows
+
+
+def test_a_time_limit_cuts_runs_and_not_modes() -> None:
+    found = audited(["quiet"], {"heuristic": 500, "sample_once": 500}, time_limit_s=0.2)
+    assert not found.complete
+    counts = [len(runs) for runs in found.picks.values()]
+    assert max(counts) - min(counts) <= 1
+    assert 0 < max(counts) < 500
+    assert summarize(found)["heuristic"].regret is not None
+
+
+class Failing:
+    name = "test_audit_failing"
+
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
+        timer.runnable(candidates.all())
+        raise RuntimeError("CUDA error: device lost")
+
+
+class Nothing:
+    name = "test_audit_nothing"
+
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def modes() -> Iterator[tuple[str, str]]:
+    for strategy in (Failing(), Nothing()):
+        sampling.register(strategy)
+    yield Failing.name, Nothing.name
+    # There is no way to take a mode back, and other tests compare the list of modes.
+    for strategy in (Failing.name, Nothing.name):
+        del sampling._strategies[strategy]
+
+
+def test_a_mode_that_fails_is_told_and_the_others_go_on(modes: tuple[str, str]) -> None:
+    found = audited(["quiet"], dict.fromkeys((*modes, "heuristic"), 1))
+    told = summarize(found)
+    assert told[modes[0]].unavailable == "RuntimeError: CUDA error: device lost"
+    assert told[modes[1]].unavailable == "no candidate runs"
+    assert told["heuristic"].regret is not None
+
+
+def test_what_a_pick_keeps_of_the_evidence() -> None:
+    timer = simulated.preset("quiet")
+    first, second = timer.candidates.all()[:2]
+    evidence = Evidence(rule="fastest", regret_bound=0.01, confidence=0.95, gpu_ms=7.0, disturbed=1)
+    ranking = (Timed(first, 0.5, 3, sustained_ms=0.6), Timed(second, 0.7, 3, sustained_ms=0.8))
+    picked = scenes.pick_of(Selection(ranking, 6, evidence), 12.0)
+    assert picked == Pick(
+        text=first.text,
+        tuning_ms=12.0,
+        gpu_ms=7.0,
+        time_ms=0.5,
+        samples=6,
+        regret_bound=0.01,
+        bound_truth=SUSTAINED,
+        confidence=0.95,
+        rule="fastest",
+        disturbed=1,
+    )
+    # A leader that ran alone without rivals was chosen by its bursts.
+    probed = scenes.pick_of(Selection((ranking[0], Timed(second, 0.7, 3)), 6, evidence), 12.0)
+    assert probed.bound_truth == BURST
+
+
+def test_an_unknown_preset() -> None:
+    with pytest.raises(ValueError, match="forum-l4"):
+        scenes.SimulatedScene("l4")
+
+
+# recordings
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    timer = simulated.preset("h200-capped", 1)
+    path = tmp_path_factory.mktemp("recordings") / "capped.json.gz"
+    environment = {"gpu": timer.gpu.name}
+    record_samples(timer, timer.candidates, PROBLEM, solo=3, environment=environment).save(path)
+    return path
+
+
+def test_modes_on_a_recording(recording: Path) -> None:
+    scene = scenes.RecordedScene(recording)
+    assert scene.id == "capped"
+    assert scene.described()["gpu"] == "simulated H200"
+    found = Record("replay", settings={}, environment={"gpu": "simulated H200"})
+    scenes.audit(found, [scene], {"sustained": 3, "sample_once": 10}, limits=Limits())
+    told = summarize(found)
+    assert told["sustained"].regret is not None
+    assert told["sample_once"].regret is not None
+    assert told["sustained"].picked == {"eng67:b": 3}
+    assert told["sample_once"].regret.mean > told["sustained"].regret.mean
+    runs = found.picks["sample_once"].values()
+    times = {by_case["capped"].time_ms for by_case in runs}
+    assert len(times) > 1, "another seed is another order of the samples"
+
+
+def test_what_was_not_recorded_alone_is_estimated_and_never_the_best(recording: Path) -> None:
+    scene = scenes.RecordedScene(recording)
+    traced = {trace.text for trace in scene.recording.solo}
+    oracle = scene.oracle()
+    truth = oracle.truths[SUSTAINED]
+    assert truth.best in traced
+    assert set(truth.times_ms) == set(oracle.truths[BURST_COLD].times_ms) > traced
+    assert "follow from their bursts" in oracle.remarks[0]
+    assert oracle.truths[BURST_COLD].errors, "paired over the recorded rounds"
+
+
+def test_what_a_mode_asks_for_in_vain_is_said(tmp_path: Path) -> None:
+    timer = simulated.preset("forum-l4")
+    path = tmp_path / "no-solo.json"
+    record_samples(timer, timer.candidates, PROBLEM, solo=0, rounds=5).save(path)
+    found = Record("replay", settings={}, environment={})
+    scenes.audit(
+        found, [scenes.RecordedScene(path)], {"heuristic": 1, "sustained": 1}, limits=Limits()
+    )
+    assert not found.picks["heuristic"]["1"]["no-solo"].lacking
+    lacking = found.picks["sustained"]["1"]["no-solo"].lacking
+    assert lacking
+    table = next(t for t in report.tables(found) if t.title == "What the recording lacks")
+    assert [row[1] for row in table.rows] == ["sustained"]
+    assert SUSTAINED not in found.oracle["no-solo"].truths
+
+
+def test_a_recording_that_cannot_be_read(tmp_path: Path) -> None:
+    missing = tmp_path / "none.json"
+    with pytest.raises(ValueError, match=r"none\.json"):
+        scenes.RecordedScene(missing)
+    missing.write_text("{}")
+    with pytest.raises(ValueError, match=r"none\.json"):
+        scenes.RecordedScene(missing)

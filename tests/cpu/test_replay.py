@@ -1,0 +1,407 @@
+"""Replays: the samples of a recording in a new order, and what of it stays true."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from simulations import GPU, PROBLEM, STILL, candidate, engine, timer_of
+
+from cudnn_autotune import sampling
+from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.sampling import simulated
+from cudnn_autotune.sampling.recorded_times import smoothed
+from cudnn_autotune.sampling.recording import Recording, SoloTrace, record
+from cudnn_autotune.sampling.replay import ReplayTimer
+from cudnn_autotune.sampling.simulated import Noise, SimulatedEngine, SimulatedTimer
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.timer import Batch, Cache
+
+
+def recorded(timer: SimulatedTimer, folder: Path, **options: float) -> Recording:
+    """Through a file, so that what is played is what a file holds."""
+    made = record(timer, timer.candidates, PROBLEM, **options)  # type: ignore[arg-type]
+    made.save(folder / "r.json.gz")
+    return Recording.load(folder / "r.json.gz")
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
+    folder = tmp_path_factory.mktemp("recordings")
+    return {n: recorded(simulated.preset(n, 7), folder) for n in simulated.preset_names()}
+
+
+@pytest.fixture(scope="module")
+def forum(recordings: dict[str, Recording]) -> Recording:
+    return recordings["forum-l4"]
+
+
+def built(timer: ReplayTimer) -> dict[str, Candidate]:
+    every = [*timer.candidates.all(), *timer.candidates.beyond()]
+    return {c.text: c for c in timer.runnable(every)}
+
+
+def columns(recording: Recording) -> dict[str, int]:
+    return {r.candidate.text: i for i, r in enumerate(recording.candidates)}
+
+
+# Rounds
+
+
+def test_candidates_that_take_turns_share_a_recorded_round(forum: Recording) -> None:
+    timer = ReplayTimer(forum, 3)
+    candidates = built(timer)
+    turns = [Batch(candidates[text]) for text in ("128x64", "128x128", "64x64")]
+    timer.run(turns)  # loads the kernels
+    place = columns(forum)
+    rows = [tuple(row[place[b.candidate.text]] for b in turns) for row in forum.cold.time_ms]
+    played = []
+    for _ in range(60):
+        samples = timer.run(turns)
+        played.append(rows.index(tuple(s.time_ms for s in samples)))
+        assert samples[0].clock_mhz == forum.cold.clock_mhz[played[-1]][place["128x64"]]
+    followed = sum((b - a) % len(rows) == 1 for a, b in itertools.pairwise(played))
+    assert followed >= 0.8 * (len(played) - 1)
+    assert len(set(played)) > 20
+
+
+def test_cold_and_hot_play_their_own_rounds(forum: Recording) -> None:
+    place = columns(forum)["128x64"]
+    timer = ReplayTimer(forum)
+    text = built(timer)["128x64"]
+    timer.run([Batch(text)])
+    for cache, rounds in (("cold", forum.cold), ("hot", forum.hot)):
+        times = {row[place] for row in rounds.time_ms}
+        other = built(timer)["64x64"]
+        for _ in range(20):
+            sample = timer.run([Batch(other), Batch(text, 1, cache)])[1]  # type: ignore[arg-type]
+            assert sample.time_ms in times
+
+
+def test_equal_seeds_play_alike_and_others_do_not(forum: Recording) -> None:
+    def times(seed: int) -> list[float]:
+        timer = ReplayTimer(forum, seed)
+        candidates = [c for t, c in built(timer).items() if t != "direct"]
+        samples = timer.run([Batch(c) for c in candidates] * 5)
+        samples += timer.run([Batch(candidates[0], 5)] * 30)
+        found = timer.frontend_find("median_of_three", candidates, 0)
+        return [s.time_ms for s in samples] + [t.time_ms or 0 for t in found.ranking]
+
+    assert times(1) == times(1)
+    assert times(1) != times(2)
+
+
+def test_a_longer_batch_than_recorded_is_the_mean_of_several(tmp_path: Path) -> None:
+    noisy = replace(GPU, noise=Noise(call_sd=0.05))
+    recording = recorded(
+        timer_of(engine("a", 1.0), engine("b", 1.0), gpu=noisy), tmp_path, solo=0, batch_ms=0.5
+    )
+    assert recording.cold.calls == (1, 1)
+    timer = ReplayTimer(recording)
+    a, b = built(timer).values()
+    timer.run([Batch(a), Batch(b)])
+
+    def spread(calls: int) -> float:
+        samples = [timer.run([Batch(b), Batch(a, calls)])[1] for _ in range(100)]
+        return statistics.stdev(s.time_ms for s in samples)
+
+    assert spread(9) < 0.6 * spread(1)
+
+
+def test_one_that_sat_out_most_rounds_is_played_from_the_others(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    fft = built(timer)["fft"]
+    samples = timer.run([Batch(fft)] * 20)[1:]
+    place = columns(forum)["fft"]
+    known = {row[place] for row in forum.cold.time_ms + forum.hot.time_ms} - {None}
+    assert {s.time_ms for s in samples} <= known
+
+
+def test_one_that_ran_once_takes_that_long(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    direct = built(timer)["direct"]
+    once = forum.candidates[columns(forum)["direct"]].first_run_ms
+    assert [s.time_ms for s in timer.run([Batch(direct)] * 2)] == [once, once]
+
+
+def test_the_first_run_loads_the_kernel(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    first, second = timer.run([Batch(built(timer)["64x64"])] * 2)
+    admitted = forum.candidates[columns(forum)["64x64"]]
+    assert admitted.first_run_ms is not None
+    assert admitted.warm_ms is not None
+    loading = admitted.first_run_ms - admitted.warm_ms
+    assert first.time_ms - second.time_ms == pytest.approx(loading, abs=1.0)
+
+
+# Alone
+
+
+def test_a_long_run_follows_the_solo_trace(forum: Recording) -> None:
+    timer = ReplayTimer(forum, 1)
+    candidate = built(timer)["128x128"]
+    timer.run([Batch(candidate)])
+    timer.run([Batch(built(timer)["64x64"])])
+    (trace,) = [t for t in forum.solo if t.text == "128x128"]
+    samples = timer.run([Batch(candidate, 3)] * 120)
+    assert timer.missing == ()
+    at_ms = list(itertools.accumulate(3 * s.time_ms for s in samples))
+    curve = smoothed(trace.time_ms)
+    for at, sample in zip(at_ms, samples, strict=True):
+        near = min(range(len(curve)), key=lambda i: abs(trace.at_ms[i] - at))
+        assert sample.time_ms == pytest.approx(curve[near], rel=0.08)
+    assert samples[-1].time_ms == pytest.approx(5.77, rel=0.05)
+    assert samples[-1].clock_mhz == pytest.approx(trace.clock_mhz[-1], rel=0.02)
+    assert timer.state().throttle_reasons == ("sw_power_cap",)
+    assert timer.state().clock_mhz == samples[-1].clock_mhz
+
+
+def test_beyond_its_end_a_trace_stays_as_it_was(forum: Recording) -> None:
+    timer = ReplayTimer(forum, 1)
+    samples = timer.run([Batch(built(timer)["128x128"], 3)] * 1000)[500:]
+    assert statistics.fmean(s.time_ms for s in samples) == pytest.approx(5.77, rel=0.01)
+    assert 0.002 < statistics.stdev(math.log(s.time_ms) for s in samples) < 0.02
+
+
+def test_who_was_alone_starts_afresh_after_a_turn_of_another(forum: Recording) -> None:
+    timer = ReplayTimer(forum, 1)
+    candidates = built(timer)
+    a, b = candidates["128x128"], candidates["128x64"]
+    timer.run([Batch(b)])
+    hot = timer.run([Batch(a, 3)] * 100)[-1]
+    cool = timer.run([Batch(b), Batch(a)])[-1]
+    assert cool.time_ms < 0.9 * hot.time_ms
+
+
+def test_the_hot_cache_shows_in_a_trace_of_the_cold_one(tmp_path: Path) -> None:
+    still = timer_of(engine("a", 1.0, hot_factor=0.8), engine("b", 0.9))
+    timer = ReplayTimer(recorded(still, tmp_path, rounds=4, solo=2, solo_ms=200.0))
+    a = built(timer)["a"]
+    caches: tuple[Cache, ...] = ("cold", "hot")
+    cold, hot = (timer.run([Batch(a, 10, cache)] * 30)[-1].time_ms for cache in caches)
+    assert hot / cold == pytest.approx(0.8, abs=0.002)
+    assert timer.truth("sustained", "hot")["a"] == pytest.approx(0.801, rel=1e-3)
+
+
+def test_what_was_not_recorded_alone_is_named(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    winograd = built(timer)["winograd"]
+    assert not any(trace.text == "winograd" for trace in forum.solo)
+    timer.run([Batch(winograd, 2)] * 3)
+    assert timer.missing == ()
+    timer.run([Batch(winograd, 2)] * 50)
+    assert timer.missing == ("a solo trace of winograd",)
+
+
+# cuDNN's own search
+
+
+@pytest.mark.parametrize("name", ["forum-l4", "quiet", "small-kernels", "h200-capped"])
+def test_cudnns_search_picks_from_single_samples_as_it_did_live(
+    recordings: dict[str, Recording], name: str
+) -> None:
+    live, played = Counter[str](), Counter[str]()
+    for seed in range(100):
+        for counter, timer in (
+            (live, simulated.preset(name, seed)),
+            (played, ReplayTimer(recordings[name], seed)),
+        ):
+            runnable = timer.runnable(timer.candidates.all())
+            winner = timer.frontend_find("sample_once", runnable, 0).winner
+            counter[winner.candidate.text] += 1
+    assert live.most_common(1)[0][0] == played.most_common(1)[0][0]
+    assert abs(live.most_common(1)[0][1] - played.most_common(1)[0][1]) < 30
+
+
+def test_single_samples_are_those_of_the_passes(forum: Recording) -> None:
+    timer = ReplayTimer(forum, 5)
+    place = columns(forum)
+    found = timer.frontend_find("sample_once", list(built(timer).values())[:4], 0)
+    for timed in found.ranking:
+        known = {row[place[timed.candidate.text]] for row in forum.lone}
+        assert timed.time_ms in known
+
+
+def test_cudnns_search_takes_its_time(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    candidate = built(timer)["64x64"]
+    timer.run([Batch(candidate)])
+    before = timer.elapsed_ms()
+    timer.frontend_find("median_of_three", [candidate], 0)
+    assert timer.elapsed_ms() - before == pytest.approx(4 * 4.0, rel=0.35)
+
+
+# Host
+
+
+def test_builds_take_the_recorded_time(tmp_path: Path) -> None:
+    compiled = [
+        SimulatedEngine(candidate(f"c{i}", i, 0, "RUNTIME_COMPILATION"), 1.0, 1.0, build_ms=300.0)
+        for i in range(5)
+    ]
+    live = timer_of(engine("a", 1.0, build_ms=7.0), *compiled, gpu=replace(GPU, build_threads=4))
+    recording = recorded(
+        timer_of(*live.engines, gpu=live.gpu, built=False), tmp_path, rounds=2, solo=0
+    )
+    assert recording.build_threads == 4
+    timer = ReplayTimer(recording)
+    timer.runnable([candidate("a")])
+    assert timer.elapsed_ms() == pytest.approx(7.0)
+    timer.prepare([c.candidate for c in compiled])
+    assert timer.elapsed_ms() == pytest.approx(7.0)
+    assert len(timer.runnable(timer.candidates.all())) == 6
+    assert timer.elapsed_ms() == pytest.approx(607.0)
+
+
+def test_the_wall_clock_is_batches_and_overhead(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    candidate = built(timer)["64x64"]
+    before = timer.elapsed_ms()
+    samples = timer.run([Batch(candidate, 2)] * 3)
+    total = sum(2 * s.time_ms for s in samples)
+    assert timer.elapsed_ms() - before == pytest.approx(total + forum.run_overhead_ms)
+
+
+def test_what_did_not_build_or_run_does_not_in_a_replay(recordings: dict[str, Recording]) -> None:
+    timer = ReplayTimer(recordings["quiet"])
+    candidates = built(timer)
+    assert "does-not-build" not in candidates
+    assert "too-large" not in candidates
+    (sample,) = timer.run([Batch(candidates["does-not-run"])])
+    assert (sample.time_ms, sample.error) == (math.inf, "CUDNN_STATUS_EXECUTION_FAILED")
+    found = timer.frontend_find("sample_once", [candidates["does-not-run"]], 0)
+    assert found.ranking == ()
+    assert timer.runnable([candidate("unknown")]) == []
+
+
+def test_pytorchs_own_path_needs_no_plan(recordings: dict[str, Recording]) -> None:
+    having = ReplayTimer(recordings["depthwise"])
+    assert not having.candidates.aten_uses_cudnn
+    assert having.run([Batch(ATEN)])[0].time_ms < 10
+    lacking = ReplayTimer(recordings["forum-l4"])
+    assert lacking.run([Batch(ATEN)])[0].time_ms == math.inf
+    assert lacking.missing == ("aten",)
+
+
+def test_the_board_reads_as_recorded(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    assert timer.state() == forum.readings[0].state
+    candidates = built(timer)
+    (sample,) = timer.run([Batch(candidates["64x64"])])
+    assert timer.state() == replace(forum.readings[1].state, clock_mhz=sample.clock_mhz)
+    assert ReplayTimer(replace(forum, readings=())).state().power_w is None
+
+
+# Truth
+
+
+@pytest.mark.parametrize("name", ["aa", "quiet", "small-kernels", "depthwise"])
+@pytest.mark.parametrize("cache", ["cold", "hot"])
+def test_the_truth_of_a_recording_is_near_the_simulations(
+    recordings: dict[str, Recording], name: str, cache: Cache
+) -> None:
+    timer, exact = ReplayTimer(recordings[name]), simulated.preset(name)
+    burst = timer.truth("burst", cache)
+    assert set(burst) == set(exact.truth("burst", cache))
+    for text, time_ms in burst.items():
+        # Slow ones took part in three rounds only.
+        rel = 0.01 if time_ms < 3 * min(burst.values()) else 0.04
+        assert time_ms == pytest.approx(exact.truth("burst", cache)[text], rel=rel), text
+    alone = timer.truth("sustained", cache)
+    assert set(alone) == {trace.text for trace in recordings[name].solo}
+    for text, time_ms in alone.items():
+        assert time_ms == pytest.approx(exact.truth("sustained", cache)[text], rel=0.01), text
+
+
+def test_under_a_cap_the_truth_still_tells_who_wins_alone(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    burst, sustained = timer.truth("burst"), timer.truth("sustained")
+    assert min(burst, key=burst.__getitem__) == "128x128"
+    assert min(sustained, key=sustained.__getitem__) == "128x64"
+    assert sustained["128x128"] == pytest.approx(5.77, rel=0.01)
+    assert sustained["128x64"] == pytest.approx(3.62, rel=0.02)
+
+
+def test_what_a_round_shares_is_not_charged_to_who_sat_others_out(tmp_path: Path) -> None:
+    recording = recorded(timer_of(*(engine(t, 1.0) for t in "abc")), tmp_path, rounds=9, solo=0)
+    # The first three rounds were twice as slow, and c was in no other.
+    rows = tuple((2.0, 4.0, 6.0) if i < 3 else (1.0, 2.0, None) for i in range(9))
+    timer = ReplayTimer(replace(recording, cold=replace(recording.cold, time_ms=rows)))
+    assert timer.truth("burst") == pytest.approx({"a": 1.0, "b": 2.0, "c": 3.0})
+
+
+def test_the_end_of_a_trace_is_its_truth(tmp_path: Path) -> None:
+    recording = recorded(timer_of(engine("a", 1.0)), tmp_path, rounds=2, solo=0)
+    times = (1.0, 1.5, 1.8, 1.9, 2.0, 2.1)
+    trace = SoloTrace("a", "cold", 5, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0), times, (None,) * 6)
+    timer = ReplayTimer(replace(recording, solo=(trace,)))
+    assert timer.truth("sustained") == pytest.approx({"a": 2.05})
+
+
+def test_bad_kinds_of_truth(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    with pytest.raises(ValueError, match="kind must be burst or sustained, got 'peak'"):
+        timer.truth("peak")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cache must be cold or hot, got 'warm'"):
+        timer.truth("burst", "warm")  # type: ignore[arg-type]
+
+
+# Strategies
+
+
+@pytest.mark.parametrize("name", simulated.preset_names())
+def test_every_mode_runs_on_every_recording(recordings: dict[str, Recording], name: str) -> None:
+    for mode in sampling.names():
+        timer = ReplayTimer(recordings[name], 1)
+        selection = sampling.get(mode).select(timer.candidates, timer, Limits())
+        assert selection is not None, mode
+        assert selection.winner.candidate.text in timer.truth("burst"), mode
+
+
+def test_a_recording_in_which_nothing_runs(tmp_path: Path) -> None:
+    live = timer_of(engine("a", 1.0, builds=False), engine("b", 1.0, error="no"), built=False)
+    timer = ReplayTimer(recorded(live, tmp_path, rounds=1))
+    assert list(built(timer)) == ["b"]
+    assert timer.truth("burst") == timer.truth("sustained") == {}
+    assert timer.run([Batch(candidate("b"))])[0].error == "no"
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (Batch(candidate("64x64"), 0), "calls must be 1 or more, got 0"),
+        (Batch(candidate("64x64"), 1, "warm"), "cache must be cold or hot, got 'warm'"),  # type: ignore[arg-type]
+        (Batch(candidate("unknown")), "'unknown' is not runnable, or was not built"),
+    ],
+)
+def test_bad_batches(forum: Recording, batch: Batch, message: str) -> None:
+    timer = ReplayTimer(forum)
+    built(timer)
+    with pytest.raises(ValueError, match=message):
+        timer.run([batch])
+
+
+def test_what_was_not_built_cannot_run(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    with pytest.raises(ValueError, match="was not built"):
+        timer.run([Batch(timer.candidates.all()[0])])
+    with pytest.raises(ValueError, match="was not built"):
+        timer.frontend_find("sample_once", timer.candidates.all(), 0)
+
+
+def test_a_still_gpu_replays_as_it_was(tmp_path: Path) -> None:
+    assert STILL.call_sd == 0
+    timer = ReplayTimer(recorded(timer_of(engine("a", 1.0), engine("b", 2.0)), tmp_path, solo=0))
+    a, b = built(timer).values()
+    timer.run([Batch(a), Batch(b)])
+    samples = timer.run([Batch(a), Batch(b)] * 10)
+    assert {s.time_ms for s in samples[::2]} == {1.001}
+    assert {s.time_ms for s in samples[1::2]} == {2.001}

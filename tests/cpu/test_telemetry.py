@@ -1,0 +1,73 @@
+"""Readings of a GPU: what is asked for, and that nothing breaks where there is none."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from subprocesses import evaluate
+
+from cudnn_autotune.sampling import GpuState
+from cudnn_autotune.telemetry import Gpu, Telemetry, nvml_device, reason_names
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+
+@pytest.mark.parametrize(
+    ("index", "visible", "device"),
+    [
+        (0, None, 0),
+        (2, "", 2),
+        (0, "3", 3),
+        (1, "3, 5", 5),
+        (0, "GPU-8f2a", "GPU-8f2a"),
+        (1, "GPU-8f2a,MIG-77", "MIG-77"),
+    ],
+)
+def test_cuda_index_to_nvml(index: int, visible: str | None, device: int | str) -> None:
+    assert nvml_device(index, visible) == device
+
+
+def test_reasons() -> None:
+    assert reason_names(0) == ()
+    assert reason_names(0x4 | 0x20) == ("sw_power_cap", "sw_thermal_slowdown")
+
+
+@NO_GPU
+def test_without_a_gpu_every_reading_is_none() -> None:
+    gpu = Gpu.of(0)
+    assert gpu is Gpu.of(0)
+    assert gpu.unavailable
+    assert gpu.state() == GpuState()
+    assert set(gpu.fixed().values()) == {None}
+    with Telemetry(gpu, period_s=0.005) as telemetry:
+        time.sleep(0.05)
+    told = telemetry.summary()
+    assert told["readings"] > 1
+    assert told["clock_mhz"] is told["power_w"] is told["temperature_c"] is None
+    assert told["throttle_reasons"] == {}
+    assert told["unavailable"] == gpu.unavailable
+    readings = len(telemetry.readings)
+    time.sleep(0.02)
+    assert len(telemetry.readings) == readings, "its thread has ended"
+
+
+def test_without_nvml_it_says_so() -> None:
+    code = (
+        "import sys; sys.modules['pynvml'] = None\n"
+        "from cudnn_autotune.telemetry import Gpu; print(Gpu(0).unavailable)"
+    )
+    assert "pynvml" in evaluate(code)
+
+
+@pytest.mark.gpu
+def test_with_a_gpu() -> None:
+    pytest.importorskip("pynvml")
+    gpu = Gpu.of(0)
+    assert gpu.unavailable is None
+    state = gpu.state()
+    assert state.clock_mhz is not None
+    assert state.max_clock_mhz is not None
+    assert 0 < state.clock_mhz <= state.max_clock_mhz
+    assert gpu.fixed()["gpu"] == torch.cuda.get_device_name(0)

@@ -1,0 +1,103 @@
+"""A whole audit of two small layers, and a recording, on the GPU that is here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cudnn_autotune.audit import record_file
+from cudnn_autotune.audit.analysis import left_out, shared_cases
+from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.cli import main
+
+pytestmark = pytest.mark.gpu
+
+LAYERS = {
+    "layers": [
+        {
+            "name": "dense",
+            "input_shape": [16, 64, 28, 28],
+            "weight_shape": [64, 64, 3, 3],
+            "padding": 1,
+        },
+        {
+            "name": "depthwise",
+            "input_shape": [16, 64, 28, 28],
+            "weight_shape": [64, 1, 3, 3],
+            "padding": 1,
+            "groups": 64,
+            "ops": ["fprop"],
+        },
+    ]
+}
+
+
+def run(*arguments: str | Path) -> str:
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_audit_and_its_continuation(tmp_path: Path) -> None:
+    layers, path = tmp_path / "layers.json", tmp_path / "audit.json"
+    layers.write_text(json.dumps(LAYERS))
+    plot = tmp_path / "audit.png"
+    common = ("audit", "--layers", layers, "--json", path)
+    modes = ("--modes", "heuristic,auto,pytorch_off,pytorch_on_0", "--runs", "1,auto=2")
+    run(*common, *modes, "--share", "1/2")
+    first = record_file.load(path)
+    assert first.complete
+    assert len(first.cases) == 2
+    run(*common, *modes, "--plot", plot)
+    record = record_file.load(path)
+    assert record.complete
+    assert len(record.cases) == 4
+    assert not record.failures
+    assert left_out(record) == {}
+    assert all(
+        record.picks["auto"]["1"][case] == first.picks["auto"]["1"][case] for case in first.cases
+    )
+    told = summarize(record)
+    assert set(told) == {"heuristic", "auto", "pytorch_off", "pytorch_on_0"}
+    for mode, summary in told.items():
+        assert summary.regret is not None, mode
+        assert summary.regret.mean < 20, mode
+        assert summary.tuning is not None, mode
+    assert told["auto"].regret is not None
+    assert told["auto"].regret.mean < 1.1
+    for case in shared_cases(record):
+        oracle = record.oracle[case]
+        assert oracle.candidates > 5, case
+        assert oracle.wall_ms is not None
+        pick = record.picks["auto"]["1"][case]
+        assert pick.gpu_ms is not None
+        assert pick.samples > 0
+    assert plot.stat().st_size > 0
+
+
+def test_sustained_truth(tmp_path: Path) -> None:
+    layers, path = tmp_path / "layers.json", tmp_path / "audit.json"
+    layers.write_text(json.dumps(LAYERS))
+    run(
+        *("audit", "--layers", layers, "--cases", "dense/fprop", "--modes", "race,pytorch_off"),
+        *("--sustained", "always", "--json", path),
+    )
+    record = record_file.load(path)
+    (oracle,) = record.oracle.values()
+    assert "sustained" in oracle.truths
+    (row,) = record.pytorch["pytorch_off"].values()
+    assert "sustained" in row.ratios
+
+
+def test_record_and_replay(tmp_path: Path) -> None:
+    out, path = tmp_path / "dense.json.gz", tmp_path / "audit.json"
+    shape = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")
+    run("record", *shape, "--rounds", 6, "--time-limit", 10, out)
+    assert out.stat().st_size < 100_000
+    run("audit", "--replay", out, "--runs", 2, "--json", path)
+    record = record_file.load(path)
+    assert record.kind == "replay"
+    assert left_out(record) == {}
