@@ -33,6 +33,7 @@ OLDEST_FRONTEND = (1, 26)
 # These need the cuDNN frontend and CUDA; a CPU-only torch is built without them.
 CUDA_SOURCES = (
     "conv_cuda.cpp",
+    "online_trial.cpp",
     "other_paths.cpp",
     "plan_timer.cpp",
     "search_binding.cpp",
@@ -322,7 +323,13 @@ def main() -> None:
     torch = find_torch()
     arguments: dict[str, Any] = {
         "license": "Apache-2.0",
-        "install_requires": [torch_requirement(torch), "click>=8", "numpy>=1.26", "rich>=13"],
+        "install_requires": [
+            torch_requirement(torch),
+            "click>=8",
+            "numpy>=1.26",
+            "nvidia-ml-py>=12",
+            "rich>=13",
+        ],
         "setup_requires": build_requirements(torch),
     }
     if torch is None:

@@ -29,6 +29,8 @@ HERE = Path(__file__).resolve().parent
 BENCHMARKS = {
     "compare_sampling": "comparison.report",
     "forum_repro": "forum.report",
+    "lone_layer": "lone.report",
+    "capped": "capped_layers.report",
     "call_overhead": "overhead.report",
     "gpu_tests": "suite.report",
 }

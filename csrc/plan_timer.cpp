@@ -118,14 +118,14 @@ void PlanTimer::reserve(size_t batches) {
     events_.push_back(event);
   }
   if (clock_ == nullptr) return;
-  const auto bytes = static_cast<int64_t>(2 * batches * clock_->multiprocessors() *
-                                          sizeof(GpuClock::Reading));
+  const auto bytes =
+      static_cast<int64_t>(2 * batches * clock_->multiprocessors() * sizeof(GpuClock::Reading));
   if (!readings_.defined() || readings_.numel() < bytes) {
     readings_ = device_bytes(operands_[0][0], bytes);
   }
 }
 
-std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches, bool hold) {
+std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches, size_t lead) {
   const c10::cuda::CUDAGuard device(operands_[0][0].device());
   const c10::cuda::CUDAStreamGuard on_stream(stream_);
   const at::NoGradGuard no_grad;
@@ -153,7 +153,7 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
     if (stamps != nullptr) clock_->stamp(stream_, stamps + at * clock_->multiprocessors());
   };
   {
-    Hold held(hold ? clock_ : nullptr, stream_);
+    Hold held(lead > 0 ? clock_ : nullptr, stream_);
     int64_t launches = 0;
     for (size_t i = 0; i < batches.size(); ++i) {
       const Batch& batch = batches[i];
@@ -178,7 +178,7 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
       C10_CUDA_CHECK(cudaEventRecord(events_[2 * i + 1], stream_));
       stamp(2 * i + 1);
       launches += 5 + (batch.as_graph ? 1 : batch.calls);
-      if (launches > kMostHeldLaunches) held.release();
+      if (i + 1 >= lead || launches > kMostHeldLaunches) held.release();
     }
   }
   stream_.synchronize();

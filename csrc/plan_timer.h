@@ -29,13 +29,13 @@ class PlanTimer {
   struct Batch {
     size_t candidate;
     int64_t calls;
-    bool cold;       // rotate over all operands, after a flush of the L2 cache where they fit in it
-    bool as_graph;   // replay the calls from a CUDA graph: for kernels that outrun the host
+    bool cold;      // rotate over all operands, after a flush of the L2 cache where they fit in it
+    bool as_graph;  // replay the calls from a CUDA graph: for kernels that outrun the host
   };
   struct Sample {
-    double time_ms = 0;      // a call
-    double clock_mhz = 0;    // mean SM clock; 0: not known
-    std::string error;       // why the candidate did not run; empty: it did
+    double time_ms = 0;    // a call
+    double clock_mhz = 0;  // mean SM clock; 0: not known
+    std::string error;     // why the candidate did not run; empty: it did
   };
 
   // `operands` holds the caller's own tensors first, then copies. `flush_bytes`: how much to write
@@ -50,10 +50,10 @@ class PlanTimer {
   // For all plans; at least the largest workspace_bytes() among those that run.
   void set_workspace(at::Tensor workspace);
 
-  // Runs the batches in their order and waits for the last. With `hold` the GPU starts when the
-  // host has enqueued enough never to be waited for; not for candidates that have never run, whose
-  // loading may wait for the GPU. Throws c10::Error where CUDA itself fails.
-  std::vector<Sample> run(const std::vector<Batch>& batches, bool hold);
+  // Runs the batches in their order and waits for the last. The GPU starts when the host has
+  // enqueued `lead` of them, so that it never waits for the host; 0 for candidates that have never
+  // run, whose loading may wait for the GPU. Throws c10::Error where CUDA itself fails.
+  std::vector<Sample> run(const std::vector<Batch>& batches, size_t lead);
 
  private:
   struct Candidate {

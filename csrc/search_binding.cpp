@@ -18,6 +18,7 @@
 #include "core/engine_search.h"
 #include "core/frontend_find.h"
 #include "core/plan_cache.h"
+#include "online_trial.h"
 #include "other_paths.h"
 #include "plan_timer.h"
 #include "policy.h"
@@ -247,18 +248,18 @@ void bind_plan_timer(py::module_& m) {
       .def("set_workspace", &PlanTimer::set_workspace, py::arg("workspace"), WithoutGilCall())
       .def(
           "run",
-          [](PlanTimer& timer, const std::vector<Batch>& batches, bool hold) {
+          [](PlanTimer& timer, const std::vector<Batch>& batches, size_t lead) {
             std::vector<PlanTimer::Batch> wanted;
             for (const auto& [candidate, calls, cold, as_graph] : batches) {
               wanted.push_back({candidate, calls, cold, as_graph});
             }
             std::vector<Sample> samples;
-            for (auto& sample : timer.run(wanted, hold)) {
+            for (auto& sample : timer.run(wanted, lead)) {
               samples.emplace_back(sample.time_ms, sample.clock_mhz, std::move(sample.error));
             }
             return samples;
           },
-          py::arg("batches"), py::arg("hold"), WithoutGilCall());
+          py::arg("batches"), py::arg("lead"), WithoutGilCall());
   m.def("is_matmul", &is_matmul, py::arg("problem"));
   m.def("run_aten", &run_aten, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("y"),
         WithoutGilCall());
@@ -266,9 +267,44 @@ void bind_plan_timer(py::module_& m) {
         WithoutGilCall());
 }
 
+void bind_online_trial(py::module_& m) {
+  using Way = std::pair<std::string, std::shared_ptr<ConvPlan>>;
+  using Sample = std::tuple<size_t, int64_t, double>;
+  py::class_<OnlineTrial, std::shared_ptr<OnlineTrial>>(m, "OnlineTrial")
+      .def(py::init([](const Way& first) {
+             return std::make_shared<OnlineTrial>(OnlineTrial::Way{first.first, first.second});
+           }),
+           py::arg("first"))
+      .def(
+          "offer",
+          [](OnlineTrial& trial, const std::vector<Way>& ways) {
+            std::vector<OnlineTrial::Way> offered;
+            for (const auto& [text, plan] : ways) offered.push_back({text, plan});
+            trial.offer(std::move(offered));
+          },
+          py::arg("ways"))
+      .def("take_samples",
+           [](OnlineTrial& trial) {
+             std::vector<Sample> samples;
+             for (const auto& sample : trial.take_samples()) {
+               samples.emplace_back(sample.way, sample.round, sample.time_ms);
+             }
+             return samples;
+           })
+      .def("failures", &OnlineTrial::failures)
+      .def("drop", &OnlineTrial::drop, py::arg("way"))
+      .def("lead", &OnlineTrial::lead, py::arg("way"))
+      .def("decide", &OnlineTrial::decide, py::arg("way"))
+      .def_property_readonly("calls", &OnlineTrial::calls)
+      // Held by a plan cache beside Python's own reference and that of this call.
+      .def_property_readonly("is_in_use", [](const std::shared_ptr<OnlineTrial>& trial) {
+        return trial.use_count() > 2;
+      });
+}
+
 void bind_choices(py::module_& m) {
   // handler(problem, sampling, workspace_limit, benchmark_limit, device, x, w, y)
-  //   -> (engine text or "aten", Plan or None)
+  //   -> (engine text, "aten" or "matmul", Plan or None, OnlineTrial or None)
   m.def("set_miss_handler", [](const py::function& function) {
     // Never released: misses may come as long as the process lives.
     auto* handler = new py::function(function);
@@ -278,7 +314,8 @@ void bind_choices(py::module_& m) {
       const py::tuple answer =
           (*handler)(request.key.problem, sampling_name(policy.sampling), policy.workspace_limit,
                      policy.benchmark_limit, policy.device, request.x, request.w, request.y);
-      return TuneResult{answer[0].cast<std::string>(), answer[1].cast<std::shared_ptr<ConvPlan>>()};
+      return TuneResult{answer[0].cast<std::string>(), answer[1].cast<std::shared_ptr<ConvPlan>>(),
+                        answer[2].cast<std::shared_ptr<OnlineTrial>>()};
     });
   });
   m.def("forget_choices", [] { ChoiceTable::instance().clear(); }, WithoutGilCall());
@@ -297,6 +334,7 @@ void bind_search(py::module_& m) {
   bind_engine_search(m);
   bind_measuring(m);
   bind_plan_timer(m);
+  bind_online_trial(m);
   bind_choices(m);
 }
 

@@ -11,6 +11,7 @@
 #include "core/engine_search.h"
 #include "core/plan_cache.h"
 #include "fallbacks.h"
+#include "online_trial.h"
 #include "other_paths.h"
 #include "policy.h"
 #include "torch_bridge.h"
@@ -75,20 +76,44 @@ CachedPlan& miss(const TuneRequest& request) {
   if (is_capturing()) {
     // Padding that differs before and after needs a check of the output, which waits for the GPU.
     const bool needs_check = key.problem.pre_padding != key.problem.post_padding;
-    return keep({key, needs_check ? nullptr : heuristic_plan(key), false, /*provisional=*/true});
+    CachedPlan plan{key, needs_check ? nullptr : heuristic_plan(key)};
+    plan.provisional = true;
+    return keep(std::move(plan));
   }
   const std::lock_guard tuning(table.tuning_mutex());
   if (auto plan = remembered(key)) return keep(*std::move(plan));
   TuneResult result = miss_handler()(request);
-  table.put(key, result.text);
-  return keep({key, std::move(result.plan), result.text == kMatmul});
+  // A trial's outcome is remembered when there is one.
+  if (result.trial == nullptr) table.put(key, result.text);
+  return keep({key, std::move(result.plan), result.text == kMatmul, std::move(result.trial)});
 }
 
-const CachedPlan& chosen(const TuneRequest& request) {
+CachedPlan& chosen(const TuneRequest& request) {
   CachedPlan* cached =
       PlanCache::of_this_thread().find(request.key, ChoiceTable::instance().epoch());
   if (cached != nullptr && (!cached->provisional || is_capturing())) return *cached;
   return miss(request);
+}
+
+// How often a trial looks whether another thread has decided the same problem.
+constexpr int64_t kLookEvery = 64;
+
+// Ends the trial where it is decided, here or by another thread: the entry is then an ordinary one.
+bool is_over(CachedPlan& cached) {
+  OnlineTrial& trial = *cached.trial;
+  auto& table = ChoiceTable::instance();
+  if (const OnlineTrial::Way* way = trial.decided()) {
+    if (!table.find(cached.key)) table.put(cached.key, way->text);
+    cached.plan = way->plan;
+    cached.is_matmul = way->text == kMatmul;
+    cached.trial = nullptr;
+    return true;
+  }
+  if (trial.calls() % kLookEvery != kLookEvery - 1) return false;
+  auto other = remembered(cached.key);
+  if (!other) return false;
+  cached = *std::move(other);
+  return true;
 }
 
 // Without any workspace: what is left when the memory for the chosen engine's cannot be had.
@@ -104,7 +129,13 @@ TuneRequest without_workspace(const TuneRequest& request) {
 void set_miss_handler(MissHandler handler) { miss_handler() = std::move(handler); }
 
 bool run_chosen(const TuneRequest& request) {
-  const CachedPlan& cached = chosen(request);
+  CachedPlan& cached = chosen(request);
+  if (cached.trial != nullptr && !is_over(cached)) {
+    // The cache may drop its own reference while the call is under way.
+    const auto trial = cached.trial;
+    trial->run(request.key.problem, request.x, request.w, request.y);
+    return true;
+  }
   if (cached.is_matmul) {
     run_matmul(request.key.problem, request.x, request.w, request.y);
     return true;

@@ -11,6 +11,8 @@
 
 namespace cudnn_autotune {
 
+class OnlineTrial;
+
 // What the policy (Python) is asked on a miss, and what it answers. The tensors are the forward's
 // three, in the problem's layout; the one that the operation writes may be overwritten freely.
 struct TuneRequest {
@@ -18,8 +20,9 @@ struct TuneRequest {
   at::Tensor x, w, y;
 };
 struct TuneResult {
-  std::string text;                // an engine config, kAten or kMatmul
-  std::shared_ptr<ConvPlan> plan;  // built while tuning; null for those without an engine
+  std::string text;                    // an engine config, kAten or kMatmul
+  std::shared_ptr<ConvPlan> plan;      // built while tuning; null for those without an engine
+  std::shared_ptr<OnlineTrial> trial;  // to be decided in the calls to come; else null
 };
 using MissHandler = std::function<TuneResult(const TuneRequest&)>;
 void set_miss_handler(MissHandler handler);

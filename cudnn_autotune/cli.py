@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import click
 
+from cudnn_autotune.audit import options
 from cudnn_autotune.audit.commands import audit
+from cudnn_autotune.audit.plot import SUFFIXES
 from cudnn_autotune.audit.record_command import record
 from cudnn_autotune.versions import version
 
@@ -16,14 +21,31 @@ def main() -> None:
 
 
 @main.command()
-def demo() -> None:
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"Draw what the modes choose on the recordings ({', '.join(SUFFIXES)}; needs matplotlib).",
+)
+def demo(plot: Path | None) -> None:
     """Every sampling mode on two well-known layers, side by side.
 
-    Without a GPU: what cuDNN offers for them on an L4 and an H200, and the layer on the CPU.
+    Without a GPU: every mode on recordings of an H200 and on a simulated L4, what cuDNN offers for
+    the two layers on an L4 and an H200, and the layers on the CPU.
     """
     from cudnn_autotune import demo as demonstration
 
-    demonstration.run()
+    if plot is not None:
+        if plot.suffix.lower() not in SUFFIXES:
+            raise options.refuse("--plot", f"must end in {', '.join(SUFFIXES)}")
+        try:
+            importlib.import_module("matplotlib")
+        except ImportError as error:
+            raise options.refuse("--plot", f"needs matplotlib: {error}") from error
+        try:
+            plot.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise options.refuse("--plot", f"cannot make its folder: {error}") from error
+    demonstration.run(plot=plot)
 
 
 main.add_command(audit)

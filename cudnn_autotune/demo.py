@@ -1,17 +1,24 @@
-"""``cudnn-autotune demo``: every mode on the forum's convolution and on a ResNet-50 layer."""
+"""``cudnn-autotune demo``: every mode on the forum's convolution and on a ResNet-50 layer.
+
+Without a GPU: on recordings of an H200 (see ``demo_replay``), what cuDNN offers for the two, and
+the layers on the CPU.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cudnn_autotune import sampling
+from cudnn_autotune import demo_replay, sampling
 from cudnn_autotune._extension import extension_available
+from cudnn_autotune.audit.model import Record
+from cudnn_autotune.audit.plot import plot as draw
 from cudnn_autotune.choice_log import Choice, choices, forget
 from cudnn_autotune.engines import candidates
 from cudnn_autotune.modules import Conv2d
@@ -63,13 +70,25 @@ LAYERS = (
 )  # fmt: skip
 
 
-def run(console: Console | None = None) -> None:
-    """Prints the demonstration; on a GPU it leaves this process without choices."""
+def run(console: Console | None = None, plot: Path | None = None) -> None:
+    """Prints the demonstration; on a GPU it leaves this process without choices.
+
+    Args:
+        plot: draws there what the modes choose on the recordings, GPU or not.
+
+    Raises:
+        ImportError: ``plot``, and matplotlib is not installed.
+        ValueError: ``plot`` with a suffix other than .png, .svg and .pdf.
+    """
     console = console or Console()
     if torch.cuda.is_available() and extension_available():
         _with_gpu(console)
+        replayed = demo_replay.replay() if plot else None
     else:
-        _without_gpu(console)
+        replayed = _without_gpu(console)
+    if plot and replayed:
+        draw(replayed, plot)
+        console.print(f"Drawn: {plot}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _with_gpu(console: Console) -> None:
@@ -124,8 +143,14 @@ def _choice_table(layer: Layer, chosen: dict[str, dict[str, Choice]]) -> Table:
     return table
 
 
-def _without_gpu(console: Console) -> None:
-    console.print("No GPU here: what cuDNN offers elsewhere, and the layers on the CPU.")
+def _without_gpu(console: Console) -> Record:
+    console.print(
+        "No GPU here: the modes on recordings of an H200, what cuDNN offers elsewhere, and the "
+        "layers on the CPU."
+    )
+    with console.status("replaying"):
+        replayed, forum = demo_replay.replay(), demo_replay.simulate()
+    demo_replay.show(console, replayed, forum)
     if extension_available():
         for layer in LAYERS:
             console.print(_offer_table(layer))
@@ -142,6 +167,7 @@ def _without_gpu(console: Console) -> None:
         elapsed = (time.perf_counter() - start) * 1e3
         console.print(f"one image through {layer.title.split(':')[0]}, forward and backward on "
                       f"the CPU: {elapsed:.1f} ms")  # fmt: skip
+    return replayed
 
 
 def _offer_table(layer: Layer) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,12 @@ from cudnn_autotune._extension import _C
 from cudnn_autotune.checking import relative_error, tolerance
 from cudnn_autotune.choice_log import ATEN, Choice, record
 from cudnn_autotune.engines import HEURISTIC_MODES, Candidate, query
+from cudnn_autotune.measuring import operands as random_operands
+from cudnn_autotune.online_tuner import TUNER, Trial
 from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling import online
 from cudnn_autotune.sampling.gpu_timer import GpuTimer
+from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.sampling.strategy import Limits, Work
 from cudnn_autotune.unlisted import MATMUL, other_kernels, without_cudnn
@@ -109,7 +113,7 @@ def choose(
     x: Tensor,
     w: Tensor,
     y: Tensor,
-) -> tuple[str, _C.Plan | None]:
+) -> tuple[str, _C.Plan | None, _C.OnlineTrial | None]:
     """Chooses an engine for a problem that has none yet; called by C++, one at a time.
 
     Args:
@@ -119,29 +123,83 @@ def choose(
             dtype; the one that the operation writes may be overwritten.
 
     Returns:
-        The choice's text, and its plan where it is an engine of cuDNN.
+        The choice's text, its plan where it is an engine of cuDNN, and the trial that it leads
+        where the decision is still to come.
     """
     start = time.perf_counter()
     problem = ConvProblem.from_native(native)
     limit = None if workspace_limit < 0 else workspace_limit
     limits = Limits(benchmark_limit, settings.get_budget_ms())
+
+    def remember(outcome: Outcome) -> Choice:
+        choice = Choice(
+            problem=problem,
+            device=device,
+            sampling=mode,
+            workspace_limit=limit,
+            benchmark_limit=benchmark_limit,
+            text=outcome.chosen.candidate.text if outcome.chosen else ATEN,
+            chosen=outcome.chosen,
+            tuning_ms=(time.perf_counter() - start) * 1e3,
+            selection=outcome.selection,
+            relative_error=outcome.relative_error,
+            struck=outcome.struck,
+        )
+        record(choice)
+        _log.debug("%s: %s by %s in %.1f ms", problem.text, choice.text, mode, choice.tuning_ms)
+        return choice
+
     outcome = _search(native, problem, mode, limit, limits, device, (x, w, y))
-    choice = Choice(
-        problem=problem,
-        device=device,
-        sampling=mode,
-        workspace_limit=limit,
-        benchmark_limit=benchmark_limit,
-        text=outcome.chosen.candidate.text if outcome.chosen else ATEN,
-        chosen=outcome.chosen,
-        tuning_ms=(time.perf_counter() - start) * 1e3,
-        selection=outcome.selection,
-        relative_error=outcome.relative_error,
-        struck=outcome.struck,
+    choice = remember(outcome)
+    trial = None
+    if isinstance(sampling.get(mode), Online) and outcome.chosen and not problem.deterministic:
+        trial = _start_trial(native, problem, limit, device, outcome, remember)
+    return choice.text, outcome.plan, trial
+
+
+def _start_trial(
+    native: _C.ConvProblem,
+    problem: ConvProblem,
+    workspace_limit: int | None,
+    device: int,
+    first: Outcome,
+    remember: Callable[[Outcome], Choice],
+) -> _C.OnlineTrial:
+    """Lets the candidates take turns in the calls to come; ``first`` serves until then."""
+    assert first.chosen is not None
+    trial = _C.OnlineTrial((first.chosen.candidate.text, first.plan))
+    plans: dict[str, _C.Plan] = {}
+
+    def operands() -> Tensors:
+        return random_operands(problem, device)
+
+    def others(search: _C.EngineSearch) -> list[Candidate]:
+        offer = QueriedCandidates(search, problem, operands(), workspace_limit)
+        return online.offered(offer)
+
+    def decided(selection: Selection, built: Mapping[str, _C.Plan]) -> bool:
+        # A plan may serve one thread only, and this is not the callers': one more is built.
+        plans.clear()
+        text = selection.winner.candidate.text
+        with torch.cuda.device(device):
+            if text in built:
+                plans[text] = _C.EngineSearch.on_device(native, device).build(text)
+            outcome = _first_right(problem, selection, plans, operands(), only_first=True)
+        if outcome.chosen is not None:
+            remember(outcome)
+        return outcome.chosen is not None
+
+    TUNER.add(
+        Trial(
+            trial,
+            device,
+            first.chosen.candidate,
+            search=lambda: _C.EngineSearch.on_device(native, device),
+            others=others,
+            decided=decided,
+        )
     )
-    record(choice)
-    _log.debug("%s: %s by %s in %.1f ms", problem.text, choice.text, mode, choice.tuning_ms)
-    return choice.text, outcome.plan
+    return trial
 
 
 def _search(
@@ -162,7 +220,11 @@ def _search(
     timer = GpuTimer(problem, search, tensors)
     try:
         candidates = QueriedCandidates(search, problem, tensors, workspace_limit)
-        selection = sampling.get(mode).select(candidates, timer, limits)
+        strategy = sampling.get(mode)
+        if isinstance(strategy, Online):
+            selection = strategy.first(candidates, timer)
+        else:
+            selection = strategy.select(candidates, timer, limits)
     finally:
         timer.close()  # the check and the plans take their workspace from here on, one at a time
     if selection is None:
@@ -178,11 +240,15 @@ def _search(
 
 
 def _first_right(
-    problem: ConvProblem, selection: Selection, plans: dict[str, _C.Plan], tensors: Tensors
+    problem: ConvProblem,
+    selection: Selection,
+    plans: Mapping[str, _C.Plan],
+    tensors: Tensors,
+    only_first: bool = False,
 ) -> Outcome:
     """The best of ``selection`` whose output is right; those before it are struck."""
     struck: list[tuple[str, float]] = []
-    for timed in selection.ranking:
+    for timed in selection.ranking[: 1 if only_first else None]:
         text = timed.candidate.text
         plan = plans.get(text)
         if plan is None and timed.candidate.engine is not None:

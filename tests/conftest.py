@@ -39,6 +39,7 @@ def clean_slate() -> Iterator[None]:
     sampling = ca.get_sampling()
     workspace_limit = ca.get_workspace_limit()
     benchmark_limit = ca.get_benchmark_limit()
+    budget_ms = ca.get_budget_ms()
     deterministic_algorithms = torch.are_deterministic_algorithms_enabled()
     ca.forget()
     torch.manual_seed(0)
@@ -47,6 +48,7 @@ def clean_slate() -> Iterator[None]:
     ca.set_sampling(sampling)
     ca.set_workspace_limit(workspace_limit)
     ca.set_benchmark_limit(benchmark_limit)
+    ca.set_budget_ms(budget_ms)
     ca.forget()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 
 import cudnn_autotune as ca
+from cudnn_autotune.engines import ATEN
 from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
+from cudnn_autotune.unlisted import MATMUL
 
 
 class Hungriest:
@@ -50,6 +52,20 @@ class Nothing:
         return None
 
 
+class Without:
+    """A way that is no engine of cuDNN; it claims one sample, so that its output is checked."""
+
+    def __init__(self, candidate: ca.Candidate) -> None:
+        self.name = f"test_{candidate.text}"
+        self._candidate = candidate
+
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
+        if self._candidate not in candidates.beyond():
+            return None
+        return Selection((Timed(self._candidate, None, 1),), total_samples=1)
+
+
 HUNGRIEST, COUNTING, NOTHING = Hungriest(), Counting(), Nothing()
-for _strategy in (HUNGRIEST, COUNTING, NOTHING):
+ONLY_MATMUL, ONLY_ATEN = Without(MATMUL), Without(ATEN)
+for _strategy in (HUNGRIEST, COUNTING, NOTHING, ONLY_MATMUL, ONLY_ATEN):
     ca.sampling.register(_strategy)

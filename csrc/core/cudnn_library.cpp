@@ -71,7 +71,6 @@ int64_t cudnn_runtime_version() {
   return static_cast<int64_t>(cudnn_frontend::detail::get_backend_version());
 }
 
-
 std::string cudnn_frontend_version() {
   return std::to_string(CUDNN_FRONTEND_MAJOR_VERSION) + "." +
          std::to_string(CUDNN_FRONTEND_MINOR_VERSION) + "." +

@@ -133,9 +133,7 @@ void GpuClock::hold(cudaStream_t stream, uint64_t most_ns) const {
                             arguments, nullptr);
 }
 
-void GpuClock::release() const {
-  __atomic_store_n(released_, 1u, __ATOMIC_SEQ_CST);
-}
+void GpuClock::release() const { __atomic_store_n(released_, 1u, __ATOMIC_SEQ_CST); }
 
 std::optional<double> GpuClock::mhz(const Reading* begin, const Reading* end, size_t count) {
   std::vector<double> rates;

@@ -11,10 +11,14 @@
 
 namespace cudnn_autotune {
 
+class OnlineTrial;
+
 struct CachedPlan {
   ChoiceKey key;
   std::shared_ptr<ConvPlan> plan;  // null: PyTorch's own path was chosen, or a matrix product
   bool is_matmul = false;
+  // Not decided yet: candidates take turns in the calls. `plan` is then not used.
+  std::shared_ptr<OnlineTrial> trial = nullptr;
   // Made while a stream was being captured, when nothing may be timed: to be tuned at the next
   // call outside a capture.
   bool provisional = false;

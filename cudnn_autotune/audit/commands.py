@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import importlib
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import options, plot, record_file, report
+from cudnn_autotune.audit.gpu_command import audit_gpu
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
-from cudnn_autotune.audit.oracle_settings import OracleSettings, Solo
 from cudnn_autotune.sampling import simulated
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.versions import environment
@@ -85,7 +84,7 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_li
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the record; a record of a GPU that is there already is continued.",
+    help="Write the record (.gz: compressed); one of a GPU that is there already is continued.",
 )
 @click.option(
     "--plot",
@@ -118,10 +117,12 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
             "budget_ms": given["budget_ms"],
             "seed": given["seed"],
         },
-        environment=_environment(),
+        # A program that invokes this command may hand on, as the context's object, what else its
+        # record is to say of where it comes from.
+        environment=_environment() | (ctx.obj or {}),
     )
     if kind == "gpu":
-        record = _on_gpu(fresh, modes, given, console)
+        record = audit_gpu(fresh, modes, given)
     else:
         record = _without_gpu(fresh, given, console)
     report.show(record, console)
@@ -234,80 +235,3 @@ def _check_replaceable(path: Path | None, kind: str) -> None:
         raise options.refuse("--json", str(error)) from error
     if earlier.kind == "gpu":
         raise options.refuse("--json", f"{path} holds an audit of a GPU; choose another file")
-
-
-def _on_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any], console: Console) -> Record:
-    import torch
-
-    from cudnn_autotune.audit import layers, schedule
-    from cudnn_autotune.audit.plain_json import encode
-    from cudnn_autotune.audit.processes import ProcessFailure
-    from cudnn_autotune.telemetry import Gpu, Telemetry
-
-    try:
-        listed = layers.load(given["layers"])
-    except ValueError as error:
-        raise options.refuse("--layers", str(error)) from error
-    try:
-        cases = layers.select(listed, given["cases"], given["share"] or (1, 1))
-    except ValueError as error:
-        raise options.refuse("--cases", str(error)) from error
-    plan = schedule.Plan(
-        backend="gpu",
-        runs=fresh.settings["runs"],
-        pytorch=[mode for mode in modes if mode in PYTORCH_MODES],
-        reference=_reference(given["reference"], fresh.settings["runs"], modes),
-        oracle=OracleSettings(solo=_solo(given["sustained"]), seed=given["seed"]),
-        budget_ms=given["budget_ms"],
-        time_limit_s=given["time_limit"],
-        case_limit_s=given["case_limit"] or 60.0,
-        modules=given["modules"],
-    )
-    if not torch.cuda.is_available():
-        raise click.UsageError(
-            "there is no CUDA GPU here; --replay FILE and --simulate PRESET work without one"
-        )
-    fresh.settings |= {
-        "reference": plan.reference,
-        "oracle": dataclasses.asdict(plan.oracle),
-        "layers": Path(given["layers"]).name if given["layers"] else None,
-        "cases": given["cases"],
-        "share": given["share"],
-        "time_limit_s": plan.time_limit_s,
-        "case_limit_s": plan.case_limit_s,
-    }
-    gpu = Gpu.of(0)
-    fresh.environment |= {k: v for k, v in gpu.fixed().items() if v is not None}
-    fresh.cases = {case.id: encode(case) for case in cases}
-    try:
-        record = record_file.resumed(given["json_path"], fresh)
-    except ValueError as error:
-        raise options.refuse("--json", str(error)) from error
-    with Telemetry(gpu) as telemetry:
-
-        def save() -> None:
-            record.telemetry = telemetry.summary()
-            if given["json_path"] is not None:
-                record_file.save(record, given["json_path"])
-
-        session = schedule.Session(
-            plan, record, [case.id for case in cases], save, lambda line: click.echo(line, err=True)
-        )
-        try:
-            session.run()
-        except ProcessFailure as error:
-            raise click.ClickException(f"the audit cannot start: {error}") from error
-    return record
-
-
-def _reference(given: str | None, runs: dict[str, int], modes: Sequence[str]) -> str:
-    if given is not None:
-        options.check_modes("--reference", [given], list(runs))
-        return given
-    if not runs:
-        raise options.refuse("--modes", "PyTorch's modes need one of ours to be compared with")
-    return "auto" if "auto" in runs else list(runs)[-1]
-
-
-def _solo(sustained: str | None) -> Solo:
-    return "always" if sustained == "always" else "throttled" if sustained else "never"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +48,24 @@ def from_json(tree: Any) -> Record:
 
 
 def save(record: Record, path: Path) -> None:
-    """Raises OSError."""
+    """Compressed where the name ends in ``.gz``. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    data = (_lines(to_json(record)) + "\n").encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
     partial = path.with_name(path.name + ".part")
-    partial.write_text(_lines(to_json(record)) + "\n", encoding="utf-8")
+    partial.write_bytes(data)
     os.replace(partial, path)
 
 
 def load(path: Path) -> Record:
     """Raises ValueError naming the file and what is wrong with it."""
     try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        return from_json(json.loads(data))
+    except (OSError, EOFError, zlib.error, RecursionError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.statistics import Standing, standing
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.sampling.timer import Batch, Cache, Timer
+
+# Share of disturbed samples from which on a race runs longer.
+_DISTURBED_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,9 @@ def race(
 ) -> Outcome:
     """Races candidates that have run before, with a rough time each (milliseconds)."""
     outcome = Outcome(survivors=list(rough_ms))
+    rules = _affordable(rules, rough_ms, budget)
+    if not budget.affords(len(rules.caches) * sum(rough_ms.values())):
+        return _by_rough_times(rough_ms, outcome)
     leader = min(rough_ms, key=rough_ms.__getitem__)
     _warm(leader, rough_ms[leader], timer, rules, outcome)
     calls = {
@@ -109,10 +115,41 @@ def race(
     return outcome
 
 
+def _affordable(rules: RaceRules, rough_ms: dict[Candidate, float], budget: Budget) -> RaceRules:
+    """Shorter batches where the budget does not allow a few rounds of the usual ones."""
+    if not budget.is_limited:
+        return rules
+    left_ms = max(0.0, budget.left_ms())
+    batch_ms = left_ms / (rules.least_rounds * len(rough_ms))
+    return replace(
+        rules,
+        batch_ms=max(0.01, min(rules.batch_ms, batch_ms)),
+        warm_ms=min(rules.warm_ms, 0.1 * left_ms),
+    )
+
+
+# What one launch by itself is good for, relative.
+_ROUGH_HALF_WIDTH = 0.1
+
+
+def _by_rough_times(rough_ms: dict[Candidate, float], outcome: Outcome) -> Outcome:
+    """No time for a round: one launch of each has to do."""
+    best = min(rough_ms.values())
+    for candidate, ms in rough_ms.items():
+        outcome.mu[candidate] = math.log(ms)
+        outcome.half_width[candidate] = _ROUGH_HALF_WIDTH
+        outcome.lead[candidate] = math.log(best / ms) + _ROUGH_HALF_WIDTH
+        outcome.samples[candidate] = 0
+    outcome.remarks.append("the budget allowed one launch of each candidate only")
+    return outcome
+
+
 def _warm(
     leader: Candidate, rough_ms: float, timer: Timer, rules: RaceRules, outcome: Outcome
 ) -> None:
-    calls = min(max(1, math.ceil(rules.warm_ms / max(rough_ms, 1e-3))), 200)
+    calls = min(int(rules.warm_ms / max(rough_ms, 1e-3)), 200)
+    if calls < 1:
+        return
     for sample in timer.run([Batch(leader, calls, "hot")]):
         if not sample.error:
             outcome.gpu_ms += sample.time_ms * calls
@@ -171,7 +208,10 @@ def _is_over(judged: Standing, outcome: Outcome, budget: Budget, rules: RaceRule
     if len(outcome.survivors) == 1:
         return True
     best = outcome.best
-    if outcome.rounds >= rules.least_rounds and all(
+    # Where something disturbs the GPU now and then, a few rounds may all have been hit.
+    share = outcome.disturbed / (outcome.rounds * len(outcome.survivors))
+    least = rules.least_rounds * (3 if share > _DISTURBED_SHARE else 1)
+    if outcome.rounds >= least and all(
         outcome.lead[c] < rules.tie_width for c in outcome.survivors if c != best
     ):
         return True

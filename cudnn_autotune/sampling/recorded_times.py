@@ -64,10 +64,14 @@ def sustained_ms(recording: Recording, cache: Cache) -> dict[str, float]:
     """
     found: dict[str, list[float]] = {}
     for trace in recording.solo:
-        third = trace.time_ms[-max(1, len(trace.time_ms) // 3) :]
         factor = cache_factor(recording, trace, cache)
-        found.setdefault(trace.text, []).append(statistics.median(third) * factor)
+        found.setdefault(trace.text, []).append(statistics.median(last_third(trace)) * factor)
     return {text: statistics.fmean(times) for text, times in found.items()}
+
+
+def last_third(trace: SoloTrace) -> Sequence[float]:
+    """The times that count as steady."""
+    return trace.time_ms[-max(1, len(trace.time_ms) // 3) :]
 
 
 def cache_factor(recording: Recording, trace: SoloTrace, cache: Cache) -> float:

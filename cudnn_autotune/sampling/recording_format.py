@@ -66,7 +66,8 @@ class Recording:
     build_threads: int
     """How many plans were compiled at run time side by side."""
     run_overhead_ms: float
-    """Host time that a ``Timer.run`` took beyond its batches."""
+    """Host time that the ``Timer.run`` of a round took beyond its batches: launches that are queued
+    up, operands that are cooled."""
     remarks: tuple[str, ...] = ()
     """What cut the recording short."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import random
 import statistics
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling import frontend_rules, recorded_times
 from cudnn_autotune.sampling.build_time import Build, Builds
 from cudnn_autotune.sampling.recording_format import Recording
-from cudnn_autotune.sampling.recording_parts import RecordedCandidate
+from cudnn_autotune.sampling.recording_parts import RecordedCandidate, Rounds
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.solo_curve import SoloCurve
 from cudnn_autotune.sampling.static_candidates import StaticCandidates
@@ -23,6 +24,16 @@ _SOLO_FROM_MS = 4.0
 _LONG_MS = 40.0
 _MOST_AVERAGED = 16
 _PASSES_APART = 3
+_slowdown = operator.attrgetter("slowdown")
+
+
+def _median_launches(rounds: Rounds) -> float:
+    """Of a round."""
+    launches = [
+        sum(calls for calls, t in zip(rounds.calls, row, strict=True) if t is not None)
+        for row in rounds.time_ms
+    ]
+    return statistics.median(launches) if launches else 0.0
 
 
 class ReplayTimer:
@@ -31,7 +42,10 @@ class ReplayTimer:
     Candidates that take turns get times of one recorded round, then of the next, so that what
     disturbed a round disturbs all of it; after eight rounds the replay jumps to another one (a
     block bootstrap: Künsch, Annals of Statistics 17, 1989). A candidate that runs alone for long
-    follows its solo trace, where it has one, with the trace's own scatter in a new order.
+    follows its solo trace, with the trace's own scatter in a new order. One that has none follows
+    the trace of another, scaled by their times in the rounds: the trace whose slowdown is the
+    middle one of all. (As fast alone as in the rounds it would beat whoever was recorded alone on a
+    board that throttles.)
 
     What was not recorded cannot be replayed: a batch of fewer calls than recorded is as quiet as
     the recorded one, and after a solo block the rounds start cool again. :attr:`missing` names what
@@ -52,7 +66,12 @@ class ReplayTimer:
         self._curves: dict[str, list[SoloCurve]] = {}
         for trace in recording.solo:
             self._curves.setdefault(trace.text, []).append(SoloCurve(recording, trace))
+        curves = sorted((c for each in self._curves.values() for c in each), key=_slowdown)
+        self._typical = curves[len(curves) // 2] if curves else None
         self._elapsed_ms = 0.0
+        # Per launch: a run of a few must not pay for a whole round's.
+        launches = _median_launches(recording.cold)
+        self._call_overhead_ms = recording.run_overhead_ms / launches if launches else 0.0
         self._builds = Builds(recording.build_threads)
         self._loaded: set[str] = set()
         self._taken: set[tuple[str, Cache]] = set()
@@ -86,7 +105,7 @@ class ReplayTimer:
 
     def run(self, batches: Sequence[Batch]) -> list[Sample]:
         samples = [self._batch(b) for b in batches]
-        self._elapsed_ms += self.recording.run_overhead_ms
+        self._elapsed_ms += self._call_overhead_ms * sum(b.calls for b in batches)
         return samples
 
     def state(self) -> GpuState:
@@ -192,6 +211,13 @@ class ReplayTimer:
                 return curve.play(self._rng, alone_ms, calls * time_ms, cache)
             if alone_ms >= _LONG_MS > time_ms * 4:
                 self._missing[f"a solo trace of {text}"] = None
+            if self._typical is not None and time_ms * 4 < _LONG_MS:
+                self._phase = self._typical.text
+                scale = self._typical.relative_ms(text, cache)
+                played_ms, clock_mhz = self._typical.play(
+                    self._rng, alone_ms, calls * time_ms, cache
+                )
+                return played_ms * scale, clock_mhz
         return time_ms, clock_mhz
 
     def _round_time(self, text: str, calls: int, cache: Cache) -> tuple[float, float | None]:
@@ -247,5 +273,5 @@ class ReplayTimer:
             time_ms = self._rng.choice(others) if others else self._any_time(column)
         self._alone = (text, 0.0)
         load_ms = self._load_ms(recorded)
-        self._elapsed_ms += time_ms + load_ms + self.recording.run_overhead_ms
+        self._elapsed_ms += time_ms + load_ms + self._call_overhead_ms
         return time_ms + load_ms, True

@@ -6,15 +6,14 @@ import math
 import random
 from dataclasses import dataclass
 
+from cudnn_autotune.sampling.simulated_controller import controller
 from cudnn_autotune.sampling.simulated_gpu import SimulatedEngine, SimulatedGpu, power_w
 from cudnn_autotune.sampling.timer import Cache, GpuState
 
 _STEP_MS = 4.0
 _RAMP_STEP_MS = 0.5
-_SETTLING_MS = 15.0
-_DAMPING = 0.4
-"""The controller's gain times the filter's time constant times the slope of the power over the
-logarithm of the clock, at most: 0.25 would be critically damped."""
+_RESTED_MS = 10.0
+"""Idle for longer than between two runs of a strategy, the board has rested."""
 
 
 @dataclass(frozen=True)
@@ -29,29 +28,25 @@ class Ran:
 class Board:
     """One GPU with its host's clock.
 
-    The power controller integrates the relative distance of the filtered power from the cap:
-    ``d ln(f) / dt = g * (1 - P_filtered / P_cap)``, slower upwards by ``gpu.recovery``. Time goes
-    in steps of at most some ms, so that a long batch costs little.
+    Time goes in steps of at most some ms, so that a long batch costs little.
     """
 
     def __init__(self, gpu: SimulatedGpu, rng: random.Random) -> None:
         self.gpu = gpu
         self._rng = rng
         self.now_ms = 0.0
-        self._limit_mhz = gpu.max_clock_mhz  # what the power controller allows
+        self._controller = controller(gpu, rng)
         self._ramp_mhz = gpu.idle_clock_mhz  # how far the board has woken up
         self._idle_ms = 0.0
         self._filtered_w = gpu.idle_w
         self._temperature_c = gpu.idle_temperature_c
-        self._alone: tuple[str, float] = ("", 0.0)
-        self._gain = _DAMPING / (gpu.power_filter_ms * gpu.power_exponent)
         self._drift = rng.gauss(0.0, gpu.noise.drift_sd)
         self._tenant = False
         self._tenant_until_ms = rng.expovariate(1 / gpu.noise.tenant_every_ms)
 
     @property
     def clock_mhz(self) -> float:
-        return min(self._limit_mhz, self._ramp_mhz)
+        return min(self._controller.limit_mhz, self._ramp_mhz)
 
     def run(
         self, engine: SimulatedEngine, calls: int, cache: Cache, load_ms: float, lone: bool
@@ -74,7 +69,6 @@ class Board:
             clock_mhz = self.clock_mhz
             clock = clock_mhz / gpu.max_clock_mhz
             busy_ms = engine.at(clock, cache) * math.exp(jitter + self._drift)
-            busy_ms *= self._settled(engine)
             call_ms = busy_ms + gap_ms
             power = power_w(gpu, engine.dynamic_w, clock, busy_ms / call_ms)
             if self._tenant:  # the other process draws as much meanwhile
@@ -82,7 +76,6 @@ class Board:
             waking = self._ramp_mhz < gpu.max_clock_mhz
             step_ms = min(left * call_ms, _RAMP_STEP_MS if waking else _STEP_MS)
             self._awake(step_ms, power)
-            self._alone = (engine.candidate.text, self._alone[1] + step_ms)
             clock_ms += clock_mhz * step_ms
             running_ms += step_ms
             left -= step_ms / call_ms
@@ -113,7 +106,7 @@ class Board:
         reasons = []
         if idle:
             reasons.append("gpu_idle")
-        elif self._limit_mhz < 0.995 * gpu.max_clock_mhz:
+        elif self._controller.limit_mhz < 0.995 * gpu.max_clock_mhz:
             reasons.append("sw_power_cap")
         return GpuState(
             power_w=self._filtered_w,
@@ -124,16 +117,10 @@ class Board:
             throttle_reasons=tuple(reasons),
         )
 
-    def _settled(self, engine: SimulatedEngine) -> float:
-        if self._alone[0] != engine.candidate.text:
-            self._alone = (engine.candidate.text, 0.0)
-        if engine.settled_factor == 1.0:
-            return 1.0
-        unsettled = math.exp(-self._alone[1] / _SETTLING_MS)
-        return engine.settled_factor + (1 - engine.settled_factor) * unsettled
-
     def _awake(self, step_ms: float, power: float) -> None:
         gpu = self.gpu
+        if self._idle_ms >= _RESTED_MS:
+            self._controller.wake()
         self._idle_ms = 0.0
         rise = (gpu.max_clock_mhz - gpu.idle_clock_mhz) / gpu.ramp_ms
         self._ramp_mhz = min(gpu.max_clock_mhz, self._ramp_mhz + rise * step_ms)
@@ -144,10 +131,7 @@ class Board:
         self.now_ms += step_ms
         seen = -math.expm1(-step_ms / gpu.power_filter_ms)
         self._filtered_w += (power - self._filtered_w) * seen
-        room = 1 - self._filtered_w / gpu.power_limit_w
-        gain = self._gain * (gpu.recovery if room > 0 else 1.0)
-        limit = self._limit_mhz * math.exp(gain * room * step_ms)
-        self._limit_mhz = min(gpu.max_clock_mhz, max(gpu.min_clock_mhz, limit))
+        self._controller.step(step_ms, power, self._filtered_w, self.clock_mhz)
         target_c = gpu.idle_temperature_c + gpu.heating_c_per_w * (power - gpu.idle_w)
         self._temperature_c += (target_c - self._temperature_c) * min(1, step_ms / gpu.heating_ms)
         if noise.drift_sd:

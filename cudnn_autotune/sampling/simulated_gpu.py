@@ -43,6 +43,9 @@ class Noise:
     """Mean time between the end of its activity and the next (exponential)."""
     tenant_for_ms: float = 50.0
     """Mean length of its activity (exponential)."""
+    hunting_sd: float = 0.0
+    """Standard deviation of the logarithm of the clock around the one that meets the cap, look by
+    look of the power controller; without effect where ``control_every_ms`` is 0."""
 
     def __post_init__(self) -> None:
         _check(self, 0.0, *(f.name for f in fields(self)))
@@ -72,9 +75,13 @@ class SimulatedGpu:
     power_exponent: float = 2.0
     """``alpha``; frequency times voltage squared lies between 1 and 3."""
     power_filter_ms: float = 60.0
-    """Time constant of the first-order filter through which the controller sees the power."""
+    """Time constant of the first-order filter through which the power is read."""
+    control_every_ms: float = 70.0
+    """The power controller looks at the mean power so often, and then moves the clock in one step;
+    0: it follows the filtered power all the time."""
     recovery: float = 0.5
-    """How fast the clock rises again below the cap, relative to its fall above it."""
+    """Where it follows all the time: how fast the clock rises again below the cap, relative to its
+    fall above it."""
     idle_temperature_c: float = 35.0
     heating_c_per_w: float = 0.05
     heating_ms: float = 15000.0
@@ -101,7 +108,8 @@ class SimulatedGpu:
         above = "max_clock_mhz min_clock_mhz idle_clock_mhz ramp_ms power_limit_w power_exponent"
         above += " power_filter_ms recovery heating_ms event_us build_threads"
         _check(self, 1e-6, *above.split())
-        at_least = "idle_after_ms static_w idle_w launch_gap_us lone_launch_us host_sync_ms"
+        at_least = "control_every_ms idle_after_ms static_w idle_w launch_gap_us lone_launch_us"
+        at_least += " host_sync_ms"
         _check(self, 0.0, "free_bytes", *at_least.split())
         if max(self.min_clock_mhz, self.idle_clock_mhz) > self.max_clock_mhz:
             raise ValueError(
@@ -121,16 +129,13 @@ class SimulatedEngine:
 
     candidate: Candidate
     time_ms: float
-    """A call in a short batch at the highest clock, cold cache, without the launch gap."""
+    """A call at the highest clock, cold cache, without the launch gap."""
     dynamic_w: float
     """``D``: what it draws above ``static_w`` at the highest clock."""
     clock_sensitivity: float = 1.0
     """``s``: 1 is compute-bound, 0 memory-bound."""
     hot_factor: float = 1.0
     """Time with operands in the L2 cache, relative to the cold one."""
-    settled_factor: float = 1.0
-    """Time after it has had the GPU for itself for some 50 ms, relative to that between other
-    engines, at the same clock."""
     first_run_ms: float = 3.0
     """Loading its kernel, once."""
     build_ms: float = 0.01
@@ -142,7 +147,7 @@ class SimulatedEngine:
     """From this time on it fails to run; None: never."""
 
     def __post_init__(self) -> None:
-        _check(self, 1e-6, "time_ms", "hot_factor", "settled_factor")
+        _check(self, 1e-6, "time_ms", "hot_factor")
         _check(self, 0.0, "dynamic_w", "clock_sensitivity", "first_run_ms", "build_ms")
         if self.clock_sensitivity > 1:
             raise ValueError(
@@ -150,10 +155,7 @@ class SimulatedEngine:
             )
 
     def at(self, clock: float, cache: Cache) -> float:
-        """Milliseconds a call between other engines, without the gap.
-
-        ``clock`` is relative to the highest.
-        """
+        """Milliseconds a call without the gap; ``clock`` is relative to the highest."""
         s = self.clock_sensitivity
         time_ms = self.time_ms * ((1 - s) + s / clock)
         return time_ms * self.hot_factor if cache == "hot" else time_ms
@@ -174,7 +176,7 @@ def steady_clock(gpu: SimulatedGpu, engine: SimulatedEngine, cache: Cache) -> fl
     gap_ms = gpu.launch_gap_us / 1e3
 
     def power(clock: float) -> float:
-        busy_ms = engine.at(clock, cache) * engine.settled_factor
+        busy_ms = engine.at(clock, cache)
         return power_w(gpu, engine.dynamic_w, clock, busy_ms / (busy_ms + gap_ms))
 
     low, high = gpu.min_clock_mhz / gpu.max_clock_mhz, 1.0
@@ -189,4 +191,4 @@ def steady_clock(gpu: SimulatedGpu, engine: SimulatedEngine, cache: Cache) -> fl
 def sustained_ms(gpu: SimulatedGpu, engine: SimulatedEngine, cache: Cache) -> float:
     """A call of ``engine`` alone once the clock is steady, exactly."""
     clock = steady_clock(gpu, engine, cache)
-    return engine.at(clock, cache) * engine.settled_factor + gpu.launch_gap_us / 1e3
+    return engine.at(clock, cache) + gpu.launch_gap_us / 1e3

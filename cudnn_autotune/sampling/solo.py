@@ -20,13 +20,19 @@ import numpy as np
 
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.sampling.exploration import Field
+from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.timer import Batch, Timer
 
 _BATCH_MS = 5.0
-_MOST_CALLS = 200
-# A block is steady once two chunks of it in a row differ by less than the hunting does.
+# Short calls run in the batches of the race, whose CUDA graphs exist already.
+_SHORT_MS = 0.05
+_SHORT_BATCH_MS = RaceRules.batch_ms
+_MOST_CALLS = RaceRules.most_calls
+# A block is steady once its last chunk and that before the one before differ by less than the
+# hunting does.
 _CHUNK_MS = 40.0
 _STEADY = 0.015
+_STEADY_AT_ONCE = 0.01
 _MOST_BLOCK_MS = 1000.0
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 THROTTLED = 0.015
@@ -68,9 +74,10 @@ def solo(candidate: Candidate, call_ms: float, least_chunks: int, timer: Timer) 
 
     Args:
         call_ms: about what a call takes.
-        least_chunks: of 40 ms, before it may count as steady. The last two count.
+        least_chunks: of 40 ms, before it may count as steady. The last two count; of two, one.
     """
-    calls = min(max(1, math.ceil(_BATCH_MS / call_ms)), _MOST_CALLS)
+    batch_ms = _SHORT_BATCH_MS if call_ms < _SHORT_MS else _BATCH_MS
+    calls = min(max(1, math.ceil(batch_ms / call_ms)), _MOST_CALLS)
     per_chunk = max(2, round(_CHUNK_MS / (calls * call_ms)))
     times: list[float] = []
     clocks: list[float] = []
@@ -88,10 +95,16 @@ def solo(candidate: Candidate, call_ms: float, least_chunks: int, timer: Timer) 
         gpu_ms += sum(new) * calls
         chunks += [float(np.mean(part)) for part in np.array_split(new, wanted)]
         wanted = 1
-        if len(chunks) >= 2 and abs(chunks[-1] / chunks[-2] - 1) < _STEADY:
+        if _is_steady(chunks):
             break
-    steady = per_chunk * min(2, len(chunks))
+    steady = per_chunk * (2 if len(chunks) > 2 else 1)
     return Block(candidate, tuple(times), tuple(clocks), len(times) * calls, gpu_ms, steady)
+
+
+def _is_steady(chunks: Sequence[float]) -> bool:
+    if len(chunks) == 2:
+        return abs(chunks[1] / chunks[0] - 1) < _STEADY_AT_ONCE
+    return len(chunks) > 2 and abs(chunks[-1] / chunks[-3] - 1) < _STEADY
 
 
 def is_throttled(block: Block, max_clock_mhz: float | None) -> bool:
@@ -140,16 +153,16 @@ def could_win(found: Field, steady_ms: float, max_clock_mhz: float | None) -> li
 class SoloRules:
     """How far the solo blocks go."""
 
-    most: int = 5
+    most: int = 7
     """Candidates in the first pass, the leader included."""
-    first_chunks: int = 3
-    again_chunks: int = 4
-    within: float = 0.03
+    first_chunks: int = 2
+    again_chunks: int = 3
+    within: float = 0.04
     """Of the best of the first pass, to be measured again."""
-    most_again: int = 3
-    passes: int = 3
+    most_again: int = 2
+    passes: int = 2
     """Further passes at most, each in the reverse order of the one before."""
-    confident: float = 2.0
+    confident: float = 1.5
     """They end once the best leads by so many standard errors."""
 
 
@@ -188,13 +201,20 @@ _BLOCK_SIGMA = 0.006
 
 
 def finish(
-    contenders: Sequence[Candidate],
+    probe: Block,
+    rivals: Sequence[Candidate],
     found: Field,
     timer: Timer,
     rules: SoloRules,
     affords_ms: float = math.inf,
 ) -> Finish:
-    """All contenders once; then those near the best again, until one leads or time is up."""
+    """All rivals once; then those near the best again, until one leads or time is up.
+
+    Args:
+        probe: the block of the race's leader, which ran just before.
+        rivals: the most promising first.
+        affords_ms: wall time that is left.
+    """
     outcome = Finish()
     spent_ms = 0.0
 
@@ -205,21 +225,24 @@ def finish(
             return
         charge(found, block)
         spent_ms += block.gpu_ms
+        keep(block)
+
+    def keep(block: Block) -> None:
+        candidate = block.candidate
         outcome.logs.setdefault(candidate, []).append(math.log(block.steady_ms))
         if block.steady_clock_mhz is not None:
             outcome.clocks_mhz[candidate] = block.steady_clock_mhz
 
-    for candidate in list(contenders)[: rules.most]:
+    keep(probe)
+    for candidate in list(rivals)[: rules.most - 1]:
         measure(candidate, rules.first_chunks)
-    if not outcome.logs:
-        return outcome
     first = {c: values[0] for c, values in outcome.logs.items()}
     best = min(first.values())
     near = sorted((c for c in first if first[c] - best <= rules.within), key=first.__getitem__)
     near = near[: rules.most_again]
     outcome.finalists = near
     for number in range(rules.passes):
-        if len(near) < 2 or _is_decided(outcome, rules.confident if number else math.inf):
+        if len(near) < 2 or _is_decided(outcome, rules.confident):
             break
         if spent_ms + len(near) * rules.again_chunks * _CHUNK_MS > affords_ms:
             found.remarks.append("the budget ended the solo blocks")

@@ -23,6 +23,20 @@ class SoloCurve:
         self._scatter = [t / c for t, c in zip(trace.time_ms, self._curve, strict=True)]
         caches: tuple[Cache, ...] = ("cold", "hot")
         self._factor = {c: recorded_times.cache_factor(recording, trace, c) for c in caches}
+        self._burst_ms = {c: recorded_times.burst_ms(recording, c) for c in caches}
+        last_ms = statistics.median(recorded_times.last_third(trace))
+        self.slowdown = last_ms / self._burst_ms[trace.cache][trace.text]
+        """Its time at the end relative to that in the rounds."""
+
+    @property
+    def text(self) -> str:
+        """Of the candidate whose trace it is."""
+        return self._trace.text
+
+    def relative_ms(self, text: str, cache: Cache) -> float:
+        """How long another candidate takes in the rounds, relative to this one."""
+        burst_ms = self._burst_ms[cache]
+        return burst_ms[text] / burst_ms[self.text]
 
     def play(
         self, rng: random.Random, at_ms: float, duration_ms: float, cache: Cache

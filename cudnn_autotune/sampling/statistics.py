@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 _MAD_TO_SIGMA = 1.4826
 # Variance of a median against that of a mean, for normal noise: pi / 2; its root is 1.25.
 _MEDIAN_COST = 1.25
-# The 90 % quantile of |noise| in standard deviations: tells of fat tails, which the median does not.
+# The 90 % quantile of |noise| in standard deviations: tells of fat tails, which a median does not.
 _TAIL = 0.9
 _TAIL_TO_SIGMA = 1 / 1.645
 # A residual this many sigmas away is a disturbance, not noise.
@@ -118,5 +118,11 @@ def standing(
     tail = math.sqrt(2 * math.log(2 * count * looks / delta))
     half_width = _MEDIAN_COST * sigma * math.sqrt(2 / rounds) * tail
     mu = np.mean([fit.mu for fit in fits], axis=0)
-    at_best = mu + np.min(np.concatenate([fit.residuals for fit in fits]), axis=0)
+    best_rounds = np.array([np.min(fit.residuals, axis=0) for fit in fits])
+    if min(map(len, groups)) > 1:
+        at_best = mu + np.min(best_rounds, axis=0)
+    else:
+        # What disturbed the only round of a cache state is all in that state's mu.
+        behind = [fit.mu - fit.mu.min() for fit in fits]
+        at_best = mu.min() + np.min(behind + best_rounds, axis=0)
     return Standing(mu, half_width, sigma, disturbed, at_best)

@@ -37,7 +37,9 @@ class Sustained:
     name: str = "sustained"
     race_rules: RaceRules = field(default_factory=RaceRules)
     solo_rules: SoloRules = field(
-        default_factory=lambda: SoloRules(most=8, again_chunks=8, passes=4)
+        default_factory=lambda: SoloRules(
+            most=8, first_chunks=4, again_chunks=8, most_again=3, passes=4, confident=2.5
+        )
     )
     seed: int | None = None
 
@@ -86,11 +88,8 @@ def decided(
     if not rivals:
         found.remarks.append("the board throttles; no rival could be faster at any clock")
         return selection(found, timer, race_rules, probe.steady_clock_mhz)
-    outcome = finish([probe.candidate, *rivals], found, timer, solo_rules, budget.left_ms())
+    outcome = finish(probe, rivals, found, timer, solo_rules, budget.left_ms())
     found.sustained_ms.update(outcome.sustained_ms())
-    if not outcome.finalists:
-        found.remarks.append("no candidate ran alone")
-        return selection(found, timer, race_rules)
     logs = {c: math.log(found.sustained_ms[c]) for c in outcome.finalists}
     best = outcome.best()
     tied = [c for c, value in logs.items() if value - logs[best] <= race_rules.tie_width]

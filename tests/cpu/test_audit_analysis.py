@@ -269,6 +269,19 @@ def test_round_trip(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["modes"]["auto"]["picked"] == {"a": 2}
 
 
+def test_a_compressed_record(tmp_path: Path) -> None:
+    found = record(auto=[["a", "c"]])
+    path = tmp_path / "record.json.gz"
+    record_file.save(found, path)
+    assert record_file.load(path) == found
+    whole = path.read_bytes()
+    assert whole.startswith(b"\x1f\x8b")
+    for cut in (b"", whole[: len(whole) // 2], b"plain text", whole[:12] + b"\0" * 40):
+        path.write_bytes(cut)
+        with pytest.raises(ValueError, match=r"record\.json\.gz"):
+            record_file.load(path)
+
+
 def tree() -> dict[str, Any]:
     found = json.loads(json.dumps(record_file.to_json(record(auto=[["a"]]))))
     assert isinstance(found, dict)

@@ -13,8 +13,9 @@ from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.analysis import left_out, shared_cases
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.oracle_settings import OracleSettings
+from cudnn_autotune.audit.plan import Plan, Step, steps
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
-from cudnn_autotune.audit.schedule import Plan, Session, Step, steps
+from cudnn_autotune.audit.schedule import Session
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.audit.worker import BACKENDS
 

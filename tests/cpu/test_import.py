@@ -13,6 +13,7 @@ import torch
 from subprocesses import evaluate, python
 
 import cudnn_autotune as ca
+from cudnn_autotune import recordings
 
 
 def command_line(*arguments: str, **keywords: object):  # type: ignore[no-untyped-def]
@@ -74,6 +75,32 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
             assert word in done.stdout.lower(), word
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir()), "the demo leaves no file behind"
+    for name in recordings.names():
+        assert f"{name}, replayed from" in done.stdout
+    for mode in ca.sampling.names():
+        # Once in each recording's table, and once for the simulation.
+        assert done.stdout.count(f"{mode} ") >= len(recordings.names()) + 1, mode
+    assert "A simulation of the forum's L4 of 72 W" in done.stdout
+
+
+def test_demo_plot(tmp_path: Path) -> None:
+    plot = tmp_path / "folder" / "demo.png"
+    done = command_line("demo", "--plot", str(plot), env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert f"Drawn: {plot}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("demo.txt", "must end in .png"), ("file/demo.png", "cannot make its folder")],
+)
+def test_a_plot_that_cannot_be_written(tmp_path: Path, path: str, message: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    done = command_line("demo", "--plot", str(tmp_path / path))
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert not done.stdout, "said before anything runs"
 
 
 def test_unknown_command_is_refused() -> None:

@@ -353,7 +353,7 @@ def drop(*path: Any) -> Change:
         (put("candidates", 0, "text", ""), r"candidates\[0\].text: must be a text that is not"),
         (put("candidates", 1, "text", "engine2"), r"candidates\[1\].text: .* is listed twice"),
         (put("candidates", 0, "engine", None), r"candidates\[0\].engine: must be a whole number"),
-        (put("candidates", 0, "knobs", {"A": -1}), r"candidates\[0\].knobs.A: must be a whole"),
+        (put("candidates", 0, "knobs", {"A": 1.5}), r"candidates\[0\].knobs.A: must be a whole"),
         (put("candidates", 0, "heuristic_mode", "C"), r"candidates\[0\].heuristic_mode: must be"),
         (put("candidates", 0, "first_run_ms", -1), r"candidates\[0\].first_run_ms: must be a num"),
         (put("candidates", 0, "first_run_ms", None), r"candidates\[0\].error: must say why"),

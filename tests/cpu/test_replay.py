@@ -21,6 +21,7 @@ from cudnn_autotune.sampling.replay import ReplayTimer
 from cudnn_autotune.sampling.simulated import Noise, SimulatedEngine, SimulatedTimer
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.timer import Batch, Cache
+from cudnn_autotune.unlisted import MATMUL
 
 
 def recorded(timer: SimulatedTimer, folder: Path, **options: float) -> Recording:
@@ -198,6 +199,19 @@ def test_what_was_not_recorded_alone_is_named(forum: Recording) -> None:
     assert timer.missing == ("a solo trace of winograd",)
 
 
+def test_what_was_not_recorded_alone_slows_down_as_others_do(forum: Recording) -> None:
+    timer = ReplayTimer(forum)
+    candidate = built(timer)["winograd"]
+    timer.run([Batch(candidate)])
+    samples = timer.run([Batch(candidate, 2)] * 300)
+    burst, sustained = timer.truth("burst"), timer.truth("sustained")
+    slowdowns = sorted(sustained[text] / burst[text] for text in sustained)
+    played = statistics.median(s.time_ms for s in samples[-100:]) / burst["winograd"]
+    assert played == pytest.approx(slowdowns[len(slowdowns) // 2], rel=0.02)
+    assert samples[-1].clock_mhz is not None
+    assert slowdowns[0] < 1.05 < slowdowns[-1], "or it would show nothing"
+
+
 # cuDNN's own search
 
 
@@ -264,7 +278,13 @@ def test_the_wall_clock_is_batches_and_overhead(forum: Recording) -> None:
     before = timer.elapsed_ms()
     samples = timer.run([Batch(candidate, 2)] * 3)
     total = sum(2 * s.time_ms for s in samples)
-    assert timer.elapsed_ms() - before == pytest.approx(total + forum.run_overhead_ms)
+    # A round's overhead, by launches: the six that ran here of all in a round.
+    launches = statistics.median(
+        sum(calls for calls, t in zip(forum.cold.calls, row, strict=True) if t is not None)
+        for row in forum.cold.time_ms
+    )
+    overhead = 6 / launches * forum.run_overhead_ms
+    assert timer.elapsed_ms() - before == pytest.approx(total + overhead)
 
 
 def test_what_did_not_build_or_run_does_not_in_a_replay(recordings: dict[str, Recording]) -> None:
@@ -295,6 +315,40 @@ def test_the_board_reads_as_recorded(forum: Recording) -> None:
     (sample,) = timer.run([Batch(candidates["64x64"])])
     assert timer.state() == replace(forum.readings[1].state, clock_mhz=sample.clock_mhz)
     assert ReplayTimer(replace(forum, readings=())).state().power_w is None
+
+
+# What no heuristic lists
+
+
+def test_what_no_heuristic_lists_is_recorded_and_replayed(tmp_path: Path) -> None:
+    kernel = Candidate(
+        engine=78,
+        knobs={"KERNEL_CFG": 9, "SPLIT_K_BUF": -1},
+        workspace_bytes=0,
+        numerical_notes=(),
+        behavior_notes=("RUNTIME_COMPILATION",),
+        text="eng78:KERNEL_CFG=9,SPLIT_K_BUF=-1",
+        heuristic_mode="",
+        rank=1012,
+    )
+    live = timer_of(
+        engine("a", 1.0),
+        SimulatedEngine(kernel, 0.8, 100.0, build_ms=300.0),
+        SimulatedEngine(MATMUL, 0.9, 100.0),
+        SimulatedEngine(ATEN, 1.1, 100.0),
+        built=False,
+    )
+    timer = ReplayTimer(recorded(live, tmp_path, rounds=8, solo=4, solo_ms=300.0))
+    assert list(timer.candidates.beyond()) == [ATEN, kernel, MATMUL]
+    assert [c.text for c in timer.candidates.all()] == ["a"]
+    assert timer.truth("burst") == pytest.approx(live.truth("burst"), rel=1e-3)
+    assert timer.truth("sustained") == pytest.approx(live.truth("sustained"), rel=1e-3)
+    selection = sampling.get("race").select(timer.candidates, timer, Limits())
+    assert selection is not None
+    assert selection.winner.candidate == kernel
+    assert {MATMUL, ATEN} <= {timed.candidate for timed in selection.ranking}
+    assert timer.elapsed_ms() > 300, "it was compiled"
+    assert timer.missing == ()
 
 
 # Truth

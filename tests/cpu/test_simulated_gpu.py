@@ -28,6 +28,8 @@ from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.timer import Batch, Cache
 
 ROOM_W = GPU.power_limit_w - GPU.static_w
+# Its controller follows the power all the time.
+FOLLOWING = replace(GPU, control_every_ms=0.0)
 
 
 def solo(timer: SimulatedTimer, text: str, total_ms: float, cache: Cache = "cold") -> list[float]:
@@ -41,12 +43,13 @@ def solo(timer: SimulatedTimer, text: str, total_ms: float, cache: Cache = "cold
 # Power, clock, time
 
 
+@pytest.mark.parametrize("gpu", [GPU, FOLLOWING], ids=["sampled", "following"])
 @pytest.mark.parametrize("sensitivity", [1.0, 0.4])
 @pytest.mark.parametrize("demand", [1.2, 2.0, 3.0])
 def test_alone_under_a_cap_the_board_settles_where_its_power_is_the_cap(
-    demand: float, sensitivity: float
+    demand: float, sensitivity: float, gpu: SimulatedGpu
 ) -> None:
-    timer = timer_of(engine("a", 1.0, demand * ROOM_W, clock_sensitivity=sensitivity))
+    timer = timer_of(engine("a", 1.0, demand * ROOM_W, clock_sensitivity=sensitivity), gpu=gpu)
     times = solo(timer, "a", 3000)
     state = timer.state()
     assert state.power_w == pytest.approx(GPU.power_limit_w, rel=0.005)
@@ -124,8 +127,9 @@ def test_taking_turns_charges_one_engines_power_to_the_other() -> None:
     assert samples[-1].time_ms == pytest.approx(samples[-2].time_ms, rel=0.01)
 
 
-def test_the_clock_recovers_slower_than_it_falls() -> None:
-    timer = timer_of(engine("hungry", 1.0, 3 * ROOM_W), engine("frugal", 1.0, 0.9 * ROOM_W))
+def test_a_controller_that_follows_recovers_slower_than_it_falls() -> None:
+    pair = (engine("hungry", 1.0, 3 * ROOM_W), engine("frugal", 1.0, 0.9 * ROOM_W))
+    timer = timer_of(*pair, gpu=FOLLOWING)
     falling = solo(timer, "hungry", 2000)
     rising = solo(timer, "frugal", 3000)
     down, up = falling[-1], timer.truth("sustained")["frugal"]
@@ -160,12 +164,80 @@ def test_hot_and_cold() -> None:
         assert min(timer.truth(kind, "hot"), key=timer.truth(kind, "hot").__getitem__) == "a"
 
 
-def test_an_engine_may_be_faster_once_it_is_alone() -> None:
-    timer = timer_of(engine("a", 1.0, settled_factor=0.9), engine("b", 1.0))
-    times = solo(timer, "a", 300)
-    assert times[-1] == pytest.approx(timer.truth("sustained")["a"], rel=1e-3)
-    again = timer.run([Batch(candidate("b"), 1), Batch(candidate("a"), 1)])[1]
-    assert again.time_ms == pytest.approx(timer.truth("burst")["a"], rel=0.01)
+# The power controller as an H200's: it looks once in a while
+
+
+def test_under_load_the_clock_holds_and_then_falls_in_one_step() -> None:
+    timer = timer_of(engine("a", 0.5, 2 * ROOM_W))
+    timer.run([Batch(candidate("a"), 10)])  # awake
+    samples = timer.run([Batch(candidate("a"), 4)] * 100)
+    clocks = [s.clock_mhz for s in samples]
+    held = sum(clock == GPU.max_clock_mhz for clock in clocks)
+    assert 55 < held * 4 * 0.501 + 5 < 80
+    steady = GPU.max_clock_mhz * 2 ** (-1 / GPU.power_exponent)
+    # One batch may straddle the step. The clock's rise from idle is in the first look.
+    assert clocks[held + 1] == pytest.approx(steady, rel=0.03)
+    assert all(clock == pytest.approx(steady, rel=0.01) for clock in clocks[held + 80 :])
+
+
+@pytest.mark.parametrize(("before", "after"), [("hungry", "frugal"), ("frugal", "hungry")])
+def test_the_next_engines_steady_clock_is_soon_reached(before: str, after: str) -> None:
+    timer = timer_of(engine("hungry", 1.0, 3 * ROOM_W), engine("frugal", 1.0, 1.2 * ROOM_W))
+    solo(timer, before, 1000)
+    times = solo(timer, after, 300)
+    truth = timer.truth("sustained")
+    assert times[0] == pytest.approx(truth[before], rel=0.02), "the clock of the one before"
+    # A look that saw both, and one that saw the new one only.
+    late = 2 * GPU.control_every_ms
+    assert times[round(late / 5) + 2] == pytest.approx(truth[after], rel=0.01)
+
+
+def test_the_clock_wavers_about_the_one_that_meets_the_cap() -> None:
+    gpu = replace(GPU, noise=replace(STILL, hunting_sd=0.012))
+    timer = timer_of(engine("a", 1.0, 2 * ROOM_W), gpu=gpu)
+    solo(timer, "a", 300)
+    samples = timer.run([Batch(candidate("a"), 5)] * 3000)
+    clocks = [math.log(s.clock_mhz or 0.0) for s in samples]
+    assert statistics.stdev(clocks) == pytest.approx(0.012, rel=0.15)
+    work = [s.time_ms * (s.clock_mhz or 0.0) for s in samples]
+    assert max(work) / min(work) < 1.003, "the time follows the clock, and nothing else"
+    mean = statistics.fmean(s.time_ms for s in samples)
+    assert mean == pytest.approx(timer.truth("sustained")["a"], rel=0.003)
+    # Steps, not noise from batch to batch: it stays where it is between two looks.
+    still = sum(abs(b - a) < 1e-9 for a, b in pairwise(clocks))
+    assert still > 0.7 * len(clocks)
+
+
+def test_a_rest_does_not_count_as_load() -> None:
+    slow_build = SimulatedEngine(candidate("slow"), 1.0, 100.0, build_ms=20.0)
+    timer = timer_of(engine("a", 1.0, 3 * ROOM_W), slow_build, built=False)
+    timer.runnable([candidate("a")])
+    timer.run([Batch(candidate("a"), 40)])
+    timer.runnable([candidate("slow")])
+    samples = timer.run([Batch(candidate("a"), 5)] * 10)
+    assert all(s.clock_mhz == GPU.max_clock_mhz for s in samples)
+
+
+def test_an_h200_as_it_was_measured() -> None:
+    timer = simulated.preset("h200-capped")
+    timer = SimulatedTimer(replace(timer.gpu, noise=STILL), timer.engines)
+    pair = [c for c in timer.candidates.all() if c.text in ("eng78:a", "eng67:b")]
+    timer.runnable(pair)
+    times: dict[str, float] = {}
+    clock: float | None = 0.0
+    for _ in range(200):
+        for c, sample in zip(pair, timer.run([Batch(c, 3) for c in pair]), strict=True):
+            times[c.text], clock = sample.time_ms, sample.clock_mhz
+    # Between others the one that needs more power leads, at a clock between the two's own.
+    assert times["eng67:b"] / times["eng78:a"] == pytest.approx(0.0440 / 0.0409, rel=0.01)
+    assert 1449 < (clock or 0.0) < 1647
+    clocks = {}
+    for c in pair:
+        (*_, last) = timer.run([Batch(c, 10)] * 100)
+        times[c.text], clocks[c.text] = last.time_ms, last.clock_mhz
+    assert clocks["eng78:a"] == pytest.approx(1449, rel=0.005)
+    assert clocks["eng67:b"] == pytest.approx(1647, rel=0.005)
+    assert times["eng67:b"] < 0.95 * times["eng78:a"]
 
 
 # Host and kernel
@@ -446,9 +518,9 @@ def test_the_presets_pose_their_questions() -> None:
     )
     capped = simulated.preset("h200-capped")
     burst, sustained = capped.truth("burst"), capped.truth("sustained")
-    assert (burst["eng67:a"], burst["eng67:b"]) == pytest.approx((0.698, 0.726))
-    assert (sustained["eng67:a"], sustained["eng67:b"]) == pytest.approx((0.730, 0.708), abs=1e-4)
-    assert min(burst, key=burst.__getitem__) == "eng67:a"
+    assert (burst["eng78:a"], burst["eng67:b"]) == pytest.approx((0.336, 0.361))
+    assert (sustained["eng78:a"], sustained["eng67:b"]) == pytest.approx((0.459, 0.434), abs=1e-4)
+    assert min(burst, key=burst.__getitem__) == "eng78:a"
     assert min(sustained, key=sustained.__getitem__) == "eng67:b"
     depthwise = simulated.preset("depthwise")
     assert not depthwise.candidates.aten_uses_cudnn
@@ -519,6 +591,8 @@ def test_bad_arguments() -> None:
         (SimulatedGpu, "max_clock_mhz", 0.0),
         (SimulatedGpu, "power_limit_w", math.nan),
         (SimulatedGpu, "power_filter_ms", -1.0),
+        (SimulatedGpu, "control_every_ms", -1.0),
+        (Noise, "hunting_sd", -0.01),
         (SimulatedGpu, "host_sync_ms", math.inf),
         (SimulatedGpu, "static_w", 800.0),
         (SimulatedGpu, "idle_clock_mhz", 3000.0),

@@ -35,7 +35,7 @@ def check_replays(graph: torch.cuda.CUDAGraph, input: Tensor, weight: Tensor, ou
         assert_close(out, expected(input, weight), 2e-3)
 
 
-@pytest.fixture(params=["till_stable", "sample_once", "heuristic"])
+@pytest.fixture(params=["auto", "till_stable", "sample_once", "heuristic"])
 def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -62,7 +62,7 @@ def result_bytes(problem: ca.ConvProblem) -> int:
     return 4 * (1024 * 1024 * 9 if problem.op == "wgrad" else 1024 * 64)
 
 
-@pytest.mark.parametrize("mode", ["heuristic", "sample_once"])
+@pytest.mark.parametrize("mode", ["heuristic", "sample_once", "auto"])
 def test_tuning_where_workspaces_cannot_be_had(
     mode: str, problem: ca.ConvProblem, crowd: Callable[[int], None]
 ) -> None:

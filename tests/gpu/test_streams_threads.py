@@ -14,7 +14,7 @@ import cudnn_autotune as ca
 
 pytestmark = pytest.mark.gpu
 
-MODES = ["heuristic", "sample_once"]
+MODES = ["heuristic", "sample_once", "auto"]
 
 
 def operands(batch: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,12 @@ def test_every_mode_makes_a_documented_choice(mode: str, operands: tuple[Tensor,
     assert ca.parse_engine_text(choice.text) == (choice.engine, choice.knobs)
     assert choice.workspace_bytes == offered[choice.text].workspace_bytes
     assert choice.workspace_limit is None
-    assert choice.tuning_ms > 0
+    assert choice.selection is not None
+    assert choice.chosen == choice.selection.winner
+    assert choice.selection.evidence.tied == (choice.text,)
+    assert 0 < choice.selection.evidence.wall_ms <= choice.tuning_ms
+    stored = json.loads(json.dumps(choice.selection.to_json(), allow_nan=False))
+    assert ca.Selection.from_json(stored) == choice.selection
     if mode == "heuristic":
         assert choice.time_ms is None
         assert (choice.samples, choice.total_samples, choice.candidates) == (0, 0, 0)
@@ -80,9 +86,9 @@ def test_every_mode_makes_a_documented_choice(mode: str, operands: tuple[Tensor,
     assert not choice.struck
 
 
-def test_the_default_mode_is_till_stable(operands: tuple[Tensor, Tensor]) -> None:
+def test_the_default_mode_is_auto(operands: tuple[Tensor, Tensor]) -> None:
     ca.functional.conv2d(*operands)
-    assert only_choice().sampling == "till_stable"
+    assert only_choice().sampling == "auto"
 
 
 def test_heuristic_takes_the_first_that_builds(operands: tuple[Tensor, Tensor]) -> None:

@@ -1,0 +1,52 @@
+#!/usr/bin/env python
+"""Over the layers of well-known networks: how far from the fastest is what each sampling mode
+picks, what does picking cost, and how does PyTorch compare?
+
+`cudnn-autotune audit`, with all of its options, on benchmarks/layers.json, whose record also says
+from which code and by which command it was made, so that it can be published. A record that is
+there already is continued.
+
+\b
+    python benchmarks/audit_layers.py --json audit.json --plot audit.png
+    python benchmarks/audit_layers.py --simulate h200-capped    (a dry run, without a GPU)
+
+Without --modes: auto, race, sample_once, till_stable, heuristic and PyTorch's three.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from common.environment import environment
+from cudnn_autotune.audit.commands import audit
+from cudnn_autotune.audit.model import PYTORCH_MODES
+
+LAYERS = Path(__file__).with_name("layers.json")
+MODES = ("auto", "race", "sample_once", "till_stable", "heuristic")
+# What a published record needs beside what the audit itself writes down.
+PROVENANCE = ("device", "package", "commit", "dirty", "command", "cpu", "cpu_count")
+
+
+@click.command(params=list(audit.params), help=__doc__)
+@click.pass_context
+def main(ctx: click.Context, /, **given: Any) -> None:
+    path = given["json_path"]
+    is_dry_run = bool(given["presets"] or given["recordings"])
+    if is_dry_run and path is not None and "results" in path.resolve().parts:
+        raise click.UsageError(
+            f"{path}: a dry run (--simulate, --replay) is not recorded under results/"
+        )
+    if given["modes"] is None:
+        given["modes"] = MODES if is_dry_run else (*MODES, *PYTORCH_MODES)
+    if given["layers"] is None and not is_dry_run:
+        given["layers"] = str(LAYERS)
+    known = environment("cpu" if is_dry_run else "cuda")
+    ctx.obj = {key: known[key] for key in PROVENANCE}
+    ctx.invoke(audit, **given)
+
+
+if __name__ == "__main__":
+    main()

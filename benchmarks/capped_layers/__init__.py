@@ -1,0 +1,1 @@
+"""Parts of capped.py: the worker that measures a layer, the report."""

@@ -1,0 +1,190 @@
+"""The worker of capped.py: one layer in one direction, in bursts and alone, and what modes pick."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from common import numbers
+from common.sources import (
+    GpuSource,
+    SimulatedSource,
+    Source,
+    failure,
+    fast_listed,
+    select,
+    shortened,
+)
+
+_CACHES = ("cold", "hot")
+# A burst's load on the board: short against the 60 to 80 ms after which a power controller acts.
+_BURST_ROUNDS = 2
+_BLOCK_BATCH_MS = 5.0
+# Engines further behind than this in bursts do not win alone: they differ in power by less.
+_REACH = 1.2
+# Of a case's time, after which modes are not run a second time.
+_SHARE_OF_MODES = 0.4
+_LEAST_LEADERS = 2
+
+
+def source_of(request: dict[str, Any]) -> Source:
+    if request["device"] == "cpu":
+        return SimulatedSource()
+    import torch
+
+    from cudnn_autotune.audit.layers import Case
+
+    torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = True
+    return GpuSource(Case(**request["case"]).problem())
+
+
+def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields ``pick`` records, then ``burst``, then one ``solo`` a block, then ``sustained``;
+    ``failed`` for a step that failed: the others still count."""
+    begin = time.monotonic()
+    source = source_of(request)
+    # Lazy loading of libraries is no mode's fault: the first search of a process pays for it.
+    select(source, "heuristic")
+    picked: set[str] = set()
+    modes = request["modes"]
+    for run in range(request["runs"]):
+        if run and time.monotonic() - begin > _SHARE_OF_MODES * request["seconds"]:
+            yield {"part": "failed", "step": "modes", "error": f"no time for run {run + 1}"}
+            break
+        for mode in modes if run % 2 == 0 else modes[::-1]:
+            time.sleep(0 if request["device"] == "cpu" else request["rest_s"])
+            pick = select(source, mode)
+            if pick.text is not None:
+                picked.add(pick.text)
+            yield {"part": "pick", "mode": mode, "run": run + 1, "pick": shortened(pick)}
+    try:
+        yield from truths(source, picked, request, begin)
+    except Exception as error:  # a layer that fails is recorded, and the next one has its turn
+        yield {"part": "failed", "step": "truths", "error": failure(error)}
+
+
+def truths(
+    source: Source, picked: set[str], request: dict[str, Any], begin: float
+) -> Iterator[dict[str, Any]]:
+    from cudnn_autotune.audit import plain_json
+    from cudnn_autotune.audit.analysis import truth_of
+    from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, Oracle
+    from cudnn_autotune.audit.oracle_settings import OracleSettings
+    from cudnn_autotune.audit.pairing import of_blocks, of_rounds
+    from cudnn_autotune.audit.turns import Turns
+
+    timer, candidates = source.open()
+    try:
+        known = fast_listed(candidates, picked)
+        turns = Turns(timer, OracleSettings(within=_REACH, survivors=12), picked)
+        survivors = turns.race(turns.admit(timer.runnable(known)))
+        if not survivors:
+            raise RuntimeError("no candidate runs")
+        turns.clocks_mhz.clear()
+        times: dict[str, dict[str, list[float]]] = {cache: {} for cache in _CACHES}
+        for _ in range(request["bursts"]):
+            source.rest(timer, request["rest_s"])
+            found = turns.interleaved(survivors, _BURST_ROUNDS, _CACHES)
+            for cache, rows in found.items():
+                for text, row in rows.items():
+                    times[cache].setdefault(text, []).extend(row)
+        for rows in times.values():
+            for text in turns.failed:
+                rows.pop(text, None)
+        if not all(times.values()):
+            raise RuntimeError("every candidate failed in the bursts")
+        burst = {BURST_COLD: of_rounds(times["cold"]), BURST_HOT: of_rounds(times["hot"])}
+        mean = truth_of(Oracle(burst), BURST)
+        assert mean is not None
+        clocks = turns.clocks_mhz
+        yield {
+            "part": "burst",
+            "truths": plain_json.encode(burst),
+            "candidates": len(known),
+            "clock_mhz": numbers.significant(statistics.median(clocks)) if clocks else None,
+            "least_clock_mhz": numbers.significant(min(clocks)) if clocks else None,
+            "max_clock_mhz": timer.state().max_clock_mhz,
+            "failed": turns.failed,
+        }
+        by_text = {c.text: c for c in survivors}
+        order = sorted(mean.times_ms, key=mean.times_ms.__getitem__)
+        chosen = leaders(order, by_text, mean.times_ms, request["leaders"])
+        each_s = 2 * (request["solo_s"] * _REACH + request["rest_s"])
+        left_s = request["seconds"] - (time.monotonic() - begin)
+        if request["device"] == "cuda":
+            chosen = chosen[: max(_LEAST_LEADERS, int(left_s / each_s))]
+        # What was picked is judged, whatever time it takes.
+        chosen += [text for text in order if text in picked and text not in chosen]
+        blocks: dict[str, list[float]] = {text: [] for text in chosen}
+        for text in [*chosen, *reversed(chosen)]:
+            source.rest(timer, request["rest_s"])
+            block = solo(timer, by_text[text], mean.times_ms[text], request["solo_s"])
+            yield {"part": "solo", "text": text, **block}
+            if "time_ms" in block:
+                blocks[text].append(block["time_ms"])
+        complete = {text: row for text, row in blocks.items() if len(row) == 2}
+        if complete:
+            yield {"part": "sustained", "truth": plain_json.encode(of_blocks(complete))}
+    finally:
+        source.close(timer)
+
+
+def leaders(
+    order: Sequence[str], by_text: dict[str, Any], times_ms: dict[str, float], most: int
+) -> list[str]:
+    """Those that could win alone: the fastest of each engine first, since configs of one engine
+    mostly draw alike; then the others within reach, as they finished."""
+    best = times_ms[order[0]]
+    near = [text for text in order if times_ms[text] <= _REACH * best]
+    seen: set[Any] = set()
+    firsts = []
+    for text in near:
+        if by_text[text].engine not in seen:
+            seen.add(by_text[text].engine)
+            firsts.append(text)
+    firsts = firsts[: max(1, most * 2 // 3)]  # the winner's own engine may have a calmer config
+    return [*firsts, *(text for text in near if text not in firsts)][:most]
+
+
+def solo(timer: Any, candidate: Any, call_ms: float, seconds: float) -> dict[str, Any]:
+    """A candidate alone for ``seconds``, cold and hot batches in turn, without a pause.
+
+    ``time_ms`` is the geometric mean of both over the second half of the block, ``trace`` the
+    same pair by pair.
+    """
+    from cudnn_autotune.sampling.timer import Batch
+
+    calls = max(1, min(math.ceil(_BLOCK_BATCH_MS / max(call_ms, 1e-4)), 500))
+    pairs = max(4, math.ceil(seconds * 1e3 / (2 * calls * call_ms)))
+    batches = [Batch(candidate, calls, cache) for cache in _CACHES] * pairs
+    begin_s = time.monotonic()
+    samples = timer.run(batches)
+    end_s = time.monotonic()
+    wrong = next((s for s in samples if not math.isfinite(s.time_ms)), None)
+    if wrong is not None:
+        return {"error": wrong.error or "fails to run"}
+    now_ms = 0.0
+    trace: dict[str, list[float | None]] = {"t_ms": [], "time_ms": [], "clock_mhz": []}
+    for cold, hot in zip(samples[::2], samples[1::2], strict=True):
+        now_ms += calls * (cold.time_ms + hot.time_ms)
+        clocks = [s.clock_mhz for s in (cold, hot) if s.clock_mhz is not None]
+        trace["t_ms"].append(round(now_ms, 1))
+        trace["time_ms"].append(numbers.significant(math.sqrt(cold.time_ms * hot.time_ms), 5))
+        trace["clock_mhz"].append(
+            numbers.significant(statistics.fmean(clocks), 4) if clocks else None
+        )
+    half = pairs // 2
+    late = [s.clock_mhz for s in samples[2 * half :] if s.clock_mhz is not None]
+    logs = [math.log(s.time_ms) for s in samples[2 * half :]]
+    return {
+        "time_ms": math.exp(statistics.fmean(logs)),
+        "clock_mhz": numbers.significant(statistics.fmean(late), 4) if late else None,
+        "calls": 2 * pairs * calls,
+        "trace": trace,
+        "begin_monotonic_s": begin_s,
+        "end_monotonic_s": end_s,
+    }

@@ -1,0 +1,243 @@
+"""What rounds say: the fit against closed forms, its intervals against repeated experiments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cudnn_autotune.sampling.statistics import Floats, Standing, median_polish, standing
+
+RULES: dict[str, Any] = {
+    "delta": 0.05,
+    "least_sigma": 0.0015,
+    "prior_sigma": 0.01,
+    "prior_freedom": 12,
+}
+
+
+def judge(*groups: Floats, **changes: Any) -> Standing:
+    return standing(groups, **{**RULES, **changes})
+
+
+def rounds_of(
+    mu: Sequence[float], rounds: int, sigma: float, rng: np.random.Generator, shared: float = 0.0
+) -> Floats:
+    """Normal log times; ``shared``: the deviation of what disturbs a whole round."""
+    noise = rng.normal(0, sigma, (rounds, len(mu))) if sigma else 0.0
+    drift = rng.normal(0, shared, (rounds, 1)) if shared else 0.0
+    return np.asarray(mu) + noise + drift + np.zeros((rounds, len(mu)))
+
+
+# Median polish
+
+
+def test_an_additive_table_is_fitted_exactly() -> None:
+    mu = np.array([0.1, -0.7, 2.0, 0.4])
+    rho = np.array([0.0, 0.5, -0.2, 0.0, 1.0])
+    fit = median_polish(rho[:, None] + mu)
+    assert fit.mu == pytest.approx(mu)  # the median of rho is 0
+    assert np.abs(fit.residuals).max() < 1e-12
+
+
+def test_a_table_polished_by_hand() -> None:
+    """Columns less 2, 3, 7, rows less -1, 0, 1; then every median is 0."""
+    table = np.array([[1.0, 3.0, 5.0], [2.0, 2.0, 7.0], [3.0, 4.0, 18.0]])
+    fit = median_polish(table)
+    assert fit.mu == pytest.approx([2.0, 3.0, 7.0])
+    expected = [[0.0, 1.0, -1.0], [0.0, -1.0, 0.0], [0.0, 0.0, 10.0]]
+    assert fit.residuals == pytest.approx(np.array(expected))
+
+
+def test_one_candidate_and_one_round() -> None:
+    assert median_polish(np.array([[3.0], [5.0], [4.0]])).mu == pytest.approx([4.0])
+    fit = median_polish(np.array([[3.0, 5.0, 4.0]]))
+    assert fit.mu == pytest.approx([3.0, 5.0, 4.0])
+    assert np.abs(fit.residuals).max() == 0
+
+
+tables = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 7), st.integers(1, 6)),
+    elements=st.floats(-5, 5, allow_nan=False, width=32),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(table=tables, scale=st.floats(-3, 3))
+def test_fit_and_residuals_add_up(table: Floats, scale: float) -> None:
+    before = table.copy()
+    fit = median_polish(table)
+    assert (table == before).all(), "the input was changed"
+    rho = table - fit.residuals - fit.mu
+    assert rho == pytest.approx(np.repeat(rho[:, :1], table.shape[1], axis=1), abs=1e-9)
+    assert float(np.median(rho[:, 0])) == pytest.approx(0, abs=1e-9)
+    # What is common to all samples goes into mu.
+    moved = median_polish(table + scale)
+    assert moved.mu == pytest.approx(fit.mu + scale, abs=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(table=tables, data=st.data())
+def test_what_a_round_has_in_common_cancels(table: Floats, data: st.DataObject) -> None:
+    """However large it is, the candidates' distances do not see it."""
+    rounds = len(table)
+    rho = np.array(data.draw(st.lists(st.floats(-9, 9), min_size=rounds, max_size=rounds)))
+    additive = table[0] + rho[:, None]
+    fit = median_polish(additive)
+    assert fit.mu - fit.mu[0] == pytest.approx(table[0] - table[0, 0], abs=1e-9)
+    assert np.abs(fit.residuals).max() < 1e-9
+
+
+def test_spoilt_samples_do_not_move_it() -> None:
+    """Three times as long in 8 of 44 samples: the mean would be off by 20 %."""
+    rng = np.random.default_rng(0)
+    clean = rounds_of([0.0, 0.02, 0.05, 0.3], 11, 0.002, rng, shared=0.1)
+    spoilt = clean.copy()
+    for candidate in range(4):
+        for row in rng.choice(11, 2, replace=False):
+            spoilt[row, candidate] += math.log(3)
+    before, after = median_polish(clean), median_polish(spoilt)
+    assert after.mu - after.mu[0] == pytest.approx(before.mu - before.mu[0], abs=0.005)
+    assert judge(clean).best == judge(spoilt).best == 0
+
+
+def test_spoilt_samples_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    data = rounds_of([0.0, 0.02, 0.05, 0.3], 20, 0.002, rng, shared=0.1)
+    assert judge(data).disturbed == 0
+    for row, candidate in ((3, 0), (3, 2), (11, 3)):
+        data[row, candidate] += 0.2
+    assert judge(data).disturbed == 3
+
+
+# Standing
+
+
+def test_the_half_width_is_the_documented_formula() -> None:
+    """With noise below the floor: the floor's formula, to the digit."""
+    for rounds, count in ((6, 2), (20, 5), (40, 12)):
+        log_times = np.zeros((rounds, count)) + np.arange(count)
+        expected = (
+            1.25
+            * RULES["least_sigma"]
+            * math.sqrt(2 / rounds)
+            * math.sqrt(2 * math.log(2 * count * math.log2(rounds + 1) / 0.05))
+        )
+        found = judge(log_times, prior_freedom=0)
+        assert found.half_width == pytest.approx(expected)
+        assert found.sigma == RULES["least_sigma"]
+
+
+def test_floors_and_priors() -> None:
+    quiet = np.zeros((4, 3))
+    freedom = 3 * 2
+    assert judge(quiet, prior_freedom=freedom + 1).sigma == RULES["prior_sigma"]
+    assert judge(quiet, prior_freedom=freedom).sigma == RULES["least_sigma"]
+    assert judge(quiet, least_sigma=0.02).sigma == 0.02
+    # One round says nothing of the noise: only the prior does.
+    assert judge(np.array([[0.0, 9.0]])).sigma == RULES["prior_sigma"]
+    assert judge(np.array([[0.0], [0.1], [0.2]])).sigma == RULES["prior_sigma"]
+    # Nor is a prior believed where the noise is larger.
+    rng = np.random.default_rng(0)
+    assert judge(rounds_of([0, 0, 0], 4, 0.5, rng), prior_freedom=100).sigma > 0.1
+
+
+@pytest.mark.parametrize("sigma", [0.003, 0.02])
+def test_sigma_is_that_of_a_sample(sigma: float) -> None:
+    """Whatever all samples of a round have in common, and whatever the candidates' times are."""
+    rng = np.random.default_rng(1)
+    found = [
+        judge(rounds_of([0.0, 0.3, -2.0, 0.1], 24, sigma, rng, shared=0.2)).sigma
+        for _ in range(100)
+    ]
+    assert np.mean(found) == pytest.approx(sigma, rel=0.25)
+    assert np.mean(found) > 0.95 * sigma, "it must not be an underestimate"
+
+
+def test_fat_tails_widen_it() -> None:
+    """The median of the residuals does not see one sample of six; the 90 % quantile does."""
+    rng = np.random.default_rng(2)
+    clean = rounds_of([0.0, 0.01, 0.02], 30, 0.002, rng)
+    fat = clean + np.where(rng.random(clean.shape) < 1 / 6, 0.05, 0.0)
+    assert judge(fat).half_width > 3 * judge(clean).half_width
+
+
+def test_more_rounds_narrow_it_and_more_candidates_or_confidence_widen_it() -> None:
+    rng = np.random.default_rng(3)
+    data = rounds_of([0.0] * 10, 160, 0.01, rng)
+    widths = [judge(data[:rounds]).half_width for rounds in (10, 20, 40, 80, 160)]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] == pytest.approx(widths[0] / 4, rel=0.3)
+    flat = np.zeros((20, 10))
+    by_count = [judge(flat[:, :count], prior_freedom=0).half_width for count in (2, 5, 10)]
+    assert by_count == sorted(by_count)
+    by_delta = [judge(flat, delta=delta).half_width for delta in (0.2, 0.05, 0.01, 0.001)]
+    assert by_delta == sorted(by_delta)
+    assert len(set(by_delta)) == 4
+
+
+@pytest.mark.parametrize("sigma", [0.005, 0.03])
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("rounds", [4, 8, 24])
+def test_the_interval_covers_in_repeated_experiments(rounds: int, count: int, sigma: float) -> None:
+    """All differences at once, as a race looks at them; drift of the whole round comes on top."""
+    rng = np.random.default_rng(4)
+    mu = np.linspace(0, 0.1, count)
+    experiments = 400
+    covered = 0
+    for _ in range(experiments):
+        half = rounds // 2
+        groups = [rounds_of(mu, half, sigma, rng, 0.05), rounds_of(mu, half, sigma, rng, 0.05)]
+        found = judge(*groups)
+        wrong = np.abs((found.mu - found.mu[0]) - (mu - mu[0]))
+        covered += bool((wrong <= found.half_width).all())
+    assert covered >= 0.95 * experiments
+
+
+@pytest.mark.parametrize("sigma", [0.004, 0.02])
+def test_the_fastest_is_never_out_in_a_whole_race(sigma: float) -> None:
+    """The union bound over the looks: judged after every round, and never wrongly out."""
+    rng = np.random.default_rng(5)
+    mu = np.array([0.0, 0.004, 0.01, 0.02, 0.05, 0.3])
+    races, wrong = 200, 0
+    for _ in range(races):
+        data = rounds_of(mu, 24, sigma, rng, 0.02)
+        for rounds in range(2, 25, 2):
+            found = judge(data[:rounds:2], data[1:rounds:2])
+            if found.mu[0] - found.mu.min() > found.half_width:
+                wrong += 1
+                break
+    assert wrong <= 0.05 * races
+
+
+def test_cache_states_are_fitted_on_their_own_and_averaged() -> None:
+    """A candidate that the cache helps more than others is not thereby noisy."""
+    cold = np.zeros((6, 3)) + np.array([0.0, 0.1, 0.2])
+    hot = np.zeros((6, 3)) + np.array([0.0, -0.2, 0.1])
+    found = judge(cold, hot, prior_freedom=0)
+    assert found.mu == pytest.approx([0.0, -0.05, 0.15])
+    assert found.sigma == RULES["least_sigma"]
+    assert found.best == 1
+    # Groups without rounds do not count.
+    assert judge(cold, cold[:0]).mu == pytest.approx(judge(cold).mu)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("spoilt", ["cold", "hot"])
+def test_a_candidate_spoilt_in_one_round_has_another_best_one(spoilt: str, rounds: int) -> None:
+    """From the first look on: else another process that comes by drops the fastest for good."""
+    rng = np.random.default_rng(6)
+    mu = [0.0, 0.03, 0.06, 0.1]
+    cold, hot = (rounds_of(mu, rounds, 0.002, rng, 0.05) for _ in range(2))
+    (cold if spoilt == "cold" else hot)[0, 0] += math.log(2)
+    found = judge(cold, hot)
+    assert found.at_best[0] - found.mu.min() <= found.half_width
+    # Who is slow in every round has no such excuse.
+    assert found.at_best[3] - found.mu.min() > 0.04

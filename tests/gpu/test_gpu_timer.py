@@ -1,0 +1,347 @@
+"""The timer of a GPU that is here: what it builds, runs and reads, on small problems."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from references import assert_close, random_operands, reference, tolerance
+from torch import Tensor
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C
+from cudnn_autotune.engines import ATEN, open_search
+from cudnn_autotune.sampling.gpu_timer import GpuTimer, Operands
+from cudnn_autotune.sampling.timer import Batch, Cache, Sample
+from cudnn_autotune.unlisted import MATMUL, other_kernels
+
+pytestmark = pytest.mark.gpu
+
+NHWC = torch.channels_last
+OPS = ("fprop", "dgrad", "wgrad")
+CACHES: tuple[Cache, ...] = ("cold", "hot")
+
+# Some 10 us on a large GPU: below what is replayed from graphs.
+DENSE: dict[str, Any] = {
+    "input_shape": (16, 64, 28, 28), "weight_shape": (64, 64, 3, 3), "padding": 1,
+    "dtype": torch.float16, "memory_format": NHWC,
+}  # fmt: skip
+POINTWISE: dict[str, Any] = {
+    "input_shape": (8, 64, 14, 14), "weight_shape": (96, 64, 1, 1),
+    "dtype": torch.float16, "memory_format": NHWC,
+}  # fmt: skip
+
+SLACK = 1 << 18  # bytes that CUDA graphs may keep for the random number generator
+
+Open = Callable[[ca.ConvProblem], GpuTimer]
+
+
+@pytest.fixture
+def open_timer() -> Iterator[Open]:
+    """Opens timers, and closes them after the test."""
+    opened: list[GpuTimer] = []
+
+    def on_random_operands(problem: ca.ConvProblem) -> GpuTimer:
+        opened.append(GpuTimer.open(problem))
+        return opened[-1]
+
+    yield on_random_operands
+    for timer in opened:
+        timer.close()
+
+
+def tensors_of(problem: ca.ConvProblem) -> tuple[Operands, Tensor, Tensor]:
+    """(x, w, y) with NaN in the one that is written; that one; and what it must become."""
+    a, b = random_operands(problem, "cuda")
+    shapes = {
+        "fprop": problem.output_shape,
+        "dgrad": problem.input_shape,
+        "wgrad": problem.weight_shape,
+    }
+    written = torch.full(shapes[problem.op], math.nan, dtype=problem.dtype, device="cuda")
+    written = written.contiguous(memory_format=problem.memory_format)
+    tensors = {"fprop": (a, b, written), "dgrad": (written, b, a), "wgrad": (b, written, a)}
+    return tensors[problem.op], written, reference(problem, a, b)
+
+
+def check_samples(samples: list[Sample], timer: GpuTimer) -> None:
+    highest = timer.state().max_clock_mhz or 5000.0
+    for sample in samples:
+        assert not sample.error
+        assert 0 < sample.time_ms < 1000
+        assert sample.clock_mhz is None or 100 < sample.clock_mhz < 1.05 * highest
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_times_and_clocks_are_plausible(op: str, open_timer: Open) -> None:
+    problem = ca.ConvProblem(op, **DENSE)
+    timer = open_timer(problem)
+    candidates = [*timer.runnable(ca.candidates(problem)[:4]), ATEN]
+    assert len(candidates) >= 3
+    start_ms = timer.elapsed_ms()
+    for calls in (1, 7):
+        for cache in CACHES:
+            batches = [Batch(c, calls, cache) for c in candidates]
+            timer.run(batches)  # loads the kernels
+            samples = timer.run(batches * 2)
+            assert len(samples) == 2 * len(batches)
+            check_samples(samples, timer)
+    assert timer.elapsed_ms() > start_ms
+
+
+def test_the_clock_is_told_for_batches_long_enough(open_timer: Open) -> None:
+    """All of them or none: none where the driver does not take the kernel that reads it."""
+    problem = ca.ConvProblem("fprop", **{**DENSE, "input_shape": (64, 64, 56, 56)})
+    timer = open_timer(problem)
+    (first,) = timer.runnable(ca.candidates(problem), limit=1)
+    timer.run([Batch(first, 20, "hot")] * 3)
+    samples = timer.run([Batch(first, 100, "hot")] * 5)
+    check_samples(samples, timer)
+    assert len({sample.clock_mhz is None for sample in samples}) == 1
+
+
+def test_a_graph_of_calls_takes_what_single_calls_take(open_timer: Open) -> None:
+    problem = ca.ConvProblem("fprop", **DENSE)
+    timer = open_timer(problem)
+    candidates = timer.runnable(ca.candidates(problem)[:3])
+    for candidate in candidates:
+        for cache in CACHES:
+            medians = []
+            for calls in (1, 32):
+                timer.run([Batch(candidate, calls, cache)] * 5)
+                samples = timer.run([Batch(candidate, calls, cache)] * 15)
+                check_samples(samples, timer)
+                medians.append(statistics.median(s.time_ms for s in samples))
+            single, graph = medians
+            assert graph < 3 * single, (candidate.text, cache)
+            assert single < 3 * graph, (candidate.text, cache)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_runs_write_the_output_and_nothing_else(op: str) -> None:
+    problem = ca.ConvProblem(op, **POINTWISE)
+    operands, written, expected = tensors_of(problem)
+    before = [t.clone() for t in operands]
+    timer = GpuTimer(problem, open_search(problem, torch.cuda.current_device()), operands)
+    try:
+        for candidate in [*timer.runnable(ca.candidates(problem)[:3]), MATMUL]:
+            for batch in (Batch(candidate, 1, "hot"), Batch(candidate, 5, "hot")):
+                for repeat in range(2):  # the second run of many calls is a graph's
+                    written.fill_(math.nan)
+                    torch.cuda.synchronize()
+                    check_samples(timer.run([batch]), timer)
+                    what = f"{candidate.text}, {batch.calls} calls, run {repeat}"
+                    assert_close(written, expected, tolerance(problem.dtype), what)
+        written.fill_(math.nan)
+        torch.cuda.synchronize()
+        check_samples(timer.run([Batch(MATMUL, 5, "cold"), Batch(ATEN, 5, "cold")]), timer)
+        for now, then in zip(operands, before, strict=True):
+            assert now is written or torch.equal(now, then)
+    finally:
+        timer.close()
+
+
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "dense": DENSE,
+    "contiguous_fp32": {
+        "input_shape": (2, 8, 12, 11), "weight_shape": (6, 8, 3, 2), "padding": (1, 0),
+        "dtype": torch.float32, "allow_tf32": False,
+    },
+    "asymmetric": {
+        "input_shape": (2, 8, 12, 11), "weight_shape": (6, 8, 3, 3), "padding": (0, 2, 1, 0),
+        "dtype": torch.float16, "memory_format": NHWC,
+    },
+    "strided_groups": {
+        "input_shape": (2, 8, 13, 12), "weight_shape": (12, 2, 3, 3), "stride": 2, "groups": 4,
+        "dilation": (1, 2), "padding": 1, "dtype": torch.bfloat16,
+    },
+    "depthwise": {
+        "input_shape": (4, 16, 14, 14), "weight_shape": (16, 1, 3, 3), "groups": 16, "padding": 1,
+        "dtype": torch.float16,
+    },
+    "one_dimension": {
+        "input_shape": (4, 16, 50), "weight_shape": (8, 16, 5), "dtype": torch.float16,
+    },
+    "three_dimensions": {
+        "input_shape": (2, 8, 6, 7, 8), "weight_shape": (8, 8, 3, 3, 3), "padding": 1,
+        "dtype": torch.float16, "memory_format": torch.channels_last_3d,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_pytorchs_own_path(
+    name: str, op: str, open_timer: Open, cudnn_flags: Callable[..., None]
+) -> None:
+    problem = ca.ConvProblem(op, **GEOMETRIES[name])
+    cudnn_flags(allow_tf32=False)
+    operands, written, expected = tensors_of(problem)
+    result = _C.run_aten(problem.native(), *operands)
+    assert result.is_contiguous(memory_format=problem.memory_format)
+    assert bool(written.isnan().all()), "the result is a tensor of its own"
+    assert_close(result, expected, tolerance(problem.dtype), name)
+    timer = open_timer(problem)
+    for cache in CACHES:
+        check_samples(timer.run([Batch(ATEN, 1, cache), Batch(ATEN, 4, cache)] * 2), timer)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("input_shape", "weight_shape", "memory_format"),
+    [
+        ((8, 64, 14, 14), (96, 64, 1, 1), NHWC),
+        ((3, 24, 7, 5), (1, 24, 1, 1), NHWC),
+        ((3, 1, 7, 5), (40, 1, 1, 1), NHWC),
+        ((4, 32, 1, 1), (16, 32, 1, 1), NHWC),
+        ((2, 16, 4, 5, 6), (24, 16, 1, 1, 1), torch.channels_last_3d),
+    ],
+)
+def test_matrix_product(
+    input_shape: tuple[int, ...],
+    weight_shape: tuple[int, ...],
+    memory_format: torch.memory_format,
+    dtype: torch.dtype,
+    op: str,
+    open_timer: Open,
+) -> None:
+    problem = ca.ConvProblem(
+        op, input_shape, weight_shape, dtype=dtype, memory_format=memory_format
+    )
+    assert _C.is_matmul(problem.native())
+    operands, written, expected = tensors_of(problem)
+    _C.run_matmul(problem.native(), *operands)
+    assert_close(written, expected, tolerance(dtype), problem.text)
+    timer = open_timer(problem)
+    for cache in CACHES:
+        check_samples(timer.run([Batch(MATMUL, 1, cache), Batch(MATMUL, 4, cache)] * 2), timer)
+
+
+def test_texts_that_nobody_knows_are_refused(open_timer: Open) -> None:
+    problem = ca.ConvProblem("fprop", **DENSE)
+    timer = open_timer(problem)
+    for text in ("nonsense", "", "matmul"):  # a 3x3 kernel is no matrix product
+        with pytest.raises(ValueError, match="engine_text"):
+            timer.run([Batch(replace(ATEN, text=text))])
+    # An engine without a plan: it was never built.
+    first = ca.candidates(problem)[0]
+    with pytest.raises(ValueError, match="engine_text"):
+        timer.run([Batch(first)])
+    (ready,) = timer.runnable([first])
+    with pytest.raises(ValueError, match="calls"):
+        timer.run([Batch(ready, 0)])
+    check_samples(timer.run([Batch(ready), Batch(ATEN)]), timer)  # and nothing is broken
+
+
+def test_what_does_not_build_is_not_runnable(open_timer: Open) -> None:
+    problem = ca.ConvProblem("dgrad", **DENSE)
+    timer = open_timer(problem)
+    listed = ca.candidates(problem)[:5]
+    first = listed[0]
+    broken = [
+        replace(first, engine=9999, text="eng9999"),
+        replace(first, text=f"eng{first.engine}:KERNEL_CFG=99999"),
+    ]
+    ready = timer.runnable([broken[0], *listed, broken[1], ATEN])
+    assert ready
+    assert ready[-1] == ATEN
+    assert ready[:-1] == [c for c in listed if c in ready]
+    assert {c.text for c in ready[:-1]} == timer.plans.keys()
+    # With a limit, what does not build does not count, and the rest is not built.
+    other = open_timer(problem)
+    assert other.runnable([broken[0], *ready], limit=2) == ready[:2]
+    assert len(other.plans) == 2
+
+
+def test_compiled_engines_build_in_the_background(open_timer: Open) -> None:
+    for op in ("dgrad", "wgrad", "fprop"):
+        problem = ca.ConvProblem(
+            op, **{**DENSE, "input_shape": (32, 128, 28, 28), "weight_shape": (128, 128, 3, 3)}
+        )
+        listed = [c for c in ca.candidates(problem) if c.is_compiled]
+        if listed:
+            break
+    else:
+        pytest.skip("this cuDNN lists no engine that is compiled at run time")
+    compiled = [*listed, *other_kernels(listed)][:6]
+    timer = open_timer(problem)
+    start_ms = timer.elapsed_ms()
+    timer.prepare(compiled)
+    prepared_ms = timer.elapsed_ms() - start_ms
+    (plain,) = timer.runnable([c for c in ca.candidates(problem) if not c.is_compiled], limit=1)
+    check_samples(timer.run([Batch(plain)] * 2), timer)  # meanwhile
+    ready = timer.runnable(compiled)
+    assert {c.text for c in listed[:6]} & {c.text for c in ready}
+    assert prepared_ms < 0.5 * (timer.elapsed_ms() - start_ms), "prepare() waited"
+    timer.run([Batch(c) for c in ready])
+    check_samples(timer.run([Batch(c, 3, cache) for c in ready for cache in CACHES]), timer)
+    a, b = random_operands(problem, "cuda")
+    expected = reference(problem, a, b)
+    for candidate in ready[:2]:
+        output = ca.execute(problem, candidate.text, a, b)
+        assert_close(output, expected, tolerance(problem.dtype), candidate.text)
+
+
+def test_closing_gives_the_memory_back_and_keeps_the_plans() -> None:
+    problem = ca.ConvProblem("fprop", **DENSE)
+    candidates = ca.candidates(problem)[:5]
+    timer = GpuTimer.open(problem)
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    ready = timer.runnable(candidates)
+    timer.run([Batch(c, calls, cache) for c in ready for calls in (1, 8) for cache in CACHES])
+    timer.run([Batch(c, 8, cache) for c in ready for cache in CACHES])
+    assert torch.cuda.memory_allocated() > before + 2 * SLACK, "no copies for a cold cache"
+    timer.close()
+    assert torch.cuda.memory_allocated() <= before + SLACK
+    assert {c.text for c in ready} == timer.plans.keys()
+    # Closed is not broken: it sets itself up again.
+    assert timer.runnable(ready) == ready
+    check_samples(timer.run([Batch(ready[0], 1, cache) for cache in CACHES]), timer)
+    timer.close()
+    timer.close()
+    assert torch.cuda.memory_allocated() <= before + SLACK
+
+
+@pytest.mark.parametrize("technique", ["sample_once", "median_of_three", "till_stable"])
+def test_cudnns_own_search(technique: str, open_timer: Open) -> None:
+    problem = ca.ConvProblem("fprop", **DENSE)
+    timer = open_timer(problem)
+    ready = timer.runnable(ca.candidates(problem)[:6])
+    found = timer.frontend_find(technique, ready, 0)
+    assert {entry.candidate.text for entry in found.ranking} <= {c.text for c in ready}
+    times = [entry.time_ms for entry in found.ranking if entry.time_ms is not None]
+    assert len(times) == len(found.ranking) >= 1
+    assert times == sorted(times)
+    assert all(0 < t < 1000 for t in times)
+    assert found.total_samples >= sum(entry.samples for entry in found.ranking)
+    limited = timer.frontend_find(technique, ready, 2)
+    assert 1 <= len(limited.ranking) <= 2
+
+
+def test_the_board_is_read(open_timer: Open) -> None:
+    """What NVML tells, where there is NVML."""
+    state = open_timer(ca.ConvProblem("fprop", **DENSE)).state()
+    for value, most in (
+        (state.power_w, 3000),
+        (state.power_limit_w, 3000),
+        (state.temperature_c, 130),
+        (state.clock_mhz, 5000),
+        (state.max_clock_mhz, 5000),
+    ):
+        assert value is None or 0 < value < most
+    assert all(isinstance(reason, str) for reason in state.throttle_reasons)
+
+
+def test_a_device_that_is_not_here() -> None:
+    problem = ca.ConvProblem("fprop", **DENSE)
+    for device in ("h200", "cpu", f"cuda:{torch.cuda.device_count()}"):
+        with pytest.raises(ValueError, match="device"):
+            GpuTimer.open(problem, device)

@@ -1,0 +1,313 @@
+"""``race``, ``sustained`` and ``auto`` through the functions that users call."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from references import assert_close
+from strategies import ONLY_ATEN, ONLY_MATMUL
+from torch import Tensor
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines import ATEN
+from cudnn_autotune.unlisted import MATMUL
+
+pytestmark = pytest.mark.gpu
+
+MODES = ("race", "sustained", "auto")
+NHWC = torch.channels_last
+OPS = {"fprop", "dgrad", "wgrad"}
+
+# input shape, weight shape, dtype, layout, keywords of conv2d
+LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.dtype, Any, dict[str, Any]]] = {
+    "dense": ((16, 64, 28, 28), (64, 64, 3, 3), torch.float16, NHWC, {"padding": 1}),
+    "contiguous_fp32": (
+        (4, 16, 20, 20), (24, 16, 3, 3), torch.float32, torch.contiguous_format, {"stride": 2},
+    ),
+    "depthwise": (
+        (8, 32, 28, 28), (32, 1, 3, 3), torch.float32, torch.contiguous_format,
+        {"padding": 1, "groups": 32},
+    ),
+    "pointwise": ((8, 64, 14, 14), (96, 64, 1, 1), torch.float16, NHWC, {}),
+    "pointwise_bf16": ((8, 64, 14, 14), (96, 64, 1, 1), torch.bfloat16, NHWC, {}),
+}  # fmt: skip
+ALLOWED = {torch.float16: 4e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def full_precision(cudnn_flags: Callable[..., None]) -> None:
+    cudnn_flags(allow_tf32=False)
+
+
+def operands(name: str, seed: int = 0) -> tuple[Tensor, Tensor]:
+    input_shape, weight_shape, dtype, layout, _ = LAYERS[name]
+    generator = torch.Generator().manual_seed(seed)
+    input, weight = (
+        torch.randn(shape, generator=generator).to("cuda", dtype).contiguous(memory_format=layout)
+        for shape in (input_shape, weight_shape)
+    )
+    return input, weight
+
+
+def expected(name: str, input: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.conv2d(
+        input.cpu().double(), weight.cpu().double(), **LAYERS[name][4]
+    )
+
+
+def training_step(function: Callable[..., Tensor], name: str, **policy: Any) -> list[Tensor]:
+    """Output and both gradients; on the CPU in float64 where ``function`` is PyTorch's."""
+    input, weight = operands(name)
+    if function is torch.nn.functional.conv2d:
+        input, weight = input.cpu().double(), weight.cpu().double()
+    input.requires_grad_()
+    weight.requires_grad_()
+    output = function(input, weight, **LAYERS[name][4], **policy)
+    generator = torch.Generator().manual_seed(1)
+    seed = torch.randn(output.shape, generator=generator).to(LAYERS[name][2]).to(output)
+    seed = seed.contiguous(memory_format=LAYERS[name][3])
+    return [output, *torch.autograd.grad(output, (input, weight), seed)]
+
+
+def check_step(name: str, **policy: Any) -> None:
+    right = training_step(torch.nn.functional.conv2d, name)
+    mine = training_step(ca.functional.conv2d, name, **policy)
+    for what, actual, wanted in zip(("output", "dgrad", "wgrad"), mine, right, strict=True):
+        assert_close(actual, wanted, ALLOWED[LAYERS[name][2]], f"{what} of {name}")
+
+
+def texts(choice: ca.Choice) -> list[str]:
+    assert choice.selection is not None
+    return [entry.candidate.text for entry in choice.selection.ranking]
+
+
+def check_evidence(choice: ca.Choice) -> None:
+    assert choice.selection is not None
+    assert choice.chosen is not None
+    selection, evidence = choice.selection, choice.selection.evidence
+    assert max(Counter(texts(choice)).values()) == 1, "a candidate is there twice"
+    assert ATEN.text in texts(choice)
+    assert choice.text == choice.chosen.candidate.text
+    if not choice.struck:
+        assert choice.chosen == selection.winner
+        assert choice.text in evidence.tied
+    assert choice.time_ms is not None
+    assert 0 < choice.time_ms < 1000
+    assert 1 <= choice.samples <= selection.total_samples
+    assert evidence.rule
+    assert evidence.confidence == pytest.approx(0.95)
+    assert evidence.regret_bound is not None
+    assert 0 <= evidence.regret_bound < math.inf
+    assert evidence.gpu_ms > 0
+    assert 0 < evidence.wall_ms <= choice.tuning_ms
+    for entry in selection.ranking:
+        if entry.low_ms is not None and entry.high_ms is not None and entry.time_ms is not None:
+            assert 0 < entry.low_ms <= entry.time_ms <= entry.high_ms
+        if entry.sustained_ms is not None:
+            assert 0 < entry.sustained_ms < 1000
+    offered = {c.text for c in ca.candidates(choice.problem, device="cuda")}
+    assert {e.candidate.text for e in selection.ranking if e.candidate.heuristic_mode} <= offered
+    stored = json.loads(json.dumps(selection.to_json(), allow_nan=False))
+    assert ca.Selection.from_json(stored) == selection
+    assert choice.relative_error is not None
+    assert choice.relative_error < ALLOWED[choice.problem.dtype]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_right_results_with_their_evidence(mode: str, name: str) -> None:
+    check_step(name, sampling=mode)
+    made = ca.choices()
+    assert {c.problem.op for c in made} == OPS
+    for choice in made:
+        assert choice.sampling == mode
+        check_evidence(choice)
+    check_step(name, sampling=mode)
+    assert ca.choices() == made, "what is known was tuned again"
+
+
+@pytest.mark.parametrize("mode", [*MODES, "sample_once", "till_stable"])
+def test_pytorchs_depthwise_kernels_are_met(mode: str) -> None:
+    """cuDNN's engines are up to ten times slower here: never slower than PyTorch."""
+    check_step("depthwise", sampling=mode)
+    for choice in ca.choices():
+        assert choice.selection is not None
+        aten = {e.candidate.text: e for e in choice.selection.ranking}[ATEN.text]
+        assert aten.time_ms is not None
+        assert choice.time_ms is not None
+        if mode in MODES:  # the others time the two of them under different conditions
+            assert choice.time_ms <= 1.1 * aten.time_ms, choice.problem.op
+
+
+def test_heuristic_leaves_depthwise_to_pytorch() -> None:
+    check_step("depthwise", sampling="heuristic")
+    assert {c.text for c in ca.choices()} == {ATEN.text}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_matrix_products_are_candidates_of_pointwise_layers(name: str, mode: str) -> None:
+    ca.functional.conv2d(*operands(name), **LAYERS[name][4], sampling=mode)
+    (choice,) = ca.choices()
+    assert (MATMUL.text in texts(choice)) == name.startswith("pointwise")
+
+
+def test_no_matrix_product_where_bits_must_repeat() -> None:
+    torch.use_deterministic_algorithms(True)
+    input, weight = operands("pointwise")
+    first = ca.functional.conv2d(input, weight, sampling="auto")
+    (choice,) = ca.choices()
+    assert MATMUL.text not in texts(choice)
+    assert choice.selection is not None
+    for entry in choice.selection.ranking:
+        assert "NONDETERMINISTIC" not in entry.candidate.notes
+    for _ in range(3):
+        assert torch.equal(ca.functional.conv2d(input, weight, sampling="auto"), first)
+
+
+@pytest.mark.parametrize("name", ["pointwise", "pointwise_bf16"])
+def test_a_matrix_product_serves(name: str) -> None:
+    check_step(name, sampling=ONLY_MATMUL.name)
+    made = ca.choices()
+    assert {(c.problem.op, c.text, c.engine) for c in made} == {
+        (op, MATMUL.text, None) for op in OPS
+    }
+    for choice in made:
+        assert choice.relative_error is not None
+        assert choice.relative_error < ALLOWED[choice.problem.dtype]
+    check_step(name, sampling=ONLY_MATMUL.name)
+    assert ca.choices() == made
+    assert ca.fallbacks() == {}, "PyTorch's convolution was not asked"
+    # Another thread has no plan yet, and takes the choice from its text.
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            check_step(name, sampling=ONLY_MATMUL.name)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=120)
+    assert not thread.is_alive()
+    assert not errors, errors
+    assert ca.choices() == made
+    assert ca.fallbacks() == {}
+
+
+def test_a_matrix_product_takes_any_strides() -> None:
+    """Channels last by the weight: whatever the input's strides are, it is brought in order."""
+    input, weight = operands("pointwise")
+    wide = torch.cat([input, input], dim=3)[..., ::2]
+    for arranged in (input.contiguous(), wide, input[1:], input[:, :, 2:], input[:, :, :1, :1]):
+        output = ca.functional.conv2d(arranged, weight, sampling=ONLY_MATMUL.name)
+        assert_close(output, expected("pointwise", arranged, weight), 4e-3)
+    bias = torch.randn(96, device="cuda", dtype=torch.float16)
+    output = ca.functional.conv2d(input, weight, bias, sampling=ONLY_MATMUL.name)
+    right = expected("pointwise", input, weight) + bias.cpu().double()[:, None, None]
+    assert_close(output, right, 4e-3)
+    assert {c.text for c in ca.choices()} == {MATMUL.text}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_pytorchs_own_path_serves_and_is_counted(name: str) -> None:
+    check_step(name, sampling=ONLY_ATEN.name)
+    assert {c.text for c in ca.choices()} == {ATEN.text}
+    assert all(c.relative_error is not None for c in ca.choices())
+    assert sum(ca.fallbacks().values()) == 3
+
+
+@pytest.mark.parametrize("name", ["dense", "depthwise", "pointwise"])
+@pytest.mark.parametrize("mode", [*MODES, ONLY_MATMUL.name, ONLY_ATEN.name])
+def test_capture_after_tuning(mode: str, name: str) -> None:
+    if mode == ONLY_MATMUL.name and name != "pointwise":
+        pytest.skip("no matrix product")
+    keywords = LAYERS[name][4]
+    input, weight = operands(name)
+    ca.functional.conv2d(input, weight, **keywords, sampling=mode)
+    before = ca.choices()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = ca.functional.conv2d(input, weight, **keywords, sampling=mode)
+    assert ca.choices() == before
+    for seed in (1, 2):
+        input.copy_(operands(name, seed)[0])
+        output.fill_(math.nan)
+        graph.replay()
+        assert_close(output, expected(name, input, weight), ALLOWED[LAYERS[name][2]])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tiny_budget_still_chooses_and_says_what_it_left_out(mode: str) -> None:
+    with ca.use_sampling(mode, budget_ms=1.0):
+        check_step("dense")
+    made = ca.choices()
+    assert {c.problem.op for c in made} == OPS
+    for choice in made:
+        assert choice.selection is not None
+        assert choice.text in texts(choice)
+        told = [
+            *choice.selection.evidence.remarks,
+            *(entry.cut for entry in choice.selection.ranking),
+        ]
+        assert any("budget" in text for text in told), told
+    # A budget is no part of what a choice is remembered by.
+    check_step("dense", sampling=mode)
+    assert ca.choices() == made
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tiny_budget_takes_fewer_samples(mode: str) -> None:
+    input, weight = operands("dense")
+    samples = []
+    for budget_ms in (1.0, None):
+        ca.forget()
+        with ca.use_sampling(mode, budget_ms=budget_ms):
+            ca.functional.conv2d(input, weight, padding=1)
+        (choice,) = ca.choices()
+        samples.append(choice.total_samples)
+    assert samples[0] < samples[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_limits(mode: str) -> None:
+    with ca.use_sampling(mode, benchmark_limit=3, workspace_limit=0):
+        ca.functional.conv2d(*operands("dense"), padding=1)
+    (choice,) = ca.choices()
+    assert choice.selection is not None
+    listed = [e for e in choice.selection.ranking if e.candidate.engine is not None]
+    assert 1 <= len(listed) <= 3
+    assert all(e.candidate.workspace_bytes == 0 for e in listed)
+    assert ATEN.text in texts(choice)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_callers_tensors_are_left_alone(mode: str) -> None:
+    input, weight = operands("dense")
+    copies = input.clone(), weight.clone()
+    ca.functional.conv2d(input, weight, padding=1, sampling=mode)
+    assert torch.equal(input, copies[0])
+    assert torch.equal(weight, copies[1])
+
+
+@pytest.mark.parametrize("name", ["dense", "pointwise"])
+def test_tuning_leaves_no_memory_behind(name: str) -> None:
+    """cuBLAS keeps a workspace for every stream that it ever ran on: tuning must not use many."""
+    input, weight = operands(name)
+    allocated = []
+    for _ in range(5):
+        ca.forget()
+        ca.functional.conv2d(input, weight, **LAYERS[name][4], sampling="auto")
+        torch.cuda.synchronize()
+        allocated.append(torch.cuda.memory_allocated())
+    # The first ones may load libraries.
+    assert allocated[-1] <= allocated[1] + (1 << 20)
