@@ -56,7 +56,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--solo-s", type=float, default=0.7, help="length of a solo block")
     p.add_argument("--rest-s", type=float, default=0.2, help="pause before a burst and a block")
     p.add_argument("--bursts", type=int, default=8, help="of two rounds each")
-    p.add_argument("--case-s", type=float, default=20, help="seconds for one layer, about")
+    p.add_argument(
+        "--case-s",
+        type=float,
+        default=30,
+        help="wall seconds for one layer, about: more leaders "
+        "run alone the more time the modes leave",
+    )
     p.add_argument("--time-limit", type=float, default=300, help="seconds for all layers")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     return p

@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from audited import record as audited
 from common.environment import ROOT, missing
 from common.record import load
 
@@ -27,6 +28,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HERE = Path(__file__).resolve().parent
 # In the order in which the README shows them; each names a module with tables() and plot().
 BENCHMARKS = {
+    "audit_layers": "audited.report",
     "compare_sampling": "comparison.report",
     "forum_repro": "forum.report",
     "lone_layer": "lone.report",
@@ -47,7 +49,7 @@ def publishable(path: Path) -> dict[str, Any]:
         Refused: not a record, from a CPU, unknown, or without a whole environment.
     """
     try:
-        data = load(path)
+        data = audited.load(path) if audited.is_audit(path) else load(path)
     except (OSError, ValueError) as error:
         raise Refused(f"{path.name}: {error}") from error
     if data["benchmark"] not in BENCHMARKS:

@@ -1,9 +1,11 @@
 #include "online_trial.h"
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "core/check.h"
@@ -15,6 +17,16 @@ namespace {
 const at::Tensor& written(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                           const at::Tensor& y) {
   return problem.op == ConvOp::fprop ? y : problem.op == ConvOp::dgrad ? x : w;
+}
+
+// A graph replays a plan's kernels, which may be unloaded with the plan; and a trial drops plans as
+// a matter of course. So those that were captured stay.
+void keep_for_graphs(const std::shared_ptr<ConvPlan>& plan) {
+  if (plan == nullptr) return;
+  static std::mutex mutex;
+  static auto* captured = new std::set<std::shared_ptr<ConvPlan>>();
+  const std::lock_guard lock(mutex);
+  captured->insert(plan);
 }
 
 }  // namespace
@@ -64,9 +76,13 @@ void OnlineTrial::decide(size_t way) {
 }
 
 void OnlineTrial::read_finished() {
+  if (in_flight_ == 0) return;
+  // Another thread may be capturing: a query would break its capture.
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   while (in_flight_ > 0) {
-    Timing& timing = timings_[oldest_];
-    const cudaError_t status = cudaEventQuery(timing.end);
+    const Timing& timing = timings_[oldest_];
+    float time_ms = 0;
+    const cudaError_t status = cudaEventElapsedTime(&time_ms, timing.begin, timing.end);
     if (status == cudaErrorNotReady) {
       static_cast<void>(cudaGetLastError());
       return;
@@ -75,31 +91,48 @@ void OnlineTrial::read_finished() {
     oldest_ = (oldest_ + 1) % kTimings;
     --in_flight_;
     if (!timing.reported) continue;
-    float time_ms = 0;
-    C10_CUDA_CHECK(cudaEventElapsedTime(&time_ms, timing.begin, timing.end));
     const std::lock_guard lock(mutex_);
     samples_.push_back({timing.way, timing.round, time_ms});
   }
 }
 
-bool OnlineTrial::take_turn(size_t& way, int64_t& round, bool& is_first) {
+void OnlineTrial::make_timings() {
+  std::vector<Timing> timings(kTimings);
+  for (Timing& timing : timings) {
+    C10_CUDA_CHECK(cudaEventCreate(&timing.begin));
+    C10_CUDA_CHECK(cudaEventCreate(&timing.end));
+  }
+  timings_ = std::move(timings);
+}
+
+std::optional<OnlineTrial::Turn> OnlineTrial::take_turn() {
   const std::lock_guard lock(mutex_);
+  // Alone, there is nothing to compare: the first call need not pay for events.
+  if (ways_.size() < 2) return std::nullopt;
   while (position_ < order_.size() && !active_[order_[position_]]) ++position_;
   if (position_ >= order_.size()) {
     order_.clear();
     for (size_t i = 0; i < ways_.size(); ++i) {
       if (active_[i]) order_.push_back(i);
     }
-    if (order_.empty()) return false;
-    std::shuffle(order_.begin(), order_.end(), random_);
     position_ = 0;
+    if (order_.empty()) return std::nullopt;
+    std::shuffle(order_.begin(), order_.end(), random_);
     ++round_;
   }
-  way = order_[position_++];
-  round = round_;
-  is_first = !has_run_[way];
-  has_run_[way] = true;
-  return true;
+  const size_t number = order_[position_++];
+  const bool is_first = !has_run_[number];
+  has_run_[number] = true;
+  return Turn{number, &ways_[number], round_, is_first};
+}
+
+const OnlineTrial::Way& OnlineTrial::leading() {
+  const std::lock_guard lock(mutex_);
+  if (!active_[leader_]) {
+    const auto other = std::find(active_.begin(), active_.end(), true);
+    if (other != active_.end()) leader_ = static_cast<size_t>(other - active_.begin());
+  }
+  return ways_[leader_];
 }
 
 void OnlineTrial::launch(const Way& way, const ConvProblem& problem, const at::Tensor& x,
@@ -122,42 +155,34 @@ void OnlineTrial::launch(const Way& way, const ConvProblem& problem, const at::T
 void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                       const at::Tensor& y) {
   calls_.fetch_add(1, std::memory_order_relaxed);
-  const bool capturing = is_capturing();
-  if (!capturing) read_finished();
-  size_t turn = 0;
-  int64_t round = 0;
-  bool is_first = false;
-  if (!capturing && in_flight_ < kTimings && take_turn(turn, round, is_first)) {
-    if (timings_.empty()) {
-      timings_.resize(kTimings);
-      for (Timing& timing : timings_) {
-        C10_CUDA_CHECK(cudaEventCreate(&timing.begin));
-        C10_CUDA_CHECK(cudaEventCreate(&timing.end));
-      }
-    }
+  if (is_capturing()) {
+    const Way& leader = leading();
+    keep_for_graphs(leader.plan);
+    launch(leader, problem, x, w, y, nullptr);
+    return;
+  }
+  read_finished();
+  const auto turn = in_flight_ < kTimings ? take_turn() : std::nullopt;
+  if (turn) {
+    if (timings_.empty()) make_timings();
     Timing& timing = timings_[(oldest_ + in_flight_) % kTimings];
-    timing.way = turn;
-    timing.round = round;
-    timing.reported = !is_first;
+    timing.way = turn->number;
+    timing.round = turn->round;
+    timing.reported = !turn->is_first;
     try {
-      launch(ways_[turn], problem, x, w, y, &timing);
+      launch(*turn->way, problem, x, w, y, &timing);
       ++in_flight_;
       return;
     } catch (const CudnnError&) {
       // Dropped below; the leader serves the call.
-    } catch (const c10::OutOfMemoryError&) {
-      // Its workspace cannot be had.
+    } catch (const c10::Error&) {
+      // No memory for its workspace, or cuBLAS or ATen refuse.
     }
     const std::lock_guard lock(mutex_);
-    active_[turn] = false;
-    failures_.push_back(turn);
+    active_[turn->number] = false;
+    failures_.push_back(turn->number);
   }
-  const Way* leader = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    leader = &ways_[leader_];
-  }
-  launch(*leader, problem, x, w, y, nullptr);
+  launch(leading(), problem, x, w, y, nullptr);
 }
 
 }  // namespace cudnn_autotune

@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -54,7 +55,8 @@ class OnlineTrial {
   const Way* decided() const { return decided_.load(std::memory_order_acquire); }
   int64_t calls() const { return calls_.load(std::memory_order_relaxed); }
 
-  // Computes the problem by the way whose turn it is. Throws what the leader throws.
+  // Computes the problem by the way whose turn it is. A way that fails is dropped, and the leader
+  // serves the call. Throws what the leader throws.
   void run(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
            const at::Tensor& y);
 
@@ -69,7 +71,15 @@ class OnlineTrial {
   static constexpr size_t kTimings = 64;
 
   void read_finished();
-  bool take_turn(size_t& way, int64_t& round, bool& is_first);
+  void make_timings();
+  struct Turn {
+    size_t number = 0;
+    const Way* way = nullptr;
+    int64_t round = 0;
+    bool is_first = false;
+  };
+  std::optional<Turn> take_turn();
+  const Way& leading();
   void launch(const Way& way, const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
               const at::Tensor& y, Timing* timing);
 
@@ -79,7 +89,7 @@ class OnlineTrial {
   size_t in_flight_ = 0;
 
   mutable std::mutex mutex_;
-  std::deque<Way> ways_;  // addresses stay, and so may be read without the lock once known
+  std::deque<Way> ways_;  // addresses stay: a known way may be read without the lock
   std::vector<bool> active_;
   std::vector<bool> has_run_;
   std::vector<size_t> order_;

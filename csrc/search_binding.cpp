@@ -1,5 +1,6 @@
 #include "search_binding.h"
 
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <pybind11/stl.h>
 
@@ -119,6 +120,13 @@ void bind_problem(py::module_& m) {
   });
 }
 
+// Lets this thread allocate, load and wait while another thread captures a graph: by default CUDA
+// refuses, and breaks that thread's capture.
+void allow_capture_elsewhere() {
+  auto mode = cudaStreamCaptureModeRelaxed;
+  C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+}
+
 // An EngineSearch, and the CUDA device of its handle where it has one.
 struct Search {
   std::unique_ptr<EngineSearch> engines;
@@ -187,7 +195,10 @@ void bind_engine_search(py::module_& m) {
             for (const auto& text : texts) configs.push_back(EngineConfig::parse(text));
             std::vector<std::pair<std::shared_ptr<ConvPlan>, std::string>> built;
             for (auto& result :
-                 search.engines->build(configs, threads, [&search] { search.enter(); })) {
+                 search.engines->build(configs, threads, [&search] {
+                   if (search.device) allow_capture_elsewhere();
+                   search.enter();
+                 })) {
               built.emplace_back(std::move(result.plan), std::move(result.error));
             }
             return built;
@@ -296,10 +307,12 @@ void bind_online_trial(py::module_& m) {
       .def("lead", &OnlineTrial::lead, py::arg("way"))
       .def("decide", &OnlineTrial::decide, py::arg("way"))
       .def_property_readonly("calls", &OnlineTrial::calls)
-      // Held by a plan cache beside Python's own reference and that of this call.
+      // Held by a plan cache beside Python's own reference and that of this call; or still on its
+      // way there, before the first call.
       .def_property_readonly("is_in_use", [](const std::shared_ptr<OnlineTrial>& trial) {
-        return trial.use_count() > 2;
+        return trial->calls() == 0 || trial.use_count() > 2;
       });
+  m.def("allow_capture_elsewhere", &allow_capture_elsewhere);
 }
 
 void bind_choices(py::module_& m) {

@@ -103,7 +103,15 @@ bool is_over(CachedPlan& cached) {
   OnlineTrial& trial = *cached.trial;
   auto& table = ChoiceTable::instance();
   if (const OnlineTrial::Way* way = trial.decided()) {
-    if (!table.find(cached.key)) table.put(cached.key, way->text);
+    const auto standing = table.find(cached.key);
+    if (standing && *standing != way->text) {
+      // Another thread was faster: all threads use one choice.
+      if (auto other = remembered(cached.key)) {
+        cached = *std::move(other);
+        return true;
+      }
+    }
+    if (!standing) table.put(cached.key, way->text);
     cached.plan = way->plan;
     cached.is_matmul = way->text == kMatmul;
     cached.trial = nullptr;
@@ -130,21 +138,21 @@ void set_miss_handler(MissHandler handler) { miss_handler() = std::move(handler)
 
 bool run_chosen(const TuneRequest& request) {
   CachedPlan& cached = chosen(request);
-  if (cached.trial != nullptr && !is_over(cached)) {
-    // The cache may drop its own reference while the call is under way.
-    const auto trial = cached.trial;
-    trial->run(request.key.problem, request.x, request.w, request.y);
-    return true;
-  }
-  if (cached.is_matmul) {
+  const bool is_undecided = cached.trial != nullptr && !is_over(cached);
+  if (cached.is_matmul && !is_undecided) {
     run_matmul(request.key.problem, request.x, request.w, request.y);
     return true;
   }
-  if (cached.plan == nullptr) return false;
-  // The cache may drop its own reference while the launch is under way.
+  if (cached.plan == nullptr && !is_undecided) return false;
+  // The cache may drop its own references while the launch is under way.
   const auto plan = cached.plan;
+  const auto trial = cached.trial;
   try {
-    execute(*plan, pointers(request.x, request.w, request.y));
+    if (is_undecided) {
+      trial->run(request.key.problem, request.x, request.w, request.y);
+    } else {
+      execute(*plan, pointers(request.x, request.w, request.y));
+    }
     return true;
   } catch (const c10::OutOfMemoryError&) {
     if (request.key.policy.workspace_limit == 0) throw;

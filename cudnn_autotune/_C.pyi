@@ -191,7 +191,11 @@ class OnlineTrial:
     @property
     def calls(self) -> int: ...
     @property
-    def is_in_use(self) -> bool: ...
+    def is_in_use(self) -> bool:
+        """Whether calls may still come, or the first is still under way."""
+
+def allow_capture_elsewhere() -> None:
+    """Lets this thread allocate, load and wait while another thread captures a CUDA graph."""
 
 MissHandler = Callable[
     [ConvProblem, str, int, int, int, Tensor, Tensor, Tensor],

@@ -80,18 +80,36 @@ class Choice:
 
 _lock = threading.Lock()
 _records: dict[tuple[object, ...], Choice] = {}
+_generation = 0
 
 
-def record(choice: Choice) -> None:
-    key = (
+def _key(choice: Choice) -> tuple[object, ...]:
+    return (
         choice.problem,
         choice.device,
         choice.sampling,
         choice.workspace_limit,
         choice.benchmark_limit,
     )
+
+
+def generation() -> int:
+    """Grows with each :func:`forget`."""
     with _lock:
-        _records[key] = choice
+        return _generation
+
+
+def record(choice: Choice, since: int | None = None) -> None:
+    """Notes a choice; not where all was forgotten after the :func:`generation` ``since``."""
+    with _lock:
+        if since is None or since == _generation:
+            _records[_key(choice)] = choice
+
+
+def find(choice: Choice) -> Choice | None:
+    """What stands for the problem and policy of ``choice``."""
+    with _lock:
+        return _records.get(_key(choice))
 
 
 def choices() -> list[Choice]:
@@ -102,11 +120,13 @@ def choices() -> list[Choice]:
 
 def forget() -> None:
     """Clears all choices, built plans and counts: the next call of each shape tunes anew."""
+    global _generation
     _C.clear_fallbacks()
     if extension_available():
         _C.forget_choices()
     with _lock:
         _records.clear()
+        _generation += 1
 
 
 def fallbacks() -> dict[str, int]:

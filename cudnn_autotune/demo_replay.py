@@ -53,12 +53,13 @@ def replay() -> Record:
             scene = scenes.RecordedScene(path)
         found.append(scene)
         environments.append(scene.recording.environment)
-    # Of the environment, what all recordings share.
+    # What all recordings share; of the dates, the latest.
     shared = {
         name: environments[0][name]
         for name in ENVIRONMENT
         if len({environment[name] for environment in environments}) == 1
     }
+    shared["date"] = max(str(environment["date"]) for environment in environments)
     return _audited("replay", found, _RUNS, shared)
 
 

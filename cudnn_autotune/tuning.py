@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cudnn_autotune import sampling, settings
+from cudnn_autotune import choice_log, sampling, settings
 from cudnn_autotune._extension import _C
 from cudnn_autotune.checking import relative_error, tolerance
-from cudnn_autotune.choice_log import ATEN, Choice, record
+from cudnn_autotune.choice_log import ATEN, Choice
 from cudnn_autotune.engines import HEURISTIC_MODES, Candidate, query
 from cudnn_autotune.measuring import operands as random_operands
 from cudnn_autotune.online_tuner import TUNER, Trial
@@ -127,6 +127,7 @@ def choose(
         where the decision is still to come.
     """
     start = time.perf_counter()
+    since = choice_log.generation()
     problem = ConvProblem.from_native(native)
     limit = None if workspace_limit < 0 else workspace_limit
     limits = Limits(benchmark_limit, settings.get_budget_ms())
@@ -145,7 +146,10 @@ def choose(
             relative_error=outcome.relative_error,
             struck=outcome.struck,
         )
-        record(choice)
+        # What was forgotten meanwhile stays so; what calls have decided is not taken back.
+        known = choice_log.find(choice)
+        if choice.total_samples > 0 or known is None or known.total_samples == 0:
+            choice_log.record(choice, since)
         _log.debug("%s: %s by %s in %.1f ms", problem.text, choice.text, mode, choice.tuning_ms)
         return choice
 
@@ -153,53 +157,72 @@ def choose(
     choice = remember(outcome)
     trial = None
     if isinstance(sampling.get(mode), Online) and outcome.chosen and not problem.deterministic:
-        trial = _start_trial(native, problem, limit, device, outcome, remember)
+        trial = _C.OnlineTrial((choice.text, outcome.plan))
+        policy = OnlinePolicy(choice, since, remember)
+        TUNER.add(Trial(trial, device, outcome.chosen.candidate, policy))
     return choice.text, outcome.plan, trial
 
 
-def _start_trial(
-    native: _C.ConvProblem,
-    problem: ConvProblem,
-    workspace_limit: int | None,
-    device: int,
-    first: Outcome,
-    remember: Callable[[Outcome], Choice],
-) -> _C.OnlineTrial:
-    """Lets the candidates take turns in the calls to come; ``first`` serves until then."""
-    assert first.chosen is not None
-    trial = _C.OnlineTrial((first.chosen.candidate.text, first.plan))
-    plans: dict[str, _C.Plan] = {}
+class OnlinePolicy:
+    """What the calls of one problem decide (``online_tuner.Policy``).
 
-    def operands() -> Tensors:
-        return random_operands(problem, device)
+    Args:
+        first: what serves until then.
+        since: the log's generation when it was made.
+        remember: notes the outcome.
+    """
 
-    def others(search: _C.EngineSearch) -> list[Candidate]:
-        offer = QueriedCandidates(search, problem, operands(), workspace_limit)
-        return online.offered(offer)
+    def __init__(self, first: Choice, since: int, remember: Callable[[Outcome], Choice]) -> None:
+        self._first = first
+        self._problem = first.problem
+        self._since = since
+        self._remember = remember
+        # The caller's random numbers are not touched.
+        self._generator = torch.Generator(torch.device("cuda", first.device))
+        self._errors: dict[str, float | None] = {}
+        self._struck: list[tuple[str, float]] = []
 
-    def decided(selection: Selection, built: Mapping[str, _C.Plan]) -> bool:
-        # A plan may serve one thread only, and this is not the callers': one more is built.
-        plans.clear()
-        text = selection.winner.candidate.text
-        with torch.cuda.device(device):
-            if text in built:
-                plans[text] = _C.EngineSearch.on_device(native, device).build(text)
-            outcome = _first_right(problem, selection, plans, operands(), only_first=True)
-        if outcome.chosen is not None:
-            remember(outcome)
-        return outcome.chosen is not None
+    @property
+    def is_wanted(self) -> bool:
+        return choice_log.generation() == self._since
 
-    TUNER.add(
-        Trial(
-            trial,
-            device,
-            first.chosen.candidate,
-            search=lambda: _C.EngineSearch.on_device(native, device),
-            others=others,
-            decided=decided,
+    @property
+    def standing(self) -> str | None:
+        known = choice_log.find(self._first)
+        return known.text if known is not None and known.total_samples > 0 else None
+
+    def open(self) -> _C.EngineSearch:
+        return _C.EngineSearch.on_device(self._problem.native(), self._first.device)
+
+    def others(self, search: _C.EngineSearch) -> Sequence[Candidate]:
+        offer = QueriedCandidates(
+            search, self._problem, self._operands(), self._first.workspace_limit
         )
-    )
-    return trial
+        return online.offered(offer, self._first.benchmark_limit)
+
+    def is_right(self, candidate: Candidate, plan: _C.Plan | None) -> bool:
+        error = _error(self._problem, candidate.text, plan, self._operands())
+        self._errors[candidate.text] = error
+        if _is_right(self._problem, candidate.text, error):
+            return True
+        assert error is not None
+        self._struck.append((candidate.text, error))
+        return False
+
+    def tell(self, selection: Selection) -> bool:
+        chosen = selection.winner
+        candidate = chosen.candidate
+        if candidate.text not in self._errors:
+            # The callers' plan serves their thread only: one more is built.
+            plan = None if candidate.engine is None else self.open().build(candidate.text)
+            if not self.is_right(candidate, plan):
+                return False
+        error = self._errors[candidate.text]
+        self._remember(Outcome(selection, chosen, None, error, tuple(self._struck)))
+        return True
+
+    def _operands(self) -> Tensors:
+        return random_operands(self._problem, self._first.device, self._generator)
 
 
 def _search(
@@ -244,27 +267,38 @@ def _first_right(
     selection: Selection,
     plans: Mapping[str, _C.Plan],
     tensors: Tensors,
-    only_first: bool = False,
 ) -> Outcome:
     """The best of ``selection`` whose output is right; those before it are struck."""
     struck: list[tuple[str, float]] = []
-    for timed in selection.ranking[: 1 if only_first else None]:
+    for timed in selection.ranking:
         text = timed.candidate.text
         plan = plans.get(text)
         if plan is None and timed.candidate.engine is not None:
             continue  # it did not build
-        try:
-            error = relative_error(problem, _runner(problem, text, plan, tensors), *tensors)
-        except _C.CudnnError as failure:
-            _log.warning("%s: %s fails: %s", problem.text, text, failure)
-            error = math.inf
-        if error is None or error <= tolerance(problem):
+        error = _error(problem, text, plan, tensors)
+        if _is_right(problem, text, error):
             return Outcome(selection, timed, plan, error, tuple(struck))
+        assert error is not None
         struck.append((text, error))
-        _log.warning(
-            "%s: %s is wrong (relative error %.3g) and was not chosen", problem.text, text, error
-        )
     return Outcome(selection, struck=tuple(struck))
+
+
+def _error(problem: ConvProblem, text: str, plan: _C.Plan | None, tensors: Tensors) -> float | None:
+    """As ``checking.relative_error``; infinity where it fails to run."""
+    try:
+        return relative_error(problem, _runner(problem, text, plan, tensors), *tensors)
+    except _C.CudnnError as failure:
+        _log.warning("%s: %s fails: %s", problem.text, text, failure)
+        return math.inf
+
+
+def _is_right(problem: ConvProblem, text: str, error: float | None) -> bool:
+    if error is None or error <= tolerance(problem):
+        return True
+    _log.warning(
+        "%s: %s is wrong (relative error %.3g) and was not chosen", problem.text, text, error
+    )
+    return False
 
 
 def _runner(

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from common import numbers
 from common.sources import (
@@ -19,14 +19,14 @@ from common.sources import (
     shortened,
 )
 
-_CACHES = ("cold", "hot")
+_CACHES: tuple[Literal["cold"], Literal["hot"]] = ("cold", "hot")
 # A burst's load on the board: short against the 60 to 80 ms after which a power controller acts.
 _BURST_ROUNDS = 2
 _BLOCK_BATCH_MS = 5.0
 # Engines further behind than this in bursts do not win alone: they differ in power by less.
 _REACH = 1.2
-# Of a case's time, after which modes are not run a second time.
-_SHARE_OF_MODES = 0.4
+# Of a case's time: where one run of all modes took longer, there is no second one.
+_SHARE_OF_MODES = 0.35
 _LEAST_LEADERS = 2
 
 

@@ -152,11 +152,11 @@ def plot(data: dict[str, Any], path: Path) -> None:
     fig, axes = plotting.figure(rows, 2, width=11, height=2.8 * rows)
     for row, (case_id, (entry, truths)) in enumerate(shown.items()):
         times, clocks = axes[row]
-        winners = {}
+        winners: dict[str, list[str]] = {}
         for name in TRUTHS:
             winners.setdefault(truths[name].best, []).append(name)
         for index, (text, names) in enumerate(winners.items()):
-            label = f"{text} ({' and '.join(names)} winner)"
+            label: str | None = f"{text} ({' and '.join(names)} winner)"
             for block in entry["solo"]:
                 if block["text"] != text or "trace" not in block:
                     continue

@@ -82,8 +82,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     model.zero_grad(set_to_none=True)
     for (name, op), problem in problems.items():
         if time.monotonic() > end:
-            error = "no time left"
-            yield {"part": "failed", "step": f"{name}/{op} alone", "error": error}
+            yield {"part": "failed", "step": f"{name}/{op} alone", "error": "no time left"}
             continue
         layer, operands = groups[name][0], watch.operands[name]
         yield from _alone(layer, operands, problem, picks[name, op], request, end)
@@ -139,7 +138,7 @@ def _problem(layer: Watched, held: dict[str, torch.Tensor], op: str) -> ca.ConvP
         tuple(x.shape),
         tuple(w.shape),
         stride=layer.stride,
-        padding=layer.padding,  # type: ignore[arg-type]
+        padding=layer.padding,
         dilation=layer.dilation,
         groups=layer.groups,
         dtype=x.dtype,

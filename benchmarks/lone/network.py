@@ -56,7 +56,8 @@ def build(name: str, device: str, dtype: torch.dtype) -> nn.Module:
             model = importlib.import_module("torchvision").models.get_model(name, weights=None)
         except ImportError:
             model = importlib.import_module("timm").create_model(name)
-    model = model.to(device=device, dtype=dtype, memory_format=torch.channels_last)
+    model = model.to(device=device, dtype=dtype)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.float()
@@ -111,7 +112,7 @@ class _Convolution(torch.autograd.Function):
         return layer.timed("fprop", x, w)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, w = ctx.saved_tensors
         layer: Watched = ctx.layer
         g = g.contiguous(memory_format=torch.channels_last)

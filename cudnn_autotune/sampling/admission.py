@@ -67,7 +67,7 @@ def admit(
                 None,
             )
             continue
-        _look_at(candidate, timer, found)
+        _look_at(candidate, timer, budget, found)
         rough = found.rough_ms.get(candidate, found.cut.get(candidate, ("", None))[1])
         if candidate.engine is not None and rough is not None:
             slowest_of_engine[engine] = max(slowest_of_engine.get(engine, 0.0), rough)
@@ -96,7 +96,7 @@ def _look_again(candidate: Candidate, timer: Timer, found: Admission) -> None:
         found.rough_ms[candidate] = min(rough, sample.time_ms)
 
 
-def _look_at(candidate: Candidate, timer: Timer, found: Admission) -> None:
+def _look_at(candidate: Candidate, timer: Timer, budget: Budget, found: Admission) -> None:
     once = Batch(candidate, 1, "hot")
     (first,) = timer.run([once])
     if first.error:
@@ -108,6 +108,9 @@ def _look_at(candidate: Candidate, timer: Timer, found: Admission) -> None:
     found.gpu_ms += 0.0 if is_setting_up else first.time_ms
     if first.time_ms > ABSURD * found.best_ms + _LOADING_MS and not is_setting_up:
         found.cut[candidate] = ("absurdly slow at its first run", first.time_ms)
+        return
+    if found.rough_ms and budget.is_spent():
+        found.cut[candidate] = ("the budget was spent", None)
         return
     (second,) = timer.run([once])
     found.samples += 1

@@ -32,14 +32,17 @@ _SLOW = 1.5
 _MOST_ROUNDS = 200
 
 
-def offered(candidates: Candidates) -> list[Candidate]:
+def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
     """Who takes part: heuristic mode A and what no heuristic lists.
 
     Modes B and FALLBACK stay out: they hold candidates that would stall the caller for a second,
-    and hardly ever a winner.
+    and hardly ever a winner. ``limit`` is the most of cuDNN's that are offered, 0: all.
     """
     beyond = [c for c in candidates.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
-    return [*candidates.of_mode("A"), *beyond]
+    all_of_them = [*candidates.of_mode("A"), *beyond]
+    engines = {c.text: c for c in all_of_them if c.engine is not None}
+    others = [c for c in all_of_them if c.engine is None]
+    return [*list(engines.values())[: limit or None], *others]
 
 
 @dataclass
@@ -109,7 +112,9 @@ class OnlineRace:
         known = [i for i in self.active if i in self.mu]
         return min(known, key=self.mu.__getitem__, default=None)
 
-    def selection(self, chosen: int, remarks: Sequence[str] = ()) -> Selection:
+    def selection(
+        self, chosen: int, wall_ms: float = 0.0, remarks: Sequence[str] = ()
+    ) -> Selection:
         best = min(self.mu[i] for i in self.active)
         tied = [i for i in self.active if self.mu[i] - best <= self.rules.tie_width]
         unsure = [i for i in self.active if self.mu[i] - best <= self.half_width]
@@ -134,6 +139,7 @@ class OnlineRace:
                 regret_bound=max(0.0, math.expm1(bound)),
                 confidence=self.rules.confidence,
                 gpu_ms=sum(math.exp(t) for times in self._times.values() for t in times.values()),
+                wall_ms=wall_ms,
                 remarks=tuple(remarks),
             ),
         )
@@ -192,12 +198,11 @@ class Online:
         first = self.first(candidates, timer)
         if first is None:
             return None
-        wanted = [c for c in offered(candidates) if c != first.winner.candidate]
-        if limits.benchmark_limit:
-            wanted = wanted[: limits.benchmark_limit]
+        served = first.winner.candidate
+        wanted = [c for c in offered(candidates, limits.benchmark_limit) if c.text != served.text]
         compiled = [c for c in wanted if c.is_compiled]
         timer.prepare(compiled)
-        race = OnlineRace([first.winner.candidate])
+        race = OnlineRace([served])
         race.join(timer.runnable([c for c in wanted if not c.is_compiled]))
         race.join(timer.runnable(compiled))
         for i in sorted(race.active):  # each one's first call loads its kernel, and does not count
@@ -215,4 +220,4 @@ class Online:
                     race.add([(i, round_, sample.time_ms)])
             round_ += 1
             chosen = race.judge()
-        return None if chosen is None else race.selection(chosen)
+        return None if chosen is None else race.selection(chosen, timer.elapsed_ms())

@@ -69,12 +69,19 @@ class Block:
         return float(np.mean(last)) if last else None
 
 
-def solo(candidate: Candidate, call_ms: float, least_chunks: int, timer: Timer) -> Block | None:
+def solo(
+    candidate: Candidate,
+    call_ms: float,
+    least_chunks: int,
+    timer: Timer,
+    most_ms: float = math.inf,
+) -> Block | None:
     """Runs ``candidate`` alone until its time is steady; None where it fails to run.
 
     Args:
         call_ms: about what a call takes.
         least_chunks: of 40 ms, before it may count as steady. The last two count; of two, one.
+        most_ms: after those, no chunk is begun that would take it beyond this.
     """
     batch_ms = _SHORT_BATCH_MS if call_ms < _SHORT_MS else _BATCH_MS
     calls = min(max(1, math.ceil(batch_ms / call_ms)), _MOST_CALLS)
@@ -84,7 +91,7 @@ def solo(candidate: Candidate, call_ms: float, least_chunks: int, timer: Timer) 
     gpu_ms = 0.0
     chunks: list[float] = []
     wanted = least_chunks
-    while gpu_ms < _MOST_BLOCK_MS:
+    while not times or gpu_ms + _CHUNK_MS <= min(most_ms, _MOST_BLOCK_MS):
         # In one go: between two of them the GPU would rest, and its controller with it.
         samples = timer.run([Batch(candidate, calls, "hot")] * (per_chunk * wanted))
         if any(sample.error for sample in samples):
@@ -198,6 +205,7 @@ class Finish:
 
 # Two blocks of one candidate differ by about this (H200).
 _BLOCK_SIGMA = 0.006
+_OUT_OF_BUDGET = "the budget ended the solo blocks"
 
 
 def finish(
@@ -220,7 +228,8 @@ def finish(
 
     def measure(candidate: Candidate, chunks: int) -> None:
         nonlocal spent_ms
-        block = solo(candidate, found.ms(candidate) or 1.0, chunks, timer)
+        call_ms = found.ms(candidate) or 1.0
+        block = solo(candidate, call_ms, chunks, timer, affords_ms - spent_ms)
         if block is None:
             return
         charge(found, block)
@@ -234,7 +243,16 @@ def finish(
             outcome.clocks_mhz[candidate] = block.steady_clock_mhz
 
     keep(probe)
+
+    def affords(blocks: int, chunks: int) -> bool:
+        afforded = spent_ms + blocks * chunks * _CHUNK_MS <= affords_ms
+        if not afforded and _OUT_OF_BUDGET not in found.remarks:
+            found.remarks.append(_OUT_OF_BUDGET)
+        return afforded
+
     for candidate in list(rivals)[: rules.most - 1]:
+        if not affords(1, rules.first_chunks):
+            break
         measure(candidate, rules.first_chunks)
     first = {c: values[0] for c, values in outcome.logs.items()}
     best = min(first.values())
@@ -244,8 +262,7 @@ def finish(
     for number in range(rules.passes):
         if len(near) < 2 or _is_decided(outcome, rules.confident):
             break
-        if spent_ms + len(near) * rules.again_chunks * _CHUNK_MS > affords_ms:
-            found.remarks.append("the budget ended the solo blocks")
+        if not affords(len(near), rules.again_chunks):
             break
         for candidate in near[::-1] if number % 2 == 0 else near:
             measure(candidate, rules.again_chunks)

@@ -61,7 +61,7 @@ def probed(found: Field, timer: Timer, budget: Budget, chunks: int) -> Block | N
         found.remarks.append("the budget left no time to see whether the board throttles")
         return None
     leader = found.leader
-    block = solo(leader, found.ms(leader) or 1.0, chunks, timer)
+    block = solo(leader, found.ms(leader) or 1.0, chunks, timer, budget.left_ms())
     if block is None:
         found.remarks.append("the leader failed when it ran alone")
         return None

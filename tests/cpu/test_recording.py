@@ -405,11 +405,15 @@ def test_bad_fields(tree: dict[str, Any], tmp_path: Path, change: Change, messag
         ("r.json", b"[]", "this is no recording"),
         ("r.json", b"null", "this is no recording"),
         ("r.json", b"[" * 100_000, "nested too deeply"),
-        ("r.json", gzip.compress(b"{}"), "not JSON, or truncated"),
+        ("r.json", gzip.compress(b"{}", mtime=0), "not JSON, or truncated"),
         ("r.json.gz", b"{}", "not gzip, or truncated"),
         ("r.json.gz", b"", "not JSON, or truncated"),
-        ("r.json.gz", gzip.compress(b"{}")[:-4], "not gzip, or truncated"),
-        ("r.json.gz", gzip.compress(b"{}" * 100)[:15] + b"\x07" * 20, "not gzip, or truncated"),
+        ("r.json.gz", gzip.compress(b"{}", mtime=0)[:-4], "not gzip, or truncated"),
+        (
+            "r.json.gz",
+            gzip.compress(b"{}" * 100, mtime=0)[:15] + b"\x07" * 20,
+            "not gzip, or truncated",
+        ),
     ],
 )
 def test_bad_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -45,7 +45,7 @@ def test_it_says_what_was_measured_where(name: str) -> None:
 @pytest.mark.parametrize("name", ["h200", "", "../h200_forum", "h200_forum.json.gz"])
 def test_an_unknown_recording(name: str) -> None:
     for call in (recordings.load, recordings.path):
-        with pytest.raises(ValueError, match="name must be one of h200_forum, .*, got"):
+        with pytest.raises(ValueError, match=r"name must be one of h200_forum, .*, got"):
             call(name)
 
 

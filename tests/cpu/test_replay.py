@@ -333,9 +333,9 @@ def test_what_no_heuristic_lists_is_recorded_and_replayed(tmp_path: Path) -> Non
     )
     live = timer_of(
         engine("a", 1.0),
-        SimulatedEngine(kernel, 0.8, 100.0, build_ms=300.0),
-        SimulatedEngine(MATMUL, 0.9, 100.0),
-        SimulatedEngine(ATEN, 1.1, 100.0),
+        SimulatedEngine(kernel, 0.9, 100.0, build_ms=300.0),
+        SimulatedEngine(MATMUL, 0.95, 100.0),
+        SimulatedEngine(ATEN, 1.05, 100.0),
         built=False,
     )
     timer = ReplayTimer(recorded(live, tmp_path, rounds=8, solo=4, solo_ms=300.0))

@@ -112,7 +112,7 @@ def test_spoilt_samples_are_counted() -> None:
     rng = np.random.default_rng(0)
     data = rounds_of([0.0, 0.02, 0.05, 0.3], 20, 0.002, rng, shared=0.1)
     assert judge(data).disturbed == 0
-    for row, candidate in ((3, 0), (3, 2), (11, 3)):
+    for row, candidate in ((3, 0), (7, 2), (11, 3)):
         data[row, candidate] += 0.2
     assert judge(data).disturbed == 3
 

@@ -1,0 +1,508 @@
+"""Strategies on simulated GPUs: whom they take, what they claim, what they spend.
+
+A simulation knows its engines' exact times, so that each claim meets the truth.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from simulations import GPU, candidate, engine, timer_of
+
+from cudnn_autotune import sampling
+from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.sampling import simulated
+from cudnn_autotune.sampling.auto import Auto, HeldClocks
+from cudnn_autotune.sampling.race import Race
+from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.sampling.simulated import SimulatedEngine, SimulatedTimer, StaticCandidates
+from cudnn_autotune.sampling.strategy import Limits, Strategy, Work
+from cudnn_autotune.sampling.sustained import Sustained
+from cudnn_autotune.sampling.timer import Batch, GpuState, Sample
+
+OURS = ("race", "sustained", "auto")
+FRONTENDS = ("sample_once", "median_of_three", "till_stable")
+PRESETS = simulated.preset_names()
+
+
+def strategy(mode: str, seed: int) -> Strategy:
+    if mode == "race":
+        return Race(seed=seed)
+    if mode == "sustained":
+        return Sustained(seed=seed)
+    if mode == "auto":
+        return Auto(seed=seed)
+    return sampling.get(mode)
+
+
+def choose(mode: str, timer: SimulatedTimer, seed: int = 0, **limits: float) -> Selection | None:
+    return strategy(mode, seed).select(timer.candidates, timer, Limits(**limits))  # type: ignore[arg-type]
+
+
+def chosen(mode: str, timer: SimulatedTimer, seed: int = 0, **limits: float) -> Selection:
+    selection = choose(mode, timer, seed, **limits)
+    assert selection is not None
+    return selection
+
+
+@functools.cache
+def runs(mode: str, preset: str, count: int) -> tuple[Selection, ...]:
+    return tuple(chosen(mode, simulated.preset(preset, seed), seed) for seed in range(count))
+
+
+def picks(mode: str, preset: str, count: int) -> Counter[str]:
+    return Counter(s.winner.candidate.text for s in runs(mode, preset, count))
+
+
+def texts(selection: Selection) -> list[str]:
+    return [entry.candidate.text for entry in selection.ranking]
+
+
+@dataclass
+class Logged:
+    """A simulated timer that keeps the log of what ran, and when."""
+
+    timer: SimulatedTimer
+    log: list[tuple[float, float, list[Batch]]]
+    """Begin and end of each run in milliseconds, and its batches."""
+
+    def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
+        return self.timer.runnable(candidates, limit)
+
+    def prepare(self, candidates: Sequence[Candidate]) -> None:
+        self.timer.prepare(candidates)
+
+    def run(self, batches: Sequence[Batch]) -> list[Sample]:
+        begin_ms = self.elapsed_ms()
+        samples = self.timer.run(batches)
+        self.log.append((begin_ms, self.elapsed_ms(), list(batches)))
+        return samples
+
+    def state(self) -> GpuState:
+        return self.timer.state()
+
+    def elapsed_ms(self) -> float:
+        return self.timer.elapsed_ms()
+
+    def frontend_find(
+        self, technique: str, candidates: Sequence[Candidate], limit: int
+    ) -> Selection:
+        return self.timer.frontend_find(technique, candidates, limit)
+
+    def calls(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for _, _, batches in self.log:
+            for batch in batches:
+                counts[batch.candidate.text] += batch.calls
+        return counts
+
+
+def logged(mode: str, timer: SimulatedTimer, **limits: float) -> tuple[Selection | None, Logged]:
+    log = Logged(timer, [])
+    strategy_ = strategy(mode, 0)
+    return strategy_.select(timer.candidates, log, Limits(**limits)), log  # type: ignore[arg-type]
+
+
+# Whom they take
+
+
+def test_one_sample_takes_the_engine_that_wins_on_a_cool_board() -> None:
+    assert picks("sample_once", "forum-l4", 200)["128x128"] >= 160
+
+
+@pytest.mark.parametrize("mode", ["sustained", "auto"])
+def test_the_heat_resistant_engine_is_taken(mode: str) -> None:
+    """The forum's pair: 3.50 against 3.61 ms at first, 5.77 against 3.62 ms under the cap."""
+    assert picks(mode, "forum-l4", 200)["128x64"] >= 196
+
+
+def test_a_race_alone_does_not_see_heat() -> None:
+    assert picks("race", "forum-l4", 100)["128x128"] >= 95
+
+
+@pytest.mark.parametrize("mode", ["sustained", "auto"])
+def test_the_h200_under_its_cap(mode: str) -> None:
+    """Among engines a few percent apart alone, most picks are the best, and none is far off."""
+    truth = simulated.preset("h200-capped").truth("sustained", "hot")
+    best = min(truth.values())
+    regrets = [truth[text] / best - 1 for text in picks(mode, "h200-capped", 100).elements()]
+    assert sum(regret <= 0.01 for regret in regrets) >= 90
+    assert max(regrets) < 0.035
+
+
+@pytest.mark.parametrize("mode", OURS)
+@pytest.mark.parametrize("preset", ["quiet", "small-kernels"])
+def test_without_a_cap_all_take_the_fastest(preset: str, mode: str) -> None:
+    assert picks(mode, preset, 100)["engine0"] >= 99
+
+
+@pytest.mark.parametrize("mode", [*OURS, *FRONTENDS, "heuristic"])
+def test_pytorchs_depthwise_kernel_is_taken(mode: str) -> None:
+    assert picks(mode, "depthwise", 30) == {ATEN.text: 30}
+
+
+def test_another_process_does_not_decide() -> None:
+    """It slows down whoever runs while it does: at the first look, too."""
+    assert picks("race", "co-tenant", 200)["engine0"] >= 185
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_twins_are_a_tie(mode: str) -> None:
+    twins = {"leader", "leader-twin"}
+    selections = runs(mode, "aa", 100)
+    assert sum(twins <= set(s.evidence.tied) for s in selections) >= 95
+    assert {s.winner.candidate.text for s in selections} <= twins
+    for selection in selections:
+        assert selection.winner.candidate.text in selection.evidence.tied
+        assert selection.evidence.rule in (
+            "fastest",
+            "tie: earlier in cuDNN's list",
+        )
+
+
+# What they claim
+
+
+@pytest.mark.parametrize("mode", OURS)
+@pytest.mark.parametrize("preset", ["forum-l4", "quiet", "small-kernels", "co-tenant", "aa"])
+def test_the_bound_covers_the_regret(preset: str, mode: str) -> None:
+    """Against the truth by which the mode decides: short batches, half of them with a cold cache;
+    or alone, where the board throttles."""
+    timer = simulated.preset(preset)
+    if preset == "forum-l4" and mode != "race":
+        truth = timer.truth("sustained", "hot")
+    else:
+        cold, hot = timer.truth("burst", "cold"), timer.truth("burst", "hot")
+        truth = {text: math.sqrt(cold[text] * hot[text]) for text in cold}
+    best = min(truth.values())
+    count = 100 if preset == "aa" else 200
+    covered = 0
+    for selection in runs(mode, preset, count):
+        bound = selection.evidence.regret_bound
+        assert bound is not None
+        assert 0 <= bound < math.inf
+        assert selection.evidence.confidence == 0.95
+        covered += truth[selection.winner.candidate.text] / best - 1 <= bound + 1e-9
+    assert covered >= 0.95 * count
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_intervals_cover_the_times(mode: str) -> None:
+    """Of the ratio of any candidate to the chosen one: the clock of a run is its own."""
+    timer = simulated.preset("quiet")
+    cold, hot = timer.truth("burst", "cold"), timer.truth("burst", "hot")
+    truth = {text: math.sqrt(cold[text] * hot[text]) for text in cold}
+    inside = total = 0
+    for selection in runs(mode, "quiet", 50):
+        winner = selection.winner
+        assert winner.low_ms is not None
+        assert winner.high_ms is not None
+        for entry in selection.ranking:
+            if entry.low_ms is None or entry.high_ms is None or entry is winner:
+                continue
+            assert entry.time_ms is not None
+            assert entry.low_ms <= entry.time_ms <= entry.high_ms
+            ratio = truth[entry.candidate.text] / truth[winner.candidate.text]
+            low, high = entry.low_ms / winner.high_ms, entry.high_ms / winner.low_ms
+            inside += low <= ratio <= high
+            total += 1
+    assert total >= 100
+    assert inside >= 0.95 * total
+
+
+@pytest.mark.parametrize("mode", OURS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_candidate_is_told_of_once(preset: str, mode: str) -> None:
+    timer = simulated.preset(preset, 7)
+    selection, log = logged(mode, timer)
+    assert selection is not None
+    told = texts(selection)
+    assert len(set(told)) == len(told)
+    known = {e.candidate.text for e in timer.engines if e.builds}
+    assert set(told) == known
+    calls = log.calls()
+    for entry in selection.ranking:
+        ran = calls[entry.candidate.text]
+        assert entry.samples <= ran
+        assert (entry.time_ms is None) <= bool(entry.cut), "no time, and no word why"
+    evidence = selection.evidence
+    assert selection.total_samples <= sum(calls.values())
+    assert evidence.wall_ms == timer.elapsed_ms()
+    assert 0 < evidence.gpu_ms <= evidence.wall_ms
+    assert not selection.winner.cut
+    assert evidence.max_clock_mhz == timer.gpu.max_clock_mhz
+    assert evidence.clock_mhz is not None
+    assert evidence.clock_mhz <= timer.gpu.max_clock_mhz
+
+
+def test_the_evidence_of_a_throttled_choice() -> None:
+    (selection, *_) = runs("auto", "forum-l4", 200)
+    evidence = selection.evidence
+    assert evidence.throttle_reasons == ("sw_power_cap",)
+    assert evidence.sustained_clock_mhz is not None
+    assert evidence.max_clock_mhz is not None
+    alone = {e.candidate.text: e.sustained_ms for e in selection.ranking if e.sustained_ms}
+    truth = simulated.preset("forum-l4").truth("sustained", "hot")
+    assert {"128x64", "128x128"} <= alone.keys()
+    for text, time_ms in alone.items():
+        assert time_ms == pytest.approx(truth[text], rel=0.05)
+
+
+@pytest.mark.parametrize("mode", OURS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_equal_seeds_give_equal_selections(preset: str, mode: str) -> None:
+    first, second = (chosen(mode, simulated.preset(preset, 3), 5) for _ in range(2))
+    assert first == second
+    other = chosen(mode, simulated.preset(preset, 4), 5)
+    assert other != first, "the seed of the noise has no effect"
+
+
+# Candidates that fail, or are slow
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_what_fails_is_not_run_again(mode: str) -> None:
+    timer = timer_of(
+        engine("good", 1.0),
+        engine("also-good", 1.1),
+        engine("fails", 0.1, error="CUDNN_STATUS_EXECUTION_FAILED"),
+        engine("does-not-build", 0.1, builds=False),
+        SimulatedEngine(candidate("too-large", 0, 2**50), 0.1, 100.0),
+        built=False,
+    )
+    selection, log = logged(mode, timer)
+    assert selection is not None
+    calls = log.calls()
+    assert calls["fails"] == 1
+    assert calls["does-not-build"] == calls["too-large"] == 0
+    assert selection.winner.candidate.text == "good"
+    cut = {e.candidate.text: e.cut for e in selection.ranking}
+    assert "CUDNN_STATUS_EXECUTION_FAILED" in cut["fails"]
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_absurdly_slow_ones_are_run_once(mode: str) -> None:
+    timer = timer_of(
+        engine("good", 0.7),
+        engine("slow", 300.0),
+        engine("also-good", 0.75),
+        engine("slower", 900.0),
+        built=False,
+    )
+    selection, log = logged(mode, timer)
+    assert selection is not None
+    calls = log.calls()
+    assert calls["slow"] == 1
+    assert calls["slower"] == 1
+    cut = {e.candidate.text: e for e in selection.ranking}
+    for text, time_ms in (("slow", 300), ("slower", 900)):
+        assert "slow" in cut[text].cut
+        assert cut[text].time_ms == pytest.approx(time_ms, rel=0.01)
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_configs_of_a_slow_engine_are_skipped(mode: str) -> None:
+    """One config of an engine was 40 times slower: its others are not looked at."""
+    slow = [
+        SimulatedEngine(replace(candidate(f"slow{i}", 3), rank=5 + i), 40.0, 100.0)
+        for i in range(4)
+    ]
+    timer = timer_of(engine("good", 1.0), *slow, built=False)
+    selection, log = logged(mode, timer)
+    assert selection is not None
+    calls = log.calls()
+    assert [calls[f"slow{i}"] for i in range(4)] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_who_fails_later_is_out_and_another_is_taken(mode: str) -> None:
+    """Whenever that is: in admission, in the race, alone."""
+    for at_ms in (5.0, 12.0, 20.0, 40.0, 80.0, 160.0):
+        timer = timer_of(
+            engine("best", 1.0, fails_at_ms=at_ms),
+            engine("second", 1.04),
+            engine("third", 1.2),
+            built=False,
+        )
+        selection, _ = logged(mode, timer)
+        assert selection is not None
+        if timer.elapsed_ms() < at_ms:
+            continue
+        told = {e.candidate.text: e for e in selection.ranking}
+        assert set(told) == {"best", "second", "third"}
+        if selection.winner.candidate.text == "best":
+            # It had won before; who runs it falls back then.
+            assert not told["best"].cut
+        else:
+            assert selection.winner.candidate.text == "second"
+
+
+# Budgets and limits
+
+
+@pytest.mark.parametrize("mode", OURS)
+@pytest.mark.parametrize("budget_ms", [1.0, 20.0, 100.0, 1000.0])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_budget_is_kept(preset: str, budget_ms: float, mode: str) -> None:
+    """Within one launch, building included. The first candidate is always looked at: a run that
+    loads it, and one that counts."""
+    selection, log = logged(mode, simulated.preset(preset, 1), budget_ms=budget_ms)
+    assert selection is not None
+    late = [
+        batch.candidate.text
+        for begin_ms, _, batches in log.log[2:]
+        for batch in batches
+        if begin_ms >= budget_ms
+    ]
+    assert not late, "began after the budget was spent"
+    singles = [end - begin for begin, end, batches in log.log if sum(b.calls for b in batches) == 1]
+    most_ms = max(singles)
+    first_two_ms = log.log[1][1]
+    # A chunk of a solo block is a run of some 40 ms at the race's clock, 65 at the throttled one.
+    chunk_ms = 30.0 if budget_ms >= 1000 and mode != "race" else 0.0
+    assert log.elapsed_ms() <= max(budget_ms + most_ms + chunk_ms, first_two_ms) + 1.0
+    assert selection.evidence.wall_ms <= log.elapsed_ms()
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_what_a_budget_left_out_is_told(mode: str) -> None:
+    timer = simulated.preset("forum-l4")
+    selection = chosen(mode, timer, budget_ms=20.0)
+    told = [*selection.evidence.remarks, *(e.cut for e in selection.ranking)]
+    assert any("budget" in text for text in told)
+    assert set(texts(selection)) == {e.candidate.text for e in timer.engines}
+    plenty = chosen(mode, simulated.preset("forum-l4"), budget_ms=60_000.0)
+    told = [*plenty.evidence.remarks, *(e.cut for e in plenty.ranking)]
+    assert not any("budget" in text for text in told)
+    assert plenty == chosen(mode, simulated.preset("forum-l4"))
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_a_budget_too_small_for_compiling_skips_it(mode: str) -> None:
+    for budget_ms, looked_at in ((200.0, False), (5000.0, True)):
+        selection = chosen(mode, simulated.preset("quiet"), budget_ms=budget_ms)
+        (compiled,) = (e for e in selection.ranking if e.candidate.text == "compiled")
+        assert (compiled.time_ms is not None) == looked_at
+        assert ("budget" in compiled.cut) == (not looked_at)
+
+
+@pytest.mark.parametrize("mode", OURS)
+@pytest.mark.parametrize("limit", [1, 2, 4])
+def test_benchmark_limit(limit: int, mode: str) -> None:
+    """So many of cuDNN's candidates that run, in their order; PyTorch's own path comes on top."""
+    timer = simulated.preset("quiet")
+    selection, log = logged(mode, timer, benchmark_limit=limit)
+    assert selection is not None
+    ran = log.calls().keys() - {ATEN.text}
+    assert ran == {c.text for c in timer.candidates.all()[:limit]}
+    assert ATEN.text in log.calls()
+
+
+# Few candidates, or none
+
+
+@pytest.mark.parametrize("mode", [*OURS, *FRONTENDS, "heuristic"])
+def test_one_candidate(mode: str) -> None:
+    selection = chosen(mode, timer_of(engine("only", 1.0), built=False))
+    assert texts(selection) == ["only"]
+    assert selection.evidence.tied == ("only",)
+    if mode in OURS:
+        assert selection.evidence.regret_bound == 0
+        assert selection.winner.time_ms == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("mode", [*OURS, *FRONTENDS, "heuristic"])
+def test_no_candidate(mode: str) -> None:
+    timer = timer_of(engine("other", 1.0))
+    none = StaticCandidates([])
+    assert strategy(mode, 0).select(none, timer, Limits()) is None
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_only_pytorchs_own_path(mode: str) -> None:
+    timer = SimulatedTimer(GPU, [SimulatedEngine(ATEN, 1.0, 100.0)], aten_uses_cudnn=False)
+    assert texts(chosen(mode, timer)) == [ATEN.text]
+
+
+@pytest.mark.parametrize("mode", [*OURS, *FRONTENDS])
+@pytest.mark.parametrize("budget_ms", [None, 1.0])
+def test_every_candidate_failing(budget_ms: float | None, mode: str) -> None:
+    fails = {"error": "CUDNN_STATUS_EXECUTION_FAILED"}
+    timer = timer_of(*(engine(f"e{i}", 1.0, **fails) for i in range(5)), built=False)
+    assert strategy(mode, 0).select(timer.candidates, timer, Limits(budget_ms=budget_ms)) is None
+    timer = timer_of(*(engine(f"e{i}", 1.0, builds=False) for i in range(5)), built=False)
+    assert strategy(mode, 0).select(timer.candidates, timer, Limits(budget_ms=budget_ms)) is None
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_all_failing_in_the_middle(mode: str) -> None:
+    engines = [engine(f"e{i}", 1.0 + i / 50, fails_at_ms=25.0) for i in range(4)]
+    timer = timer_of(*engines, built=False)
+    assert choose(mode, timer) is None
+    assert timer.elapsed_ms() >= 25
+
+
+@pytest.mark.parametrize("mode", [*OURS, *FRONTENDS])
+@pytest.mark.parametrize("at_ms", [0.0, 8.0, 60.0, 250.0])
+def test_a_lost_device_reaches_the_caller(at_ms: float, mode: str) -> None:
+    scene = simulated.preset("forum-l4")
+    for field, error in (
+        ("lost_at_ms", RuntimeError),
+        ("out_of_memory_at_ms", torch.OutOfMemoryError),
+    ):
+        timer = SimulatedTimer(replace(scene.gpu, **{field: at_ms}), scene.engines)
+        with pytest.raises(error, match="CUDA"):
+            choose(mode, timer)
+            assert timer.elapsed_ms() < at_ms  # it had been over by then
+            raise RuntimeError("CUDA: not reached")
+
+
+# What auto remembers of a board
+
+
+def test_rates_at_which_a_board_held_its_clock() -> None:
+    held = HeldClocks()
+    work = Work(flops=1e9, bytes=1e6, device="cuda:0", dtype="torch.float16")
+    assert not held.covers(work, 1.0)
+    held.add(work, 1.0)
+    assert held.covers(work, 1.0)
+    assert held.covers(work, 2.0), "less work a second"
+    assert not held.covers(work, 0.5), "more work a second"
+    assert not held.covers(replace(work, bytes=2e6), 1.0)
+    assert not held.covers(replace(work, flops=2e9), 1.0)
+    assert not held.covers(replace(work, dtype="torch.float32"), 1.0)
+    assert not held.covers(replace(work, device="cuda:1"), 1.0)
+
+
+class Worked(StaticCandidates):
+    """Candidates of a problem whose work is known."""
+
+    @property
+    def work(self) -> Work | None:
+        return Work(1e9, 1e6, "simulated", "float16")
+
+
+def test_auto_does_not_probe_what_is_known_to_hold() -> None:
+    mode = Auto(seed=0)
+    walls = []
+    for seed in range(2):
+        timer = simulated.preset("quiet", seed)
+        known = Worked([e.candidate for e in timer.engines])
+        selection = mode.select(known, timer, Limits())
+        assert selection is not None
+        walls.append(selection.evidence.wall_ms)
+    assert "the board holds its clock at this rate of work" in selection.evidence.remarks
+    assert walls[1] < walls[0] - 80
+    # A board that throttles is never known to hold.
+    hot = Auto(seed=0)
+    for seed in range(2):
+        timer = simulated.preset("forum-l4", seed)
+        selection = hot.select(Worked([e.candidate for e in timer.engines]), timer, Limits())
+        assert selection is not None
+        assert selection.winner.candidate.text == "128x64"
