@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-
 from common.environment import environment
+
 from cudnn_autotune.audit.commands import audit
 from cudnn_autotune.audit.model import PYTORCH_MODES
 

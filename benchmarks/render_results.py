@@ -29,10 +29,10 @@ HERE = Path(__file__).resolve().parent
 # In the order in which the README shows them; each names a module with tables() and plot().
 BENCHMARKS = {
     "audit_layers": "audited.report",
-    "compare_sampling": "comparison.report",
     "forum_repro": "forum.report",
     "lone_layer": "lone.report",
     "capped": "capped_layers.report",
+    "kernel_cfgs": "kernel_portfolio.report",
     "call_overhead": "overhead.report",
     "gpu_tests": "suite.report",
 }

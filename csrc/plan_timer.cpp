@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -143,7 +144,14 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
     }
   }
   reserve(batches.size());
-  if (flush_bytes_ > 0 && !flush_.defined()) flush_ = device_bytes(operands_[0][0], flush_bytes_);
+  const bool any_cold = std::any_of(batches.begin(), batches.end(), [](auto& b) { return b.cold; });
+  if (any_cold && flush_bytes_ > 0 && !flush_.defined()) {
+    try {
+      flush_ = device_bytes(operands_[0][0], flush_bytes_);
+    } catch (const c10::OutOfMemoryError&) {
+      flush_bytes_ = 0;  // the operands alone have to push each other out
+    }
+  }
   GpuClock::Reading* stamps = nullptr;
   if (clock_ != nullptr) {
     stamps = static_cast<GpuClock::Reading*>(readings_.data_ptr());

@@ -7,6 +7,7 @@ The callers' threads never wait for it: C++ gives turns and keeps their times
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import threading
 import time
@@ -72,6 +73,8 @@ class Trial:
     race: OnlineRace = field(init=False)
     is_idle: bool = False
     """Whether the last step found nothing to do."""
+    is_building: bool = True
+    """Whether candidates are still to join."""
 
     def __post_init__(self) -> None:
         self.race = OnlineRace([self.first])
@@ -82,7 +85,11 @@ class Trial:
 
     def step(self) -> bool:
         """Does what there is to do; False once it is over."""
-        if not self.native.is_in_use or not self.policy.is_wanted:
+        if not self.native.is_in_use:
+            return False
+        if not self.policy.is_wanted:
+            # Mostly nobody has it any more; it may also have been made while all was forgotten.
+            self.native.decide(self.race.next_best() or 0)
             return False
         self.is_idle = self.native.calls < _LEAST_CALLS
         if self.is_idle:
@@ -90,16 +97,16 @@ class Trial:
         with torch.cuda.device(self.device):
             if self._adopt():
                 return False
-            is_building = self._build()
-            chosen = self._read(is_building)
-            if chosen is not None and not is_building:
+            self.is_building = self._build()
+            chosen = self._read()
+            if chosen is not None and not self.is_building:
                 wall_ms = (time.perf_counter() - self._start) * 1e3
                 if self.policy.tell(self.race.selection(chosen, wall_ms)):
                     self.native.decide(chosen)
                     return False
                 self._fail(chosen, "wrong")
-            is_alone = not is_building and len(self.race.candidates) == 1
-            if is_alone or not (self.race.active or is_building):
+            is_alone = len(self.race.candidates) == 1
+            if not self.is_building and (is_alone or not self.race.active):
                 self.settle()
                 return False
         return True
@@ -109,14 +116,12 @@ class Trial:
         if 0 in self.race.active:
             self.native.decide(0)
             return
-        left = self.race.leader()
-        if left is None:
-            left = min(self.race.active, default=None)
+        left = self.race.next_best()
         if left is None:
             left = len(self.race.candidates)
             self._join([(ATEN, None)])
         candidate = self.race.candidates[left]
-        evidence = Evidence(rule="no other runs", tied=(candidate.text,))
+        evidence = Evidence(rule="the others fail", tied=(candidate.text,))
         self.native.decide(left)
         self.policy.tell(Selection((Timed(candidate, None, 0),), self.race.turns, evidence))
 
@@ -151,13 +156,13 @@ class Trial:
         self.race.join([candidate for candidate, _ in ways])
         self.native.offer([(candidate.text, plan) for candidate, plan in ways])
 
-    def _read(self, is_building: bool) -> int | None:
+    def _read(self) -> int | None:
         """What the turns since the last step say: the choice's number once there is one."""
         turns = self.race.turns
         self.race.add(self.native.take_samples())
         for number in self.native.failures():
             self.race.fail(number, "failed")
-        self.is_idle = self.race.turns == turns and not is_building
+        self.is_idle = self.race.turns == turns and not self.is_building
         if self.race.turns < self._judge_at:
             return None
         self._judge_at = self.race.turns + max(
@@ -204,6 +209,12 @@ class OnlineTuner:
         with self._lock:
             return len(self._trials)
 
+    @property
+    def building(self) -> int:
+        """How many of them still build candidates, and so cannot be decided yet."""
+        with self._lock:
+            return sum(trial.is_building for trial in self._trials)
+
     def stop(self) -> None:
         """Ends the thread for good. At exit it must be out of cuDNN before cuDNN goes."""
         self._stopped.set()
@@ -213,7 +224,8 @@ class OnlineTuner:
             thread.join(_EXIT_S)
 
     def _run(self) -> None:
-        _C.allow_capture_elsewhere()
+        with contextlib.suppress(RuntimeError):  # a lost device shows itself in the steps
+            _C.allow_capture_elsewhere()
         period_s = _PERIOD_S
         while not self._stopped.wait(period_s):
             with self._lock:

@@ -24,6 +24,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 from cudnn_autotune import sampling
 from cudnn_autotune._extension import _C, extension_available
@@ -149,15 +150,13 @@ def use_sampling(
     new_mode = before[0] if mode is None else check_sampling(mode)
     new_workspace_limit = before[1]
     if workspace_limit is not _KEEP:
-        assert workspace_limit is None or isinstance(workspace_limit, int)
-        check_workspace_limit(workspace_limit)
-        new_workspace_limit = workspace_limit
+        new_workspace_limit = cast("int | None", workspace_limit)
+        check_workspace_limit(new_workspace_limit)
     new_benchmark_limit = (
         before[2] if benchmark_limit is None else _check_benchmark_limit(benchmark_limit)
     )
     if budget_ms is not _KEEP:
-        assert budget_ms is None or isinstance(budget_ms, (int, float))
-        set_budget_ms(budget_ms)
+        set_budget_ms(cast("float | None", budget_ms))
     _set(new_mode, new_workspace_limit, new_benchmark_limit)
     try:
         yield
@@ -187,7 +186,11 @@ def _budget_of(environ: Mapping[str, str]) -> float | None:
         number = float(text)
     except ValueError:
         number = math.nan
-    return check_budget_ms(number, "CUDNN_AUTOTUNE_BUDGET_MS")
+    if not 0 < number < math.inf:
+        raise ValueError(
+            f"CUDNN_AUTOTUNE_BUDGET_MS must be a time in milliseconds above 0, got {text!r}"
+        )
+    return number
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
@@ -197,17 +200,17 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
         ValueError: naming the variable and what is allowed.
     """
     mode = environ.get("CUDNN_AUTOTUNE_SAMPLING", "").strip() or DEFAULT_SAMPLING
+    check_sampling(mode, "CUDNN_AUTOTUNE_SAMPLING")
     workspace_limit = _int_of(environ, "CUDNN_AUTOTUNE_WORKSPACE_LIMIT")
     check_workspace_limit(workspace_limit, "CUDNN_AUTOTUNE_WORKSPACE_LIMIT")
-    benchmark_limit = _int_of(environ, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT")
+    benchmark_limit = _int_of(environ, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT") or 0
+    _check_benchmark_limit(benchmark_limit, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT")
     plans = _int_of(environ, "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT")
     if plans == 0:
         raise ValueError("CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT must be 1 or more, got '0'")
+    budget_ms = _budget_of(environ)
+    # Nothing is set unless all of it is right.
     if plans and extension_available():
         _C.set_plan_cache_capacity(min(plans, _INT32_MAX))
-    set_budget_ms(_budget_of(environ))
-    _set(
-        check_sampling(mode, "CUDNN_AUTOTUNE_SAMPLING"),
-        workspace_limit,
-        _check_benchmark_limit(benchmark_limit or 0, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT"),
-    )
+    set_budget_ms(budget_ms)
+    _set(mode, workspace_limit, benchmark_limit)

@@ -127,12 +127,11 @@ def choose(
         where the decision is still to come.
     """
     start = time.perf_counter()
-    since = choice_log.generation()
     problem = ConvProblem.from_native(native)
     limit = None if workspace_limit < 0 else workspace_limit
     limits = Limits(benchmark_limit, settings.get_budget_ms())
 
-    def remember(outcome: Outcome) -> Choice:
+    def remember(outcome: Outcome, since: int | None = None) -> Choice:
         choice = Choice(
             problem=problem,
             device=device,
@@ -146,7 +145,7 @@ def choose(
             relative_error=outcome.relative_error,
             struck=outcome.struck,
         )
-        # What was forgotten meanwhile stays so; what calls have decided is not taken back.
+        # What calls have decided is not taken back by another thread's first call.
         known = choice_log.find(choice)
         if choice.total_samples > 0 or known is None or known.total_samples == 0:
             choice_log.record(choice, since)
@@ -158,7 +157,7 @@ def choose(
     trial = None
     if isinstance(sampling.get(mode), Online) and outcome.chosen and not problem.deterministic:
         trial = _C.OnlineTrial((choice.text, outcome.plan))
-        policy = OnlinePolicy(choice, since, remember)
+        policy = OnlinePolicy(choice, remember)
         TUNER.add(Trial(trial, device, outcome.chosen.candidate, policy))
     return choice.text, outcome.plan, trial
 
@@ -168,17 +167,14 @@ class OnlinePolicy:
 
     Args:
         first: what serves until then.
-        since: the log's generation when it was made.
-        remember: notes the outcome.
+        remember: notes the outcome, unless all was forgotten since a generation of the log.
     """
 
-    def __init__(self, first: Choice, since: int, remember: Callable[[Outcome], Choice]) -> None:
+    def __init__(self, first: Choice, remember: Callable[[Outcome, int], Choice]) -> None:
         self._first = first
         self._problem = first.problem
-        self._since = since
+        self._since = choice_log.generation()
         self._remember = remember
-        # The caller's random numbers are not touched.
-        self._generator = torch.Generator(torch.device("cuda", first.device))
         self._errors: dict[str, float | None] = {}
         self._struck: list[tuple[str, float]] = []
 
@@ -218,11 +214,14 @@ class OnlinePolicy:
             if not self.is_right(candidate, plan):
                 return False
         error = self._errors[candidate.text]
-        self._remember(Outcome(selection, chosen, None, error, tuple(self._struck)))
+        outcome = Outcome(selection, chosen, None, error, tuple(self._struck))
+        self._remember(outcome, self._since)
         return True
 
     def _operands(self) -> Tensors:
-        return random_operands(self._problem, self._first.device, self._generator)
+        # Of a generator of their own: the caller's random numbers stay what they are.
+        device = torch.device("cuda", self._first.device)
+        return random_operands(self._problem, device, torch.Generator(device))
 
 
 def _search(

@@ -20,19 +20,22 @@ _KNOB = "KERNEL_CFG"
 
 
 def other_kernels(listed: Iterable[Candidate]) -> list[Candidate]:
-    """The portfolio of each engine in ``listed`` that has one.
+    """The portfolio of each engine in ``listed`` that has one, without what is listed.
 
     ``workspace_bytes`` is that of the listed config; the plan's own is known when it is built.
     """
-    found = []
+    listed = list(listed)
+    found: list[Candidate] = []
+    known = {candidate.text for candidate in listed}
     for candidate in listed:
         if candidate.engine is None or not candidate.is_compiled:
             continue
         for value in KERNEL_CFGS.get(candidate.engine, ()):
-            if candidate.knobs.get(_KNOB) == value:
-                continue
             knobs = {**candidate.knobs, _KNOB: value}
             text = engine_text(candidate.engine, knobs)
+            if text in known:
+                continue
+            known.add(text)
             found.append(
                 replace(
                     candidate,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.tables import Table
+
 from cudnn_autotune.audit import plot as audit_plot
 from cudnn_autotune.audit.analysis import (
     NOT_YET,
@@ -24,6 +25,10 @@ from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, STEADY, SUS
 from cudnn_autotune.audit.summary import ModeSummary, Regrets, summarize
 
 NONE = "–"
+REGRETS = ("mean", "p95", "worst", "within 1 %")
+TUNING = ("tuning: median", "mean", "all cases")
+REGRET_COLUMNS = ("mode", "runs", *REGRETS, "flips", *TUNING, "bound holds")
+RATIO_COLUMNS = ("PyTorch's mode", "measured", "cases", "mean", "least", "most")
 
 
 def tables(data: dict[str, Any]) -> list[Table]:
@@ -65,8 +70,7 @@ def _regrets(
 ) -> Table:
     table = Table(
         "Time of what was picked, over the fastest's",
-        ("mode", "runs", "mean", "p95", "worst", "within 1 %", "flips")
-        + ("tuning: median", "mean", "all cases", "bound holds"),
+        REGRET_COLUMNS,
         note=_note(record, earlier),
     )
     for mode, told in summaries.items():
@@ -161,7 +165,7 @@ def _by_truth(record: Record, summaries: Mapping[str, ModeSummary]) -> Table:
         for name in truths
     }
     table = Table(
-        "The same by how the fastest is measured: mean, p95, worst, within 1 %",
+        f"The same by how the fastest is measured: {', '.join(REGRETS)}",
         ("mode", *(f"{name} ({counts[name]} cases)" for name in truths)),
         note="burst: the mean of cold and hot." if BURST in truths else "",
     )
@@ -177,8 +181,7 @@ def _against_pytorch(record: Record, summaries: Mapping[str, ModeSummary]) -> Ta
     ours = record.settings.get("reference")
     table = Table(
         f"PyTorch's time over {ours}'s, taking turns in one process",
-        ("PyTorch's mode", "measured", "cases", "mean", "least", "most")
-        + (f"{ours} > 1 % slower", "its worst case"),
+        (*RATIO_COLUMNS, f"{ours} > 1 % slower", "its worst case"),
         note="pytorch_off: benchmark=False; pytorch_on_10: benchmark=True, PyTorch's default limit "
         f"of 10 plans; pytorch_on_0: without a limit. Above 1, {ours} is faster.",
     )

@@ -6,10 +6,7 @@ Shapes are always those of the forward convolution: input (N, C, H, W), weight (
 from __future__ import annotations
 
 import dataclasses
-import json
-import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 OPS = ("fprop", "dgrad", "wgrad")
@@ -77,22 +74,6 @@ def from_described(described: dict[str, Any]) -> Case:
     return Case(**described)
 
 
-def load_cases(path: Path, *, seed: int = 0) -> list[Case]:
-    """The cases of a layer list, each layer once per op, in a fixed random order.
-
-    Random, so that a run cut short by its time limit has seen a bit of everything.
-    """
-    cases = []
-    for layer in json.loads(path.read_text())["layers"]:
-        fields = {k: v for k, v in layer.items() if k != "ops"}
-        cases += [Case(op=op, **fields) for op in layer.get("ops", OPS)]
-    ids = [case.id for case in cases]
-    if len(set(ids)) != len(ids):
-        raise ValueError(f"{path}: two layers share name, dtype and layout")
-    random.Random(seed).shuffle(cases)
-    return cases
-
-
 @dataclasses.dataclass
 class Tensors:
     input: Any
@@ -148,26 +129,6 @@ def our_call(case: Case, t: Tensors, sampling: str) -> Call:
     if case.op == "dgrad":
         return lambda: ops.conv_dgrad(t.grad_output, t.weight, list(case.input_shape), *tail)
     return lambda: ops.conv_wgrad(t.grad_output, t.input, list(case.weight_shape), *tail)
-
-
-def problem(case: Case) -> Any:
-    """The case as the package's ConvProblem."""
-    import torch
-
-    import cudnn_autotune as ca
-
-    return ca.ConvProblem(
-        op=case.op,
-        input_shape=case.input_shape,
-        weight_shape=case.weight_shape,
-        stride=case.stride,
-        padding=case.padding,
-        dilation=case.dilation,
-        groups=case.groups,
-        dtype=getattr(torch, case.dtype),
-        memory_format=torch.channels_last if case.channels_last else torch.contiguous_format,
-        allow_tf32=torch.backends.cudnn.allow_tf32,
-    )
 
 
 # PyTorch's modes: benchmark flag and benchmark_limit (0: every plan the heuristics list).

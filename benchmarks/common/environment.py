@@ -117,9 +117,3 @@ def environment(device: str, arguments: list[str] | None = None) -> dict[str, An
 def missing(record: dict[str, Any]) -> list[str]:
     """What a record lacks to be published."""
     return [key for key in REQUIRED if record.get(key) in (None, "")]
-
-
-def same_machine(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The fields in which two records differ so much that their figures must not be mixed."""
-    keys = ("device", "gpu", "driver", "cuda", "cudnn", "cudnn_frontend", "torch", "package")
-    return [key for key in keys if one.get(key) != other.get(key)]

@@ -27,17 +27,6 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(math.fsum(math.log(v) for v in values) / len(values))
 
 
-def relative_standard_error(values: Sequence[float]) -> float:
-    """Standard error of the median relative to it, from the median absolute deviation.
-
-    1.4826 * MAD estimates sigma for normal noise and a median of n values has a standard error
-    of about 1.2533 * sigma / sqrt(n). Robust to the odd spike.
-    """
-    centre = median(values)
-    mad = median([abs(v - centre) for v in values])
-    return 1.2533 * 1.4826 * mad / math.sqrt(len(values)) / centre if centre else math.nan
-
-
 def bootstrap_interval(
     values: Sequence[float], *, level: float = 0.95, draws: int = 2000, seed: int = 0
 ) -> tuple[float, float]:

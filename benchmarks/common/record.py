@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .environment import environment, same_machine
+from .environment import environment
 
 SCHEMA = 1
 
@@ -38,10 +38,9 @@ class Record:
         path: the file, or None to keep the record in memory only.
         device: "cuda" or "cpu". A cpu record is a dry run and never goes under results/.
         arguments: the options of the run.
-        resume: continue the file where it exists; its machine and versions must be the same.
 
     Raises:
-        SystemExit: a cpu record under results/, or a file that another machine wrote.
+        SystemExit: a cpu record under results/.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Record:
         *,
         device: str,
         arguments: dict[str, Any],
-        resume: bool = False,
     ) -> None:
         self.path = path
         if device == "cpu" and path is not None and "results" in path.resolve().parts:
@@ -68,17 +66,6 @@ class Record:
             "telemetry": None,
             "results": {},
         }
-        if resume and path is not None and path.exists():
-            earlier = load(path)
-            differing = same_machine(earlier["environment"], record)
-            if differing or earlier["benchmark"] != benchmark:
-                what = ", ".join(differing) or "benchmark"
-                sys.exit(f"{path}: recorded elsewhere ({what} differ); choose another --json")
-            self.data["results"] = earlier["results"]
-            self.data["earlier_sessions"] = [
-                *earlier.get("earlier_sessions", []),
-                {"environment": earlier["environment"], "telemetry": earlier["telemetry"]},
-            ]
 
     @property
     def results(self) -> dict[str, Any]:

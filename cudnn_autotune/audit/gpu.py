@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudnn_autotune import choice_log, settings
+from cudnn_autotune import choice_log, sampling, settings
 from cudnn_autotune._extension import require_cuda_build
 from cudnn_autotune.audit.backend import Poisoned
 from cudnn_autotune.audit.comparison import against_pytorch, candidate_of
@@ -24,11 +24,18 @@ from cudnn_autotune.audit.plain_json import decode
 from cudnn_autotune.audit.scenes import pick_of
 from cudnn_autotune.engines import ATEN, Candidate, open_search
 from cudnn_autotune.measuring import Operands, operands
+from cudnn_autotune.online_tuner import TUNER
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.gpu_timer import GpuTimer
+from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.tuning import QueriedCandidates
 
 _STEADY_CALLS = 3
+# Of a mode that decides in the calls to come: most layers take some hundred.
+_MOST_CALLS = 20_000
+_MOST_S = 30.0
+# A loop that waits for the GPU now and then, as one does that reads its loss.
+_CALLS_AT_ONCE = 16
 
 Call = Callable[[], Tensor]
 
@@ -111,6 +118,8 @@ class GpuBackend:
             first_ms = _wall_ms(call)
             peak = torch.cuda.max_memory_allocated() - held
             steady_ms = min(_wall_ms(call) for _ in range(_STEADY_CALLS))
+            if _is_online(self._mode) and not _decide(call):
+                return Pick(error=f"not decided after {_MOST_CALLS} calls or {_MOST_S:g} s")
         made = [c for c in choice_log.choices() if c.problem == problem]
         if not made:
             others = [c.problem.text for c in choice_log.choices()]
@@ -173,6 +182,24 @@ def _pytorch_call(problem: ConvProblem, data: Operands) -> Call:
     native = problem.native()
     run_aten = require_cuda_build().run_aten
     return lambda: run_aten(native, *data)
+
+
+def _is_online(mode: str) -> bool:
+    return mode in sampling.names() and isinstance(sampling.get(mode), Online)
+
+
+def _decide(call: Call) -> bool:
+    """Calls until the trials of this process are over; False where that takes too long."""
+    deadline = time.monotonic() + _MOST_S
+    for calls in range(1, _MOST_CALLS + 1):
+        if not TUNER.undecided:
+            return True
+        call()
+        if calls % _CALLS_AT_ONCE == 0:
+            torch.cuda.synchronize()
+            if time.monotonic() > deadline:
+                break
+    return not TUNER.undecided
 
 
 def _wall_ms(call: Call) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.sampling import ties
@@ -17,12 +17,11 @@ from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Timer
 
-# How many of heuristic mode B must be admitted for the rest of it to be looked at: where its first
-# ones are slow, so are the others.
-_FIRST_OF_B = 6
-# PyTorch's own path, where it is cuDNN, is one of the candidates under another name: what it seems
-# to lead by is noise up to this.
-_ATEN_NOISE = 0.015
+# The first of heuristic mode B must come so near to the best of mode A for the rest of it to be
+# looked at. On an H200 it never does (1.1 times and more), and further down it lists engines that
+# take a second.
+_FIRST_OF_B = 4
+_NEAR = 1.05
 # A run-time-compiled config takes some 0.3 s of a core; they are built side by side.
 _COMPILING_MS = 600.0
 # How many of the first race meet those that were still being compiled.
@@ -39,6 +38,8 @@ class Field:
     extra_gpu_ms: float = 0.0
     extra_samples: int = 0
     aten_is_cudnn: bool = False
+    atens_plan: Candidate | None = None
+    """What PyTorch would run, where that is one of cuDNN's plans."""
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -96,25 +97,34 @@ def _admit_all(
     if limits.benchmark_limit:
         listed = timer.runnable(listed, limit=limits.benchmark_limit)
         beyond = without_engine
-    compiled = [c for c in [*listed, *beyond] if c.is_compiled]
-    plain = [c for c in listed if not c.is_compiled]
-    first = [c for c in plain if c.heuristic_mode == "A"]
-    second = [c for c in plain if c.heuristic_mode == "B"]
-    # Mode FALLBACK lists what works rather than what is fast: its precompiled engines are 5 to
-    # 2,000 times slower than the best (H200), and one launch of those takes up to a second.
-    last = [c for c in plain if c.heuristic_mode not in ("A", "B")]
-    ready = timer.runnable([*first, *without_engine])
+    # Mode FALLBACK lists what works rather than what is fast: its engines are 5 to 2,000 times
+    # slower than the best (H200), and one launch of those takes up to a second. Worth their time
+    # are only those that are compiled at run time and have kernels beyond the listed one.
+    swept = {c.engine for c in beyond if c.is_compiled}
+    last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine not in swept]
+    compiled = [c for c in [*listed, *beyond] if c.is_compiled and c not in last]
+    first = [c for c in listed if c.heuristic_mode == "A" and not c.is_compiled]
+    second = [c for c in listed if c.heuristic_mode == "B" and not c.is_compiled]
+    ready = timer.runnable(first)
+    if found.aten_is_cudnn and ready:
+        # It is there already: PyTorch would run cuDNN's first plan, at the cost of building it.
+        found.atens_plan = ready[0]
+        without_engine = [c for c in without_engine if c.text != ATEN.text]
+    ready += timer.runnable(without_engine)
     if compiled and ready and not budget.affords(_COMPILING_MS):
         _cut(compiled, "the budget does not allow compiling it", found)
         compiled = []
     others = timer.runnable(second)
     timer.prepare(compiled)
     admit(ready, timer, budget, found.admission)
+    best_of_a = found.admission.best_ms
     admit(others[:_FIRST_OF_B], timer, budget, found.admission)
-    if not ready or any(c in found.admission.rough_ms for c in others[:_FIRST_OF_B]):
+    rough = found.admission.rough_ms
+    best_of_b = min((rough[c] for c in others[:_FIRST_OF_B] if c in rough), default=math.inf)
+    if best_of_b <= _NEAR * best_of_a:
         admit(others[_FIRST_OF_B:], timer, budget, found.admission)
     else:
-        _cut(others[_FIRST_OF_B:], "the first of heuristic mode B are too slow", found)
+        _cut(others[_FIRST_OF_B:], "the first of heuristic mode B are slower than A's", found)
     if any(c.engine is not None for c in found.admission.rough_ms):
         _cut(last, "of mode FALLBACK, and others run", found)
     else:
@@ -152,10 +162,7 @@ def selection(
     last = found.last
     best = last.mu[last.best]
     behind_best = {c: last.mu[c] - best for c in last.survivors}
-    width = rules.tie_width
-    if found.aten_is_cudnn and last.best.text == ATEN.text:
-        width = max(width, _ATEN_NOISE)
-    tied = [c for c, behind in behind_best.items() if behind <= width]
+    tied = [c for c, behind in behind_best.items() if behind <= rules.tie_width]
     unsure = [c for c, behind in behind_best.items() if behind <= last.half_width[c]]
     first = ties.order(tied)[0]
     # Against the best by mu, every rival's lead is known; the chosen one may trail it by a tie.
@@ -196,6 +203,9 @@ def told(
         for outcome in found.races
         for c, reason in outcome.failed.items()
     ]
+    if found.atens_plan is not None:
+        same = _timed(found.atens_plan, found)
+        cut.append(replace(same, candidate=ATEN, cut=f"it is {same.candidate.text}"))
     cut.sort(key=lambda entry: math.inf if entry.time_ms is None else entry.time_ms)
     samples = sum(n for outcome in found.races for n in outcome.samples.values())
     return Selection(
@@ -229,7 +239,9 @@ def _timed(candidate: Candidate, found: Field) -> Timed:
         if candidate in outcome.mu:
             # Of one candidate's time; the half width is that of a difference of two.
             spread = math.exp(outcome.half_width[candidate] / math.sqrt(2))
-            dropped = candidate not in outcome.survivors
+            # Whoever was run alone afterwards was not out.
+            alone = candidate in found.sustained_ms
+            dropped = candidate not in outcome.survivors and not alone
             return Timed(
                 candidate,
                 time_ms,

@@ -57,6 +57,7 @@ class OnlineRace:
     half_width: float = math.inf
     mu: dict[int, float] = field(default_factory=dict)
     cut: dict[int, str] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
     _times: dict[int, dict[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,8 +76,9 @@ class OnlineRace:
                 self._times.setdefault(number, {})[round_] = math.log(time_ms)
 
     def fail(self, number: int, why: str) -> None:
-        self.active.discard(number)
-        self.cut[number] = why
+        """It cannot serve at all."""
+        self.failed.add(number)
+        self._drop(number, why)
 
     def judge(self) -> int | None:
         """Drops who cannot be the fastest; the choice's number once there is one."""
@@ -99,7 +101,7 @@ class OnlineRace:
         for i, mu, at_best in zip(alive, judged.mu, judged.at_best, strict=True):
             self.mu[i] = float(mu)
             if min(mu, at_best) - best > judged.half_width:
-                self.fail(i, f"out after {len(self._times[i])} turns")
+                self._drop(i, f"out after {len(self._times[i])} turns")
         leads = {i: best - self.mu[i] + judged.half_width for i in self.active}
         leads.pop(alive[judged.best], None)
         is_decided = all(lead < self.rules.tie_width for lead in leads.values())
@@ -111,6 +113,18 @@ class OnlineRace:
         """The best so far; None while nothing is known."""
         known = [i for i in self.active if i in self.mu]
         return min(known, key=self.mu.__getitem__, default=None)
+
+    def next_best(self) -> int | None:
+        """Who serves where nothing can be decided, those that were dropped included."""
+        left = [i for i in range(len(self.candidates)) if i not in self.failed]
+        lows = {i: min(times.values()) for i, times in self._times.items() if times}
+        return min(left, key=lambda i: (i not in self.active, lows.get(i, math.inf)), default=None)
+
+    def revive(self) -> None:
+        """The best has failed: those that it drove out are back."""
+        self.active = set(range(len(self.candidates))) - self.failed
+        for number in self.active:
+            self.cut.pop(number, None)
 
     def selection(
         self, chosen: int, wall_ms: float = 0.0, remarks: Sequence[str] = ()
@@ -160,6 +174,10 @@ class OnlineRace:
             cut=self.cut.get(number, ""),
         )
 
+    def _drop(self, number: int, why: str) -> None:
+        self.active.discard(number)
+        self.cut[number] = why
+
     def _drop_slow(self) -> None:
         lows = {i: min(t.values()) for i in self.active if len(t := self._times.get(i, {})) >= 2}
         if not lows:
@@ -167,7 +185,7 @@ class OnlineRace:
         best = min(lows.values())
         for i, low in lows.items():
             if low - best > math.log(_SLOW):
-                self.fail(i, f"{math.exp(low - best):.2f} times the best")
+                self._drop(i, f"{math.exp(low - best):.2f} times the best")
 
     def _shared_rounds(self, alive: Sequence[int]) -> list[int]:
         if any(i not in self._times for i in alive):
@@ -220,4 +238,6 @@ class Online:
                     race.add([(i, round_, sample.time_ms)])
             round_ += 1
             chosen = race.judge()
+            if not race.active:
+                race.revive()
         return None if chosen is None else race.selection(chosen, timer.elapsed_ms())

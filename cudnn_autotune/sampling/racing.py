@@ -184,8 +184,12 @@ def _judge(
 ) -> Standing:
     """Updates every survivor's standing and drops those that cannot be the fastest."""
     alive = list(outcome.survivors)
+    groups = [np.array([[entry[c] for c in alive] for entry in rounds]) for rounds in log.values()]
+    if min(len(group) for group in groups) < 2:
+        # One round of each cache state by itself has no residuals, and would believe anything.
+        groups = [np.concatenate(groups)]
     judged = standing(
-        [np.array([[entry[c] for c in alive] for entry in rounds]) for rounds in log.values()],
+        groups,
         delta=1 - rules.confidence,
         least_sigma=rules.least_sigma,
         prior_sigma=rules.prior_sigma,

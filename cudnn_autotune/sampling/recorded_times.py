@@ -81,6 +81,20 @@ def cache_factor(recording: Recording, trace: SoloTrace, cache: Cache) -> float:
     return burst_ms(recording, cache)[trace.text] / burst_ms(recording, trace.cache)[trace.text]
 
 
+def call_overhead_ms(recording: Recording) -> float:
+    """Host time a launch takes beyond its own: a round's overhead over the launches of one.
+
+    So that a run of a few launches does not pay for a whole round's.
+    """
+    rounds = recording.cold
+    launches = [
+        sum(calls for calls, t in zip(rounds.calls, row, strict=True) if t is not None)
+        for row in rounds.time_ms
+    ]
+    middle = statistics.median(launches) if launches else 0.0
+    return recording.run_overhead_ms / middle if middle else 0.0
+
+
 def smoothed(values: Sequence[float]) -> list[float]:
     """The running median of nine; of fewer, and evenly many to both sides, at the ends."""
     curve = []

@@ -13,7 +13,7 @@ from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling import frontend_rules, recorded_times
 from cudnn_autotune.sampling.build_time import Build, Builds
 from cudnn_autotune.sampling.recording_format import Recording
-from cudnn_autotune.sampling.recording_parts import RecordedCandidate, Rounds
+from cudnn_autotune.sampling.recording_parts import RecordedCandidate
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.solo_curve import SoloCurve
 from cudnn_autotune.sampling.static_candidates import StaticCandidates
@@ -25,15 +25,6 @@ _LONG_MS = 40.0
 _MOST_AVERAGED = 16
 _PASSES_APART = 3
 _slowdown = operator.attrgetter("slowdown")
-
-
-def _median_launches(rounds: Rounds) -> float:
-    """Of a round."""
-    launches = [
-        sum(calls for calls, t in zip(rounds.calls, row, strict=True) if t is not None)
-        for row in rounds.time_ms
-    ]
-    return statistics.median(launches) if launches else 0.0
 
 
 class ReplayTimer:
@@ -69,9 +60,7 @@ class ReplayTimer:
         curves = sorted((c for each in self._curves.values() for c in each), key=_slowdown)
         self._typical = curves[len(curves) // 2] if curves else None
         self._elapsed_ms = 0.0
-        # Per launch: a run of a few must not pay for a whole round's.
-        launches = _median_launches(recording.cold)
-        self._call_overhead_ms = recording.run_overhead_ms / launches if launches else 0.0
+        self._call_overhead_ms = recorded_times.call_overhead_ms(recording)
         self._builds = Builds(recording.build_threads)
         self._loaded: set[str] = set()
         self._taken: set[tuple[str, Cache]] = set()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cudnn_autotune.engines import Candidate
+from cudnn_autotune.sampling.json_node import Node
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -82,27 +85,62 @@ class Selection:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Selection:
-        """Raises ValueError naming what is missing or malformed."""
-        try:
-            ranking = tuple(
-                Timed(**{**entry, "candidate": _candidate(entry["candidate"])})
-                for entry in tree["ranking"]
-            )
-            evidence: dict[str, Any] = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in tree["evidence"].items()
-            }
-            selection = cls(ranking, int(tree["total_samples"]), Evidence(**evidence))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a selection: {type(error).__name__}: {error}") from error
-        if not ranking:
-            raise ValueError("not a selection: its ranking is empty")
+        """Raises ValueError naming what is missing or malformed, and its place in the tree."""
+        selection = _read(Node(tree, "selection"), cls, _SELECTION)
+        if not selection.ranking:
+            raise ValueError("selection.ranking: must not be empty")
         return selection
 
 
-def _candidate(tree: Mapping[str, Any]) -> Candidate:
-    notes = {name: tuple(tree[name]) for name in ("numerical_notes", "behavior_notes")}
-    return Candidate(**{**tree, **notes, "knobs": dict(tree["knobs"])})
+_Read = Callable[[Node], Any]
+
+
+def _texts(node: Node) -> tuple[str, ...]:
+    return tuple(item.text() for item in node.items())
+
+
+def _read(node: Node, cls: Callable[..., _T], readers: Mapping[str, _Read]) -> _T:
+    """An object whose fields ``readers`` read; one that is missing gets its default, if any."""
+    given = node.object()
+    for name in given:
+        if name not in readers:
+            raise ValueError(f"{node.place}.{name}: is not a known field")
+    values = {name: read(given[name]) for name, read in readers.items() if name in given}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ValueError(f"{node.place}: {error}") from error
+
+
+_CANDIDATE: dict[str, _Read] = {
+    "engine": lambda node: None if node.value is None else node.integer(),
+    "knobs": lambda node: {k: v.integer(-(2**63)) for k, v in node.object().items()},
+    "workspace_bytes": Node.integer,
+    "numerical_notes": _texts,
+    "behavior_notes": _texts,
+    "text": Node.text,
+    "heuristic_mode": Node.text,
+    "rank": Node.integer,
+}
+_TIMED: dict[str, _Read] = {
+    "candidate": lambda node: _read(node, Candidate, _CANDIDATE),
+    "samples": Node.integer,
+    "cut": Node.text,
+    **dict.fromkeys(("time_ms", "low_ms", "high_ms", "sustained_ms"), Node.number_or_null),
+}
+_MHZ = ("clock_mhz", "sustained_clock_mhz", "max_clock_mhz")
+_EVIDENCE: dict[str, _Read] = {
+    "rule": Node.text,
+    "disturbed": Node.integer,
+    **dict.fromkeys(("tied", "throttle_reasons", "remarks"), _texts),
+    **dict.fromkeys(("gpu_ms", "wall_ms"), Node.number),
+    **dict.fromkeys(("regret_bound", "confidence", *_MHZ), Node.number_or_null),
+}
+_SELECTION: dict[str, _Read] = {
+    "ranking": lambda node: tuple(_read(item, Timed, _TIMED) for item in node.items()),
+    "total_samples": Node.integer,
+    "evidence": lambda node: _read(node, Evidence, _EVIDENCE),
+}
 
 
 def _plain(value: Any) -> Any:

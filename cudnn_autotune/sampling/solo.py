@@ -32,13 +32,17 @@ _MOST_CALLS = RaceRules.most_calls
 # hunting does.
 _CHUNK_MS = 40.0
 _STEADY = 0.015
-_STEADY_AT_ONCE = 0.01
+_DRIFT = 0.007
+_STEADY_AT_ONCE = 0.004
 _MOST_BLOCK_MS = 1000.0
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 THROTTLED = 0.015
-# Rivals whose time in the race is within this of the leader's may win alone: engines differ in
-# power by less.
-REACH = 1.2
+# Rivals whose time in the race is within this of the leader's may win alone: between those that are
+# as fast, steady clocks were seen to differ by 13 % (H200, engines 78 and 67).
+REACH = 1.15
+# The knobs that name a config's tile or kernel; the others (clusters, splits, workspace) leave its
+# steady clock within 2 %.
+_TILES = ("TILE_SIZE", "KERNEL_CFG")
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,11 @@ def solo(
 def _is_steady(chunks: Sequence[float]) -> bool:
     if len(chunks) == 2:
         return abs(chunks[1] / chunks[0] - 1) < _STEADY_AT_ONCE
-    return len(chunks) > 2 and abs(chunks[-1] / chunks[-3] - 1) < _STEADY
+    if len(chunks) < 3:
+        return False
+    one, two = chunks[-2] / chunks[-3] - 1, chunks[-1] / chunks[-2] - 1
+    is_one_way = one * two > 0  # hunting turns back; a recovery does not
+    return abs(one + two) < (_DRIFT if is_one_way else _STEADY)
 
 
 def is_throttled(block: Block, max_clock_mhz: float | None) -> bool:
@@ -131,8 +139,9 @@ def charge(found: Field, block: Block) -> None:
 def could_win(found: Field, steady_ms: float, max_clock_mhz: float | None) -> list[Candidate]:
     """Rivals of the race's leader that may be faster alone, the most promising first.
 
-    Those within reach whose optimistic time, that of the highest clock, is below ``steady_ms``.
-    The fastest of each engine comes first: configs of one engine mostly draw alike.
+    Those within reach whose optimistic time, that of the highest clock, is below ``steady_ms``; of
+    each kind the fastest, since what distinguishes the power of two configs is their engine and
+    tile, or their kernel.
     """
     leader_ms = found.ms(found.leader) or math.inf
     race_clock = found.last.clock_mhz
@@ -147,13 +156,18 @@ def could_win(found: Field, steady_ms: float, max_clock_mhz: float | None) -> li
         and (ms := found.ms(c) or math.inf) < REACH * leader_ms
         and ms * scale * 0.99 < steady_ms * 0.995
     ]
-    seen: set[object] = {found.leader.engine}
+    seen = {_kind(found.leader)}
     firsts = []
     for candidate in rivals:
-        if candidate.engine not in seen:
-            seen.add(candidate.engine)
+        if _kind(candidate) not in seen:
+            seen.add(_kind(candidate))
             firsts.append(candidate)
-    return [*firsts, *(c for c in rivals if c not in firsts)]
+    return firsts
+
+
+def _kind(candidate: Candidate) -> tuple[object, ...]:
+    named = tuple(candidate.knobs.get(knob) for knob in _TILES)
+    return (candidate.engine, *named) if any(k is not None for k in named) else (candidate.text,)
 
 
 @dataclass(frozen=True)

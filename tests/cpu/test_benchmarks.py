@@ -13,11 +13,9 @@ import pytest
 from subprocesses import python
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-SCRIPTS = ("forum_repro", "compare_sampling", "call_overhead", "render_results")
+SCRIPTS = ("audit_layers", "forum_repro", "call_overhead", "kernel_cfgs", "render_results")
 DRY_RUNS = {
     "forum_repro": "--iterations 5 --direction all --modes till_stable",
-    "compare_sampling": "--cases layer4_3x3/fprop --modes sample_once,pytorch_off --runs 1 "
-    "--rounds 3 --torch-rounds 3 --reference sample_once",
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous --table-size 20 "
     "--memory-shapes 4 --memory-step 2",
 }
@@ -93,41 +91,6 @@ def test_forum_repro_times_every_iteration(dry_runs: Path) -> None:
             assert starts == sorted(starts)
 
 
-def test_compare_sampling_judges_every_pick(dry_runs: Path, modules: None) -> None:
-    from comparison import analysis
-
-    data = record(dry_runs, "compare_sampling")
-    results = data["results"]
-    names = analysis.processes(data["arguments"])
-    assert names == ["sample_once#1", "pytorch_off#1"]
-    (case,) = results["cases"]
-    assert analysis.shared_cases(results, names) == [case]
-    for name in names:
-        regret = analysis.case_regret(results, name, case)
-        assert regret is not None
-        assert regret > 0
-    # A config is 1 times as slow as itself.
-    times = results["oracle"][case]["times_ms"]
-    assert analysis.regret(times, analysis.best_text(times)) == 1
-
-
-def test_compare_sampling_continues_its_record(dry_runs: Path, tmp_path: Path) -> None:
-    before = record(dry_runs, "compare_sampling")
-    copy = tmp_path / "again.json"
-    case = next(iter(before["results"]["cases"]))
-    lost = before["results"]["oracle"].pop(case)
-    copy.write_text(json.dumps(before))
-    arguments = DRY_RUNS["compare_sampling"].split()
-    done = run("compare_sampling", "--device", "cpu", *arguments, "--json", copy)
-    assert done.returncode == 0, done.stderr
-    after = json.loads(copy.read_text())
-    assert after["complete"] is True
-    for part in ("cases", "scout", "sampled"):
-        assert after["results"][part] == before["results"][part]
-    assert set(after["results"]["oracle"][case]["times_ms"]) == set(lost["times_ms"])
-    assert len(after["earlier_sessions"]) == 1
-
-
 def test_call_overhead_has_its_three_parts(dry_runs: Path) -> None:
     results = record(dry_runs, "call_overhead")["results"]
     assert {r["setting"] for r in results["calls"]} == {
@@ -160,8 +123,13 @@ def test_a_dry_run_is_not_recorded_under_results(tmp_path: Path) -> None:
         ("forum_repro", ("--modes", "fastest"), "--modes"),
         ("forum_repro", ("--shape", "64x3x224"), "--shape"),
         ("forum_repro", ("--groups", "2"), "--groups"),
-        ("compare_sampling", ("--share", "3/2"), "--share"),
-        ("compare_sampling", ("--device", "cpu", "--cases", "no such layer"), "--cases"),
+        ("audit_layers", ("--share", "3/2"), "--share"),
+        ("audit_layers", ("--modes", "fastest"), "--modes"),
+        ("kernel_cfgs", ("--layers", "no_such_layer"), "--layers"),
+        ("kernel_cfgs", ("--ops", "fprop,bprop"), "--ops"),
+        ("kernel_cfgs", ("--rounds", "6"), "--rounds"),
+        ("kernel_cfgs", ("--values", "0"), "--values"),
+        ("kernel_cfgs", ("--time-limit", "0"), "--time-limit"),
         ("call_overhead", ("--parts", "everything"), "--parts"),
     ],
 )
@@ -252,23 +220,6 @@ def test_the_readme_says_what_the_records_say() -> None:
 # ---- parts ----------------------------------------------------------------------------------
 
 
-def test_regret_is_paired_and_pytorch_goes_through_the_reference(modules: None) -> None:
-    from comparison import analysis
-
-    # The second round ran at half the clock: pairing by rounds cancels it.
-    times = {"a": [1.0, 2.0, 1.0], "b": [1.5, 3.0, 1.5]}
-    assert analysis.best_text(times) == "a"
-    assert analysis.regret(times, "b") == pytest.approx(1.5)
-    assert analysis.regret(times, "unknown") is None
-    results = {
-        "oracle": {"case": {"times_ms": times}},
-        "sampled": {"pytorch_off#1": {"case": {"reference_text": "b", "ratio": 0.8}}},
-    }
-    assert analysis.case_regret(results, "pytorch_off#1", "case") == pytest.approx(1.2)
-    results["sampled"]["pytorch_off#1"]["case"]["reference_text"] = "aten"
-    assert analysis.case_regret(results, "pytorch_off#1", "case") is None
-
-
 def test_statistics(modules: None) -> None:
     from common import numbers
 
@@ -279,32 +230,6 @@ def test_statistics(modules: None) -> None:
     assert 1 <= low <= 3 <= high <= 100
     assert numbers.significant(1.23456789, 3) == 1.23
     assert numbers.significant(math.nan) is None
-
-
-def test_a_slow_engine_is_looked_at_once(modules: None) -> None:
-    """Some engines take hundreds of milliseconds: the scout must not time their other configs."""
-    from common.convolution import Case
-    from comparison import tasks
-
-    seconds = {"fast0": 1.0, "fast1": 1.1, "slow0": 300.0, "slow1": 310.0}
-    measured: list[tuple[str, int]] = []
-
-    class Backend:
-        def candidates(self, case: Case) -> list[tuple[str, int]]:
-            return [("fast0", 1), ("slow0", 2), ("fast1", 1), ("slow1", 2)]
-
-        def measure(self, case: Case, texts: list[str], *, rounds: int, **_: Any) -> Any:
-            measured.extend((text, rounds) for text in texts)
-            return {text: [seconds[text]] * rounds for text in texts}, {}
-
-    case = Case("layer", "fprop", (1, 8, 8, 8), (8, 8, 3, 3))
-    options = {"scout_rounds": 3, "scout_target_ms": 0.3, "cache": "hot"}
-    found = tasks.scout(Backend(), case, options)
-    slow = [m for m in measured if m[0].startswith("slow")]
-    assert slow == [("slow0", 1)]
-    assert set(found["rough_ms"]) == {"fast0", "fast1", "slow0"}
-    # slow1, never run, counts as its engine's first config.
-    assert found["sweep_ms"] == pytest.approx(1.0 + 1.1 + 300 + 300, rel=1e-3)
 
 
 def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(
@@ -327,19 +252,6 @@ def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(
     with pytest.raises(workers.WorkerError, match="sleeper ran past its time limit"):
         next(records)
     assert worker.process.poll() is not None
-
-
-def test_layer_list_gives_each_case_once(modules: None) -> None:
-    from common.convolution import load_cases
-
-    cases = load_cases(BENCHMARKS / "layers_small.json")
-    assert len({case.id for case in cases}) == len(cases) > 40
-    assert cases == load_cases(BENCHMARKS / "layers_small.json"), "the order is fixed"
-    for case in cases:
-        assert case.source, case.id
-        assert min(case.output_shape) > 0
-        assert case.weight_shape[1] * case.groups == case.input_shape[1], case.id
-        assert min(case.shrunk().output_shape) > 0
 
 
 def test_gpu_named_by_cuda_visible_devices(modules: None) -> None:

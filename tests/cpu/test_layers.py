@@ -20,7 +20,6 @@ from cudnn_autotune.audit.layers import Case, load, select
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FULL = BENCHMARKS / "layers.json"
-SMALL = BENCHMARKS / "layers_small.json"
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 LAYER: dict[str, Any] = {
@@ -175,15 +174,6 @@ def test_default_is_varied() -> None:
     assert {case.dtype for case in short} == {"float16", "bfloat16", "float32"}
     assert {len(case.input_shape) for case in short} == {4, 5}
     assert any(case.groups == case.input_shape[1] for case in short)
-
-
-def test_layers_small_is_read_too() -> None:
-    read = {case.id: case for case in load(SMALL)}
-    assert "resnet50_conv1/dgrad/float16/nhwc" not in read
-    forum = read["forum_first_conv/fprop/float32/nchw"]
-    assert forum.network == "the forum's convolution"
-    assert forum.problem().memory_format == torch.contiguous_format
-    assert read["sd_unet_320/wgrad/bfloat16/nhwc"].problem().dtype == torch.bfloat16
 
 
 # --- reading a list

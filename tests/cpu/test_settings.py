@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -13,26 +14,44 @@ VARIABLES = {
     "CUDNN_AUTOTUNE_SAMPLING": "sample_once",
     "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "1048576",
     "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": "7",
+    "CUDNN_AUTOTUNE_BUDGET_MS": "12.5",
 }
 
 
-def settings() -> tuple[str, int | None, int]:
-    return ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit()
+def settings() -> tuple[str, int | None, int, float | None]:
+    return (
+        ca.get_sampling(),
+        ca.get_workspace_limit(),
+        ca.get_benchmark_limit(),
+        ca.get_budget_ms(),
+    )
 
 
 def test_the_modes() -> None:
-    assert ca.SAMPLING_MODES[:4] == ("heuristic", "sample_once", "median_of_three", "till_stable")
+    assert ca.SAMPLING_MODES[:7] == (
+        "heuristic",
+        "sample_once",
+        "median_of_three",
+        "till_stable",
+        "race",
+        "sustained",
+        "auto",
+    )
 
 
 def test_default_then_environment_then_setter() -> None:
     """In processes of their own: the environment is read when the package is imported."""
-    show = "print(ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit());"
+    show = (
+        "print(ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit(),"
+        " ca.get_budget_ms());"
+    )
     code = (
         f"import cudnn_autotune as ca; {show} ca.set_sampling('heuristic');"
-        f"ca.set_workspace_limit(5); ca.set_benchmark_limit(3); {show}"
+        f"ca.set_workspace_limit(5); ca.set_benchmark_limit(3); ca.set_budget_ms(80); {show}"
     )
-    assert evaluate(code).splitlines() == ["till_stable None 0", "heuristic 5 3"]
-    assert evaluate(code, VARIABLES).splitlines() == ["sample_once 1048576 7", "heuristic 5 3"]
+    after = "heuristic 5 3 80.0"
+    assert evaluate(code).splitlines() == ["auto None 0 None", after]
+    assert evaluate(code, VARIABLES).splitlines() == ["sample_once 1048576 7 12.5", after]
 
 
 def test_bad_environment_stops_the_import() -> None:
@@ -54,6 +73,11 @@ def test_bad_environment_stops_the_import() -> None:
         ("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", "1.5"),
         ("CUDNN_AUTOTUNE_BENCHMARK_LIMIT", str(1 << 40)),
         ("CUDNN_AUTOTUNE_WORKSPACE_LIMIT", str(1 << 70)),
+        ("CUDNN_AUTOTUNE_BUDGET_MS", "0"),
+        ("CUDNN_AUTOTUNE_BUDGET_MS", "-1"),
+        ("CUDNN_AUTOTUNE_BUDGET_MS", "nan"),
+        ("CUDNN_AUTOTUNE_BUDGET_MS", "inf"),
+        ("CUDNN_AUTOTUNE_BUDGET_MS", "a second"),
     ],
 )
 def test_bad_environment_is_named_and_changes_nothing(variable: str, value: str) -> None:
@@ -67,7 +91,7 @@ def test_bad_environment_is_named_and_changes_nothing(variable: str, value: str)
 
 def test_an_empty_environment_variable_says_nothing() -> None:
     ca.settings.read_environment(dict.fromkeys(VARIABLES, ""))
-    assert settings() == ("till_stable", None, 0)
+    assert settings() == ("auto", None, 0, None)
 
 
 def test_context_beats_setters_and_nests() -> None:
@@ -88,6 +112,62 @@ def test_context_beats_setters_and_nests() -> None:
         assert ca.get_benchmark_limit() == 9
     assert ca.get_sampling() == "sample_once"
     assert ca.get_workspace_limit() == 100
+
+
+def test_budget_in_contexts_and_setters() -> None:
+    assert ca.get_budget_ms() is None
+    ca.set_budget_ms(250)
+    assert ca.get_budget_ms() == 250.0
+    assert isinstance(ca.get_budget_ms(), float)
+    with ca.use_sampling("race", budget_ms=3.5):
+        assert (ca.get_sampling(), ca.get_budget_ms()) == ("race", 3.5)
+        with ca.use_sampling("sustained"):
+            assert ca.get_budget_ms() == 3.5
+        with ca.use_sampling(budget_ms=None):
+            assert (ca.get_sampling(), ca.get_budget_ms()) == ("race", None)
+        ca.set_budget_ms(9)
+        assert ca.get_budget_ms() == 9.0
+    assert ca.get_budget_ms() == 250.0
+    with pytest.raises(KeyError), ca.use_sampling(budget_ms=1):
+        raise KeyError
+    assert ca.get_budget_ms() == 250.0
+    ca.set_budget_ms(None)
+    assert ca.get_budget_ms() is None
+
+
+@pytest.mark.parametrize("budget_ms", [5e-324, 0.001, 1, 1e9])
+def test_any_time_above_0_is_a_budget(budget_ms: float) -> None:
+    ca.set_budget_ms(budget_ms)
+    assert ca.get_budget_ms() == budget_ms
+
+
+@pytest.mark.parametrize(
+    "value", [0, 0.0, -0.0, -1, -1e-9, math.nan, math.inf, -math.inf, True, False, "100", [1.0], 1j]
+)
+def test_bad_budgets_are_named_and_change_nothing(value: object) -> None:
+    ca.set_sampling("race")
+    ca.set_budget_ms(7)
+    before = settings()
+    for use in (
+        ca.set_budget_ms,
+        lambda v: ca.use_sampling("heuristic", workspace_limit=3, budget_ms=v).__enter__(),
+    ):
+        with pytest.raises(ValueError) as error:
+            use(value)  # type: ignore[operator]
+        assert "budget_ms" in str(error.value)
+        assert repr(value) in str(error.value)
+        assert settings() == before
+
+
+def test_a_bad_argument_beside_a_good_budget_changes_nothing() -> None:
+    before = settings()
+    for bad in ({"mode": "fastest"}, {"benchmark_limit": -1}, {"workspace_limit": -1}):
+        with pytest.raises(ValueError), ca.use_sampling(budget_ms=5, **bad):  # type: ignore[arg-type]
+            pass
+        assert settings() == before
+    with pytest.raises(ValueError, match="BENCHMARK_LIMIT"):
+        ca.settings.read_environment({**VARIABLES, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": "-1"})
+    assert settings() == before
 
 
 def test_context_is_left_after_an_error() -> None:

@@ -288,13 +288,12 @@ def test_what_fails_is_not_run_again(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", OURS)
 def test_absurdly_slow_ones_are_run_once(mode: str) -> None:
-    timer = timer_of(
-        engine("good", 0.7),
-        engine("slow", 300.0),
-        engine("also-good", 0.75),
-        engine("slower", 900.0),
-        built=False,
-    )
+    times_ms = {"good": 0.7, "slow": 300.0, "also-good": 0.75, "slower": 900.0}
+    engines = [
+        SimulatedEngine(candidate(text, number), time_ms, 100.0)
+        for number, (text, time_ms) in enumerate(times_ms.items())
+    ]
+    timer = timer_of(*engines, built=False)
     selection, log = logged(mode, timer)
     assert selection is not None
     calls = log.calls()
@@ -303,7 +302,7 @@ def test_absurdly_slow_ones_are_run_once(mode: str) -> None:
     cut = {e.candidate.text: e for e in selection.ranking}
     for text, time_ms in (("slow", 300), ("slower", 900)):
         assert "slow" in cut[text].cut
-        assert cut[text].time_ms == pytest.approx(time_ms, rel=0.01)
+        assert cut[text].time_ms == pytest.approx(time_ms, rel=0.02)  # loading included
 
 
 @pytest.mark.parametrize("mode", OURS)
@@ -449,18 +448,19 @@ def test_all_failing_in_the_middle(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [*OURS, *FRONTENDS])
-@pytest.mark.parametrize("at_ms", [0.0, 8.0, 60.0, 250.0])
-def test_a_lost_device_reaches_the_caller(at_ms: float, mode: str) -> None:
+@pytest.mark.parametrize("at_ms", [0.0, 8.0, 60.0, 150.0])
+@pytest.mark.parametrize(
+    ("field", "error"),
+    [("lost_at_ms", RuntimeError), ("out_of_memory_at_ms", torch.OutOfMemoryError)],
+)
+def test_a_lost_device_reaches_the_caller(
+    field: str, error: type[Exception], at_ms: float, mode: str
+) -> None:
     scene = simulated.preset("forum-l4")
-    for field, error in (
-        ("lost_at_ms", RuntimeError),
-        ("out_of_memory_at_ms", torch.OutOfMemoryError),
-    ):
-        timer = SimulatedTimer(replace(scene.gpu, **{field: at_ms}), scene.engines)
-        with pytest.raises(error, match="CUDA"):
-            choose(mode, timer)
-            assert timer.elapsed_ms() < at_ms  # it had been over by then
-            raise RuntimeError("CUDA: not reached")
+    timer = SimulatedTimer(replace(scene.gpu, **{field: at_ms}), scene.engines)
+    with pytest.raises(error, match="CUDA"):
+        choose(mode, timer)
+    assert timer.elapsed_ms() >= at_ms
 
 
 # What auto remembers of a board
@@ -483,26 +483,30 @@ def test_rates_at_which_a_board_held_its_clock() -> None:
 class Worked(StaticCandidates):
     """Candidates of a problem whose work is known."""
 
+    def __init__(self, timer: SimulatedTimer, scale: float) -> None:
+        super().__init__([e.candidate for e in timer.engines])
+        self._scale = scale
+
     @property
     def work(self) -> Work | None:
-        return Work(1e9, 1e6, "simulated", "float16")
+        return Work(1e9 * self._scale, 1e6 * self._scale, "simulated", "float16")
 
 
 def test_auto_does_not_probe_what_is_known_to_hold() -> None:
     mode = Auto(seed=0)
-    walls = []
-    for seed in range(2):
+    remark = "the board holds its clock at this rate of work"
+    told = []
+    for seed, scale in enumerate((1.0, 0.9, 1.1)):
         timer = simulated.preset("quiet", seed)
-        known = Worked([e.candidate for e in timer.engines])
-        selection = mode.select(known, timer, Limits())
+        selection = mode.select(Worked(timer, scale), timer, Limits())
         assert selection is not None
-        walls.append(selection.evidence.wall_ms)
-    assert "the board holds its clock at this rate of work" in selection.evidence.remarks
-    assert walls[1] < walls[0] - 80
+        told.append((remark in selection.evidence.remarks, selection.evidence.wall_ms))
+    assert [known for known, _ in told] == [False, True, False]
+    assert told[1][1] < min(told[0][1], told[2][1]) - 80
     # A board that throttles is never known to hold.
     hot = Auto(seed=0)
     for seed in range(2):
         timer = simulated.preset("forum-l4", seed)
-        selection = hot.select(Worked([e.candidate for e in timer.engines]), timer, Limits())
+        selection = hot.select(Worked(timer, 1.0), timer, Limits())
         assert selection is not None
         assert selection.winner.candidate.text == "128x64"

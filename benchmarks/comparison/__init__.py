@@ -1,1 +1,0 @@
-"""The parts of compare_sampling.py: backends, worker tasks, schedule, analysis and report."""

@@ -1,0 +1,1 @@
+"""The parts of kernel_cfgs.py: what is timed, which kernels to choose, and the report."""

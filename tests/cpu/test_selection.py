@@ -1,0 +1,282 @@
+"""What a strategy hands back: it round-trips through plain JSON; ties are broken by fixed rules."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulations import candidate
+
+import cudnn_autotune as ca
+from cudnn_autotune import sampling
+from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.sampling import simulated, ties
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.unlisted import MATMUL
+
+
+def stored(selection: Selection) -> Any:
+    """What a file gives back."""
+    return json.loads(json.dumps(selection.to_json(), allow_nan=False))
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("preset", simulated.preset_names())
+@pytest.mark.parametrize("mode", ca.SAMPLING_MODES)
+def test_every_modes_selection_round_trips(mode: str, preset: str) -> None:
+    timer = simulated.preset(preset)
+    selection = sampling.get(mode).select(timer.candidates, timer, Limits())
+    assert selection is not None
+    assert Selection.from_json(stored(selection)) == selection
+
+
+texts = st.text(max_size=12)
+counts = st.integers(0, 2**63 - 1)
+numbers = st.floats(0, 1e15, allow_nan=False)
+maybe = st.none() | numbers
+candidates = st.builds(
+    Candidate,
+    engine=st.none() | st.integers(0, 500),
+    knobs=st.dictionaries(texts, st.integers(-(2**63), 2**63 - 1), max_size=4),
+    workspace_bytes=counts,
+    numerical_notes=st.lists(texts, max_size=3).map(tuple),
+    behavior_notes=st.lists(texts, max_size=3).map(tuple),
+    text=texts,
+    heuristic_mode=st.sampled_from(["", "A", "B", "FALLBACK"]),
+    rank=st.integers(0, 2**31 - 1),
+)
+timed = st.builds(
+    Timed,
+    candidate=candidates,
+    time_ms=maybe,
+    samples=counts,
+    low_ms=maybe,
+    high_ms=maybe,
+    sustained_ms=maybe,
+    cut=texts,
+)
+many_texts = st.lists(texts, max_size=3).map(tuple)
+evidences = st.builds(
+    Evidence,
+    rule=texts,
+    tied=many_texts,
+    regret_bound=maybe,
+    confidence=maybe,
+    gpu_ms=numbers,
+    wall_ms=numbers,
+    clock_mhz=maybe,
+    sustained_clock_mhz=maybe,
+    max_clock_mhz=maybe,
+    throttle_reasons=many_texts,
+    disturbed=counts,
+    remarks=many_texts,
+)
+selections = st.builds(
+    Selection,
+    ranking=st.lists(timed, min_size=1, max_size=4).map(tuple),
+    total_samples=counts,
+    evidence=evidences,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(selection=selections)
+def test_any_selection_round_trips(selection: Selection) -> None:
+    assert Selection.from_json(stored(selection)) == selection
+
+
+def simple(time_ms: float | None = 1.0, **changes: Any) -> Selection:
+    entry = Timed(candidate("a"), time_ms, 3)
+    return replace(Selection((entry, Timed(ATEN, 2.0, 1)), 4), **changes)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_json_cannot_hold_is_null(value: float) -> None:
+    evidence = Evidence(regret_bound=value, clock_mhz=value)
+    tree = stored(simple(time_ms=value, evidence=evidence))
+    assert tree["ranking"][0]["time_ms"] is None
+    assert tree["evidence"]["regret_bound"] is None
+    back = Selection.from_json(tree)
+    assert back.winner.time_ms is None
+    assert back.evidence.regret_bound is None
+    assert back.ranking[1].time_ms == 2.0
+
+
+def test_what_a_later_version_adds_with_a_default_may_be_missing() -> None:
+    tree = stored(simple())
+    del tree["evidence"]["remarks"], tree["ranking"][0]["sustained_ms"]
+    assert Selection.from_json(tree) == simple()
+
+
+# Malformed trees
+
+MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no ranking": lambda tree: tree.pop("ranking"),
+    "an empty ranking": lambda tree: tree.update(ranking=[]),
+    "ranking of texts": lambda tree: tree.update(ranking=["a"]),
+    "ranking that is an object": lambda tree: tree.update(ranking={"a": 1}),
+    "no total_samples": lambda tree: tree.pop("total_samples"),
+    "total_samples infinite": lambda tree: tree.update(total_samples=math.inf),
+    "total_samples a text": lambda tree: tree.update(total_samples="4"),
+    "total_samples negative": lambda tree: tree.update(total_samples=-1),
+    "an unknown field": lambda tree: tree.update(winner="a"),
+    "evidence a list": lambda tree: tree.update(evidence=[]),
+    "unknown evidence": lambda tree: tree["evidence"].update(luck=1),
+    "tied a text": lambda tree: tree["evidence"].update(tied="abc"),
+    "tied of numbers": lambda tree: tree["evidence"].update(tied=[1]),
+    "gpu_ms null": lambda tree: tree["evidence"].update(gpu_ms=None),
+    "wall_ms NaN": lambda tree: tree["evidence"].update(wall_ms=math.nan),
+    "no candidate": lambda tree: tree["ranking"][0].pop("candidate"),
+    "candidate null": lambda tree: tree["ranking"][0].update(candidate=None),
+    "time_ms a text": lambda tree: tree["ranking"][0].update(time_ms="fast"),
+    "time_ms negative": lambda tree: tree["ranking"][0].update(time_ms=-1.0),
+    "time_ms NaN": lambda tree: tree["ranking"][0].update(time_ms=math.nan),
+    "samples true": lambda tree: tree["ranking"][0].update(samples=True),
+    "no text": lambda tree: tree["ranking"][0]["candidate"].pop("text"),
+    "no knobs": lambda tree: tree["ranking"][0]["candidate"].pop("knobs"),
+    "knobs a list": lambda tree: tree["ranking"][0]["candidate"].update(knobs=[["K", 1]]),
+    "a knob that is a text": lambda tree: tree["ranking"][0]["candidate"].update(knobs={"K": "1"}),
+    "notes a text": lambda tree: tree["ranking"][0]["candidate"].update(numerical_notes="abc"),
+    "engine a text": lambda tree: tree["ranking"][0]["candidate"].update(engine="67"),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_malformed_trees_are_refused(what: str) -> None:
+    tree = stored(simple())
+    MALFORMED[what](tree)
+    with pytest.raises(ValueError, match="selection"):
+        Selection.from_json(tree)
+
+
+@pytest.mark.parametrize("tree", [None, [], "selection", 3, {}, {"ranking": []}])
+def test_what_is_no_selection_at_all_is_refused(tree: Any) -> None:
+    with pytest.raises(ValueError, match="selection"):
+        Selection.from_json(tree)
+
+
+def test_a_complaint_names_the_place() -> None:
+    tree = stored(simple())
+    tree["ranking"][1]["candidate"]["rank"] = "first"
+    with pytest.raises(ValueError, match=r"selection\.ranking\[1\]\.candidate\.rank.*'first'"):
+        Selection.from_json(tree)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    found = [path] if path else []
+    for key, value in inner:
+        if isinstance(value, (dict, list)):
+            found += places(value, (*path, key))
+        else:
+            found.append((*path, key))
+    return found
+
+
+SPOILT = stored(simple(evidence=Evidence("fastest", ("a",), 0.01, 0.95, remarks=("one",))))
+
+
+@settings(max_examples=500, deadline=None)
+@given(value=values, data=st.data())
+def test_whatever_is_wrong_is_a_value_error(value: Any, data: st.DataObject) -> None:
+    """Or it is a selection after all, and then that round-trips."""
+    tree = copy.deepcopy(SPOILT)
+    *path, last = data.draw(st.sampled_from(places(tree)))
+    at = tree
+    for key in path:
+        at = at[key]
+    at[last] = value
+    try:
+        selection = Selection.from_json(tree)
+    except ValueError:
+        return
+    assert Selection.from_json(stored(selection)) == selection
+
+
+# Ties
+
+
+def config(text: str, **changes: Any) -> Candidate:
+    return replace(candidate(text), **{"engine": 1, "rank": 5, "workspace_bytes": 8, **changes})
+
+
+BASE = config("m")
+# Each rule with a candidate that loses to BASE by it alone, though it would win by all later rules.
+RULES = {
+    "deterministic": config("a", numerical_notes=("NONDETERMINISTIC",), rank=0, workspace_bytes=0),
+    "an engine of cuDNN": config("a", engine=None, rank=0, workspace_bytes=0),
+    "less workspace": config("a", workspace_bytes=9, rank=0),
+    "earlier in cuDNN's list": config("a", rank=6),
+    "the first by name": config("n"),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_rule_decides(name: str) -> None:
+    for pair in ([BASE, RULES[name]], [RULES[name], BASE]):
+        assert ties.order(pair)[0] is BASE
+        assert ties.rule(pair) == f"tie: {name}"
+
+
+def test_the_rules_are_asked_in_their_order() -> None:
+    names = list(RULES)
+    for count in range(1, len(names) + 1):
+        # The last rule that is needed is the one that decided.
+        tied = [BASE, *(RULES[name] for name in names[:count])]
+        assert ties.order(tied)[0] is BASE
+        assert ties.rule(tied) == f"tie: {names[count - 1]}"
+    # Who loses by an earlier rule stands behind who loses by a later one.
+    ordered = ties.order([BASE, *RULES.values()])
+    assert ordered == [BASE, *(RULES[name] for name in reversed(names))]
+
+
+def test_one_alone_is_the_fastest_and_twice_the_same_is_refused() -> None:
+    assert ties.rule([BASE]) == "fastest"
+    assert ties.rule([]) == "fastest"
+    with pytest.raises(ValueError, match="'m'"):
+        ties.rule([BASE, BASE])
+
+
+def test_pytorchs_own_path_comes_last() -> None:
+    tied = [ATEN, MATMUL, config("a", workspace_bytes=2**40, rank=99)]
+    assert [c.text for c in ties.order(tied)] == ["a", MATMUL.text, ATEN.text]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    found=st.lists(candidates, min_size=1, max_size=6, unique_by=lambda c: c.text),
+    seed=st.integers(0, 100),
+)
+def test_the_order_is_total_and_does_not_depend_on_the_input(
+    found: list[Candidate], seed: int
+) -> None:
+    shuffled = random.Random(seed).sample(found, len(found))
+    assert ties.order(shuffled) == ties.order(found)
+    assert ties.rule(shuffled) == ties.rule(found)
+    # Nor on who else is there.
+    assert ties.order(found)[1:] == ties.order(ties.order(found)[1:])
+
+
+def test_every_field_of_the_evidence_is_stored() -> None:
+    tree = stored(simple())
+    assert set(tree["evidence"]) == {f.name for f in fields(Evidence)}
+    assert set(tree["ranking"][0]) == {f.name for f in fields(Timed)}
+    assert set(tree["ranking"][0]["candidate"]) == {f.name for f in fields(Candidate)}

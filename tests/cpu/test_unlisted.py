@@ -1,0 +1,253 @@
+"""Candidates that no heuristic lists: other kernels of compiled engines, PyTorch's own ways."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from problems import OPS, PROBLEMS, make
+from references import assert_close, random_operands, reference
+from torch import Tensor
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C
+from cudnn_autotune.engines import ATEN, open_search
+from cudnn_autotune.unlisted import KERNEL_CFGS, MATMUL, other_kernels, without_cudnn
+
+pytestmark = pytest.mark.search
+
+COMPILED = ("RUNTIME_COMPILATION",)
+POINTWISE: dict[str, Any] = {
+    "input_shape": (4, 64, 14, 14),
+    "weight_shape": (96, 64, 1, 1),
+    "dtype": torch.float16,
+    "memory_format": torch.channels_last,
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "contiguous": {"memory_format": torch.contiguous_format},
+    "float32": {"dtype": torch.float32},
+    "float64": {"dtype": torch.float64},
+    "deterministic": {"deterministic": True},
+    "3x3": {"weight_shape": (96, 64, 3, 3)},
+    "1x3": {"weight_shape": (96, 64, 1, 3)},
+    "stride": {"stride": 2},
+    "stride in one dimension": {"stride": (1, 2)},
+    "padding": {"padding": 1},
+    "padding before": {"padding": (0, 1, 0, 0)},
+    "padding after": {"padding": (0, 0, 0, 1)},
+    "groups": {"weight_shape": (96, 32, 1, 1), "groups": 2},
+}
+
+
+def listed(problem: ca.ConvProblem, device: str = "h200") -> list[ca.Candidate]:
+    return ca.candidates(problem, device=device)
+
+
+def compiled_config(**changes: Any) -> ca.Candidate:
+    engine = changes.pop("engine", 78)
+    knobs = changes.pop("knobs", {"KERNEL_CFG": 3})
+    text = ca.engine_text(engine, knobs)
+    found = ca.Candidate(engine, knobs, 512, ("TENSOR_CORE",), COMPILED, text, "A", 4)
+    return replace(found, **changes)
+
+
+# PyTorch's own path and the matrix product
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_pointwise_layer_is_a_matrix_product(dtype: torch.dtype, op: str) -> None:
+    problem = ca.ConvProblem(op, **{**POINTWISE, "dtype": dtype})
+    assert without_cudnn(problem.native()) == [ATEN, MATMUL]
+    # Dilation of a kernel of one tap is none.
+    dilated = ca.ConvProblem(op, **{**POINTWISE, "dtype": dtype, "dilation": 2})
+    assert without_cudnn(dilated.native()) == [ATEN, MATMUL]
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("what", CHANGES)
+def test_anything_else_is_not(what: str, op: str) -> None:
+    problem = ca.ConvProblem(op, **{**POINTWISE, **CHANGES[what]})
+    assert not _C.is_matmul(problem.native())
+    assert without_cudnn(problem.native()) == [ATEN]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("op", OPS)
+def test_pytorchs_own_path_is_always_there(op: str, name: str) -> None:
+    assert without_cudnn(make(name, op).native()) == [ATEN]
+
+
+def test_in_one_and_three_dimensions() -> None:
+    flat = ca.ConvProblem("fprop", (2, 16, 40), (8, 16, 1), dtype=torch.float16)
+    assert not _C.is_matmul(flat.native()), "there is no channels-last layout in one dimension"
+    solid = ca.ConvProblem(
+        "fprop",
+        (2, 16, 4, 5, 6),
+        (8, 16, 1, 1, 1),
+        dtype=torch.float16,
+        memory_format=torch.channels_last_3d,
+    )
+    assert _C.is_matmul(solid.native())
+
+
+def operands_of(problem: ca.ConvProblem) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
+    """(x, w, y) with NaN in the one that is written; that one; and what it must become."""
+    a, b = random_operands(problem)
+    right = reference(problem, a, b)
+    written = torch.full_like(right, math.nan, dtype=problem.dtype)
+    written = written.contiguous(memory_format=problem.memory_format)
+    tensors = {"fprop": (a, b, written), "dgrad": (written, b, a), "wgrad": (b, written, a)}
+    return tensors[problem.op], written, right
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("input_shape", "weight_shape"),
+    [
+        ((4, 64, 14, 14), (96, 64, 1, 1)),
+        ((3, 24, 7, 5), (1, 24, 1, 1)),
+        ((3, 1, 7, 5), (40, 1, 1, 1)),
+        ((5, 32, 1, 1), (16, 32, 1, 1)),
+        ((1, 3, 1, 1), (1, 3, 1, 1)),
+        ((2, 16, 4, 5, 6), (24, 16, 1, 1, 1)),
+    ],
+)
+def test_the_matrix_product_on_the_cpu(
+    input_shape: tuple[int, ...], weight_shape: tuple[int, ...], op: str
+) -> None:
+    """cuBLAS is ATen's business; which tensor is which, and transposed how, is ours."""
+    layout = torch.channels_last if len(input_shape) == 4 else torch.channels_last_3d
+    problem = ca.ConvProblem(
+        op, input_shape, weight_shape, dtype=torch.bfloat16, memory_format=layout
+    )
+    assert _C.is_matmul(problem.native())
+    tensors, written, right = operands_of(problem)
+    _C.run_matmul(problem.native(), *tensors)
+    assert_close(written, right, 1e-2, problem.text)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", ["grouped_fp16", "strided_dilated_fp32", "asymmetric"])
+def test_pytorchs_own_path_on_the_cpu(name: str, op: str) -> None:
+    geometries = {
+        "grouped_fp16": {
+            "input_shape": (2, 8, 9, 8),
+            "weight_shape": (6, 4, 3, 3),
+            "groups": 2,
+            "memory_format": torch.channels_last,
+        },
+        "strided_dilated_fp32": {
+            "input_shape": (2, 3, 11, 12),
+            "weight_shape": (4, 3, 3, 2),
+            "stride": (2, 1),
+            "dilation": (1, 2),
+            "padding": (1, 2),
+        },
+        "asymmetric": {
+            "input_shape": (2, 3, 8, 7),
+            "weight_shape": (4, 3, 3, 3),
+            "padding": (0, 2, 1, 0),
+        },
+    }
+    problem = ca.ConvProblem(op, **geometries[name])  # type: ignore[arg-type]
+    tensors, written, right = operands_of(problem)
+    result = _C.run_aten(problem.native(), *tensors)
+    assert result.is_contiguous(memory_format=problem.memory_format)
+    assert bool(written.isnan().all()), "the result is a tensor of its own"
+    assert_close(result, right, 1e-5, name)
+
+
+# Other kernels
+
+
+@pytest.mark.parametrize("engine", KERNEL_CFGS)
+def test_the_portfolio_of_a_compiled_engine(engine: int) -> None:
+    of_list = compiled_config(engine=engine, knobs={"KERNEL_CFG": 99, "WORKSPACE": 1})
+    found = other_kernels([of_list])
+    assert tuple(c.knobs["KERNEL_CFG"] for c in found) == KERNEL_CFGS[engine]
+    for c in found:
+        assert c.engine == engine
+        assert {**c.knobs, "KERNEL_CFG": 99} == of_list.knobs
+        assert ca.parse_engine_text(c.text) == (c.engine, c.knobs)
+        assert ca.engine_text(engine, c.knobs) == c.text
+        assert c.heuristic_mode == ""
+        assert c.is_compiled
+        assert c.rank > of_list.rank
+        assert (c.numerical_notes, c.workspace_bytes) == (("TENSOR_CORE",), 512)
+    assert len({c.rank for c in found}) == len(found)
+
+
+def test_what_is_listed_is_not_offered_again() -> None:
+    first, second = KERNEL_CFGS[78][:2]
+    configs = [compiled_config(knobs={"KERNEL_CFG": value}) for value in (first, second)]
+    found = other_kernels(configs)
+    texts = [c.text for c in [*configs, *found]]
+    assert len(set(texts)) == len(texts)
+    assert {c.knobs["KERNEL_CFG"] for c in found} == set(KERNEL_CFGS[78]) - {first, second}
+    # An iterator is as good as a list.
+    assert other_kernels(iter(configs)) == found
+
+
+def test_only_compiled_engines_with_a_portfolio_have_other_kernels() -> None:
+    plain = compiled_config(behavior_notes=())
+    other = compiled_config(engine=67)
+    assert other_kernels([plain, other, ATEN, MATMUL]) == []
+    assert other_kernels([]) == []
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_of_real_lists(name: str, op: str) -> None:
+    """As cuDNN answers for an H200; which engines are compiled depends on its version."""
+    problem = make(name, op)
+    of_list = listed(problem)
+    found = other_kernels(of_list)
+    texts = [c.text for c in [*of_list, *found]]
+    assert len(set(texts)) == len(texts)
+    with_portfolio = [c for c in of_list if c.is_compiled and c.engine in KERNEL_CFGS]
+    assert bool(found) == bool(with_portfolio)
+    search = open_search(problem, "h200")
+    for c in found[:2]:
+        # Some values do not exist for a problem: a clean refusal, and no plan.
+        ((plan, error),) = search.build_many([c.text], 1)
+        assert (plan is None) == bool(error)
+        assert plan is None or plan.text == c.text
+
+
+@pytest.mark.parametrize("name", ["resnet_fp16_nhwc", "forum_fp32_nchw"])
+def test_texts_of_other_knob_values_build_or_are_refused(name: str) -> None:
+    """As :func:`other_kernels` makes them, from engines that this cuDNN has for certain."""
+    problem = make(name)
+    search = open_search(problem, "h200")
+    first = next(c for c in listed(problem) if c.knobs)
+    built = {}
+    for knob in first.knobs:
+        for value in (0, 1, 10_000):
+            text = ca.engine_text(first.engine or 0, {**first.knobs, knob: value})
+            ((plan, error),) = search.build_many([text], 1)
+            assert (plan is None) == bool(error)
+            assert plan is not None or text.split(":")[0] in error
+            built[text] = plan is not None
+    assert not all(built.values()), "a value of 10,000 must be refused"
+    ((plan, error),) = search.build_many([first.text], 1)
+    assert plan is not None
+    assert plan.text == first.text
+
+
+def test_many_threads_build_what_one_builds() -> None:
+    problem = make("resnet_fp16_nhwc", "dgrad")
+    wanted = [c.text for c in listed(problem)[:12]]
+    wanted.insert(3, "eng9999")
+    search = open_search(problem, "h200")
+    one = [(plan and plan.text, bool(error)) for plan, error in search.build_many(wanted, 1)]
+    many = [(plan and plan.text, bool(error)) for plan, error in search.build_many(wanted, 4)]
+    assert one == many
+    assert one[3] == (None, True)
+    assert sum(text is not None for text, _ in one) >= 10
+    with pytest.raises(ValueError, match="nonsense"):
+        search.build_many([wanted[0], "nonsense"], 2)
+    assert search.build_many([], 4) == []

@@ -1,0 +1,522 @@
+"""``online``: candidates take turns in the caller's own calls, and nobody notices but the clock."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from references import assert_close
+from torch import Tensor
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C, tuning
+from cudnn_autotune.engines import ATEN
+from cudnn_autotune.online_tuner import TUNER
+from cudnn_autotune.sampling import online
+from cudnn_autotune.sampling.online import OnlineRace
+
+pytestmark = pytest.mark.gpu
+
+NHWC = torch.channels_last
+ALLOWED = 4e-3
+MOST_CALLS = 30_000
+MOST_S = 60.0
+
+# input shape, weight shape, keywords of conv2d; float16, channels last
+LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "dense": ((8, 32, 28, 28), (32, 32, 3, 3), {"padding": 1}),
+    "pointwise": ((8, 64, 14, 14), (96, 64, 1, 1), {}),
+    "depthwise": ((8, 32, 28, 28), (32, 1, 3, 3), {"padding": 1, "groups": 32}),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_trial_is_left() -> Iterator[None]:
+    yield
+    ca.forget()
+    deadline = time.monotonic() + 30
+    while TUNER.undecided and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert TUNER.undecided == 0, "a trial outlives forget()"
+
+
+@pytest.fixture
+def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials go on for ever: whatever is tested then is tested in mid-trial."""
+    monkeypatch.setattr(OnlineRace, "judge", lambda self: None)
+
+
+def operands(name: str = "dense", seed: int = 0) -> tuple[Tensor, Tensor]:
+    input_shape, weight_shape, _ = LAYERS[name]
+    generator = torch.Generator().manual_seed(seed)
+    input, weight = (
+        torch.randn(shape, generator=generator)
+        .to("cuda", torch.float16)
+        .contiguous(memory_format=NHWC)
+        for shape in (input_shape, weight_shape)
+    )
+    return input, weight
+
+
+def expected(name: str, input: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.conv2d(
+        input.cpu().double(), weight.cpu().double(), **LAYERS[name][2]
+    )
+
+
+def call(name: str, input: Tensor, weight: Tensor) -> Tensor:
+    return ca.functional.conv2d(input, weight, **LAYERS[name][2], sampling="online")
+
+
+def until(is_reached: Callable[[], bool], once: Callable[[], object], what: str) -> int:
+    """Calls ``once`` until ``is_reached``; how often it was called."""
+    deadline = time.monotonic() + MOST_S
+    for calls in range(MOST_CALLS):
+        if is_reached():
+            return calls
+        once()
+        if calls % 16 == 15:
+            torch.cuda.synchronize()  # a loop that reads its loss now and then
+        assert time.monotonic() < deadline, f"{what}: not after {calls} calls and {MOST_S:g} s"
+    raise AssertionError(f"{what}: not after {MOST_CALLS} calls")
+
+
+def converge(once: Callable[[], object]) -> int:
+    once()
+    return until(lambda: TUNER.undecided == 0, once, "decided")
+
+
+def ways(choice: ca.Choice) -> list[str]:
+    assert choice.selection is not None
+    return [entry.candidate.text for entry in choice.selection.ranking]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_call_is_right_and_it_is_decided(name: str) -> None:
+    input, weight = operands(name)
+    right = expected(name, input, weight)
+    assert_close(call(name, input, weight), right, ALLOWED, "first call")
+    (first,) = ca.choices()
+    assert first.total_samples == 0
+    wrong = torch.zeros((), device="cuda")
+    device_right = right.cuda()
+    norm = device_right.norm()
+
+    def once() -> None:
+        # Compared on the GPU: reading every result would make each call wait.
+        output = call(name, input, weight).double()
+        wrong.add_(((output - device_right).norm() / norm > ALLOWED).float())
+
+    calls = converge(once)
+    assert calls >= 8
+    assert wrong.item() == 0
+    (choice,) = ca.choices()
+    assert choice.sampling == "online"
+    assert choice.selection is not None
+    assert choice.selection.total_samples > 0
+    evidence = choice.selection.evidence
+    assert choice.text in evidence.tied
+    assert evidence.rule
+    assert evidence.gpu_ms > 0
+    assert evidence.wall_ms > 0
+    assert evidence.regret_bound is not None
+    assert 0 <= evidence.regret_bound < math.inf
+    assert choice.relative_error is not None
+    assert choice.relative_error < ALLOWED
+    assert choice.time_ms is not None
+    assert 0 < choice.time_ms < 100
+    assert first.text in ways(choice), "what served first is one of the candidates"
+    assert len(set(ways(choice))) == len(ways(choice))
+    assert ca.Selection.from_json(choice.selection.to_json()) == choice.selection
+    # Decided: the same one from here on, and the same bits.
+    before = call(name, input, weight)
+    for _ in range(3):
+        assert torch.equal(call(name, input, weight), before)
+    assert_close(before, right, ALLOWED, "after the decision")
+    assert ca.choices() == [choice]
+    assert TUNER.undecided == 0
+
+
+def test_the_heuristics_first_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan is the callers', and it is checked like the others."""
+    monkeypatch.setattr(online, "_SLOW", math.inf)
+    monkeypatch.setattr(OnlineRace, "_chosen", lambda self: 0)
+    input, weight = operands()
+    call("dense", input, weight)
+    (first,) = ca.choices()
+    converge(lambda: call("dense", input, weight))
+    (choice,) = ca.choices()
+    assert choice.text == first.text
+    assert choice.struck == ()
+    assert choice.total_samples > 0
+    assert choice.relative_error is not None
+    assert_close(call("dense", input, weight), expected("dense", input, weight), ALLOWED)
+
+
+def test_one_that_is_alone_is_taken() -> None:
+    input, weight = operands()
+    with ca.use_sampling("online", benchmark_limit=1):
+        call("dense", input, weight)
+        made = ca.choices()
+        assert converge(lambda: call("dense", input, weight)) < 1000
+        call("dense", input, weight)
+    assert ca.choices() == made
+
+
+def test_the_next_best_takes_a_wrong_ones_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails the check never serves a call, and the choice says so."""
+    asked: list[str] = []
+    real = tuning._error
+
+    def error(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
+        asked.append(text)
+        return 0.7 if len(asked) == 1 else real(problem, text, *rest)
+
+    monkeypatch.setattr(tuning, "_error", error)
+    input, weight = operands()
+    converge(lambda: call("dense", input, weight))
+    (choice,) = ca.choices()
+    assert choice.struck == ((asked[0], 0.7),)
+    assert asked[0] not in ways(choice)
+
+
+def test_limits() -> None:
+    input, weight = operands()
+    with ca.use_sampling("online", benchmark_limit=3, workspace_limit=0):
+        converge(lambda: call("dense", input, weight))
+    (choice,) = ca.choices()
+    assert choice.selection is not None
+    listed = [e.candidate for e in choice.selection.ranking if e.candidate.engine is not None]
+    assert 1 <= len(listed) <= 4, "three of the list and what served first"
+
+
+def test_pytorchs_own_kernels_take_part() -> None:
+    input, weight = operands("depthwise")
+    converge(lambda: call("depthwise", input, weight))
+    (choice,) = ca.choices()
+    assert ATEN.text in ways(choice)
+
+
+def test_training_step() -> None:
+    input, weight = operands()
+    exact_input, exact_weight = (t.cpu().double().requires_grad_() for t in (input, weight))
+    exact = torch.nn.functional.conv2d(exact_input, exact_weight, padding=1)
+    seed = torch.randn(exact.shape).half()
+    right = torch.autograd.grad(exact, (exact_input, exact_weight), seed.double())
+    mine = (input.requires_grad_(), weight.requires_grad_())
+    seed = seed.cuda().contiguous(memory_format=NHWC)
+
+    def step() -> tuple[Tensor, ...]:
+        output = call("dense", *mine)
+        return (output, *torch.autograd.grad(output, mine, seed))
+
+    def check(results: tuple[Tensor, ...]) -> None:
+        for what, actual, wanted in zip(
+            ("output", "dgrad", "wgrad"), results, (exact, *right), strict=True
+        ):
+            assert_close(actual, wanted, ALLOWED, what)
+
+    calls = 0
+
+    def once() -> None:
+        nonlocal calls
+        results = step()
+        calls += 1
+        if calls % 50 == 1:
+            check(results)
+
+    converge(once)
+    check(step())
+    made = ca.choices()
+    assert {c.problem.op for c in made} == {"fprop", "dgrad", "wgrad"}
+    assert all(c.total_samples > 0 for c in made)
+
+
+@pytest.mark.usefixtures("undecided")
+def test_no_call_waits_for_the_gpu() -> None:
+    input, weight = operands()
+    right = expected("dense", input, weight)
+    once = functools.partial(call, "dense", input, weight)
+    once()
+    until(lambda: TUNER.building == 0, once, "all built")
+    for _ in range(200):  # every kernel is loaded: that may wait, whoever runs it
+        once()
+    torch.cuda.synchronize()
+    assert TUNER.undecided == 1
+    over = torch.cuda.Event()
+    # More calls than there are events, and few enough for CUDA's queue.
+    torch.cuda._sleep(2_000_000_000)  # a second and more
+    over.record()
+    outputs = [call("dense", input, weight) for _ in range(100)]
+    is_over = over.query()
+    torch.cuda.synchronize()
+    assert not is_over, "a call waited until the GPU was free"
+    for output in outputs:
+        assert_close(output, right, ALLOWED)
+    # And the trial goes on.
+    assert_close(call("dense", input, weight), right, ALLOWED)
+
+
+@pytest.mark.parametrize("by", ["algorithms", "cudnn"])
+def test_deterministic_means_no_trial(by: str, cudnn_flags: Callable[..., None]) -> None:
+    if by == "cudnn":
+        cudnn_flags(deterministic=True)
+    else:
+        torch.use_deterministic_algorithms(True)
+    input, weight = operands()
+    first = call("dense", input, weight)
+    assert TUNER.undecided == 0
+    (choice,) = ca.choices()
+    for _ in range(30):
+        assert torch.equal(call("dense", input, weight), first)
+    assert ca.choices() == [choice]
+    assert choice.total_samples == 0
+
+
+@pytest.mark.usefixtures("undecided")
+def test_deterministic_in_mid_trial() -> None:
+    input, weight = operands()
+    for _ in range(50):
+        call("dense", input, weight)
+    torch.use_deterministic_algorithms(True)
+    first = call("dense", input, weight)
+    for _ in range(30):
+        assert torch.equal(call("dense", input, weight), first)
+    assert TUNER.undecided == 1
+
+
+def test_capture_in_mid_trial() -> None:
+    input, weight = operands()
+    seen = 0
+
+    def once() -> None:
+        nonlocal seen
+        call("dense", input, weight)
+        seen += 1
+
+    once()
+    until(lambda: seen >= 40, once, "some turns")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = call("dense", input, weight)
+
+    def check() -> None:
+        for seed in (1, 2):
+            fresh, _ = operands("dense", seed)
+            saved = input.clone()
+            input.copy_(fresh)
+            output.fill_(math.nan)
+            graph.replay()
+            assert_close(output, expected("dense", input, weight), ALLOWED, f"replay {seed}")
+            input.copy_(saved)
+
+    check()
+    converge(once)
+    check()  # the captured one may have lost, and its plan is gone from the trial
+    ca.forget()
+    gc.collect()
+    check()
+
+
+def test_capture_while_the_thread_builds() -> None:
+    """In CUDA's default mode another thread's allocation or module load breaks a capture."""
+    input, weight = operands()
+    weights = [weight[:k].contiguous(memory_format=NHWC) for k in (8, 16, 24)]
+    other = torch.randn(64, 64, device="cuda")
+    (other @ other).sum().item()
+    for part in weights:
+        for _ in range(2):  # from the second call on the thread works at it
+            call("dense", input, part)
+    captures = 0
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = other @ other
+            time.sleep(0.05)
+            result = result + 1
+        graph.replay()
+        captures += 1
+        for part in weights:
+            call("dense", input, part)
+    assert captures > 5
+    assert_close(result, other.cpu().double() @ other.cpu().double() + 1, 1e-2)
+    for part in weights:
+        assert_close(call("dense", input, part), expected("dense", input, part), ALLOWED)
+
+
+@pytest.mark.usefixtures("undecided")
+def test_forget_in_mid_trial() -> None:
+    input, weight = operands()
+    right = expected("dense", input, weight)
+    for _ in range(60):
+        call("dense", input, weight)
+    assert TUNER.undecided == 1
+    ca.forget()
+    assert ca.choices() == []
+    deadline = time.monotonic() + 30
+    while TUNER.undecided and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert TUNER.undecided == 0, "without a further call"
+    assert ca.choices() == [], "nothing comes back"
+    assert_close(call("dense", input, weight), right, ALLOWED)
+    assert TUNER.undecided == 1
+    assert len(ca.choices()) == 1
+
+
+@pytest.mark.usefixtures("undecided")
+def test_a_trial_that_left_the_plan_cache_ends() -> None:
+    capacity = _C.plan_cache_capacity()
+    _C.set_plan_cache_capacity(1)
+    try:
+        input, weight = operands()
+        for _ in range(20):
+            call("dense", input, weight)
+        call("pointwise", *operands("pointwise"))  # takes the only place
+        deadline = time.monotonic() + 30
+        while TUNER.undecided > 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert TUNER.undecided == 1
+        assert_close(call("dense", input, weight), expected("dense", input, weight), ALLOWED)
+    finally:
+        _C.set_plan_cache_capacity(capacity)
+
+
+def test_two_threads_with_one_problem_agree() -> None:
+    pairs = [operands("dense", seed) for seed in (0, 1)]
+    right = [expected("dense", *pair) for pair in pairs]
+    torch.cuda.synchronize()
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(2)
+    finals: list[Tensor] = [torch.empty(0), torch.empty(0)]
+
+    def work(index: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                barrier.wait(timeout=60)
+                deadline = time.monotonic() + MOST_S
+                calls = 0
+                while calls < 200 or (TUNER.undecided and time.monotonic() < deadline):
+                    output = call("dense", *pairs[index])
+                    calls += 1
+                    if calls % 50 == 1:
+                        torch.cuda.current_stream().synchronize()
+                        assert_close(output, right[index], ALLOWED)
+                barrier.wait(timeout=120)
+                for _ in range(130):  # each looks now and then what the other has decided
+                    call("dense", *pairs[index])
+                barrier.wait(timeout=60)
+                finals[index] = call("dense", *pairs[0])
+                torch.cuda.current_stream().synchronize()
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=180)
+        assert not thread.is_alive(), "deadlock"
+    assert not errors, errors
+    assert TUNER.undecided == 0
+    (choice,) = ca.choices()
+    assert choice.total_samples > 0
+    assert choice.chosen is not None
+    if "NONDETERMINISTIC" not in choice.chosen.candidate.notes:
+        assert torch.equal(*finals), "two threads, two choices"
+
+
+def test_a_thread_that_ends_takes_its_trial_with_it() -> None:
+    input, weight = operands()
+    torch.cuda.synchronize()
+
+    def work() -> None:
+        for _ in range(3):
+            call("dense", input, weight)
+        torch.cuda.synchronize()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=60)
+    deadline = time.monotonic() + 30
+    while TUNER.undecided and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert TUNER.undecided == 0
+    assert_close(call("dense", input, weight), expected("dense", input, weight), ALLOWED)
+
+
+def test_the_callers_random_numbers_are_left_alone() -> None:
+    input, weight = operands()
+    torch.cuda.manual_seed(7)
+    wanted = torch.randn(4, device="cuda")
+    torch.cuda.manual_seed(7)
+    converge(lambda: call("dense", input, weight))
+    assert torch.equal(torch.randn(4, device="cuda"), wanted)
+
+
+def test_the_callers_tensors_are_left_alone() -> None:
+    input, weight = operands()
+    copies = input.clone(), weight.clone()
+    converge(lambda: call("dense", input, weight))
+    assert torch.equal(input, copies[0])
+    assert torch.equal(weight, copies[1])
+
+
+def test_side_stream() -> None:
+    input, weight = operands()
+    right = expected("dense", input, weight)
+    late = torch.zeros_like(input)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for calls in range(100):
+            torch.cuda._sleep(200_000)
+            late.copy_(input)
+            output = call("dense", late, weight)
+            late.zero_()
+            if calls % 20 == 0:
+                assert_close(output, right, ALLOWED, f"call {calls}")
+
+
+def test_two_devices() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA GPUs")
+    input, weight = (t.to("cuda:1") for t in operands())
+    right = expected("dense", input, weight)
+    converge(lambda: (call("dense", input, weight), torch.cuda.synchronize(1)))
+    (choice,) = ca.choices()
+    assert choice.device == 1
+    assert choice.total_samples > 0
+    assert_close(call("dense", input, weight), right, ALLOWED)
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.3])
+def test_a_process_may_end_in_mid_trial(pause_s: float) -> None:
+    """The thread is in cuDNN, compiling, when the interpreter goes."""
+    code = f"""
+import time, torch, cudnn_autotune as ca
+options = dict(device="cuda", dtype=torch.half)
+x = torch.randn(8, 32, 28, 28, **options).to(memory_format=torch.channels_last)
+w = torch.randn(32, 32, 3, 3, **options).to(memory_format=torch.channels_last)
+for _ in range(5):
+    ca.functional.conv2d(x, w, padding=1, sampling="online")
+time.sleep({pause_s})
+print("end")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stdout.strip()) == (0, "end"), ended.stderr
+    assert "terminate" not in ended.stderr
