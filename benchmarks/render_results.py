@@ -33,6 +33,7 @@ BENCHMARKS = {
     "lone_layer": "lone.report",
     "capped": "capped_layers.report",
     "kernel_cfgs": "kernel_portfolio.report",
+    "online": "online_mode.report",
     "call_overhead": "overhead.report",
     "gpu_tests": "suite.report",
 }

@@ -20,7 +20,7 @@ from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.sampling import simulated
 from cudnn_autotune.sampling.auto import Auto, HeldClocks
 from cudnn_autotune.sampling.race import Race
-from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.sampling.simulated import SimulatedEngine, SimulatedTimer, StaticCandidates
 from cudnn_autotune.sampling.strategy import Limits, Strategy, Work
 from cudnn_autotune.sampling.sustained import Sustained
@@ -60,8 +60,13 @@ def picks(mode: str, preset: str, count: int) -> Counter[str]:
     return Counter(s.winner.candidate.text for s in runs(mode, preset, count))
 
 
+def measured(selection: Selection) -> list[Timed]:
+    """Without PyTorch's own path where it is cuDNN's first plan, and told of under that name."""
+    return [entry for entry in selection.ranking if not entry.cut.startswith("it is ")]
+
+
 def texts(selection: Selection) -> list[str]:
-    return [entry.candidate.text for entry in selection.ranking]
+    return [entry.candidate.text for entry in measured(selection)]
 
 
 @dataclass
@@ -203,7 +208,7 @@ def test_intervals_cover_the_times(mode: str) -> None:
         winner = selection.winner
         assert winner.low_ms is not None
         assert winner.high_ms is not None
-        for entry in selection.ranking:
+        for entry in measured(selection):
             if entry.low_ms is None or entry.high_ms is None or entry is winner:
                 continue
             assert entry.time_ms is not None
@@ -222,14 +227,20 @@ def test_every_candidate_is_told_of_once(preset: str, mode: str) -> None:
     timer = simulated.preset(preset, 7)
     selection, log = logged(mode, timer)
     assert selection is not None
-    told = texts(selection)
+    told = [entry.candidate.text for entry in selection.ranking]
     assert len(set(told)) == len(told)
     known = {e.candidate.text for e in timer.engines if e.builds}
-    assert set(told) == known
+    # PyTorch's own path is told of even where it is one of the others.
+    is_first_plan = timer.candidates.aten_uses_cudnn
+    assert set(told) == known | ({ATEN.text} if is_first_plan else set())
+    if is_first_plan:
+        first, *_ = timer.candidates.all()
+        by_text = {entry.candidate.text: entry for entry in selection.ranking}
+        assert by_text[ATEN.text].cut == f"it is {first.text}"
+        assert by_text[ATEN.text].time_ms == by_text[first.text].time_ms
     calls = log.calls()
-    for entry in selection.ranking:
-        ran = calls[entry.candidate.text]
-        assert entry.samples <= ran
+    for entry in measured(selection):
+        assert entry.samples <= calls[entry.candidate.text]
         assert (entry.time_ms is None) <= bool(entry.cut), "no time, and no word why"
     evidence = selection.evidence
     assert selection.total_samples <= sum(calls.values())
@@ -247,7 +258,7 @@ def test_the_evidence_of_a_throttled_choice() -> None:
     assert evidence.throttle_reasons == ("sw_power_cap",)
     assert evidence.sustained_clock_mhz is not None
     assert evidence.max_clock_mhz is not None
-    alone = {e.candidate.text: e.sustained_ms for e in selection.ranking if e.sustained_ms}
+    alone = {e.candidate.text: e.sustained_ms for e in measured(selection) if e.sustained_ms}
     truth = simulated.preset("forum-l4").truth("sustained", "hot")
     assert {"128x64", "128x128"} <= alone.keys()
     for text, time_ms in alone.items():
@@ -333,7 +344,7 @@ def test_who_fails_later_is_out_and_another_is_taken(mode: str) -> None:
         assert selection is not None
         if timer.elapsed_ms() < at_ms:
             continue
-        told = {e.candidate.text: e for e in selection.ranking}
+        told = {e.candidate.text: e for e in measured(selection)}
         assert set(told) == {"best", "second", "third"}
         if selection.winner.candidate.text == "best":
             # It had won before; who runs it falls back then.
@@ -394,13 +405,20 @@ def test_a_budget_too_small_for_compiling_skips_it(mode: str) -> None:
 @pytest.mark.parametrize("mode", OURS)
 @pytest.mark.parametrize("limit", [1, 2, 4])
 def test_benchmark_limit(limit: int, mode: str) -> None:
-    """So many of cuDNN's candidates that run, in their order; PyTorch's own path comes on top."""
+    """So many of cuDNN's candidates that run, in their order."""
     timer = simulated.preset("quiet")
     selection, log = logged(mode, timer, benchmark_limit=limit)
     assert selection is not None
-    ran = log.calls().keys() - {ATEN.text}
-    assert ran == {c.text for c in timer.candidates.all()[:limit]}
-    assert ATEN.text in log.calls()
+    assert log.calls().keys() == {c.text for c in timer.candidates.all()[:limit]}
+    assert ATEN.text in {entry.candidate.text for entry in selection.ranking}
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_pytorchs_own_path_does_not_count_for_the_limit(mode: str) -> None:
+    selection, log = logged(mode, simulated.preset("depthwise"), benchmark_limit=1)
+    assert selection is not None
+    assert selection.winner.candidate == ATEN
+    assert len(log.calls()) == 2
 
 
 # Few candidates, or none

@@ -1,0 +1,158 @@
+#!/usr/bin/env python
+"""What `online` costs while it is undecided, how long that takes, and what it decides.
+
+convergence   calls and seconds until each layer is decided (a loop that waits for the GPU every 16
+              calls); then its pick, `auto`'s and the contenders of both side by side.
+first_call    wall time of a layer's first call, `heuristic` against `online`, in fresh processes
+              that take turns.
+overhead      host time of a call of a tiny convolution while its trial is undecided, against
+              `heuristic`'s decided call: one process, blocks in turns. A trial lasts some hundred
+              calls, so it is forgotten and started again; blocks while the thread still builds
+              candidates are shown apart.
+
+    python benchmarks/online.py --json online.json --plot online.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from online_mode.problems import CONVERGENCE, FIRST_CALL, wanted
+
+# The shares of the time; processes of first_call import while convergence is measured.
+PARTS = {"convergence": 0.5, "first_call": 0.6, "overhead": 1.0}
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--json", type=Path, help="write the record here, as it grows")
+    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of: %(default)s")
+    p.add_argument("--layers", type=Path, default=Path(__file__).with_name("layers.json"))
+    p.add_argument(
+        "--cases",
+        default=",".join(CONVERGENCE),
+        help="of convergence: comma-separated parts of case ids; %(default)s",
+    )
+    p.add_argument("--first-cases", default=",".join(FIRST_CALL), help="of first_call; %(default)s")
+    p.add_argument("--processes", type=int, default=5, help="of each mode, for first_call")
+    p.add_argument("--trials", type=int, default=20, help="for overhead, at most")
+    p.add_argument("--calls", type=int, default=25, help="in a block of overhead")
+    p.add_argument("--time-limit", type=float, default=60, help="seconds for all parts")
+    p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
+    return p
+
+
+def work(name: str) -> int:
+    from common.workers import serve
+    from online_mode import convergence, first_call, overhead
+
+    modules = {"convergence": convergence, "first_call": first_call, "overhead": overhead}
+    return serve(modules[name.split(":")[0]].measure)
+
+
+def described(path: Path, text: str, option: str) -> dict[str, Any]:
+    texts = tuple(filter(None, (part.strip() for part in text.split(","))))
+    if not texts:
+        sys.exit(f"{option}: must name at least one case")
+    return {case.id: dataclasses.asdict(case) for case in wanted(path, texts, option)}
+
+
+def main() -> int:
+    options = parser().parse_args()
+    if options.worker:
+        return work(options.worker)
+    parts = options.parts.split(",")
+    if unknown := [part for part in parts if part not in PARTS]:
+        sys.exit(f"--parts: {unknown} unknown; allowed: {', '.join(PARTS)}")
+    for name in ("processes", "trials", "calls"):
+        if getattr(options, name) < 1:
+            sys.exit(f"--{name} must be 1 or more, got {getattr(options, name)}")
+
+    from common.record import Record
+    from common.telemetry import Telemetry
+    from common.workers import WorkerError, started_ahead
+    from online_mode import first_call, overhead
+    from online_mode.report import plot, tables
+
+    begin = time.monotonic()
+    arguments = {k: v for k, v in vars(options).items() if k != "worker"}
+    record = Record("online", options.json, device=options.device, arguments=arguments)
+    cases = {
+        "convergence": described(options.layers, options.cases, "--cases"),
+        "first_call": described(options.layers, options.first_cases, "--first-cases"),
+        "overhead": {},
+    }
+    of_part: dict[str, list[str]] = {
+        "convergence": ["convergence"],
+        "first_call": [
+            f"first_call:{mode}:{i}"
+            for i in range(options.processes)
+            # The one that goes first changes, too.
+            for mode in (("heuristic", "online"), ("online", "heuristic"))[i % 2]
+        ],
+        "overhead": ["overhead"],
+    }
+    names = [name for part in PARTS if part in parts for name in of_part[part]]
+    kept: dict[str, list[dict[str, Any]]] = {part: [] for part in parts}
+    results = record.results
+    failures: list[str] = results.setdefault("failures", [])
+
+    def save(complete: bool = False) -> None:
+        for part, found in kept.items():
+            results[part] = found
+        if "first_call" in kept:
+            results["first_call"] = {"compared": first_call.compared(kept["first_call"])}
+        if "overhead" in kept:
+            results["overhead"] = {
+                "compared": overhead.compared(kept["overhead"]),
+                "trials": len(kept["overhead"]),
+            }
+        record.save(complete=complete, telemetry=telemetry.summary())
+
+    # All at once: a process takes seconds to import torch, and none may do so beside `overhead`.
+    with Telemetry(period_s=0.1) as telemetry:
+        for worker in started_ahead(__file__, names, ahead=len(names)):
+            part, _, rest = worker.name.partition(":")
+            left = options.time_limit - (time.monotonic() - begin)
+            if left < 1:
+                failures.append(f"time limit: {worker.name} was not measured")
+                continue
+            request = {
+                "device": options.device,
+                "mode": rest.partition(":")[0],
+                "cases": cases[part],
+                "seconds": left * PARTS[part],
+                "trials": options.trials,
+                "calls": options.calls,
+            }
+            try:
+                for entry in worker.run(request, time_limit_s=max(left, 5)):
+                    kept[part].append(entry)
+                    save()
+            except WorkerError as error:
+                print(error, file=sys.stderr)
+                failures.append(str(error))
+            print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        measured = {entry["case"] for entry in kept.get("convergence", [])}
+        is_complete = not failures and (
+            "convergence" not in parts or measured == set(cases["convergence"])
+        )
+        save(is_complete)
+    for table in tables(record.data):
+        table.show()
+    if options.plot:
+        plot(record.data, options.plot)
+    return 0 if is_complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What the first call of a layer costs, from an idle GPU until its output is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from common import numbers
+from common.timing import synchronize
+
+from .problems import Call, of_case, our_call, warm_up
+
+
+def wall_ms(call: Call, device: str) -> float:
+    synchronize(device)
+    begin = time.perf_counter()
+    call()
+    synchronize(device)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The worker, a process of one mode: one record a layer. Nothing of the layers has run before:
+    kernels are loaded, plans built."""
+    import torch
+
+    from cudnn_autotune.measuring import operands
+
+    device, mode = request["device"], request["mode"]
+    torch.manual_seed(0)
+    warm_up(device)
+    problems = {name: of_case(case, device) for name, case in request["cases"].items()}
+    data = {name: operands(problem, device) for name, problem in problems.items()}
+    for name, problem in problems.items():
+        call = our_call(problem, data[name], mode)
+        yield {
+            "case": name,
+            "mode": mode,
+            "first_ms": numbers.significant(wall_ms(call, device)),
+            "second_ms": numbers.significant(wall_ms(call, device)),
+        }
+
+
+def compared(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By case: first calls in ms of both modes, and the ratio of their medians."""
+    result: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(r["case"] for r in records):
+        of_mode = {
+            mode: [r["first_ms"] for r in records if (r["case"], r["mode"]) == (name, mode)]
+            for mode in ("heuristic", "online")
+        }
+        if not all(of_mode.values()):
+            continue
+        medians = {mode: numbers.median(times) for mode, times in of_mode.items()}
+        result[name] = {
+            "first_ms": of_mode,
+            "processes": min(map(len, of_mode.values())),
+            "ratio": numbers.significant(medians["online"] / medians["heuristic"]),
+        }
+    return result

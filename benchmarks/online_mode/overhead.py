@@ -1,0 +1,116 @@
+"""What a call costs the host while `online` is undecided, against `heuristic`'s decided one."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from common import numbers
+from common.timing import synchronize
+
+from .problems import Call, our_call, tiny, warm_up
+
+MODES = ("heuristic", "online")
+# Blocks of a dry run's trial, which has no thread that would tell.
+_DRY = {"building": 4, "undecided": 12}
+
+
+def enqueue_us(call: Call, calls: int, device: str) -> float:
+    """Host time per call; the device is idle before, and nobody waits for it inside. A block must
+    launch well under the 1024 kernels or so that CUDA queues."""
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    end = time.perf_counter()
+    synchronize(device)
+    return (end - begin) / calls * 1e6
+
+
+def phase(device: str, block: int) -> str:
+    if device == "cpu":
+        return next((name for name, last in _DRY.items() if block < last), "decided")
+    from cudnn_autotune.online_tuner import TUNER
+
+    return "building" if TUNER.building else "undecided" if TUNER.undecided else "decided"
+
+
+def trial(
+    calls: dict[str, Call], per_block: int, device: str, end: float
+) -> Iterator[tuple[str, float, float]]:
+    """Blocks of one trial in turns: (phase, heuristic's us, online's us). What began in one phase
+    and ended in another is left out."""
+    block = 0
+    while time.monotonic() < end:
+        before = phase(device, block)
+        if before == "decided":
+            return
+        order = MODES if block % 2 else MODES[::-1]
+        us = {mode: enqueue_us(calls[mode], per_block, device) for mode in order}
+        if phase(device, block) == before:
+            yield before, us["heuristic"], us["online"]
+        block += 1
+
+
+def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The worker: one record a trial, each after a forget()."""
+    import torch
+
+    import cudnn_autotune as ca
+    from cudnn_autotune.measuring import operands
+
+    device, per_block = request["device"], request["calls"]
+    end = time.monotonic() + request["seconds"]
+    torch.manual_seed(0)
+    warm_up(device)
+    problem = tiny("fprop", 8, "float32" if device == "cpu" else "float16")
+    data = operands(problem, device)
+    calls = {mode: our_call(problem, data, mode) for mode in MODES}
+    gc.collect()
+    gc.disable()  # a collection inside a block would be charged to whoever it hits
+    for _ in range(request["trials"]):
+        if time.monotonic() > end:
+            return
+        ca.forget()
+        for _ in range(per_block):
+            calls["heuristic"]()
+        quiet = [enqueue_us(calls["heuristic"], per_block, device) for _ in range(20)]
+        calls["online"]()  # starts the trial
+        synchronize(device)
+        found = list(trial(calls, per_block, device, end))
+        record: dict[str, Any] = {"quiet_us": numbers.all_significant(quiet)}
+        for name in ("building", "undecided"):
+            record[name] = {
+                mode: numbers.all_significant([block[i] for block in found if block[0] == name])
+                for i, mode in enumerate(MODES, 1)
+            }
+        yield record
+
+
+def compared(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Per call, in us: both modes' times, and online's less heuristic's, block by block and
+    against heuristic's where no trial was under way at all."""
+    result: dict[str, Any] = {}
+    for name in ("building", "undecided"):
+        heuristic = [us for r in records for us in r[name]["heuristic"]]
+        online = [us for r in records for us in r[name]["online"]]
+        if not online:
+            continue
+        paired = [a - b for a, b in zip(online, heuristic, strict=True)]
+        alone = [us - numbers.median(r["quiet_us"]) for r in records for us in r[name]["online"]]
+        spreads = {
+            "heuristic_us": heuristic,
+            "online_us": online,
+            "difference_us": paired,
+            "difference_to_quiet_us": alone,
+        }
+        result[name] = {
+            key: {k: numbers.significant(v) for k, v in numbers.spread(values).items()}
+            for key, values in spreads.items()
+        }
+    quiet = [us for r in records for us in r["quiet_us"]]
+    if quiet:
+        spread = numbers.spread(quiet)
+        result["quiet_us"] = {k: numbers.significant(v) for k, v in spread.items()}
+    return result
