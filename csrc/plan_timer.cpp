@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <utility>
 
 #include "core/check.h"
@@ -41,6 +42,16 @@ class Hold {
   const GpuClock* clock_;
 };
 
+// One for each device: cuBLAS keeps a workspace for every stream that it has seen.
+c10::cuda::CUDAStream timing_stream(c10::DeviceIndex device) {
+  static std::mutex mutex;
+  static auto* streams = new std::map<c10::DeviceIndex, c10::cuda::CUDAStream>();
+  const std::lock_guard lock(mutex);
+  const auto known = streams->find(device);
+  if (known != streams->end()) return known->second;
+  return streams->emplace(device, c10::cuda::getStreamFromPool(false, device)).first->second;
+}
+
 at::Tensor device_bytes(const at::Tensor& like, int64_t bytes) {
   return at::empty({bytes}, like.options().dtype(at::kByte).memory_format(std::nullopt));
 }
@@ -52,7 +63,7 @@ PlanTimer::PlanTimer(const ConvProblem& problem, std::vector<Operands> operands,
     : problem_(problem),
       operands_(std::move(operands)),
       flush_bytes_(flush_bytes),
-      stream_(c10::cuda::getStreamFromPool(false, operands_.at(0)[0].device().index())),
+      stream_(timing_stream(operands_.at(0)[0].device().index())),
       clock_(nullptr) {
   const c10::cuda::CUDAGuard device(operands_[0][0].device());
   clock_ = GpuClock::of_current_device();
@@ -179,8 +190,9 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
           }
         } catch (const CudnnError& error) {
           samples[i].error = error.what();
-        } catch (const c10::OutOfMemoryError& error) {
-          samples[i].error = error.what();
+        } catch (const c10::Error& error) {
+          // No memory, or ATen refuses. A failure of CUDA itself shows at the next call.
+          samples[i].error = error.what_without_backtrace();
         }
       }
       C10_CUDA_CHECK(cudaEventRecord(events_[2 * i + 1], stream_));

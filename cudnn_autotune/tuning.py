@@ -247,6 +247,13 @@ def _search(
             selection = strategy.first(candidates, timer)
         else:
             selection = strategy.select(candidates, timer, limits)
+    except torch.OutOfMemoryError as error:
+        _log.warning("%s: the search ran out of memory; PyTorch serves it: %s", problem.text, error)
+        return Outcome(timer.broken_off(f"out of memory: {error}"))
+    except RuntimeError as error:
+        # The device may be lost: what was learned so far goes along with the error.
+        error.add_note(timer.told(problem.text))
+        raise
     finally:
         timer.close()  # the check and the plans take their workspace from here on, one at a time
     if selection is None:

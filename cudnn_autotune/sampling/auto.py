@@ -21,6 +21,9 @@ from cudnn_autotune.sampling.strategy import Candidates, Limits, Work
 from cudnn_autotune.sampling.sustained import PROBE_CHUNKS, decided, probed
 from cudnn_autotune.sampling.timer import Timer
 
+# Two measurements of the same work differ by so much.
+_SLACK = 1.02
+
 
 class HeldClocks:
     """Rates of work at which a board was seen to hold its clock; of this process."""
@@ -33,7 +36,7 @@ class HeldClocks:
         flops, bytes_ = work.flops / call_ms, work.bytes / call_ms
         with self._lock:
             known = self._rates.get((work.device, work.dtype), [])
-            return any(flops <= f and bytes_ <= b for f, b in known)
+            return any(flops <= _SLACK * f and bytes_ <= _SLACK * b for f, b in known)
 
     def add(self, work: Work, call_ms: float) -> None:
         rate = (work.flops / call_ms, work.bytes / call_ms)

@@ -178,7 +178,7 @@ def told(
     found: Field,
     timer: Timer,
     tied: Sequence[Candidate],
-    regret_bound: float,
+    regret_bound: float | None,
     rules: RaceRules,
     sustained_clock_mhz: float | None = None,
     unsure: Sequence[Candidate] = (),
@@ -214,7 +214,7 @@ def told(
         Evidence(
             rule=ties.rule(tied),
             tied=tuple(dict.fromkeys(c.text for c in [*chosen, *unsure])),
-            regret_bound=max(0.0, regret_bound),
+            regret_bound=None if regret_bound is None else max(0.0, regret_bound),
             confidence=rules.confidence,
             gpu_ms=found.admission.gpu_ms
             + sum(outcome.gpu_ms for outcome in found.races)

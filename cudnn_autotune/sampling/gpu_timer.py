@@ -15,7 +15,7 @@ from cudnn_autotune._extension import _C
 from cudnn_autotune.engines import Candidate, cuda_index, open_search
 from cudnn_autotune.measuring import operands as random_operands
 from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.timer import Batch, GpuState, Sample
 from cudnn_autotune.telemetry import Gpu
 
@@ -62,6 +62,7 @@ class GpuTimer:
         self._native: _C.PlanTimer | None = None
         self._numbers: dict[str, int] = {}
         self._last_ms: dict[str, float] = {}
+        self._seen: dict[str, Candidate] = {}
 
     @classmethod
     def open(cls, problem: ConvProblem, device: torch.device | int | str = "cuda") -> GpuTimer:
@@ -111,6 +112,7 @@ class GpuTimer:
                 samples.append(Sample(math.inf, error=error))
                 continue
             self._last_ms[batch.candidate.text] = time_ms
+            self._seen[batch.candidate.text] = batch.candidate
             samples.append(Sample(time_ms, clock or None))
         return samples
 
@@ -144,6 +146,18 @@ class GpuTimer:
             ),
             result.total_samples,
         )
+
+    def broken_off(self, why: str) -> Selection | None:
+        """What was measured of a search that did not end; None where that is nothing."""
+        known = sorted(self._last_ms.items(), key=lambda item: item[1])
+        ranking = tuple(Timed(self._seen[text], ms, 1, cut=why) for text, ms in known)
+        return Selection(ranking, len(ranking), Evidence(remarks=(why,))) if ranking else None
+
+    def told(self, problem_text: str) -> str:
+        """The same for people, as a note of an error."""
+        known = sorted(self._last_ms.items(), key=lambda item: item[1])
+        times = ", ".join(f"{text} {ms:.4g} ms" for text, ms in known) or "nothing yet"
+        return f"While a convolution was tuned ({problem_text}); measured until then: {times}."
 
     def close(self) -> None:
         """Gives its memory back; the plans stay."""

@@ -34,6 +34,8 @@ _CHUNK_MS = 40.0
 _STEADY = 0.015
 _DRIFT = 0.007
 _STEADY_AT_ONCE = 0.004
+# A probe that is steady after so many chunks shows a controller that settles in one step.
+_AT_ONCE_CHUNKS = 5
 _MOST_BLOCK_MS = 1000.0
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 THROTTLED = 0.015
@@ -57,6 +59,8 @@ class Block:
     gpu_ms: float
     steady_batches: int
     """So many at the end count as steady."""
+    chunks: int
+    """Of 40 ms, that it took."""
 
     @property
     def steady_ms(self) -> float:
@@ -79,6 +83,7 @@ def solo(
     least_chunks: int,
     timer: Timer,
     most_ms: float = math.inf,
+    is_patient: bool = True,
 ) -> Block | None:
     """Runs ``candidate`` alone until its time is steady; None where it fails to run.
 
@@ -86,6 +91,7 @@ def solo(
         call_ms: about what a call takes.
         least_chunks: of 40 ms, before it may count as steady. The last two count; of two, one.
         most_ms: after those, no chunk is begun that would take it beyond this.
+        is_patient: False takes it as steady after ``least_chunks``.
     """
     batch_ms = _SHORT_BATCH_MS if call_ms < _SHORT_MS else _BATCH_MS
     calls = min(max(1, math.ceil(batch_ms / call_ms)), _MOST_CALLS)
@@ -106,10 +112,12 @@ def solo(
         gpu_ms += sum(new) * calls
         chunks += [float(np.mean(part)) for part in np.array_split(new, wanted)]
         wanted = 1
-        if _is_steady(chunks):
+        if not is_patient or _is_steady(chunks):
             break
     steady = per_chunk * (2 if len(chunks) > 2 else 1)
-    return Block(candidate, tuple(times), tuple(clocks), len(times) * calls, gpu_ms, steady)
+    return Block(
+        candidate, tuple(times), tuple(clocks), len(times) * calls, gpu_ms, steady, len(chunks)
+    )
 
 
 def _is_steady(chunks: Sequence[float]) -> bool:
@@ -174,10 +182,10 @@ def _kind(candidate: Candidate) -> tuple[object, ...]:
 class SoloRules:
     """How far the solo blocks go."""
 
-    most: int = 7
+    most: int = 6
     """Candidates in the first pass, the leader included."""
-    first_chunks: int = 2
-    again_chunks: int = 3
+    first_chunks: int = 3
+    again_chunks: int = 4
     within: float = 0.04
     """Of the best of the first pass, to be measured again."""
     most_again: int = 2
@@ -185,6 +193,8 @@ class SoloRules:
     """Further passes at most, each in the reverse order of the one before."""
     confident: float = 1.5
     """They end once the best leads by so many standard errors."""
+    is_patient: bool = False
+    """Every block goes on until it is steady, also on a board that settles at once."""
 
 
 @dataclass
@@ -218,8 +228,8 @@ class Finish:
 
 
 # Two blocks of one candidate differ by about this (H200).
-_BLOCK_SIGMA = 0.006
-_OUT_OF_BUDGET = "the budget ended the solo blocks"
+_BLOCK_SIGMA = 0.01
+OUT_OF_BUDGET = "the budget ended the solo blocks"
 
 
 def finish(
@@ -239,11 +249,13 @@ def finish(
     """
     outcome = Finish()
     spent_ms = 0.0
+    # A board that took the leader to its steady clock at once will do so with the rivals.
+    is_patient = rules.is_patient or probe.chunks > _AT_ONCE_CHUNKS
 
     def measure(candidate: Candidate, chunks: int) -> None:
         nonlocal spent_ms
         call_ms = found.ms(candidate) or 1.0
-        block = solo(candidate, call_ms, chunks, timer, affords_ms - spent_ms)
+        block = solo(candidate, call_ms, chunks, timer, affords_ms - spent_ms, is_patient)
         if block is None:
             return
         charge(found, block)
@@ -260,8 +272,8 @@ def finish(
 
     def affords(blocks: int, chunks: int) -> bool:
         afforded = spent_ms + blocks * chunks * _CHUNK_MS <= affords_ms
-        if not afforded and _OUT_OF_BUDGET not in found.remarks:
-            found.remarks.append(_OUT_OF_BUDGET)
+        if not afforded and OUT_OF_BUDGET not in found.remarks:
+            found.remarks.append(OUT_OF_BUDGET)
         return afforded
 
     for candidate in list(rivals)[: rules.most - 1]:

@@ -15,6 +15,7 @@ from cudnn_autotune.sampling.exploration import Field, explore, selection, told
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.solo import (
+    OUT_OF_BUDGET,
     Block,
     SoloRules,
     charge,
@@ -38,7 +39,13 @@ class Sustained:
     race_rules: RaceRules = field(default_factory=RaceRules)
     solo_rules: SoloRules = field(
         default_factory=lambda: SoloRules(
-            most=8, first_chunks=4, again_chunks=8, most_again=3, passes=4, confident=2.5
+            most=8,
+            first_chunks=4,
+            again_chunks=8,
+            most_again=3,
+            passes=4,
+            confident=2.5,
+            is_patient=True,
         )
     )
     seed: int | None = None
@@ -102,11 +109,13 @@ def decided(
         for c, value in logs.items()
         if c != chosen
     ]
+    # Of rivals that the budget left out nothing is known.
+    is_whole = OUT_OF_BUDGET not in found.remarks
     return told(
         found,
         timer,
         tied,
-        math.expm1(max([0.0, *others])),
+        math.expm1(max([0.0, *others])) if is_whole else None,
         race_rules,
         sustained_clock_mhz=outcome.clocks_mhz.get(chosen),
         unsure=unsure,

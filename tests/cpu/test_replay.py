@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from simulations import GPU, PROBLEM, STILL, candidate, engine, timer_of
 
+import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.sampling import simulated
@@ -410,7 +411,7 @@ def test_bad_kinds_of_truth(forum: Recording) -> None:
 
 @pytest.mark.parametrize("name", simulated.preset_names())
 def test_every_mode_runs_on_every_recording(recordings: dict[str, Recording], name: str) -> None:
-    for mode in sampling.names():
+    for mode in ca.SAMPLING_MODES:
         timer = ReplayTimer(recordings[name], 1)
         selection = sampling.get(mode).select(timer.candidates, timer, Limits())
         assert selection is not None, mode

@@ -204,10 +204,10 @@ def test_a_matrix_product_serves(name: str) -> None:
 
 
 def test_a_matrix_product_takes_any_strides() -> None:
-    """Channels last by the weight: whatever the input's strides are, it is brought in order."""
+    """Whatever the strides of a channels_last input are, it is brought in order."""
     input, weight = operands("pointwise")
-    wide = torch.cat([input, input], dim=3)[..., ::2]
-    for arranged in (input.contiguous(), wide, input[1:], input[:, :, 2:], input[:, :, :1, :1]):
+    wide = torch.cat([input, input], dim=3).to(memory_format=torch.channels_last)[..., ::2]
+    for arranged in (wide, input[1:], input[:, :, 2:]):
         output = ca.functional.conv2d(arranged, weight, sampling=ONLY_MATMUL.name)
         assert_close(output, expected("pointwise", arranged, weight), 4e-3)
     bias = torch.randn(96, device="cuda", dtype=torch.float16)
