@@ -11,10 +11,9 @@ from cudnn_autotune.engines import ATEN, Candidate, engine_text
 MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
 """A 1x1 convolution as one matrix product over all pixels, by cuBLAS."""
 
-# cuDNN compiles these engines at run time and offers one of their kernels only: another is often
-# faster by 10 to 30 % (benchmarks/results/h200/kernel_cfgs.json). engine -> KERNEL_CFG values, a
-# portfolio that comes near the best of all of them on the layers that were recorded (dgrad with 78,
-# wgrad with 70).
+# cuDNN compiles these engines at run time and offers one of their kernels only; another is often
+# faster. engine -> KERNEL_CFG values, a portfolio that comes near the best of all of them (dgrad
+# with 78, wgrad with 70); benchmarks/kernel_cfgs.py measures it.
 KERNEL_CFGS = {78: (0, 1, 4, 8, 9, 20, 30, 40), 70: (0, 9)}
 _KNOB = "KERNEL_CFG"
 

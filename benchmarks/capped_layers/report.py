@@ -171,7 +171,7 @@ def plot(data: dict[str, Any], path: Path) -> None:
                 label = None
         times.set_title(layer_text(case_id), fontsize=9)
         times.set_ylabel("ms a call")
-        times.legend(fontsize=6)
+        times.legend(fontsize=6, loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
         clocks.set_ylabel("SM clock, MHz")
         for axis in (times, clocks):
             axis.set_xlabel("ms since the block began, from an idle GPU")

@@ -244,7 +244,7 @@ def plot(data: dict[str, Any], path: Path) -> None:
         clocks.set_xscale("log")
         times.set_title(f"{case} (dashed: in the model)", fontsize=9)
         times.set_ylabel("ms a call")
-        times.legend(fontsize=6)
+        times.legend(fontsize=6, loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
         clocks.set_ylabel("SM clock, MHz")
         for axis in (times, clocks):
             axis.set_xlabel("ms since the first call, from an idle GPU")

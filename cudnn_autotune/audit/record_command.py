@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +62,20 @@ def record(out: Path, **given: Any) -> None:
     targets = _targets(out, list(sources))
     limit_ms = {} if given["time_limit"] is None else {"time_limit_ms": given["time_limit"] * 1e3}
     for (name, open_source), target in zip(sources.items(), targets, strict=True):
-        timer, candidates, problem = open_source()
-        try:
-            made = record_samples(
-                timer,
-                candidates,
-                problem,
-                rounds=given["rounds"],
-                seed=given["seed"],
-                environment=_environment(given["preset"], timer),
-                **limit_ms,
-            )
-        except RuntimeError as error:
-            raise click.ClickException(f"{name}: {error}") from error
+        with _tf32():  # as the problems have it: PyTorch's own path goes by its flag
+            timer, candidates, problem = open_source()
+            try:
+                made = record_samples(
+                    timer,
+                    candidates,
+                    problem,
+                    rounds=given["rounds"],
+                    seed=given["seed"],
+                    environment=_environment(given["preset"], timer),
+                    **limit_ms,
+                )
+            except RuntimeError as error:
+                raise click.ClickException(f"{name}: {error}") from error
         made.save(target)
         click.echo(_told(name, made, target))
 
@@ -143,11 +145,20 @@ def _case_of_shape(given: dict[str, Any]) -> layers.Case:
         raise options.refuse(option.get(field, f"--{field}"), str(error)) from error
 
 
+def _tf32() -> AbstractContextManager[None]:
+    """cuDNN's TF32 on for a while, its other flags as they are."""
+    cudnn = torch.backends.cudnn
+    if not cudnn.is_available():
+        return nullcontext()
+    now = (cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic)
+    flags: AbstractContextManager[None] = cudnn.flags(*now, allow_tf32=True)
+    return flags
+
+
 def _on_gpu(case: layers.Case) -> Source:
     def open_source() -> tuple[Timer, Candidates, ConvProblem]:
         from cudnn_autotune.audit.gpu import open_timer
 
-        torch.backends.cudnn.allow_tf32 = True
         problem = case.problem()
         timer, candidates = open_timer(problem)
         return timer, candidates, problem

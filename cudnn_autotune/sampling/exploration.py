@@ -18,8 +18,7 @@ from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Timer
 
 # The first of heuristic mode B must come so near to the best of mode A for the rest of it to be
-# looked at. On an H200 it never does (1.1 times and more), and further down it lists engines that
-# take a second.
+# looked at: further down it lists engines that take hundreds of times as long.
 _FIRST_OF_B = 4
 _NEAR = 1.05
 # A run-time-compiled config takes some 0.3 s of a core; they are built side by side.
@@ -97,9 +96,9 @@ def _admit_all(
     if limits.benchmark_limit:
         listed = timer.runnable(listed, limit=limits.benchmark_limit)
         beyond = without_engine
-    # Mode FALLBACK lists what works rather than what is fast: its engines are 5 to 2,000 times
-    # slower than the best (H200), and one launch of those takes up to a second. Worth their time
-    # are only those that are compiled at run time and have kernels beyond the listed one.
+    # Mode FALLBACK lists what works rather than what is fast; one launch of its slowest engines
+    # may take a second. Worth their time are only those that are compiled at run time and have
+    # kernels beyond the listed one (benchmarks/kernel_cfgs.py asks which).
     swept = {c.engine for c in beyond if c.is_compiled}
     last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine not in swept]
     compiled = [c for c in [*listed, *beyond] if c.is_compiled and c not in last]

@@ -6,7 +6,7 @@ board that draws ``P_static + D_i * f^alpha`` and is held at ``P_cap``, candidat
 order is that of energy. Only a candidate that runs alone shows it.
 
 A power controller looks every 50 to 100 ms and then hunts: on an H200 the clock falls in one step
-after 60 to 80 ms and swings by 1 to 2 % from there on. So times are averaged, not picked, and what
+after 60 to 80 ms and swings from there on (benchmarks/results/h200/capped.json). So times are averaged, not picked, and what
 is within a few percent is measured again, in mirrored order.
 """
 
@@ -39,8 +39,8 @@ _AT_ONCE_CHUNKS = 5
 _MOST_BLOCK_MS = 1000.0
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 THROTTLED = 0.015
-# Rivals whose time in the race is within this of the leader's may win alone: between those that are
-# as fast, steady clocks were seen to differ by 13 % (H200, engines 78 and 67).
+# Rivals whose time in the race is within this of the leader's may win alone: by so much do the
+# steady clocks of engines that are about as fast differ.
 REACH = 1.15
 # The knobs that name a config's tile or kernel; the others (clusters, splits, workspace) leave its
 # steady clock within 2 %.
@@ -227,7 +227,7 @@ class Finish:
         return math.sqrt((variance * freedom + 4 * _BLOCK_SIGMA**2) / (freedom + 4))
 
 
-# Two blocks of one candidate differ by about this (H200).
+# Two blocks of one candidate differ by about this.
 _BLOCK_SIGMA = 0.01
 OUT_OF_BUDGET = "the budget ended the solo blocks"
 
