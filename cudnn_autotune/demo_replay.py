@@ -17,8 +17,8 @@ from cudnn_autotune.audit import scenes
 from cudnn_autotune.audit.analysis import regret, truth_of
 from cudnn_autotune.audit.model import BURST, SUSTAINED, Record
 from cudnn_autotune.audit.summary import geometric_mean
-from cudnn_autotune.sampling import simulated
-from cudnn_autotune.sampling.recording_format import ENVIRONMENT
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.offline.recording_format import ENVIRONMENT
 from cudnn_autotune.sampling.strategy import Limits
 
 _RUNS = 10

@@ -6,7 +6,7 @@ import torch
 
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.simulated import (
+from cudnn_autotune.offline.simulated import (
     Noise,
     SimulatedEngine,
     SimulatedGpu,

@@ -63,7 +63,7 @@ class SimulatedSource:
         self._seed = 0
 
     def open(self) -> tuple[Any, Any]:
-        from cudnn_autotune.sampling import simulated
+        from cudnn_autotune.offline import simulated
 
         self._seed += 1
         timer = simulated.preset(SIMULATED, self._seed)

@@ -144,7 +144,7 @@ def of_simulation(op: str) -> dict[str, Any]:
     from common.sources import SIMULATED
 
     from cudnn_autotune import sampling
-    from cudnn_autotune.sampling import simulated
+    from cudnn_autotune.offline import simulated
     from cudnn_autotune.sampling.strategy import Limits
 
     seed = ("fprop", "dgrad", "wgrad").index(op)

@@ -16,7 +16,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit import options, plot, record_file, report
 from cudnn_autotune.audit.gpu_command import audit_gpu
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
-from cudnn_autotune.sampling import simulated
+from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.versions import environment
 

@@ -12,10 +12,10 @@ import click
 import torch
 
 from cudnn_autotune.audit import layers, options
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.offline.recording import record as record_samples
+from cudnn_autotune.offline.recording_format import Recording
 from cudnn_autotune.problem import OPERATIONS, ConvProblem
-from cudnn_autotune.sampling import simulated
-from cudnn_autotune.sampling.recording import record as record_samples
-from cudnn_autotune.sampling.recording_format import Recording
 from cudnn_autotune.sampling.strategy import Candidates
 from cudnn_autotune.sampling.timer import Timer
 

@@ -28,10 +28,10 @@ from cudnn_autotune.audit.model import (
     Truth,
 )
 from cudnn_autotune.audit.pairing import relative_error
-from cudnn_autotune.sampling import simulated
-from cudnn_autotune.sampling.recording_format import Recording
-from cudnn_autotune.sampling.recording_parts import Rounds
-from cudnn_autotune.sampling.replay import ReplayTimer
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.offline.recording_format import Recording
+from cudnn_autotune.offline.recording_parts import Rounds
+from cudnn_autotune.offline.replay import ReplayTimer
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Cache, Timer

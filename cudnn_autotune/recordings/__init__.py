@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from importlib import resources
 from pathlib import Path
 
-from cudnn_autotune.sampling.recording_format import Recording
+from cudnn_autotune.offline.recording_format import Recording
 
 __all__ = ["load", "names", "path"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.json_node import Node
+from cudnn_autotune.json_node import Node
 
 _T = TypeVar("_T")
 

@@ -6,8 +6,8 @@ board that draws ``P_static + D_i * f^alpha`` and is held at ``P_cap``, candidat
 order is that of energy. Only a candidate that runs alone shows it.
 
 A power controller looks every 50 to 100 ms and then hunts: on an H200 the clock falls in one step
-after 60 to 80 ms and swings from there on (benchmarks/results/h200/capped.json). So times are averaged, not picked, and what
-is within a few percent is measured again, in mirrored order.
+after 60 to 80 ms and swings from there on (benchmarks/results/h200/capped.json). So times are
+averaged, not picked, and what is within a few percent is measured again, in mirrored order.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.cli import main
-from cudnn_autotune.sampling.recording import Recording
+from cudnn_autotune.offline.recording import Recording
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 

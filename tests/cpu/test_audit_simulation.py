@@ -12,16 +12,9 @@ from cudnn_autotune import ConvProblem, sampling
 from cudnn_autotune.audit import report, scenes
 from cudnn_autotune.audit.model import BURST, BURST_COLD, STEADY, SUSTAINED, Pick, Record
 from cudnn_autotune.audit.summary import summarize
-from cudnn_autotune.sampling import (
-    Candidates,
-    Evidence,
-    Limits,
-    Selection,
-    Timed,
-    Timer,
-    simulated,
-)
-from cudnn_autotune.sampling.recording import record as record_samples
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.offline.recording import record as record_samples
+from cudnn_autotune.sampling import Candidates, Evidence, Limits, Selection, Timed, Timer
 
 PROBLEM = ConvProblem(
     "dgrad",

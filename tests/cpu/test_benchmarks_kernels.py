@@ -96,7 +96,7 @@ def test_the_kernel_that_cudnn_lists_is_not_built_twice(modules: None) -> None:
 def test_an_engine_that_is_not_listed_is_refused(modules: None) -> None:
     from kernel_portfolio.measure import measure
 
-    from cudnn_autotune.sampling import simulated
+    from cudnn_autotune.offline import simulated
 
     timer = simulated.preset("forum-l4")
     with pytest.raises(ValueError, match="engine 78 is not listed"):

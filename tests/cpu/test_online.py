@@ -16,11 +16,11 @@ from simulations import GPU, candidate, engine, timer_of
 from cudnn_autotune import sampling
 from cudnn_autotune._extension import _C
 from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.sampling import simulated
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.offline.simulated import SimulatedEngine, StaticCandidates
 from cudnn_autotune.sampling.online import OnlineRace, offered
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.simulated import SimulatedEngine, StaticCandidates
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.unlisted import MATMUL

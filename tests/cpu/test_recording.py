@@ -21,11 +21,11 @@ from simulations import GPU, PROBLEM, candidate, engine, timer_of
 
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.engines import ATEN
-from cudnn_autotune.sampling import simulated
-from cudnn_autotune.sampling.recording import ENVIRONMENT, Recording, record
-from cudnn_autotune.sampling.recording_json import to_json
-from cudnn_autotune.sampling.replay import ReplayTimer
-from cudnn_autotune.sampling.simulated import Noise, SimulatedEngine, SimulatedTimer
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.offline.recording import ENVIRONMENT, Recording, record
+from cudnn_autotune.offline.recording_json import to_json
+from cudnn_autotune.offline.replay import ReplayTimer
+from cudnn_autotune.offline.simulated import Noise, SimulatedEngine, SimulatedTimer
 from cudnn_autotune.sampling.timer import Batch
 
 

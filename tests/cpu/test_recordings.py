@@ -12,8 +12,8 @@ from cudnn_autotune.audit import scenes
 from cudnn_autotune.audit.analysis import raw_regret, truth_of
 from cudnn_autotune.audit.model import BURST, SUSTAINED
 from cudnn_autotune.audit.summary import geometric_mean
-from cudnn_autotune.sampling.recording import ENVIRONMENT
-from cudnn_autotune.sampling.replay import ReplayTimer
+from cudnn_autotune.offline.recording import ENVIRONMENT
+from cudnn_autotune.offline.replay import ReplayTimer
 from cudnn_autotune.sampling.strategy import Limits
 
 RUNS = 10

@@ -17,8 +17,8 @@ from simulations import GPU, STILL, candidate, engine, timer_of
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines import ATEN
-from cudnn_autotune.sampling import simulated
-from cudnn_autotune.sampling.simulated import (
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.offline.simulated import (
     Noise,
     SimulatedEngine,
     SimulatedGpu,

@@ -17,11 +17,11 @@ from simulations import GPU, candidate, engine, timer_of
 
 from cudnn_autotune import sampling
 from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.sampling import simulated
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.offline.simulated import SimulatedEngine, SimulatedTimer, StaticCandidates
 from cudnn_autotune.sampling.auto import Auto, HeldClocks
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.selection import Selection, Timed
-from cudnn_autotune.sampling.simulated import SimulatedEngine, SimulatedTimer, StaticCandidates
 from cudnn_autotune.sampling.strategy import Limits, Strategy, Work
 from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.sampling.timer import Batch, GpuState, Sample

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.recording_parts import SoloTrace
+from cudnn_autotune.offline.recording_parts import SoloTrace
 from cudnn_autotune.sampling.timer import Batch, Sample, Timer
 
 CHUNK_MS = 250.0

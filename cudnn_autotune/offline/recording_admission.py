@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.recording_parts import RecordedCandidate
+from cudnn_autotune.offline.recording_parts import RecordedCandidate
 from cudnn_autotune.sampling.timer import Batch, Timer
 
 _CUT_MS = 150.0  # the first run of a process loads cuDNN itself: some 60 ms

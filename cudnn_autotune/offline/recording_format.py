@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.sampling.recording_json import fields_from_json, to_json
-from cudnn_autotune.sampling.recording_parts import (
+from cudnn_autotune.offline.recording_json import fields_from_json, to_json
+from cudnn_autotune.offline.recording_parts import (
     Reading,
     RecordedCandidate,
     Rounds,
     Row,
     SoloTrace,
 )
+from cudnn_autotune.problem import ConvProblem
 
 _MOST_BYTES = 256 * 2**20
 

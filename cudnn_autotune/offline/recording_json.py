@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from cudnn_autotune.engines import HEURISTIC_MODES, Candidate
-from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
-from cudnn_autotune.sampling.json_node import Node
-from cudnn_autotune.sampling.recording_parts import (
+from cudnn_autotune.json_node import Node
+from cudnn_autotune.offline.recording_parts import (
     Reading,
     RecordedCandidate,
     Rounds,
     Row,
     SoloTrace,
 )
+from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
 from cudnn_autotune.sampling.timer import Cache, GpuState
 
 if TYPE_CHECKING:
-    from cudnn_autotune.sampling.recording_format import Recording
+    from cudnn_autotune.offline.recording_format import Recording
 
 FORMAT = "cudnn-autotune recording"
 VERSION = 1

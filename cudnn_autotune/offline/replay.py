@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling import frontend_rules, recorded_times
-from cudnn_autotune.sampling.build_time import Build, Builds
-from cudnn_autotune.sampling.recording_format import Recording
-from cudnn_autotune.sampling.recording_parts import RecordedCandidate
+from cudnn_autotune.offline import frontend_rules, recorded_times
+from cudnn_autotune.offline.build_time import Build, Builds
+from cudnn_autotune.offline.recording_format import Recording
+from cudnn_autotune.offline.recording_parts import RecordedCandidate
+from cudnn_autotune.offline.solo_curve import SoloCurve
+from cudnn_autotune.offline.static_candidates import StaticCandidates
 from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.solo_curve import SoloCurve
-from cudnn_autotune.sampling.static_candidates import StaticCandidates
 from cudnn_autotune.sampling.timer import Batch, Cache, GpuState, Sample
 
 _BLOCK_ROUNDS = 8

@@ -6,8 +6,8 @@ import math
 import random
 from dataclasses import dataclass
 
-from cudnn_autotune.sampling.simulated_controller import controller
-from cudnn_autotune.sampling.simulated_gpu import SimulatedEngine, SimulatedGpu, power_w
+from cudnn_autotune.offline.simulated_controller import controller
+from cudnn_autotune.offline.simulated_gpu import SimulatedEngine, SimulatedGpu, power_w
 from cudnn_autotune.sampling.timer import Cache, GpuState
 
 _STEP_MS = 4.0

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from cudnn_autotune.sampling.recording_format import Recording
-from cudnn_autotune.sampling.recording_parts import Rounds, SoloTrace
+from cudnn_autotune.offline.recording_format import Recording
+from cudnn_autotune.offline.recording_parts import Rounds, SoloTrace
 from cudnn_autotune.sampling.timer import Cache
 
 _SMOOTHED = 4

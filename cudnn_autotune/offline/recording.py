@@ -11,15 +11,15 @@ import datetime
 import math
 from collections.abc import Mapping
 
-from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.sampling.recorder import Recorder
-from cudnn_autotune.sampling.recording_format import ENVIRONMENT, Recording
-from cudnn_autotune.sampling.recording_parts import (
+from cudnn_autotune.offline.recorder import Recorder
+from cudnn_autotune.offline.recording_format import ENVIRONMENT, Recording
+from cudnn_autotune.offline.recording_parts import (
     Reading,
     RecordedCandidate,
     Rounds,
     SoloTrace,
 )
+from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.strategy import Candidates
 from cudnn_autotune.sampling.timer import Timer
 from cudnn_autotune.versions import environment as this_environment

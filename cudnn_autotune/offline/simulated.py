@@ -13,19 +13,19 @@ from typing import Literal
 import torch
 
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling import frontend_rules
-from cudnn_autotune.sampling.build_time import Build, Builds
-from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.simulated_board import Board
-from cudnn_autotune.sampling.simulated_gpu import (
+from cudnn_autotune.offline import frontend_rules
+from cudnn_autotune.offline.build_time import Build, Builds
+from cudnn_autotune.offline.simulated_board import Board
+from cudnn_autotune.offline.simulated_gpu import (
     Noise,
     SimulatedEngine,
     SimulatedGpu,
     burst_ms,
     sustained_ms,
 )
-from cudnn_autotune.sampling.simulated_presets import PRESETS
-from cudnn_autotune.sampling.static_candidates import StaticCandidates
+from cudnn_autotune.offline.simulated_presets import PRESETS
+from cudnn_autotune.offline.static_candidates import StaticCandidates
+from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.timer import Batch, Cache, GpuState, Sample
 
 __all__ = [

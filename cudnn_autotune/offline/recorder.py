@@ -8,17 +8,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.sampling import solo_block
-from cudnn_autotune.sampling.recording_admission import Admission
-from cudnn_autotune.sampling.recording_format import Recording
-from cudnn_autotune.sampling.recording_parts import (
+from cudnn_autotune.offline import solo_block
+from cudnn_autotune.offline.recording_admission import Admission
+from cudnn_autotune.offline.recording_format import Recording
+from cudnn_autotune.offline.recording_parts import (
     Reading,
     RecordedCandidate,
     Rounds,
     Row,
     SoloTrace,
 )
+from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.strategy import Candidates
 from cudnn_autotune.sampling.timer import Batch, Cache, Sample, Timer
 

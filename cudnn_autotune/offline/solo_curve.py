@@ -6,9 +6,9 @@ import bisect
 import random
 import statistics
 
-from cudnn_autotune.sampling import recorded_times
-from cudnn_autotune.sampling.recording_format import Recording
-from cudnn_autotune.sampling.recording_parts import SoloTrace
+from cudnn_autotune.offline import recorded_times
+from cudnn_autotune.offline.recording_format import Recording
+from cudnn_autotune.offline.recording_parts import SoloTrace
 from cudnn_autotune.sampling.timer import Cache
 
 _MOST_AVERAGED = 16
