@@ -31,48 +31,120 @@ void keep_for_graphs(const std::shared_ptr<ConvPlan>& plan) {
 
 }  // namespace
 
-OnlineTrial::OnlineTrial(Way first) : random_(std::random_device{}()) { offer({std::move(first)}); }
+std::vector<TrialLedger::Sample> TrialLedger::take_samples() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(samples_, {});
+}
+
+std::vector<size_t> TrialLedger::failures() const {
+  const std::lock_guard lock(mutex_);
+  return failures_;
+}
+
+void TrialLedger::drop(size_t way) {
+  const std::lock_guard lock(mutex_);
+  active_.at(way) = false;
+}
+
+void TrialLedger::lead(size_t way) {
+  const std::lock_guard lock(mutex_);
+  static_cast<void>(active_.at(way));
+  leader_ = way;
+}
+
+void TrialLedger::decide(std::optional<size_t> way) {
+  const std::lock_guard lock(mutex_);
+  if (way) static_cast<void>(active_.at(*way));
+  decided_.store(way ? static_cast<int64_t>(*way) : kOwnPath, std::memory_order_release);
+}
+
+size_t TrialLedger::ways() const {
+  const std::lock_guard lock(mutex_);
+  return active_.size();
+}
+
+void TrialLedger::join() {
+  const std::lock_guard lock(mutex_);
+  active_.push_back(true);
+  has_run_.push_back(false);
+}
+
+std::optional<TrialLedger::Turn> TrialLedger::take_turn() {
+  const std::lock_guard lock(mutex_);
+  // Alone, there is nothing to compare: the first call need not pay for events.
+  if (active_.size() < 2) return std::nullopt;
+  while (position_ < order_.size() && !active_[order_[position_]]) ++position_;
+  if (position_ >= order_.size()) {
+    order_.clear();
+    for (size_t i = 0; i < active_.size(); ++i) {
+      if (active_[i]) order_.push_back(i);
+    }
+    position_ = 0;
+    if (order_.empty()) return std::nullopt;
+    std::shuffle(order_.begin(), order_.end(), random_);
+    ++round_;
+  }
+  const size_t way = order_[position_++];
+  const bool is_first = !has_run_[way];
+  has_run_[way] = true;
+  return Turn{way, round_, is_first};
+}
+
+size_t TrialLedger::leading() {
+  const std::lock_guard lock(mutex_);
+  if (!active_.at(leader_)) {
+    const auto other = std::find(active_.begin(), active_.end(), true);
+    if (other != active_.end()) leader_ = static_cast<size_t>(other - active_.begin());
+  }
+  return leader_;
+}
+
+void TrialLedger::report(const Sample& sample) {
+  const std::lock_guard lock(mutex_);
+  static_cast<void>(active_.at(sample.way));
+  samples_.push_back(sample);
+}
+
+void TrialLedger::fail(size_t way) {
+  const std::lock_guard lock(mutex_);
+  active_.at(way) = false;
+  failures_.push_back(way);
+}
+
+OnlineTrial::OnlineTrial(Way first, Chore chore) : chore_(std::move(chore)) {
+  join(std::move(first));
+}
 
 OnlineTrial::~OnlineTrial() {
+  ledger_->end();
   for (const Timing& timing : timings_) {
     static_cast<void>(cudaEventDestroy(timing.begin));
     static_cast<void>(cudaEventDestroy(timing.end));
   }
 }
 
-void OnlineTrial::offer(std::vector<Way> ways) {
-  const std::lock_guard lock(mutex_);
-  for (Way& way : ways) {
-    ways_.push_back(std::move(way));
-    active_.push_back(true);
-    has_run_.push_back(false);
-  }
+void OnlineTrial::join(Way way) {
+  ways_.push_back(std::move(way));
+  ledger_->join();
 }
 
-std::vector<OnlineTrial::Sample> OnlineTrial::take_samples() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(samples_, {});
+const OnlineTrial::Way* OnlineTrial::decided() const {
+  static const auto* own_path = new Way{kAten, nullptr};
+  const int64_t way = ledger_->decided();
+  if (way == TrialLedger::kUndecided) return nullptr;
+  return way == TrialLedger::kOwnPath ? own_path : &ways_[static_cast<size_t>(way)];
 }
 
-std::vector<size_t> OnlineTrial::failures() const {
-  const std::lock_guard lock(mutex_);
-  return failures_;
-}
-
-void OnlineTrial::drop(size_t way) {
-  const std::lock_guard lock(mutex_);
-  active_.at(way) = false;
-}
-
-void OnlineTrial::lead(size_t way) {
-  const std::lock_guard lock(mutex_);
-  static_cast<void>(ways_.at(way));
-  leader_ = way;
-}
-
-void OnlineTrial::decide(size_t way) {
-  const std::lock_guard lock(mutex_);
-  decided_.store(&ways_.at(way), std::memory_order_release);
+void OnlineTrial::do_chore(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+  // The first call costs what it costs without a trial.
+  if (!chore_ || ledger_->calls() < 2) return;
+  // A chore allocates, loads and waits, while another thread may be capturing.
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+  // It is over where it throws, and it may run this very problem.
+  Chore chore = std::exchange(chore_, nullptr);
+  Done done = chore(x, w, y);
+  if (done.joins) join(*std::move(done.joins));
+  if (done.is_more) chore_ = std::move(chore);
 }
 
 void OnlineTrial::read_finished() {
@@ -90,9 +162,7 @@ void OnlineTrial::read_finished() {
     C10_CUDA_CHECK(status);
     oldest_ = (oldest_ + 1) % kTimings;
     --in_flight_;
-    if (!timing.reported) continue;
-    const std::lock_guard lock(mutex_);
-    samples_.push_back({timing.way, timing.round, time_ms});
+    if (timing.reported) ledger_->report({timing.way, timing.round, time_ms});
   }
 }
 
@@ -103,36 +173,6 @@ void OnlineTrial::make_timings() {
     C10_CUDA_CHECK(cudaEventCreate(&timing.end));
   }
   timings_ = std::move(timings);
-}
-
-std::optional<OnlineTrial::Turn> OnlineTrial::take_turn() {
-  const std::lock_guard lock(mutex_);
-  // Alone, there is nothing to compare: the first call need not pay for events.
-  if (ways_.size() < 2) return std::nullopt;
-  while (position_ < order_.size() && !active_[order_[position_]]) ++position_;
-  if (position_ >= order_.size()) {
-    order_.clear();
-    for (size_t i = 0; i < ways_.size(); ++i) {
-      if (active_[i]) order_.push_back(i);
-    }
-    position_ = 0;
-    if (order_.empty()) return std::nullopt;
-    std::shuffle(order_.begin(), order_.end(), random_);
-    ++round_;
-  }
-  const size_t number = order_[position_++];
-  const bool is_first = !has_run_[number];
-  has_run_[number] = true;
-  return Turn{number, &ways_[number], round_, is_first};
-}
-
-const OnlineTrial::Way& OnlineTrial::leading() {
-  const std::lock_guard lock(mutex_);
-  if (!active_[leader_]) {
-    const auto other = std::find(active_.begin(), active_.end(), true);
-    if (other != active_.end()) leader_ = static_cast<size_t>(other - active_.begin());
-  }
-  return ways_[leader_];
 }
 
 void OnlineTrial::launch(const Way& way, const ConvProblem& problem, const at::Tensor& x,
@@ -154,23 +194,24 @@ void OnlineTrial::launch(const Way& way, const ConvProblem& problem, const at::T
 
 void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                       const at::Tensor& y) {
-  calls_.fetch_add(1, std::memory_order_relaxed);
+  ledger_->count_call();
   if (is_capturing()) {
-    const Way& leader = leading();
+    const Way& leader = ways_[ledger_->leading()];
     keep_for_graphs(leader.plan);
     launch(leader, problem, x, w, y, nullptr);
     return;
   }
+  do_chore(x, w, y);
   read_finished();
-  const auto turn = in_flight_ < kTimings ? take_turn() : std::nullopt;
+  const auto turn = in_flight_ < kTimings ? ledger_->take_turn() : std::nullopt;
   if (turn) {
     if (timings_.empty()) make_timings();
     Timing& timing = timings_[(oldest_ + in_flight_) % kTimings];
-    timing.way = turn->number;
+    timing.way = turn->way;
     timing.round = turn->round;
     timing.reported = !turn->is_first;
     try {
-      launch(*turn->way, problem, x, w, y, &timing);
+      launch(ways_[turn->way], problem, x, w, y, &timing);
       ++in_flight_;
       return;
     } catch (const CudnnError&) {
@@ -178,11 +219,9 @@ void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at:
     } catch (const c10::Error&) {
       // No memory for its workspace, or cuBLAS or ATen refuse.
     }
-    const std::lock_guard lock(mutex_);
-    active_[turn->number] = false;
-    failures_.push_back(turn->number);
+    ledger_->fail(turn->way);
   }
-  launch(leading(), problem, x, w, y, nullptr);
+  launch(ways_[ledger_->leading()], problem, x, w, y, nullptr);
 }
 
 }  // namespace cudnn_autotune

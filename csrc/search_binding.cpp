@@ -194,8 +194,7 @@ void bind_engine_search(py::module_& m) {
             std::vector<EngineConfig> configs;
             for (const auto& text : texts) configs.push_back(EngineConfig::parse(text));
             std::vector<std::pair<std::shared_ptr<ConvPlan>, std::string>> built;
-            for (auto& result :
-                 search.engines->build(configs, threads, [&search] {
+            for (auto& result : search.engines->build(configs, threads, [&search] {
                    if (search.device) allow_capture_elsewhere();
                    search.enter();
                  })) {
@@ -278,41 +277,78 @@ void bind_plan_timer(py::module_& m) {
         WithoutGilCall());
 }
 
+using Way = std::pair<std::string, std::shared_ptr<ConvPlan>>;
+
+// A thread's plan cache, and with it the chore, may outlive the interpreter.
+bool is_interpreter_gone() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+OnlineTrial::Chore make_chore(const py::function& function) {
+  const std::shared_ptr<py::function> held(new py::function(function), [](py::function* last) {
+    if (is_interpreter_gone()) return;
+    const py::gil_scoped_acquire gil;
+    delete last;
+  });
+  return [held](const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+    const py::gil_scoped_acquire gil;
+    auto [joins, is_more] = (*held)(x, w, y).cast<std::pair<std::optional<Way>, bool>>();
+    OnlineTrial::Done done;
+    if (joins) done.joins = OnlineTrial::Way{std::move(joins->first), std::move(joins->second)};
+    done.is_more = is_more;
+    return done;
+  };
+}
+
 void bind_online_trial(py::module_& m) {
-  using Way = std::pair<std::string, std::shared_ptr<ConvPlan>>;
   using Sample = std::tuple<size_t, int64_t, double>;
-  py::class_<OnlineTrial, std::shared_ptr<OnlineTrial>>(m, "OnlineTrial")
-      .def(py::init([](const Way& first) {
-             return std::make_shared<OnlineTrial>(OnlineTrial::Way{first.first, first.second});
-           }),
-           py::arg("first"))
-      .def(
-          "offer",
-          [](OnlineTrial& trial, const std::vector<Way>& ways) {
-            std::vector<OnlineTrial::Way> offered;
-            for (const auto& [text, plan] : ways) offered.push_back({text, plan});
-            trial.offer(std::move(offered));
-          },
-          py::arg("ways"))
+  using Turn = std::tuple<size_t, int64_t, bool>;
+  py::class_<TrialLedger, std::shared_ptr<TrialLedger>>(m, "TrialLedger")
       .def("take_samples",
-           [](OnlineTrial& trial) {
+           [](TrialLedger& ledger) {
              std::vector<Sample> samples;
-             for (const auto& sample : trial.take_samples()) {
+             for (const auto& sample : ledger.take_samples()) {
                samples.emplace_back(sample.way, sample.round, sample.time_ms);
              }
              return samples;
            })
-      .def("failures", &OnlineTrial::failures)
-      .def("drop", &OnlineTrial::drop, py::arg("way"))
-      .def("lead", &OnlineTrial::lead, py::arg("way"))
-      .def("decide", &OnlineTrial::decide, py::arg("way"))
-      .def_property_readonly("calls", &OnlineTrial::calls)
-      // Held by a plan cache beside Python's own reference and that of this call; or still on its
-      // way there, before the first call.
-      .def_property_readonly("is_in_use", [](const std::shared_ptr<OnlineTrial>& trial) {
-        return trial->calls() == 0 || trial.use_count() > 2;
+      .def("failures", &TrialLedger::failures)
+      .def("drop", &TrialLedger::drop, py::arg("way"))
+      .def("lead", &TrialLedger::lead, py::arg("way"))
+      .def("decide", &TrialLedger::decide, py::arg("way"))
+      .def_property_readonly("is_in_use", &TrialLedger::is_in_use)
+      .def_property_readonly("calls", &TrialLedger::calls)
+      .def_property_readonly("ways", &TrialLedger::ways)
+      .def("join", &TrialLedger::join)
+      .def("take_turn",
+           [](TrialLedger& ledger) -> std::optional<Turn> {
+             const auto turn = ledger.take_turn();
+             if (!turn) return std::nullopt;
+             return Turn{turn->way, turn->round, turn->is_first};
+           })
+      .def("leading", &TrialLedger::leading)
+      .def(
+          "report",
+          [](TrialLedger& ledger, size_t way, int64_t round, double time_ms) {
+            ledger.report({way, round, time_ms});
+          },
+          py::arg("way"), py::arg("round"), py::arg("time_ms"))
+      .def("fail", &TrialLedger::fail, py::arg("way"));
+  py::class_<OnlineTrial, std::shared_ptr<OnlineTrial>>(m, "OnlineTrial")
+      .def(py::init([](const Way& first, const py::function& chore) {
+             return std::make_shared<OnlineTrial>(OnlineTrial::Way{first.first, first.second},
+                                                  make_chore(chore));
+           }),
+           py::arg("first"), py::arg("chore"))
+      .def_property_readonly("ledger", &OnlineTrial::ledger)
+      .def_property_readonly("decided", [](const OnlineTrial& trial) -> std::optional<std::string> {
+        const OnlineTrial::Way* way = trial.decided();
+        return way == nullptr ? std::nullopt : std::make_optional(way->text);
       });
-  m.def("allow_capture_elsewhere", &allow_capture_elsewhere);
 }
 
 void bind_choices(py::module_& m) {

@@ -117,7 +117,7 @@ bool is_over(CachedPlan& cached) {
     cached.trial = nullptr;
     return true;
   }
-  if (trial.calls() % kLookEvery != kLookEvery - 1) return false;
+  if (trial.ledger()->calls() % kLookEvery != kLookEvery - 1) return false;
   auto other = remembered(cached.key);
   if (!other) return false;
   cached = *std::move(other);

@@ -139,7 +139,15 @@ TORCH_MODES = {
 }
 
 # This package's sampling modes.
-OUR_MODES = ("heuristic", "sample_once", "median_of_three", "till_stable")
+OUR_MODES = (
+    "heuristic",
+    "sample_once",
+    "median_of_three",
+    "till_stable",
+    "race",
+    "sustained",
+    "auto",
+)
 MODES = (*TORCH_MODES, *OUR_MODES)
 
 
