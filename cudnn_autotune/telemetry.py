@@ -10,12 +10,11 @@ import importlib
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-
-from cudnn_autotune.sampling.timer import GpuState
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReasons).
 THROTTLE_REASONS = {
@@ -43,6 +42,18 @@ def nvml_device(cuda_index: int, visible: str | None) -> int | str:
         return cuda_index
     name = shown[cuda_index]
     return int(name) if name.isdigit() else name
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """A reading of the board. What the source cannot tell is None, or empty."""
+
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    clock_mhz: float | None = None
+    max_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
 
 
 class Gpu:

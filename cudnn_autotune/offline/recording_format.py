@@ -105,7 +105,7 @@ class Recording:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, in one step: an older one is replaced or left as it was."""
-        text = json.dumps(to_json(self), separators=(",", ":"), allow_nan=False) + "\n"
+        text = json.dumps(to_json(vars(self)), separators=(",", ":"), allow_nan=False) + "\n"
         data = text.encode()
         target = Path(path)
         if target.name.endswith(".gz"):

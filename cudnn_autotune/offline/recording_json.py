@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 
@@ -18,9 +19,6 @@ from cudnn_autotune.offline.recording_parts import (
 from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
 from cudnn_autotune.sampling.timer import Cache, GpuState
 
-if TYPE_CHECKING:
-    from cudnn_autotune.offline.recording_format import Recording
-
 FORMAT = "cudnn-autotune recording"
 VERSION = 1
 
@@ -31,17 +29,18 @@ _FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
 _STATE_NUMBERS = ("power_w", "power_limit_w", "temperature_c", "clock_mhz", "max_clock_mhz")
 
 
-def to_json(recording: Recording) -> dict[str, Any]:
+def to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields``: those of a ``Recording``, by name."""
     return {
         "format": FORMAT,
         "version": VERSION,
-        "environment": dict(recording.environment),
-        "problem": _problem_to_json(recording.problem),
-        "aten_uses_cudnn": recording.aten_uses_cudnn,
-        "candidates": [_candidate_to_json(c) for c in recording.candidates],
-        "cold": _rounds_to_json(recording.cold),
-        "hot": _rounds_to_json(recording.hot),
-        "lone": [_rounded(row) for row in recording.lone],
+        "environment": dict(fields["environment"]),
+        "problem": _problem_to_json(fields["problem"]),
+        "aten_uses_cudnn": fields["aten_uses_cudnn"],
+        "candidates": [_candidate_to_json(c) for c in fields["candidates"]],
+        "cold": _rounds_to_json(fields["cold"]),
+        "hot": _rounds_to_json(fields["hot"]),
+        "lone": [_rounded(row) for row in fields["lone"]],
         "solo": [
             {
                 "text": trace.text,
@@ -51,7 +50,7 @@ def to_json(recording: Recording) -> dict[str, Any]:
                 "time_ms": _rounded(trace.time_ms),
                 "clock_mhz": _clocks(trace.clock_mhz),
             }
-            for trace in recording.solo
+            for trace in fields["solo"]
         ],
         "readings": [
             {
@@ -60,11 +59,11 @@ def to_json(recording: Recording) -> dict[str, Any]:
                 **{name: _digits(getattr(reading.state, name)) for name in _STATE_NUMBERS},
                 "throttle_reasons": list(reading.state.throttle_reasons),
             }
-            for reading in recording.readings
+            for reading in fields["readings"]
         ],
-        "build_threads": recording.build_threads,
-        "run_overhead_ms": _digits(recording.run_overhead_ms),
-        "remarks": list(recording.remarks),
+        "build_threads": fields["build_threads"],
+        "run_overhead_ms": _digits(fields["run_overhead_ms"]),
+        "remarks": list(fields["remarks"]),
     }
 
 

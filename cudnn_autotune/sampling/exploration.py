@@ -36,6 +36,8 @@ class Field:
     sustained_ms: dict[Candidate, float] = field(default_factory=dict)
     extra_gpu_ms: float = 0.0
     extra_samples: int = 0
+    throttle_reasons: dict[str, None] = field(default_factory=dict)
+    """All that were seen, in their order."""
     aten_is_cudnn: bool = False
     atens_plan: Candidate | None = None
     """What PyTorch would run, where that is one of cuDNN's plans."""
@@ -222,7 +224,7 @@ def told(
             clock_mhz=found.last.clock_mhz,
             sustained_clock_mhz=sustained_clock_mhz,
             max_clock_mhz=state.max_clock_mhz,
-            throttle_reasons=state.throttle_reasons,
+            throttle_reasons=tuple(found.throttle_reasons | dict.fromkeys(state.throttle_reasons)),
             disturbed=sum(outcome.disturbed for outcome in found.races),
             remarks=tuple(
                 [*found.remarks, *(r for outcome in found.races for r in outcome.remarks)]

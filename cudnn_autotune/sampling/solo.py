@@ -139,9 +139,11 @@ def is_throttled(block: Block, max_clock_mhz: float | None) -> bool:
     return block.steady_ms > (1 + THROTTLED) * block.first_ms
 
 
-def charge(found: Field, block: Block) -> None:
+def charge(found: Field, block: Block, timer: Timer) -> None:
+    """Notes what a block cost, and what the board said of its clock right after it."""
     found.extra_gpu_ms += block.gpu_ms
     found.extra_samples += block.calls
+    found.throttle_reasons |= dict.fromkeys(timer.state().throttle_reasons)
 
 
 def could_win(found: Field, steady_ms: float, max_clock_mhz: float | None) -> list[Candidate]:
@@ -227,6 +229,7 @@ class Finish:
         return math.sqrt((variance * freedom + 4 * _BLOCK_SIGMA**2) / (freedom + 4))
 
 
+_SLOW_WITHIN = 0.2
 # Two blocks of one candidate differ by about this.
 _BLOCK_SIGMA = 0.01
 OUT_OF_BUDGET = "the budget ended the solo blocks"
@@ -258,7 +261,7 @@ def finish(
         block = solo(candidate, call_ms, chunks, timer, affords_ms - spent_ms, is_patient)
         if block is None:
             return
-        charge(found, block)
+        charge(found, block, timer)
         spent_ms += block.gpu_ms
         keep(block)
 
@@ -282,11 +285,14 @@ def finish(
         measure(candidate, rules.first_chunks)
     first = {c: values[0] for c, values in outcome.logs.items()}
     best = min(first.values())
-    near = sorted((c for c in first if first[c] - best <= rules.within), key=first.__getitem__)
+    # On a board that settles slowly a first block may still be paying for the one before it.
+    within = max(rules.within, _SLOW_WITHIN) if is_patient else rules.within
+    near = sorted((c for c in first if first[c] - best <= within), key=first.__getitem__)
     near = near[: rules.most_again]
     outcome.finalists = near
     for number in range(rules.passes):
-        if len(near) < 2 or _is_decided(outcome, rules.confident):
+        is_first_look = is_patient and number == 0
+        if len(near) < 2 or (not is_first_look and _is_decided(outcome, rules.confident)):
             break
         if not affords(len(near), rules.again_chunks):
             break

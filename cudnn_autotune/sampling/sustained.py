@@ -72,7 +72,7 @@ def probed(found: Field, timer: Timer, budget: Budget, chunks: int) -> Block | N
     if block is None:
         found.remarks.append("the leader failed when it ran alone")
         return None
-    charge(found, block)
+    charge(found, block, timer)
     found.sustained_ms[leader] = block.steady_ms
     return block
 

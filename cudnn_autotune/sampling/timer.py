@@ -12,6 +12,9 @@ from typing import Literal, Protocol
 
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.telemetry import GpuState
+
+__all__ = ["Batch", "Cache", "GpuState", "Sample", "Timer"]
 
 Cache = Literal["cold", "hot"]
 
@@ -37,18 +40,6 @@ class Sample:
     """Mean SM clock over the batch; None where it cannot be told."""
     error: str = ""
     """Why the candidate failed to run."""
-
-
-@dataclass(frozen=True)
-class GpuState:
-    """A reading of the board. What the source cannot tell is None, or empty."""
-
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    temperature_c: float | None = None
-    clock_mhz: float | None = None
-    max_clock_mhz: float | None = None
-    throttle_reasons: tuple[str, ...] = ()
 
 
 class Timer(Protocol):

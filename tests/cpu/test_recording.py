@@ -40,7 +40,7 @@ def small() -> Recording:
 
 @pytest.fixture(scope="module")
 def tree(small: Recording) -> dict[str, Any]:
-    return json.loads(json.dumps(to_json(small)))
+    return json.loads(json.dumps(to_json(vars(small))))
 
 
 # What is measured
