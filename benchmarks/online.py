@@ -7,8 +7,8 @@ first_call    wall time of a layer's first call, `heuristic` against `online`, i
               that take turns.
 overhead      host time of a call of a tiny convolution while its trial is undecided, against
               `heuristic`'s decided call: one process, blocks in turns. A trial lasts some hundred
-              calls, so it is forgotten and started again; blocks while the thread still builds
-              candidates are shown apart.
+              calls, so it is forgotten and started again; its first calls, each of which builds
+              and checks a candidate as well, are timed one by one and shown apart.
 
     python benchmarks/online.py --json online.json --plot online.png
 """

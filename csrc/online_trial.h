@@ -94,7 +94,7 @@ class OnlineTrial {
   // A piece of what is still to be prepared, done within a call on the call's own tensors, of
   // which the one that is written may be overwritten.
   struct Done {
-    std::optional<Way> joins;  // it takes part from the next round on
+    std::optional<Way> joins;
     bool is_more = false;
   };
   using Chore = std::function<Done(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y)>;
@@ -106,6 +106,8 @@ class OnlineTrial {
   OnlineTrial& operator=(const OnlineTrial&) = delete;
 
   const std::shared_ptr<TrialLedger>& ledger() const { return ledger_; }
+  // Takes part from the next round on. Its first call is not reported: it loads the kernel.
+  void join(Way way);
   // Null while undecided. The way lives as long as the trial.
   const Way* decided() const;
 
@@ -127,8 +129,6 @@ class OnlineTrial {
   void do_chore(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y);
   void read_finished();
   void make_timings();
-  // Each one's first call is not reported: it loads the kernel.
-  void join(Way way);
   void launch(const Way& way, const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
               const at::Tensor& y, Timing* timing);
 

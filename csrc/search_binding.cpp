@@ -323,7 +323,6 @@ void bind_online_trial(py::module_& m) {
       .def_property_readonly("is_in_use", &TrialLedger::is_in_use)
       .def_property_readonly("calls", &TrialLedger::calls)
       .def_property_readonly("ways", &TrialLedger::ways)
-      .def("join", &TrialLedger::join)
       .def("take_turn",
            [](TrialLedger& ledger) -> std::optional<Turn> {
              const auto turn = ledger.take_turn();
@@ -345,6 +344,9 @@ void bind_online_trial(py::module_& m) {
            }),
            py::arg("first"), py::arg("chore"))
       .def_property_readonly("ledger", &OnlineTrial::ledger)
+      .def(
+          "join", [](OnlineTrial& trial, const Way& way) { trial.join({way.first, way.second}); },
+          py::arg("way"))
       .def_property_readonly("decided", [](const OnlineTrial& trial) -> std::optional<std::string> {
         const OnlineTrial::Way* way = trial.decided();
         return way == nullptr ? std::nullopt : std::make_optional(way->text);

@@ -178,24 +178,47 @@ def is_matmul(problem: ConvProblem) -> bool: ...
 def run_aten(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> Tensor: ...
 def run_matmul(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> None: ...
 
-class OnlineTrial:
-    def __init__(self, first: tuple[str, Plan | None]) -> None: ...
-    def offer(self, ways: Sequence[tuple[str, Plan | None]]) -> None: ...
+class TrialLedger:
+    """Of an :class:`OnlineTrial`: its ways by number. No method calls CUDA or cuDNN."""
+
     def take_samples(self) -> list[tuple[int, int, float]]:
         """(way, round, milliseconds) of the calls that are over, since this was last asked."""
 
     def failures(self) -> list[int]: ...
     def drop(self, way: int) -> None: ...
     def lead(self, way: int) -> None: ...
-    def decide(self, way: int) -> None: ...
+    def decide(self, way: int | None) -> None:
+        """None: PyTorch's own path."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether calls may still come."""
+
     @property
     def calls(self) -> int: ...
     @property
-    def is_in_use(self) -> bool:
-        """Whether calls may still come, or the first is still under way."""
+    def ways(self) -> int:
+        """How many have joined."""
 
-def allow_capture_elsewhere() -> None:
-    """Lets this thread allocate, load and wait while another thread captures a CUDA graph."""
+    # What the trial itself notes, in its calls:
+    def take_turn(self) -> tuple[int, int, bool] | None:
+        """(way, round, whether it is its first); None where there is nothing to compare."""
+
+    def leading(self) -> int: ...
+    def report(self, way: int, round: int, time_ms: float) -> None: ...
+    def fail(self, way: int) -> None: ...
+
+Chore = Callable[[Tensor, Tensor, Tensor], tuple[tuple[str, Plan | None] | None, bool]]
+"""(x, w, y) -> (a way that joins, or None; whether there is more to do)."""
+
+class OnlineTrial:
+    def __init__(self, first: tuple[str, Plan | None], chore: Chore) -> None: ...
+    @property
+    def ledger(self) -> TrialLedger: ...
+    def join(self, way: tuple[str, Plan | None]) -> None: ...
+    @property
+    def decided(self) -> str | None:
+        """What was chosen; None while undecided."""
 
 MissHandler = Callable[
     [ConvProblem, str, int, int, int, Tensor, Tensor, Tensor],

@@ -22,18 +22,14 @@ _MEMORY_SHARE = 0.25
 Operands = tuple[Tensor, Tensor, Tensor]
 
 
-def operands(
-    problem: ConvProblem,
-    device: torch.device | int | str = "cuda",
-    generator: torch.Generator | None = None,
-) -> Operands:
+def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
     """Input, weight and output of ``problem``: normal random data in its layout and dtype.
 
     Never zeros: they draw less power, and engines run faster on them.
     """
     shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
     return tuple(  # type: ignore[return-value]
-        torch.randn(shape, device=device, generator=generator)
+        torch.randn(shape, device=device)
         .to(problem.dtype)
         .contiguous(memory_format=problem.memory_format)
         for shape in shapes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,8 +17,7 @@ from cudnn_autotune._extension import _C
 from cudnn_autotune.checking import relative_error, tolerance
 from cudnn_autotune.choice_log import ATEN, Choice
 from cudnn_autotune.engines import HEURISTIC_MODES, Candidate, query
-from cudnn_autotune.measuring import operands as random_operands
-from cudnn_autotune.online_tuner import TUNER, Trial
+from cudnn_autotune.online_tuner import TUNER, Prepared, Trial
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling import online
 from cudnn_autotune.sampling.gpu_timer import GpuTimer
@@ -156,10 +156,110 @@ def choose(
     choice = remember(outcome)
     trial = None
     if isinstance(sampling.get(mode), Online) and outcome.chosen and not problem.deterministic:
-        trial = _C.OnlineTrial((choice.text, outcome.plan))
-        policy = OnlinePolicy(choice, remember)
-        TUNER.add(Trial(trial, device, outcome.chosen.candidate, policy))
+        first, prepared = outcome.chosen.candidate, Prepared()
+        chores = OnlineChores(choice, first, outcome.plan, prepared)
+        trial = _C.OnlineTrial((choice.text, outcome.plan), chores)
+        policy = OnlinePolicy(choice, remember, prepared)
+        TUNER.add(Trial(trial.ledger, first, policy, prepared))
     return choice.text, outcome.plan, trial
+
+
+class OnlineChores:
+    """What is to be done on the GPU before the calls of a problem can decide: one piece a call.
+
+    First the candidates are asked for; then each is built, checked on the call's own tensors and
+    offered, if it is right: some milliseconds, for which the call waits. What serves meanwhile is
+    checked before all others. ``_C.OnlineTrial`` alone holds it, and so the callers' thread lets
+    go of its plans.
+
+    Args:
+        choice: of the first one.
+        first, plan: what serves until all is decided.
+        prepared: is told what has been done.
+    """
+
+    def __init__(
+        self, choice: Choice, first: Candidate, plan: _C.Plan | None, prepared: Prepared
+    ) -> None:
+        self._choice = choice
+        self._problem = choice.problem
+        self._first, self._plan = first, plan
+        self._prepared = prepared
+        self._search: _C.EngineSearch | None = None
+        self._pending: deque[Candidate] = deque()
+
+    def __call__(
+        self, x: Tensor, w: Tensor, y: Tensor
+    ) -> tuple[tuple[str, _C.Plan | None] | None, bool]:
+        """Does the next piece: ``_C.Chore``."""
+        try:
+            joins = self._do((x, w, y))
+        except Exception:
+            # Whatever it is, the caller keeps being served; the reason must not be lost.
+            _log.exception("%s: online gave up; its first plan stays", self._problem.text)
+            self._end(broken=True)
+            return None, False
+        except BaseException:
+            self._end(broken=True)
+            raise
+        if joins is not None:
+            self._prepared.joining.append(joins[0])
+        is_more = bool(self._pending)
+        offered = None if joins is None else (joins[0].text, joins[1])
+        if not is_more and joins is None:
+            self._end()
+        # One more call where the last one joins: it has then joined when all is over.
+        return offered, is_more or joins is not None
+
+    def _do(self, tensors: Tensors) -> tuple[Candidate, _C.Plan | None] | None:
+        """The next piece; a candidate that joins by it, and its plan."""
+        if self._search is None:
+            self._ask(tensors)
+            return None
+        if not self._pending:
+            return None
+        candidate = self._pending.popleft()
+        is_first = candidate is self._first
+        try:
+            plan = self._plan if is_first else self._build(candidate)
+            error = _error(self._problem, candidate.text, plan, tensors)
+        except (_C.CudnnError, torch.OutOfMemoryError) as failure:
+            _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, failure)
+            self._prepared.first_fails = "failed" if is_first else self._prepared.first_fails
+            return None
+        self._prepared.errors[candidate.text] = error
+        if not _is_right(self._problem, candidate.text, error):
+            assert error is not None
+            self._prepared.struck.append((candidate.text, error))
+            self._prepared.first_fails = "wrong" if is_first else self._prepared.first_fails
+            return None
+        return None if is_first else (candidate, plan)
+
+    def _ask(self, tensors: Tensors) -> None:
+        native = self._problem.native()
+        self._search = _C.EngineSearch.on_device(native, self._choice.device)
+        offer = _QuicklyBuilt(self._search, self._problem, tensors, self._choice.workspace_limit)
+        others = online.offered(offer, self._choice.benchmark_limit)
+        self._pending.append(self._first)
+        self._pending += (c for c in others if c.text != self._first.text)
+
+    def _build(self, candidate: Candidate) -> _C.Plan | None:
+        assert self._search is not None
+        return None if candidate.engine is None else self._search.build(candidate.text)
+
+    def _end(self, broken: bool = False) -> None:
+        self._search = self._plan = None
+        self._pending.clear()
+        self._prepared.is_broken = broken
+        self._prepared.is_over = True
+
+
+class _QuicklyBuilt(QueriedCandidates):
+    """Without the unlisted kernels: all are compiled at run time, which ``online`` leaves out, and
+    to find them takes cuDNN's answer in every mode."""
+
+    def beyond(self) -> Sequence[Candidate]:
+        return without_cudnn(self._problem.native())
 
 
 class OnlinePolicy:
@@ -168,15 +268,16 @@ class OnlinePolicy:
     Args:
         first: what serves until then.
         remember: notes the outcome, unless all was forgotten since a generation of the log.
+        prepared: says who was checked.
     """
 
-    def __init__(self, first: Choice, remember: Callable[[Outcome, int], Choice]) -> None:
+    def __init__(
+        self, first: Choice, remember: Callable[[Outcome, int], Choice], prepared: Prepared
+    ) -> None:
         self._first = first
-        self._problem = first.problem
         self._since = choice_log.generation()
         self._remember = remember
-        self._errors: dict[str, float | None] = {}
-        self._struck: list[tuple[str, float]] = []
+        self._prepared = prepared
 
     @property
     def is_wanted(self) -> bool:
@@ -187,41 +288,11 @@ class OnlinePolicy:
         known = choice_log.find(self._first)
         return known.text if known is not None and known.total_samples > 0 else None
 
-    def open(self) -> _C.EngineSearch:
-        return _C.EngineSearch.on_device(self._problem.native(), self._first.device)
-
-    def others(self, search: _C.EngineSearch) -> Sequence[Candidate]:
-        offer = QueriedCandidates(
-            search, self._problem, self._operands(), self._first.workspace_limit
-        )
-        return online.offered(offer, self._first.benchmark_limit)
-
-    def is_right(self, candidate: Candidate, plan: _C.Plan | None) -> bool:
-        error = _error(self._problem, candidate.text, plan, self._operands())
-        self._errors[candidate.text] = error
-        if _is_right(self._problem, candidate.text, error):
-            return True
-        assert error is not None
-        self._struck.append((candidate.text, error))
-        return False
-
-    def tell(self, selection: Selection) -> bool:
+    def tell(self, selection: Selection) -> None:
         chosen = selection.winner
-        candidate = chosen.candidate
-        if candidate.text not in self._errors:
-            # The callers' plan serves their thread only: one more is built.
-            plan = None if candidate.engine is None else self.open().build(candidate.text)
-            if not self.is_right(candidate, plan):
-                return False
-        error = self._errors[candidate.text]
-        outcome = Outcome(selection, chosen, None, error, tuple(self._struck))
+        error = self._prepared.errors.get(chosen.candidate.text)
+        outcome = Outcome(selection, chosen, None, error, tuple(self._prepared.struck))
         self._remember(outcome, self._since)
-        return True
-
-    def _operands(self) -> Tensors:
-        # Of a generator of their own: the caller's random numbers stay what they are.
-        device = torch.device("cuda", self._first.device)
-        return random_operands(self._problem, device, torch.Generator(device))
 
 
 def _search(

@@ -14,7 +14,8 @@ from .problems import Call, our_call, tiny, warm_up
 
 MODES = ("heuristic", "online")
 # Blocks of a dry run's trial, which has no thread that would tell.
-_DRY = {"building": 4, "undecided": 12}
+_DRY = {"chores": 4, "undecided": 12}
+PHASES = tuple(_DRY)
 
 
 def enqueue_us(call: Call, calls: int, device: str) -> float:
@@ -33,21 +34,23 @@ def phase(device: str, block: int) -> str:
         return next((name for name, last in _DRY.items() if block < last), "decided")
     from cudnn_autotune.online_tuner import TUNER
 
-    return "building" if TUNER.building else "undecided" if TUNER.undecided else "decided"
+    return "chores" if TUNER.preparing else "undecided" if TUNER.undecided else "decided"
 
 
 def trial(
     calls: dict[str, Call], per_block: int, device: str, end: float
 ) -> Iterator[tuple[str, float, float]]:
-    """Blocks of one trial in turns: (phase, heuristic's us, online's us). What began in one phase
-    and ended in another is left out."""
+    """Blocks of one trial in turns: (phase, heuristic's us, online's us); of one call each while
+    calls have chores, which are few and differ. What began in one phase and ended in another is
+    left out."""
     block = 0
     while time.monotonic() < end:
         before = phase(device, block)
         if before == "decided":
             return
         order = MODES if block % 2 else MODES[::-1]
-        us = {mode: enqueue_us(calls[mode], per_block, device) for mode in order}
+        size = 1 if before == "chores" else per_block
+        us = {mode: enqueue_us(calls[mode], size, device) for mode in order}
         if phase(device, block) == before:
             yield before, us["heuristic"], us["online"]
         block += 1
@@ -80,7 +83,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         synchronize(device)
         found = list(trial(calls, per_block, device, end))
         record: dict[str, Any] = {"quiet_us": numbers.all_significant(quiet)}
-        for name in ("building", "undecided"):
+        for name in PHASES:
             record[name] = {
                 mode: numbers.all_significant([block[i] for block in found if block[0] == name])
                 for i, mode in enumerate(MODES, 1)
@@ -92,7 +95,7 @@ def compared(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Per call, in us: both modes' times, and online's less heuristic's, block by block and
     against heuristic's where no trial was under way at all."""
     result: dict[str, Any] = {}
-    for name in ("building", "undecided"):
+    for name in PHASES:
         heuristic = [us for r in records for us in r[name]["heuristic"]]
         online = [us for r in records for us in r[name]["online"]]
         if not online:

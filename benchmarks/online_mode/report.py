@@ -43,7 +43,7 @@ def overhead_table(data: dict[str, Any]) -> Table:
     table = Table(
         "Host time of one call while `online` is undecided (us), 1x16x8x8 * 16 filters 3x3",
         (
-            "meanwhile the thread",
+            "the calls",
             "heuristic, decided",
             "online",
             "difference, paired",
@@ -54,13 +54,16 @@ def overhead_table(data: dict[str, Any]) -> Table:
         note="Medians of blocks that take turns. "
         + (f"heuristic in a quiet process: {quiet['median']:.2f} us." if quiet else ""),
     )
-    for name, meanwhile in (("building", "builds candidates"), ("undecided", "judges turns")):
+    for name, what in (
+        ("chores", "with a chore: a candidate is built and checked"),
+        ("undecided", "take turns only"),
+    ):
         if name not in found:
             continue
         entry = found[name]
         table.rows.append(
             (
-                meanwhile,
+                what,
                 number(entry["heuristic_us"]["median"], 2),
                 number(entry["online_us"]["median"], 2),
                 number(entry["difference_us"]["median"], 2),
@@ -172,7 +175,7 @@ def draw_first_calls(axis: Any, found: dict[str, Any]) -> None:
 
 
 def draw_overhead(axis: Any, found: dict[str, Any]) -> None:
-    phases = [name for name in ("building", "undecided") if name in found]
+    phases = [name for name in ("chores", "undecided") if name in found]
     for offset, mode in enumerate(("heuristic_us", "online_us")):
         spreads = [found[name][mode] for name in phases]
         axis.bar(
@@ -190,7 +193,8 @@ def draw_overhead(axis: Any, found: dict[str, Any]) -> None:
         axis.axhline(quiet, color="gray", linestyle=":", label="heuristic, quiet process")
     axis.set_xticks([i + 0.2 for i in range(len(phases))])
     axis.set_xticklabels(phases)
-    axis.set(title="host time of one call", ylabel="us")
+    # A chore takes milliseconds, a call microseconds.
+    axis.set(title="host time of one call", ylabel="us", yscale="log")
     axis.legend(fontsize=7)
 
 

@@ -1,12 +1,13 @@
-"""``online``: no stall at all; candidates take turns in the caller's own calls.
+"""``online``: no long stall; candidates take turns in the caller's own calls.
 
-The heuristics' first plan serves the first call. Then every call runs the candidate whose turn it
-is, between two events that nobody waits for, until one is the fastest or until it no longer
-matters. It alone sees the true cache, power and tenants. Meanwhile consecutive calls may differ in
-the last bits; under deterministic settings the first plan stays, and while a stream is being
-captured the leader so far runs.
+The heuristics' first plan serves the first call. In each of the next ones a candidate is built and
+checked on the call's own tensors, some milliseconds for which the call waits. And every call runs
+the candidate whose turn it is, between two events that nobody waits for, until one is the fastest
+or until it no longer matters. It alone sees the true cache, power and tenants. Meanwhile
+consecutive calls may differ in the last bits; under deterministic settings the first plan stays,
+and while a stream is being captured the leader so far runs.
 
-Here is what it believes; ``online_tuner`` carries it out.
+Here is what it believes; ``online_tuner`` and ``tuning.OnlineChores`` carry it out.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ _MOST_ROUNDS = 200
 
 
 def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
-    """Who takes part: heuristic mode A and what no heuristic lists.
+    """Who takes part: what is built quickly, of heuristic mode A and of what no heuristic lists.
 
-    Modes B and FALLBACK stay out: they hold candidates that would stall the caller for a second,
-    and hardly ever a winner. ``limit`` is the most of cuDNN's that are offered, 0: all.
+    Plans are built in the caller's calls. Engines that cuDNN compiles at run time would stall one
+    for some 0.3 s each: they stay out, and other modes find a faster one where it is one of them.
+    So do modes B and FALLBACK: they hold candidates that would stall the caller for a second, and
+    hardly ever a winner. ``limit`` is the most of cuDNN's that are offered, 0: all.
     """
     beyond = [c for c in candidates.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
     all_of_them = [*candidates.of_mode("A"), *beyond]
-    engines = {c.text: c for c in all_of_them if c.engine is not None}
+    engines = {c.text: c for c in all_of_them if c.engine is not None and not c.is_compiled}
     others = [c for c in all_of_them if c.engine is None]
     return [*list(engines.values())[: limit or None], *others]
 
@@ -218,11 +221,8 @@ class Online:
             return None
         served = first.winner.candidate
         wanted = [c for c in offered(candidates, limits.benchmark_limit) if c.text != served.text]
-        compiled = [c for c in wanted if c.is_compiled]
-        timer.prepare(compiled)
         race = OnlineRace([served])
-        race.join(timer.runnable([c for c in wanted if not c.is_compiled]))
-        race.join(timer.runnable(compiled))
+        race.join(timer.runnable(wanted))
         for i in sorted(race.active):  # each one's first call loads its kernel, and does not count
             if error := timer.run([Batch(race.candidates[i], 1, "hot")])[0].error:
                 race.fail(i, f"failed: {error}")

@@ -38,7 +38,7 @@ def test_dry_run_leaves_a_whole_record(tmp_path: Path) -> None:
     assert first["ratio"] > 0
     overhead = results["overhead"]["compared"]
     assert overhead["undecided"]["difference_us"]["n"] == 2 * 8
-    assert overhead["building"]["online_us"]["median"] > 0
+    assert overhead["chores"]["online_us"]["median"] > 0
     assert len(results["convergence"]) == 2
     for entry in results["convergence"]:
         assert entry["calls"] > 0
@@ -71,12 +71,12 @@ def test_differences_are_paired_block_by_block(modules: None) -> None:
         [
             {
                 "quiet_us": [10.0, 10.0, 12.0],
-                "building": {"heuristic": [], "online": []},
+                "chores": {"heuristic": [], "online": []},
                 "undecided": {"heuristic": [10.0, 20.0, 30.0], "online": [12.0, 23.0, 32.0]},
             }
         ]
     )
-    assert "building" not in found
+    assert "chores" not in found
     assert found["undecided"]["difference_us"]["median"] == 2.0
     assert found["undecided"]["difference_to_quiet_us"]["median"] == 13.0
 

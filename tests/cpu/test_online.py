@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,6 +20,7 @@ from cudnn_autotune._extension import _C
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.offline.simulated import SimulatedEngine, StaticCandidates
+from cudnn_autotune.online_tuner import OnlineTuner, Prepared, Trial
 from cudnn_autotune.sampling.online import OnlineRace, offered
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Selection
@@ -308,6 +311,18 @@ def test_the_last_resorts_are_not_offered() -> None:
     assert offered(listed(a, b, ATEN, MATMUL, aten_uses_cudnn=False)) == [a, ATEN, MATMUL]
 
 
+def test_what_is_compiled_at_run_time_would_stall_a_call() -> None:
+    a, b = candidate("a"), candidate("b", 1)
+    compiled = [
+        replace(candidate("slow", 2), behavior_notes=("RUNTIME_COMPILATION",)),
+        candidate("unlisted", 3, 0, "RUNTIME_COMPILATION"),
+    ]
+    assert all(c.is_compiled for c in compiled)
+    everyone = listed(compiled[0], a, replace(compiled[1], heuristic_mode=""), b)
+    assert offered(everyone) == [a, b]
+    assert offered(everyone, 2) == [a, b], "the limit is of those that take part"
+
+
 def test_the_limit_is_of_cudnns_engines() -> None:
     engines = [candidate(f"c{i}", i) for i in range(5)]
     everyone = listed(*engines, ATEN, aten_uses_cudnn=False)
@@ -388,11 +403,11 @@ def test_a_lost_device_is_a_clear_error(field: str, error: type[Exception]) -> N
         select(timer_of(*engines, gpu=gpu))
 
 
-# The trial that carries it out: what can be had of it without calls
+# The trial that carries it out: all but the GPU's part
 
 
 class Told:
-    """A policy whose problem has nobody but the first."""
+    """Notes what is decided."""
 
     is_wanted = True
     standing: str | None = None
@@ -400,74 +415,228 @@ class Told:
     def __init__(self) -> None:
         self.told: list[Selection] = []
 
-    def open(self) -> _C.EngineSearch:
-        raise AssertionError("nothing is built before the second call")
-
-    def others(self, search: _C.EngineSearch) -> Sequence[Candidate]:
-        return []
-
-    def is_right(self, candidate: Candidate, plan: _C.Plan | None) -> bool:
-        return True
-
-    def tell(self, selection: Selection) -> bool:
+    def tell(self, selection: Selection) -> None:
         self.told.append(selection)
-        return True
+
+
+FIRST = candidate("eng0:")
+
+
+class Undecided:
+    """A real trial without calls; tests do to its ledger what calls do."""
+
+    def __init__(self, first: Candidate = FIRST) -> None:
+        self.policy, self.prepared = Told(), Prepared()
+        self.native = _C.OnlineTrial((first.text, None), lambda x, w, y: (None, False))
+        self.ledger = self.native.ledger
+        self.trial = Trial(self.ledger, first, self.policy, self.prepared)
+
+    def join(self, *candidates: Candidate) -> None:
+        for one in candidates:
+            self.prepared.joining.append(one)
+            self.native.join((one.text, None))
+
+    def turns(self, count: int, times_ms: Sequence[float]) -> list[int]:
+        """Who had one."""
+        random_ = random.Random(0)
+        ran = []
+        for _ in range(count):
+            turn = self.ledger.take_turn()
+            assert turn is not None
+            way, round_, is_first = turn
+            ran.append(way)
+            if not is_first:
+                self.ledger.report(way, round_, times_ms[way] * math.exp(random_.gauss(0, 0.004)))
+        return ran
+
+
+@pytest.mark.search
+def test_a_turn_each_round_and_the_first_one_of_each_is_not_timed() -> None:
+    one = Undecided()
+    assert one.ledger.take_turn() is None, "alone, there is nothing to compare"
+    one.join(candidate("eng1:", 1), candidate("eng2:", 2))
+    assert one.ledger.ways == 3
+    times = [1.0, 1.1, 1.2]
+    assert sorted(one.turns(3, times)) == [0, 1, 2]
+    assert one.ledger.take_samples() == []
+    assert sorted(one.turns(3, times)) == [0, 1, 2]
+    samples = one.ledger.take_samples()
+    assert sorted(way for way, _, _ in samples) == [0, 1, 2]
+    assert {round_ for _, round_, _ in samples} == {1}
+    assert one.ledger.take_samples() == [], "taken"
+    one.ledger.drop(1)
+    assert set(one.turns(6, times)) == {0, 2}
+    one.ledger.fail(0)
+    assert one.ledger.failures() == [0]
+    assert set(one.turns(3, times)) == {2}
+    assert one.ledger.leading() == 2, "who leads by default has failed"
+
+
+@pytest.mark.search
+def test_who_is_not_there_is_an_error() -> None:
+    one = Undecided()
+    calls: list[Callable[[int], None]] = [one.ledger.drop, one.ledger.lead, one.ledger.decide]
+    for call in calls:
+        with pytest.raises(IndexError):
+            call(1)
+    assert one.native.decided is None
+
+
+@pytest.mark.search
+def test_the_fastest_is_decided_without_a_gpu() -> None:
+    """Samples in, drop, lead and decide out: the thread itself, where no device is."""
+    one = Undecided()
+    tuner = OnlineTuner()
+    tuner.add(one.trial)
+    assert (tuner.undecided, tuner.preparing) == (1, 1)
+    times = [1.05, 2.0, 1.0, 1.2]
+    one.join(candidate("eng1:", 1), candidate("eng2:", 2))
+    one.turns(60, times)
+    time.sleep(0.1)
+    assert one.native.decided is None, "one is still to join"
+    one.join(candidate("eng3:", 3))
+    one.prepared.errors["eng2:"] = 1e-4
+    one.prepared.is_over = True
+    assert tuner.preparing == 0
+    was_initialized = torch.cuda.is_initialized()
+    deadline = time.monotonic() + 30
+    ran: list[int] = []
+    while tuner.undecided and time.monotonic() < deadline:
+        ran += one.turns(8, times)
+        time.sleep(0.005)
+    assert tuner.undecided == 0
+    assert one.native.decided == "eng2:"
+    assert ran.count(1) < ran.count(2), "the slow are dropped"
+    (selection,) = one.policy.told
+    assert selection.winner.candidate.text == "eng2:"
+    assert {t.candidate.text for t in selection.ranking} == {f"eng{i}:" for i in range(4)}
+    assert one.ledger.leading() == 2
+    assert torch.cuda.is_initialized() == was_initialized
+    tuner.stop()
+
+
+@pytest.mark.search
+def test_a_first_that_is_wrong_is_not_decided() -> None:
+    one = Undecided()
+    one.join(candidate("eng1:", 1), candidate("eng2:", 2))
+    times = [0.5, 1.0, 1.1]
+    one.turns(9, times)
+    one.prepared.first_fails = "wrong"
+    one.prepared.is_over = True
+    assert one.trial.step()
+    assert 0 not in one.turns(10, times)
+    steps = 0
+    while one.trial.step():
+        one.turns(10, times)
+        steps += 1
+        assert steps < 300
+    assert one.native.decided == "eng1:"
+    (selection,) = one.policy.told
+    assert {t.candidate.text: t.cut for t in selection.ranking}["eng0:"] == "wrong"
+
+
+@pytest.mark.search
+@pytest.mark.parametrize(("first_fails", "decided"), [("", "eng0:"), ("wrong", "aten")])
+def test_one_that_is_alone(first_fails: str, decided: str) -> None:
+    one = Undecided()
+    assert one.trial.step()
+    one.prepared.first_fails = first_fails
+    one.prepared.is_over = True
+    assert not one.trial.step()
+    assert one.native.decided == decided
+    assert len(one.policy.told) == bool(first_fails)
+
+
+@pytest.mark.search
+def test_an_error_in_a_call_leaves_the_first() -> None:
+    one = Undecided()
+    one.join(candidate("eng1:", 1))
+    one.turns(40, [2.0, 1.0])
+    one.prepared.is_broken = one.prepared.is_over = True
+    assert not one.trial.step()
+    assert one.native.decided == "eng0:"
+    assert one.policy.told == []
+
+
+@pytest.mark.search
+def test_what_another_thread_has_decided_is_adopted() -> None:
+    one = Undecided()
+    one.policy.standing = "eng1:"
+    assert one.trial.step(), "not here yet"
+    one.join(candidate("eng1:", 1))
+    assert one.trial.step()
+    assert not one.trial.step()
+    assert one.native.decided == "eng1:"
+    assert one.policy.told == []
 
 
 @pytest.mark.search
 def test_a_problem_that_was_seen_once_costs_nothing() -> None:
-    from cudnn_autotune.online_tuner import OnlineTuner, Trial
-
-    trial = Trial(_C.OnlineTrial((ATEN.text, None)), 0, ATEN, Told())
-    assert trial.native.is_in_use, "the first call is still under way"
-    assert trial.step()
-    assert trial.is_idle
+    one = Undecided()
+    assert one.ledger.is_in_use, "the first call is still under way"
+    assert one.trial.step()
+    assert one.trial.is_idle
     tuner = OnlineTuner()
-    tuner.add(trial)
-    assert (tuner.undecided, tuner.building) == (1, 1)
+    tuner.add(one.trial)
+    assert (tuner.undecided, tuner.preparing) == (1, 1)
     tuner.stop()
     assert tuner._thread is not None
     assert not tuner._thread.is_alive()
-    tuner.add(trial)
+    tuner.add(one.trial)
     assert tuner.undecided == 1, "after its end nothing is added"
 
 
 @pytest.mark.search
-def test_what_was_forgotten_ends() -> None:
-    from cudnn_autotune.online_tuner import Trial
+def test_a_trial_ends_with_its_callers_and_they_let_go_of_its_plans() -> None:
+    """Here the last reference is dropped; the thread's own keep no plan alive."""
 
-    policy = Told()
-    trial = Trial(_C.OnlineTrial((ATEN.text, None)), 0, ATEN, policy)
-    policy.is_wanted = False
+    class Chores:
+        def __call__(self, *tensors: torch.Tensor) -> tuple[None, bool]:
+            return None, False
+
+    chores = Chores()
+    alive = weakref.ref(chores)
+    native = _C.OnlineTrial((ATEN.text, None), chores)
+    trial = Trial(native.ledger, ATEN, Told(), Prepared())
+    del chores
+    assert alive() is not None
+    assert trial.step()
+    del native
+    assert alive() is None
+    assert not trial.ledger.is_in_use
     assert not trial.step()
-    assert policy.told == []
+
+
+@pytest.mark.search
+def test_what_was_forgotten_ends() -> None:
+    one = Undecided()
+    one.policy.is_wanted = False
+    assert not one.trial.step()
+    assert one.policy.told == []
 
 
 @pytest.mark.search
 def test_where_all_have_failed_pytorchs_own_path_serves() -> None:
-    from cudnn_autotune.online_tuner import Trial
-
-    policy = Told()
-    first = candidate("eng0:")
-    trial = Trial(_C.OnlineTrial((first.text, None)), 0, first, policy)
-    trial.race.fail(0, "failed")
-    trial.settle()
-    (selection,) = policy.told
+    one = Undecided()
+    one.trial.race.fail(0, "failed")
+    one.trial.settle()
+    (selection,) = one.policy.told
     assert selection.winner.candidate == ATEN
+    assert one.native.decided == ATEN.text
 
 
 @pytest.mark.search
 def test_where_the_first_has_failed_the_best_of_the_others_serves() -> None:
-    from cudnn_autotune.online_tuner import Trial
-
-    policy = Told()
-    first, second = candidate("eng0:"), candidate("eng1:", 1)
-    trial = Trial(_C.OnlineTrial((first.text, None)), 0, first, policy)
-    trial.race.join([second])
-    trial.native.offer([(second.text, None)])
-    trial.settle()
-    assert policy.told == [], "the first stays, and so does what was said of it"
-    trial.race.fail(0, "failed")
-    trial.settle()
-    (selection,) = policy.told
+    one = Undecided()
+    second = candidate("eng1:", 1)
+    one.join(second)
+    assert one.trial.step()
+    one.trial.settle()
+    assert one.native.decided == FIRST.text
+    assert one.policy.told == [], "the first stays, and so does what was said of it"
+    one.ledger.fail(0)
+    assert one.trial.step()
+    one.trial.settle()
+    assert one.native.decided == second.text
+    (selection,) = one.policy.told
     assert selection.winner.candidate == second

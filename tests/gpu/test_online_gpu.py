@@ -31,12 +31,18 @@ ALLOWED = 4e-3
 MOST_CALLS = 30_000
 MOST_S = 60.0
 
-# input shape, weight shape, keywords of conv2d; float16, channels last
+# input shape, weight shape, keywords of conv2d; float16
 LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "dense": ((8, 32, 28, 28), (32, 32, 3, 3), {"padding": 1}),
     "pointwise": ((8, 64, 14, 14), (96, 64, 1, 1), {}),
     "depthwise": ((8, 32, 28, 28), (32, 1, 3, 3), {"padding": 1, "groups": 32}),
+    # Fewer channels than PyTorch asks for before it uses cuDNN.
+    "depthwise_nchw": ((8, 16, 28, 28), (16, 1, 3, 3), {"padding": 1, "groups": 16}),
 }
+
+
+def memory_format(name: str) -> torch.memory_format:
+    return torch.contiguous_format if name.endswith("nchw") else NHWC
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +67,7 @@ def operands(name: str = "dense", seed: int = 0) -> tuple[Tensor, Tensor]:
     input, weight = (
         torch.randn(shape, generator=generator)
         .to("cuda", torch.float16)
-        .contiguous(memory_format=NHWC)
+        .contiguous(memory_format=memory_format(name))
         for shape in (input_shape, weight_shape)
     )
     return input, weight
@@ -172,21 +178,121 @@ def test_one_that_is_alone_is_taken() -> None:
     assert ca.choices() == made
 
 
-def test_the_next_best_takes_a_wrong_ones_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails the check never serves a call, and the choice says so."""
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[str]]:
+    """(numbers of checks that fail, texts that were checked so far)"""
+    numbers: set[int] = set()
     asked: list[str] = []
     real = tuning._error
 
     def error(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
         asked.append(text)
-        return 0.7 if len(asked) == 1 else real(problem, text, *rest)
+        return 0.7 if len(asked) - 1 in numbers else real(problem, text, *rest)
 
     monkeypatch.setattr(tuning, "_error", error)
+    return numbers, asked
+
+
+def test_the_next_best_takes_a_wrong_ones_place(wrong: tuple[set[int], list[str]]) -> None:
+    """What fails the check never serves a call, and the choice says so."""
+    numbers, asked = wrong
+    numbers.add(1)
     input, weight = operands()
     converge(lambda: call("dense", input, weight))
     (choice,) = ca.choices()
-    assert choice.struck == ((asked[0], 0.7),)
-    assert asked[0] not in ways(choice)
+    assert len(asked) > 2
+    assert choice.struck == ((asked[1], 0.7),)
+    assert asked[1] not in ways(choice)
+
+
+def test_the_heuristics_first_is_not_kept_where_it_is_wrong(
+    wrong: tuple[set[int], list[str]],
+) -> None:
+    numbers, asked = wrong
+    numbers.add(0)
+    input, weight = operands()
+    call("dense", input, weight)
+    (first,) = ca.choices()
+    converge(lambda: call("dense", input, weight))
+    (choice,) = ca.choices()
+    assert asked[0] == first.text
+    assert choice.text != first.text
+    assert choice.struck == ((first.text, 0.7),)
+
+
+def test_a_candidate_a_call_from_the_second_on(wrong: tuple[set[int], list[str]]) -> None:
+    _, asked = wrong
+    input, weight = operands()
+    call("dense", input, weight)
+    assert asked == [], "the first call only runs the heuristics' plan"
+    call("dense", input, weight)
+    assert asked == [], "the second one asks for the candidates"
+    done = 0
+    while TUNER.preparing:
+        call("dense", input, weight)
+        assert len(asked) - done <= 1
+        done = len(asked)
+        assert done < 1000
+    assert done > 2
+    assert len(set(asked)) == done
+
+
+@pytest.mark.parametrize("error", [_C.CudnnError, torch.OutOfMemoryError])
+def test_a_candidate_that_cannot_be_checked_is_left_out(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = tuning._error
+
+    def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
+        asked.append(text)
+        if len(asked) == 2:
+            raise error("refused")
+        return real(problem, text, *rest)
+
+    monkeypatch.setattr(tuning, "_error", refuse)
+    input, weight = operands()
+    converge(lambda: call("dense", input, weight))
+    (choice,) = ca.choices()
+    assert choice.total_samples > 0
+    assert asked[1] not in ways(choice)
+    assert choice.struck == ()
+
+
+def test_any_other_error_ends_the_trial(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first stays, the calls go on, and the log says why."""
+    asked: list[str] = []
+    real = tuning._error
+
+    def fail(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
+        asked.append(text)
+        if len(asked) == 3:
+            raise RuntimeError("something unforeseen")
+        return real(problem, text, *rest)
+
+    monkeypatch.setattr(tuning, "_error", fail)
+    input, weight = operands()
+    right = expected("dense", input, weight)
+    call("dense", input, weight)
+    made = ca.choices()
+    converge(lambda: assert_close(call("dense", input, weight), right, ALLOWED))
+    assert ca.choices() == made
+    assert len(asked) == 3
+    assert "something unforeseen" in caplog.text
+
+
+def test_a_synchronisation_elsewhere_never_fails() -> None:
+    """cuDNN and cuBLAS capture streams of their own: only the caller's thread may use them."""
+    for seed in range(20):
+        ca.forget()
+        input, weight = operands("dense", seed)
+        weight = weight[: 8 * (1 + seed % 4)].contiguous(memory_format=NHWC)
+        for _ in range(60):
+            call("dense", input, weight)
+            torch.cuda.synchronize()
+            time.sleep(0.001)  # the thread has its turn
 
 
 def test_limits() -> None:
@@ -200,8 +306,10 @@ def test_limits() -> None:
 
 
 def test_pytorchs_own_kernels_take_part() -> None:
-    input, weight = operands("depthwise")
-    converge(lambda: call("depthwise", input, weight))
+    """Where PyTorch has no kernel of its own, what it would run is cuDNN's, and takes part so."""
+    name = "depthwise_nchw"
+    input, weight = operands(name)
+    converge(lambda: call(name, input, weight))
     (choice,) = ca.choices()
     assert ATEN.text in ways(choice)
 
@@ -247,7 +355,7 @@ def test_no_call_waits_for_the_gpu() -> None:
     right = expected("dense", input, weight)
     once = functools.partial(call, "dense", input, weight)
     once()
-    until(lambda: TUNER.building == 0, once, "all built")
+    until(lambda: TUNER.preparing == 0, once, "all built and checked")
     for _ in range(200):  # every kernel is loaded: that may wait, whoever runs it
         once()
     torch.cuda.synchronize()
@@ -328,14 +436,14 @@ def test_capture_in_mid_trial() -> None:
     check()
 
 
-def test_capture_while_the_thread_builds() -> None:
+def test_capture_while_a_trial_is_prepared() -> None:
     """In CUDA's default mode another thread's allocation or module load breaks a capture."""
     input, weight = operands()
     weights = [weight[:k].contiguous(memory_format=NHWC) for k in (8, 16, 24)]
     other = torch.randn(64, 64, device="cuda")
     (other @ other).sum().item()
     for part in weights:
-        for _ in range(2):  # from the second call on the thread works at it
+        for _ in range(2):  # from the second call on each one does a piece of it
             call("dense", input, part)
     captures = 0
     deadline = time.monotonic() + 3
@@ -504,7 +612,7 @@ def test_two_devices() -> None:
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.3])
 def test_a_process_may_end_in_mid_trial(pause_s: float) -> None:
-    """The thread is in cuDNN, compiling, when the interpreter goes."""
+    """Plans, events and the thread are there when the interpreter goes."""
     code = f"""
 import time, torch, cudnn_autotune as ca
 options = dict(device="cuda", dtype=torch.half)
