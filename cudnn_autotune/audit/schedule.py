@@ -7,6 +7,7 @@ limit cuts off cases, and not columns, and what it cut off the next call goes on
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -23,8 +24,14 @@ from cudnn_autotune.audit.worker import BACKENDS
 # What a process costs before its first case, and rough seconds of a case: they share out the time
 # of a first session; later ones know better.
 _START_S = 6.0
-_SECONDS = {"heuristic": 0.05, "oracle": 0.7, **dict.fromkeys(PYTORCH_MODES, 0.6)}
-_OTHER_SECONDS = 0.4
+_SECONDS = {
+    "heuristic": 0.05,
+    "auto": 1.2,
+    "sustained": 5.0,
+    "oracle": 0.7,
+    **dict.fromkeys(PYTORCH_MODES, 0.5),
+}
+_OTHER_SECONDS = 0.6
 _LEAST_SHARE_S = 1.0
 _SAVE_EVERY_S = 10.0
 # Processes lost at the same step before the rest of its cases are given up for this session.
@@ -69,9 +76,9 @@ class Session:
         try:
             with closing(started_ahead([s.name for s in todo], self._modules)) as processes:
                 for index, (step, process) in enumerate(zip(todo, processes, strict=True)):
-                    share_s = self._share_s(todo[index:], eligible)
-                    if share_s is None or share_s > _LEAST_SHARE_S:
-                        self._work(step, process, eligible, share_s, is_first=index == 0)
+                    share = self._share(todo[index:], eligible)
+                    if share() > _LEAST_SHARE_S:
+                        self._work(step, process, eligible, share, is_first=index == 0)
                     eligible = [case for case in eligible if not self._lacks(step, case)]
                     if not eligible:
                         break
@@ -112,16 +119,22 @@ class Session:
         known = {*row.failed, *(truth.times_ms if truth else ())}
         return not known.issuperset(self.record.picks_of(case))
 
-    def _share_s(self, left: Sequence[Step], eligible: Sequence[str]) -> float | None:
-        """Of the time left, as much as the first of the steps needs beside the others."""
+    def _share(self, left: Sequence[Step], eligible: Sequence[str]) -> Callable[[], float]:
+        """Seconds: of the time that is left now, as much as the first of the steps needs beside
+        the others, by what is known of them when it is asked."""
         if self.plan.time_limit_s is None:
-            return None
+            return lambda: math.inf
         left_s = self.plan.time_limit_s - (time.monotonic() - self._begin)
-        needs = [
-            _START_S + self._seconds(step) * sum(self._lacks(step, case) for case in eligible)
-            for step in left
-        ]
-        return left_s * needs[0] / sum(needs)
+        counts = [sum(self._lacks(step, case) for case in eligible) for step in left]
+
+        def share_s() -> float:
+            needs = [
+                _START_S + self._seconds(step) * count
+                for step, count in zip(left, counts, strict=True)
+            ]
+            return left_s * needs[0] / sum(needs)
+
+        return share_s
 
     def _seconds(self, step: Step) -> float:
         """Of a case, as earlier cases took; else a guess."""
@@ -133,7 +146,7 @@ class Session:
         step: Step,
         process: Process,
         eligible: Sequence[str],
-        share_s: float | None,
+        share: Callable[[], float],
         is_first: bool,
     ) -> None:
         begin = time.monotonic()
@@ -145,7 +158,7 @@ class Session:
             try:
                 self._set_up(process, step)
                 is_first = False
-                while cases and (share_s is None or time.monotonic() - begin < share_s):
+                while cases and time.monotonic() - begin < share():
                     self._one(step, process, cases)
                     done += 1
                 process.leave()
