@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,7 +83,10 @@ def _audited(
 
 def show(console: Console, replayed: Record, forum: Record) -> None:
     for case, described in replayed.cases.items():
-        console.print(_table(case, described["gpu"], described["problem"], rows(replayed, case)))
+        found = rows(replayed, case)
+        console.print(_table(case, described["gpu"], described["problem"], found))
+        for text, letter in _letters(found).items():
+            console.print(Text(f"  {letter}: {text}"))
     console.print(_pair(forum))
 
 
@@ -107,19 +111,18 @@ def _table(case: str, gpu: str, problem: str, found: Sequence[Row]) -> Table:
     """The modes that mostly chose the same engine together; a bar of the sustained regret."""
     title = f"{case}, replayed from {gpu}, {_RUNS} runs a mode: {problem}"
     table = Table(title=Text(title), title_justify="left")
-    table.add_column("engine and knobs, those picked most often", overflow="fold", ratio=1)
     table.add_column("mode", no_wrap=True)
+    table.add_column("engine", justify="center", no_wrap=True)
     for column in ("picked", "burst", "sustained"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("slower than the best", width=_BAR_WIDTH)
     table.add_column("tuning, ms", justify="right")
     longest = max([_LEAST_BAR, *(_shown(row) for row in found)])
-    for text in dict.fromkeys(row.text for row in found):
-        same = [row for row in found if row.text == text]
-        for row in same:
+    for text, letter in _letters(found).items():
+        for row in [row for row in found if row.text == text]:
             table.add_row(
-                Text(text if row is same[0] else ""),
                 row.mode,
+                letter,
                 f"{row.often} of {_RUNS}",
                 _percent(row.burst),
                 _percent(row.sustained),
@@ -128,6 +131,11 @@ def _table(case: str, gpu: str, problem: str, found: Sequence[Row]) -> Table:
             )
         table.add_section()
     return table
+
+
+def _letters(found: Sequence[Row]) -> dict[str, str]:
+    """A name for each engine config, short enough for a column."""
+    return dict(zip(dict.fromkeys(row.text for row in found), string.ascii_uppercase, strict=False))
 
 
 def _shown(row: Row) -> float:
