@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -52,12 +53,17 @@ class Field:
         return self.last.best
 
     def ms(self, candidate: Candidate) -> float | None:
-        """Its time by the latest race that it ran in; else its rough time."""
+        """By the latest race that it ran in, at the clock of the last; else its rough time."""
         for outcome in reversed(self.races):
             if candidate in outcome.mu:
-                return outcome.ms(candidate)
+                return outcome.ms(candidate) * self._slowed_since(outcome)
         rough = self.admission.rough_ms.get(candidate)
         return rough if rough is not None else self.admission.cut.get(candidate, ("", None))[1]
+
+    def _slowed_since(self, outcome: Outcome) -> float:
+        """By how much those that ran in both were slower in the last race than in ``outcome``."""
+        both = [self.last.mu[c] - outcome.mu[c] for c in self.last.mu if c in outcome.mu]
+        return math.exp(statistics.median(both)) if both else 1.0
 
     def raced(self) -> list[Candidate]:
         """All that ran in a race and did not fail, fastest first."""
@@ -247,8 +253,8 @@ def _timed(candidate: Candidate, found: Field) -> Timed:
                 candidate,
                 time_ms,
                 samples,
-                low_ms=outcome.ms(candidate) / spread,
-                high_ms=outcome.ms(candidate) * spread,
+                low_ms=None if time_ms is None else time_ms / spread,
+                high_ms=None if time_ms is None else time_ms * spread,
                 sustained_ms=found.sustained_ms.get(candidate),
                 cut=f"out of the race after {samples} calls" if dropped else "",
             )

@@ -54,7 +54,9 @@ class Outcome:
 
     survivors: list[Candidate] = field(default_factory=list)
     mu: dict[Candidate, float] = field(default_factory=dict)
-    """Log milliseconds; of a candidate that was dropped, when it was."""
+    """Log milliseconds at the clock of the last rounds."""
+    dropped: list[tuple[Candidate, Candidate, float]] = field(default_factory=list)
+    """In their order: who, who led then, and by how much (log)."""
     lead: dict[Candidate, float] = field(default_factory=dict)
     """By how much (log) it may be faster than the race's best at most; of one that was dropped
     below 0, when it was."""
@@ -112,6 +114,9 @@ def race(
         judged = _judge(outcome, log, rules)
         if _is_over(judged, outcome, budget, rules):
             break
+    # The clock may have fallen since they were dropped: their distance from who led then stands.
+    for candidate, leader, behind in reversed(outcome.dropped):
+        outcome.mu[candidate] = outcome.mu[leader] + behind
     return outcome
 
 
@@ -204,6 +209,7 @@ def _judge(
         # Its best round counts too: one that was merely disturbed now and then stays.
         if min(mu, at_best) - best > judged.half_width:
             outcome.survivors.remove(candidate)
+            outcome.dropped.append((candidate, alive[judged.best], float(mu - best)))
     outcome.disturbed = judged.disturbed
     return judged
 

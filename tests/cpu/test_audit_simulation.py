@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import cudnn_autotune as ca
 from cudnn_autotune import ConvProblem, sampling
 from cudnn_autotune.audit import report, scenes
 from cudnn_autotune.audit.model import BURST, BURST_COLD, STEADY, SUSTAINED, Pick, Record
@@ -71,7 +72,7 @@ def test_equal_seeds_give_equal_audits_and_runs_differ() -> None:
 
 @pytest.mark.parametrize("preset", simulated.preset_names())
 def test_every_mode_on_every_preset(preset: str) -> None:
-    found = audited([preset], dict.fromkeys(sampling.names(), 1))
+    found = audited([preset], dict.fromkeys(ca.SAMPLING_MODES, 1))
     errors = {
         mode: by_case[preset].error
         for mode, runs in found.picks.items()

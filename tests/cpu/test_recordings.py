@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import cudnn_autotune as ca
 from cudnn_autotune import recordings, sampling
 from cudnn_autotune.audit import scenes
 from cudnn_autotune.audit.analysis import raw_regret, truth_of
@@ -52,7 +53,7 @@ def test_an_unknown_recording(name: str) -> None:
 @pytest.mark.parametrize("name", recordings.names())
 def test_every_mode_runs_on_it(name: str) -> None:
     recording = recordings.load(name)
-    for mode in sampling.names():
+    for mode in ca.SAMPLING_MODES:
         timer = ReplayTimer(recording, 1)
         selection = sampling.get(mode).select(timer.candidates, timer, Limits())
         assert selection is not None, mode

@@ -528,3 +528,25 @@ def test_auto_does_not_probe_what_is_known_to_hold() -> None:
         selection = hot.select(Worked(timer, 1.0), timer, Limits())
         assert selection is not None
         assert selection.winner.candidate.text == "128x64"
+
+
+def test_a_clock_that_falls_in_the_race_spares_who_left_before() -> None:
+    """Those that drop out early ran at a higher clock, or at a lower one, than the others' last
+    rounds: what counts is how far behind they were."""
+    scene = simulated.preset("h200-capped")
+    gpu = replace(scene.gpu, control_every_ms=25.0)  # it falls within the first rounds
+    errors = []
+    for seed in range(40):
+        timer = SimulatedTimer(gpu, scene.engines, seed)
+        selection = sampling.get("race").select(timer.candidates, timer, Limits())
+        assert selection is not None
+        cold, hot = timer.truth("burst", "cold"), timer.truth("burst", "hot")
+        exact = {text: math.sqrt(cold[text] * hot[text]) for text in cold}
+        best = selection.winner
+        for entry in [e for e in measured(selection) if e.samples > 1]:
+            assert entry.time_ms is not None
+            assert best.time_ms is not None
+            right = exact[entry.candidate.text] / exact[best.candidate.text]
+            errors.append(abs(math.log(entry.time_ms / best.time_ms / right)))
+    assert len(errors) > 150
+    assert sorted(errors)[int(0.9 * len(errors))] < 0.06, "nine in ten"
