@@ -6,6 +6,8 @@
 #include "policy.h"
 #include "python_conv.h"
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
+#include "choices_binding.h"
+#include "measuring_binding.h"
 #include "search_binding.h"
 #endif
 
@@ -44,5 +46,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("built_with_cuda") = CUDNN_AUTOTUNE_CUDA_VERSION;
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
   bind_search(m);
+  bind_measuring(m);
+  bind_choices(m);
 #endif
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/choice_table.h"
 #include "other_paths.h"
 #include "torch_bridge.h"
 
@@ -77,7 +78,7 @@ PlanTimer::~PlanTimer() {
 }
 
 size_t PlanTimer::add(const std::string& text, std::shared_ptr<ConvPlan> plan) {
-  TORCH_CHECK_VALUE(plan != nullptr || text == "aten" || (text == kMatmul && is_matmul(problem_)),
+  TORCH_CHECK_VALUE(plan != nullptr || text == kAten || (text == kMatmul && is_matmul(problem_)),
                     "engine_text: '", text, "' needs a plan, or does not fit the problem");
   candidates_.push_back({text, std::move(plan)});
   return candidates_.size() - 1;

@@ -4,8 +4,7 @@
 
 namespace cudnn_autotune {
 
-// ConvProblem, EngineSearch, Plan, the frontend's samplers and the miss handler. Only in builds
-// with CUDA.
+// ConvProblem, EngineSearch and Plan; binds libcudnn, and so comes first. Only in builds with CUDA.
 void bind_search(pybind11::module_& m);
 
 }  // namespace cudnn_autotune

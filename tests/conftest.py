@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmark_scripts import BENCHMARKS
 
 import cudnn_autotune as ca
 
@@ -76,3 +77,9 @@ def cudnn_flags() -> Iterator[Callable[..., None]]:
             )
 
         yield set_flags
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark scripts' own modules can be imported in this test."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -32,8 +32,8 @@ class GpuSource:
         """(timer, candidates): nothing is built or timed yet."""
         from cudnn_autotune.engines import open_search
         from cudnn_autotune.measuring import operands
+        from cudnn_autotune.queried import QueriedCandidates
         from cudnn_autotune.sampling.gpu_timer import GpuTimer
-        from cudnn_autotune.tuning import QueriedCandidates
 
         tensors = self.tensors or operands(self.problem, "cuda:0")
         search = open_search(self.problem, 0)

@@ -15,35 +15,23 @@ import time
 from types import TracebackType
 from typing import Any
 
+from cudnn_autotune import telemetry
+from cudnn_autotune.telemetry import THROTTLE_REASONS
+
 from . import numbers
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReasons).
-THROTTLE_REASONS = {
-    0x001: "gpu_idle",
-    0x002: "applications_clocks_setting",
-    0x004: "sw_power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal_slowdown",
-    0x040: "hw_thermal_slowdown",
-    0x080: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-}
 # NVML_FI_DEV_POWER_INSTANT: nvmlDeviceGetPowerUsage averages over about a second from Ampere on.
 POWER_INSTANT_FIELD = 186
 COLUMNS = ("sm_clock_mhz", "power_w", "power_instant_w", "temperature_c")
 
 
 def reason_names(bits: int) -> list[str]:
-    return [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
+    return list(telemetry.reason_names(bits))
 
 
 def visible_index(visible: str | None) -> int | str:
     """NVML's index (or UUID) of CUDA device 0, from CUDA_VISIBLE_DEVICES."""
-    first = (visible or "").split(",")[0].strip()
-    if not first:
-        return 0
-    return int(first) if first.isdigit() else first
+    return telemetry.nvml_device(0, visible)
 
 
 def decoded(text: Any) -> str | None:

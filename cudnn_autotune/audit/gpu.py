@@ -26,9 +26,9 @@ from cudnn_autotune.engines import ATEN, Candidate, open_search
 from cudnn_autotune.measuring import Operands, operands
 from cudnn_autotune.online_tuner import TUNER
 from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.queried import QueriedCandidates
 from cudnn_autotune.sampling.gpu_timer import GpuTimer
 from cudnn_autotune.sampling.online import Online
-from cudnn_autotune.tuning import QueriedCandidates
 
 _STEADY_CALLS = 3
 # Of a mode that decides in the calls to come: most layers take some hundred.

@@ -62,6 +62,8 @@ class Field:
 
     def _slowed_since(self, outcome: Outcome) -> float:
         """By how much those that ran in both were slower in the last race than in ``outcome``."""
+        if outcome is self.last:
+            return 1.0
         both = [self.last.mu[c] - outcome.mu[c] for c in self.last.mu if c in outcome.mu]
         return math.exp(statistics.median(both)) if both else 1.0
 

@@ -23,7 +23,6 @@ from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.sampling.statistics import standing
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Batch, Timer
 
@@ -92,18 +91,14 @@ class OnlineRace:
         shared = self._shared_rounds(alive)
         if len(shared) < 2:
             return None
-        judged = standing(
-            [np.array([[self._times[i][r] for i in alive] for r in shared])],
-            delta=1 - self.rules.confidence,
-            least_sigma=self.rules.least_sigma,
-            prior_sigma=self.rules.prior_sigma,
-            prior_freedom=self.rules.prior_freedom,
+        judged = self.rules.standing(
+            [np.array([[self._times[i][r] for i in alive] for r in shared])]
         )
         self.rounds, self.half_width = len(shared), judged.half_width
         best = judged.mu[judged.best]
-        for i, mu, at_best in zip(alive, judged.mu, judged.at_best, strict=True):
+        for i, mu, is_out in zip(alive, judged.mu, judged.is_out, strict=True):
             self.mu[i] = float(mu)
-            if min(mu, at_best) - best > judged.half_width:
+            if is_out:
                 self._drop(i, f"out after {len(self._times[i])} turns")
         leads = {i: best - self.mu[i] + judged.half_width for i in self.active}
         leads.pop(alive[judged.best], None)

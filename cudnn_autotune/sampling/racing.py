@@ -18,7 +18,7 @@ import numpy as np
 
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.statistics import Standing, standing
+from cudnn_autotune.sampling.statistics import Floats, Standing, standing
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.sampling.timer import Batch, Cache, Timer
 
@@ -46,6 +46,16 @@ class RaceRules:
     least_sigma: float = 0.0015
     prior_sigma: float = 0.01
     prior_freedom: int = 12
+
+    def standing(self, groups: Sequence[Floats]) -> Standing:
+        """What rounds say; see ``statistics.standing``."""
+        return standing(
+            groups,
+            delta=1 - self.confidence,
+            least_sigma=self.least_sigma,
+            prior_sigma=self.prior_sigma,
+            prior_freedom=self.prior_freedom,
+        )
 
 
 @dataclass
@@ -189,25 +199,15 @@ def _judge(
 ) -> Standing:
     """Updates every survivor's standing and drops those that cannot be the fastest."""
     alive = list(outcome.survivors)
-    groups = [np.array([[entry[c] for c in alive] for entry in rounds]) for rounds in log.values()]
-    if min(len(group) for group in groups) < 2:
-        # One round of each cache state by itself has no residuals, and would believe anything.
-        groups = [np.concatenate(groups)]
-    judged = standing(
-        groups,
-        delta=1 - rules.confidence,
-        least_sigma=rules.least_sigma,
-        prior_sigma=rules.prior_sigma,
-        prior_freedom=rules.prior_freedom,
+    judged = rules.standing(
+        [np.array([[entry[c] for c in alive] for entry in rounds]) for rounds in log.values()]
     )
     best = judged.mu[judged.best]
-    for candidate, mu in zip(alive, judged.mu, strict=True):
+    for candidate, mu, is_out in zip(alive, judged.mu, judged.is_out, strict=True):
         outcome.mu[candidate] = float(mu)
         outcome.half_width[candidate] = judged.half_width
         outcome.lead[candidate] = float(best - mu + judged.half_width)
-    for candidate, mu, at_best in zip(alive, judged.mu, judged.at_best, strict=True):
-        # Its best round counts too: one that was merely disturbed now and then stays.
-        if min(mu, at_best) - best > judged.half_width:
+        if is_out:
             outcome.survivors.remove(candidate)
             outcome.dropped.append((candidate, alive[judged.best], float(mu - best)))
     outcome.disturbed = judged.disturbed

@@ -59,7 +59,7 @@ class Evidence:
     throttle_reasons: tuple[str, ...] = ()
     """NVML's names of the reasons seen for a clock below the highest."""
     disturbed: int = 0
-    """Rounds or blocks that were measured again because something disturbed them."""
+    """Samples of the races that something disturbed: more than six standard deviations off."""
     remarks: tuple[str, ...] = ()
     """What else a reader should know: a budget that ran out, a probe that was not needed."""
 

@@ -78,6 +78,13 @@ class Standing:
     def best(self) -> int:
         return int(np.argmin(self.mu))
 
+    @property
+    def is_out(self) -> NDArray[np.bool_]:
+        """Who cannot be the fastest; even in its best round, so that one that was merely
+        disturbed now and then stays."""
+        lowest = np.minimum(self.mu, self.at_best)
+        return np.asarray(lowest - self.mu[self.best] > self.half_width)
+
 
 def standing(
     groups: Sequence[Floats],
@@ -88,6 +95,9 @@ def standing(
     prior_freedom: int,
 ) -> Standing:
     """Judges rounds, those of each cache state fitted on their own.
+
+    Where a cache state has one round only, all are fitted together: by itself it has no residuals,
+    and would believe anything.
 
     The half width is ``1.25 s sqrt(2 / R) sqrt(2 ln(2 N log2(R + 1) / delta))``: a normal tail for
     the difference of two medians, with a union bound over the N candidates and over the looks that
@@ -101,6 +111,8 @@ def standing(
             of freedom.
     """
     groups = [group for group in groups if len(group)]
+    if min(map(len, groups)) < 2:
+        groups = [np.concatenate(groups)]
     fits = [median_polish(group) for group in groups]
     count = groups[0].shape[1]
     rounds = sum(len(group) for group in groups)
@@ -118,11 +130,5 @@ def standing(
     tail = math.sqrt(2 * math.log(2 * count * looks / delta))
     half_width = _MEDIAN_COST * sigma * math.sqrt(2 / rounds) * tail
     mu = np.mean([fit.mu for fit in fits], axis=0)
-    best_rounds = np.array([np.min(fit.residuals, axis=0) for fit in fits])
-    if min(map(len, groups)) > 1:
-        at_best = mu + np.min(best_rounds, axis=0)
-    else:
-        # What disturbed the only round of a cache state is all in that state's mu.
-        behind = [fit.mu - fit.mu.min() for fit in fits]
-        at_best = mu.min() + np.min(behind + best_rounds, axis=0)
+    at_best = mu + np.min([np.min(fit.residuals, axis=0) for fit in fits], axis=0)
     return Standing(mu, half_width, sigma, disturbed, at_best)

@@ -10,19 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from subprocesses import python
+from benchmark_scripts import record, run
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPTS = ("audit_layers", "forum_repro", "call_overhead", "kernel_cfgs", "render_results")
 DRY_RUNS = {
     "forum_repro": "--iterations 5 --direction all --modes till_stable",
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous --table-size 20 "
     "--memory-shapes 4 --memory-step 2",
 }
-
-
-def run(script: str, *arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    return python(str(BENCHMARKS / f"{script}.py"), *map(str, arguments), **more)
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +37,6 @@ def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert done.returncode == 0, done.stderr
             assert done.stdout.strip(), "a script prints its table last"
     return folder
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripts' own modules can be imported in this test."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
-def record(folder: Path, script: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((folder / f"{script}.json").read_text())
-    return data
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmark_scripts import BENCHMARKS
 from subprocesses import python
 
 from cudnn_autotune.audit import layers, record_file
@@ -19,15 +20,8 @@ from cudnn_autotune.audit.plain_json import encode
 from cudnn_autotune.audit.plan import Plan
 from cudnn_autotune.audit.schedule import Session
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPT = str(BENCHMARKS / "audit_layers.py")
 RANGE = {"least": 1.0, "median": 2.0, "most": 3.0}
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripts' own modules can be imported in this test."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
 def test_dry_run_says_where_it_comes_from(tmp_path: Path) -> None:

@@ -7,17 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_scripts import BENCHMARKS
 from subprocesses import python
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPT = str(BENCHMARKS / "kernel_cfgs.py")
 LAYERS = ("resnet50_layer3_3x3", "vgg16_conv3_2")
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripts' own modules can be imported in this test."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmark_scripts import BENCHMARKS
 from subprocesses import python
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script's own modules can be imported in this test."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
 def test_dry_run_leaves_a_whole_record(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmark_scripts import BENCHMARKS, record, run
 from simulations import engine, timer_of
-from subprocesses import python
 
 import cudnn_autotune as ca
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 DRY_RUNS = {
     "lone_layer": "--idle-s 0.05 --steady-s 0.2 --steps 2 --warm-steps 1 --modes race,auto "
     "--iterations 1,10,100",
@@ -27,10 +26,6 @@ CASES = ["vgg16_conv4_2/dgrad/float16/nhwc", "sd_unet_down_1280/wgrad/float16/nh
 LONE_CASES = [
     f"{layer}.1.conv2/{op}" for layer in ("layer2", "layer3") for op in ("fprop", "dgrad")
 ]
-
-
-def run(script: str, *arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    return python(str(BENCHMARKS / f"{script}.py"), *map(str, arguments), **more)
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +42,6 @@ def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert done.returncode == 0, done.stderr
             assert "DRY RUN" in " ".join(done.stdout.split()), "its tables say so"
     return folder
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripts' own modules can be imported in this test."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
-def record(folder: Path, script: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((folder / f"{script}.json").read_text())
-    return data
 
 
 @pytest.mark.parametrize("script", DRY_RUNS)

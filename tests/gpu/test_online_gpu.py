@@ -18,7 +18,7 @@ from references import assert_close
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C, tuning
+from cudnn_autotune import _C, verdict
 from cudnn_autotune.engines import ATEN
 from cudnn_autotune.online_tuner import TUNER
 from cudnn_autotune.sampling import online
@@ -183,13 +183,13 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[str]]:
     """(numbers of checks that fail, texts that were checked so far)"""
     numbers: set[int] = set()
     asked: list[str] = []
-    real = tuning._error
+    real = verdict.error_of
 
     def error(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
         asked.append(text)
         return 0.7 if len(asked) - 1 in numbers else real(problem, text, *rest)
 
-    monkeypatch.setattr(tuning, "_error", error)
+    monkeypatch.setattr(verdict, "error_of", error)
     return numbers, asked
 
 
@@ -242,7 +242,7 @@ def test_a_candidate_that_cannot_be_checked_is_left_out(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = tuning._error
+    real = verdict.error_of
 
     def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
         asked.append(text)
@@ -250,7 +250,7 @@ def test_a_candidate_that_cannot_be_checked_is_left_out(
             raise error("refused")
         return real(problem, text, *rest)
 
-    monkeypatch.setattr(tuning, "_error", refuse)
+    monkeypatch.setattr(verdict, "error_of", refuse)
     input, weight = operands()
     converge(lambda: call("dense", input, weight))
     (choice,) = ca.choices()
@@ -264,7 +264,7 @@ def test_any_other_error_ends_the_trial(
 ) -> None:
     """The first stays, the calls go on, and the log says why."""
     asked: list[str] = []
-    real = tuning._error
+    real = verdict.error_of
 
     def fail(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
         asked.append(text)
@@ -272,7 +272,7 @@ def test_any_other_error_ends_the_trial(
             raise RuntimeError("something unforeseen")
         return real(problem, text, *rest)
 
-    monkeypatch.setattr(tuning, "_error", fail)
+    monkeypatch.setattr(verdict, "error_of", fail)
     input, weight = operands()
     right = expected("dense", input, weight)
     call("dense", input, weight)

@@ -1,0 +1,101 @@
+#include "measuring_binding.h"
+
+#include <c10/cuda/CUDAGuard.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/frontend_find.h"
+#include "other_paths.h"
+#include "plan_timer.h"
+#include "torch_bridge.h"
+
+namespace py = pybind11;
+
+namespace cudnn_autotune {
+namespace {
+
+using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
+
+FindTechnique technique(const std::string& name) {
+  if (name == "sample_once") return FindTechnique::sample_once;
+  if (name == "median_of_three") return FindTechnique::median_of_three;
+  if (name == "till_stable") return FindTechnique::till_stable;
+  throw std::invalid_argument("technique: unknown value '" + name + "'");
+}
+
+void bind_frontend_find(py::module_& m) {
+  py::class_<FoundPlan>(m, "FoundPlan")
+      .def_readonly("index", &FoundPlan::index)
+      .def_readonly("time_ms", &FoundPlan::time_ms)
+      .def_readonly("samples", &FoundPlan::samples);
+  py::class_<FindResult>(m, "FindResult")
+      .def_readonly("plans", &FindResult::plans)
+      .def_readonly("total_samples", &FindResult::total_samples);
+  m.def(
+      "frontend_find",
+      [](const std::string& name, const std::vector<std::shared_ptr<ConvPlan>>& plans,
+         const at::Tensor& x, const at::Tensor& w, const at::Tensor& y,
+         const std::optional<at::Tensor>& workspace, int64_t benchmark_limit) {
+        const c10::cuda::CUDAGuard guard(x.device());
+        return frontend_find(technique(name), current_handle(), plans, pointers(x, w, y),
+                             workspace ? workspace->data_ptr() : nullptr, benchmark_limit);
+      },
+      py::arg("technique"), py::arg("plans"), py::arg("x"), py::arg("w"), py::arg("y"),
+      py::arg("workspace"), py::arg("benchmark_limit"), WithoutGilCall());
+}
+
+void bind_plan_timer(py::module_& m) {
+  using Sample = std::tuple<double, double, std::string>;
+  using Batch = std::tuple<size_t, int64_t, bool, bool>;
+  py::class_<PlanTimer>(m, "PlanTimer")
+      .def(py::init<const ConvProblem&, std::vector<PlanTimer::Operands>, int64_t>(),
+           py::arg("problem"), py::arg("operands"), py::arg("flush_bytes"), WithoutGilCall())
+      .def("add", &PlanTimer::add, py::arg("text"), py::arg("plan"))
+      .def("set_workspace", &PlanTimer::set_workspace, py::arg("workspace"), WithoutGilCall())
+      .def(
+          "run",
+          [](PlanTimer& timer, const std::vector<Batch>& batches, size_t lead) {
+            std::vector<PlanTimer::Batch> wanted;
+            for (const auto& [candidate, calls, cold, as_graph] : batches) {
+              wanted.push_back({candidate, calls, cold, as_graph});
+            }
+            std::vector<Sample> samples;
+            for (auto& sample : timer.run(wanted, lead)) {
+              samples.emplace_back(sample.time_ms, sample.clock_mhz, std::move(sample.error));
+            }
+            return samples;
+          },
+          py::arg("batches"), py::arg("lead"), WithoutGilCall());
+}
+
+void bind_paths(py::module_& m) {
+  m.def(
+      "execute",
+      [](ConvPlan& plan, const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+        const c10::cuda::CUDAGuard guard(x.device());
+        execute(plan, pointers(x, w, y));
+      },
+      py::arg("plan"), py::arg("x"), py::arg("w"), py::arg("y"), WithoutGilCall());
+  m.def("is_matmul", &is_matmul, py::arg("problem"));
+  m.def("run_aten", &run_aten, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("y"),
+        WithoutGilCall());
+  m.def("run_matmul", &run_matmul, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("y"),
+        WithoutGilCall());
+}
+
+}  // namespace
+
+void bind_measuring(py::module_& m) {
+  bind_frontend_find(m);
+  bind_plan_timer(m);
+  bind_paths(m);
+}
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,79 @@
+"""The candidates of a problem that a GPU which is here can run, as sampling modes ask for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune._extension import _C
+from cudnn_autotune.engines import HEURISTIC_MODES, Candidate, query
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.strategy import Work
+from cudnn_autotune.unlisted import other_kernels, without_cudnn
+
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+
+class QueriedCandidates:
+    """The candidates of one search, asked mode by mode (``sampling.Candidates``).
+
+    Args:
+        search, problem: of one another.
+        operands: the forward's input, weight and output, on the search's device.
+        workspace_limit: bytes; None: no limit.
+    """
+
+    def __init__(
+        self,
+        search: _C.EngineSearch,
+        problem: ConvProblem,
+        operands: Tensors,
+        workspace_limit: int | None = None,
+    ) -> None:
+        self._problem = problem
+        self._operands = operands
+        self._ask: Callable[[str], list[Candidate]] = lambda mode: query(
+            search, problem, [mode], workspace_limit=workspace_limit
+        )
+        self._by_mode: dict[str, list[Candidate]] = {}
+
+    def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
+        if heuristic_mode not in self._by_mode:
+            self._by_mode[heuristic_mode] = self._ask(heuristic_mode)
+        return self._by_mode[heuristic_mode]
+
+    def all(self) -> Sequence[Candidate]:
+        return [c for mode in HEURISTIC_MODES for c in self.of_mode(mode)]
+
+    def beyond(self) -> Sequence[Candidate]:
+        return [*without_cudnn(self._problem.native()), *other_kernels(self.all())]
+
+    @property
+    def aten_uses_cudnn(self) -> bool:
+        problem, n = self._problem, self._problem.spatial_dims
+        backend = torch._C._select_conv_backend(
+            *self._operands[:2],
+            None,
+            problem.stride,
+            problem.padding[:n],
+            problem.dilation,
+            False,
+            (0,) * n,
+            problem.groups,
+            None,
+        )
+        return str(backend).endswith(".Cudnn")
+
+    @property
+    def work(self) -> Work:
+        problem = self._problem
+        x, w, y = problem.input_shape, problem.weight_shape, problem.output_shape
+        return Work(
+            flops=2.0 * math.prod(w[1:]) * math.prod(y),
+            bytes=float(sum(map(math.prod, (x, w, y))) * problem.dtype.itemsize),
+            device=str(self._operands[0].device),
+            dtype=str(problem.dtype),
+        )
