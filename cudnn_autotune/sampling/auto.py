@@ -61,7 +61,7 @@ class Auto:
             return None
         leader_ms = found.ms(found.leader) or math.inf
         work = candidates.work
-        if not could_win(found, math.inf, None):
+        if not could_win(found, math.inf, None, self.solo_rules.reach):
             found.remarks.append("no rival within reach: no need to run the leader alone")
             return selection(found, timer, self.race_rules)
         if work is not None and self.held.covers(work, leader_ms):

@@ -90,7 +90,8 @@ def explore(
     found = Field(aten_is_cudnn=candidates.aten_uses_cudnn)
     compiled = _admit_all(candidates, timer, limits, budget, found)
     if found.admission.rough_ms:
-        found.races.append(race(found.admission.rough_ms, timer, budget, rules, rng))
+        first = rules.for_finalists() if compiled else rules
+        found.races.append(race(found.admission.rough_ms, timer, budget, first, rng))
     if compiled:
         _join(timer.runnable(compiled), found, timer, budget, rules, rng)
     return found if found.races and found.last.survivors else None
@@ -157,11 +158,10 @@ def _join(
     known = set(found.admission.rough_ms)
     admit(late, timer, budget, found.admission)
     joined = [c for c in found.admission.rough_ms if c not in known]
-    if not joined:
-        return
-    finalists = found.raced()[:_FINALISTS]
-    rough = {c: found.ms(c) or math.inf for c in [*finalists, *joined]}
-    found.races.append(race(rough, timer, budget, rules, rng))
+    finalists = sorted(found.last.survivors, key=found.last.mu.__getitem__) if found.races else []
+    rough = {c: found.ms(c) or math.inf for c in [*finalists[:_FINALISTS], *joined]}
+    if joined or len(rough) > 1:
+        found.races.append(race(rough, timer, budget, rules, rng))
 
 
 def selection(
@@ -191,12 +191,14 @@ def told(
     rules: RaceRules,
     sustained_clock_mhz: float | None = None,
     unsure: Sequence[Candidate] = (),
+    rule: str | None = None,
 ) -> Selection:
     """The selection with its evidence: the tied first, then the others as they finished.
 
     Args:
         tied: those within the tie width of the fastest, from which the tie rule takes one.
         unsure: those that the measurement could not tell from the fastest, for the evidence.
+        rule: what decided, where it was not the tie rule.
     """
     state = timer.state()
     chosen = ties.order(tied)
@@ -221,7 +223,7 @@ def told(
         tuple([*ranking, *cut, *failed]),
         samples + found.admission.samples + found.extra_samples,
         Evidence(
-            rule=ties.rule(tied),
+            rule=rule or ties.rule(tied),
             tied=tuple(dict.fromkeys(c.text for c in [*chosen, *unsure])),
             regret_bound=None if regret_bound is None else max(0.0, regret_bound),
             confidence=rules.confidence,

@@ -38,7 +38,7 @@ class RaceRules:
     batch_ms: float = 0.7
     most_calls: int = 64
     """In a batch; for very short calls it ends before ``batch_ms``."""
-    gpu_ms: float = 150.0
+    gpu_ms: float = 100.0
     """GPU time after which the race stops, decided or not."""
     warm_ms: float = 10.0
     """Of the leader, before the first round: the clock leaves its idle state."""
@@ -46,6 +46,10 @@ class RaceRules:
     least_sigma: float = 0.0015
     prior_sigma: float = 0.01
     prior_freedom: int = 12
+
+    def for_finalists(self) -> RaceRules:
+        """Of a race that another follows: it need only find who takes part in that."""
+        return replace(self, tie_width=0.03, gpu_ms=0.4 * self.gpu_ms)
 
     def standing(self, groups: Sequence[Floats]) -> Standing:
         """What rounds say; see ``statistics.standing``."""

@@ -6,8 +6,10 @@ board that draws ``P_static + D_i * f^alpha`` and is held at ``P_cap``, candidat
 order is that of energy. Only a candidate that runs alone shows it.
 
 A power controller looks every 50 to 100 ms and then hunts: on an H200 the clock falls in one step
-after 60 to 80 ms and swings from there on (benchmarks/results/h200/capped.json). So times are
-averaged, not picked, and what is within a few percent is measured again, in mirrored order.
+after 60 to 80 ms and swings from there on (benchmarks/results/h200/capped.json), so that two blocks
+of one candidate differ by some 2 %. More blocks tell more than longer ones: times are averaged, and
+what is near the best is measured again, in mirrored order. Even so a percent stays in the dark;
+there the race, which is sharper, decides.
 """
 
 from __future__ import annotations
@@ -29,19 +31,18 @@ _SHORT_MS = 0.05
 _SHORT_BATCH_MS = RaceRules.batch_ms
 _MOST_CALLS = RaceRules.most_calls
 # A block is steady once its last chunk and that before the one before differ by less than the
-# hunting does.
-_CHUNK_MS = 40.0
+# hunting does; early on, if what a geometric approach would still change is less than that.
+CHUNK_MS = 40.0
 _STEADY = 0.015
 _DRIFT = 0.007
 _STEADY_AT_ONCE = 0.004
-# A probe that is steady after so many chunks shows a controller that settles in one step.
-_AT_ONCE_CHUNKS = 5
+_SETTLING = 0.5
+# Of a controller that moves the clock in one step, the third chunk shows about the steady time.
+_AT_ONCE_CHUNKS = 3
+_AT_ONCE = 0.05
 _MOST_BLOCK_MS = 1000.0
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 THROTTLED = 0.015
-# Rivals whose time in the race is within this of the leader's may win alone: by so much do the
-# steady clocks of engines that are about as fast differ.
-REACH = 1.15
 # The knobs that name a config's tile or kernel; the others (clusters, splits, workspace) leave its
 # steady clock within 2 %.
 _TILES = ("TILE_SIZE", "KERNEL_CFG")
@@ -59,8 +60,8 @@ class Block:
     gpu_ms: float
     steady_batches: int
     """So many at the end count as steady."""
-    chunks: int
-    """Of 40 ms, that it took."""
+    chunks_ms: tuple[float, ...]
+    """A call, in each chunk of 40 ms."""
 
     @property
     def steady_ms(self) -> float:
@@ -70,6 +71,11 @@ class Block:
     def first_ms(self) -> float:
         """Before the clock can have fallen."""
         return float(np.median(self.times_ms[:3]))
+
+    @property
+    def settled_at_once(self) -> bool:
+        early = self.chunks_ms[:_AT_ONCE_CHUNKS][-1]
+        return abs(self.steady_ms / early - 1) < _AT_ONCE
 
     @property
     def steady_clock_mhz(self) -> float | None:
@@ -89,19 +95,19 @@ def solo(
 
     Args:
         call_ms: about what a call takes.
-        least_chunks: of 40 ms, before it may count as steady. The last two count; of two, one.
+        least_chunks: of 40 ms, before it may count as steady.
         most_ms: after those, no chunk is begun that would take it beyond this.
         is_patient: False takes it as steady after ``least_chunks``.
     """
     batch_ms = _SHORT_BATCH_MS if call_ms < _SHORT_MS else _BATCH_MS
     calls = min(max(1, math.ceil(batch_ms / call_ms)), _MOST_CALLS)
-    per_chunk = max(2, round(_CHUNK_MS / (calls * call_ms)))
+    per_chunk = max(2, round(CHUNK_MS / (calls * call_ms)))
     times: list[float] = []
     clocks: list[float] = []
     gpu_ms = 0.0
     chunks: list[float] = []
     wanted = least_chunks
-    while not times or gpu_ms + _CHUNK_MS <= min(most_ms, _MOST_BLOCK_MS):
+    while not times or gpu_ms + CHUNK_MS <= min(most_ms, _MOST_BLOCK_MS):
         # In one go: between two of them the GPU would rest, and its controller with it.
         samples = timer.run([Batch(candidate, calls, "hot")] * (per_chunk * wanted))
         if any(sample.error for sample in samples):
@@ -114,10 +120,23 @@ def solo(
         wanted = 1
         if not is_patient or _is_steady(chunks):
             break
-    steady = per_chunk * (2 if len(chunks) > 2 else 1)
+    # The last two chunks; but the last one only where the time was still on its way before.
+    counted = 1 if len(chunks) < 3 or _is_approaching(chunks) else 2
     return Block(
-        candidate, tuple(times), tuple(clocks), len(times) * calls, gpu_ms, steady, len(chunks)
+        candidate,
+        tuple(times),
+        tuple(clocks),
+        len(times) * calls,
+        gpu_ms,
+        counted * per_chunk,
+        tuple(chunks),
     )
+
+
+def _is_approaching(chunks: Sequence[float]) -> bool:
+    """Whether it went on in one direction; hunting turns back."""
+    one, two = chunks[-2] / chunks[-3] - 1, chunks[-1] / chunks[-2] - 1
+    return one * two > 0 and abs(two) >= _DRIFT
 
 
 def _is_steady(chunks: Sequence[float]) -> bool:
@@ -127,6 +146,9 @@ def _is_steady(chunks: Sequence[float]) -> bool:
         return False
     one, two = chunks[-2] / chunks[-3] - 1, chunks[-1] / chunks[-2] - 1
     is_one_way = one * two > 0  # hunting turns back; a recovery does not
+    if is_one_way and len(chunks) <= _AT_ONCE_CHUNKS + 1 and two / one < _SETTLING:
+        rest = two * two / (one - two)  # of the geometric series
+        return abs(rest) < _STEADY
     return abs(one + two) < (_DRIFT if is_one_way else _STEADY)
 
 
@@ -146,11 +168,13 @@ def charge(found: Field, block: Block, timer: Timer) -> None:
     found.throttle_reasons |= dict.fromkeys(timer.state().throttle_reasons)
 
 
-def could_win(found: Field, steady_ms: float, max_clock_mhz: float | None) -> list[Candidate]:
+def could_win(
+    found: Field, steady_ms: float, max_clock_mhz: float | None, reach: float
+) -> list[Candidate]:
     """Rivals of the race's leader that may be faster alone, the most promising first.
 
-    Those within reach whose optimistic time, that of the highest clock, is below ``steady_ms``; of
-    each kind the fastest, since what distinguishes the power of two configs is their engine and
+    Those within ``reach`` whose optimistic time, that of the highest clock, is below
+    ``steady_ms``; of each kind the fastest, since what distinguishes the power of two configs is their engine and
     tile, or their kernel.
     """
     leader_ms = found.ms(found.leader) or math.inf
@@ -163,7 +187,7 @@ def could_win(found: Field, steady_ms: float, max_clock_mhz: float | None) -> li
         c
         for c in found.raced()
         if c.text not in same
-        and (ms := found.ms(c) or math.inf) < REACH * leader_ms
+        and (ms := found.ms(c) or math.inf) < reach * leader_ms
         and ms * scale * 0.99 < steady_ms * 0.995
     ]
     seen = {_kind(found.leader)}
@@ -184,17 +208,22 @@ def _kind(candidate: Candidate) -> tuple[object, ...]:
 class SoloRules:
     """How far the solo blocks go."""
 
-    most: int = 6
-    """Candidates in the first pass, the leader included."""
+    reach: float = 1.1
+    """Rivals whose time in the race is within this of the leader's take part."""
+    most: int = 3
+    """Candidates in the first pass, the leader included; one more where one of them beats it."""
     first_chunks: int = 3
-    again_chunks: int = 4
-    within: float = 0.04
+    again_chunks: int = 3
+    within: float = 0.02
     """Of the best of the first pass, to be measured again."""
     most_again: int = 2
-    passes: int = 2
+    """Of those, at most; and the race's leader, where it is not among them."""
+    passes: int = 1
     """Further passes at most, each in the reverse order of the one before."""
     confident: float = 1.5
     """They end once the best leads by so many standard errors."""
+    equal: float = 0.01
+    """Who is within this of the best in the long run is as good; the race decides among those."""
     is_patient: bool = False
     """Every block goes on until it is steady, also on a board that settles at once."""
 
@@ -230,8 +259,8 @@ class Finish:
 
 
 _SLOW_WITHIN = 0.2
-# Two blocks of one candidate differ by about this.
-_BLOCK_SIGMA = 0.01
+# Standard deviation of the log of a block's steady time.
+_BLOCK_SIGMA = 0.02
 OUT_OF_BUDGET = "the budget ended the solo blocks"
 
 
@@ -253,7 +282,7 @@ def finish(
     outcome = Finish()
     spent_ms = 0.0
     # A board that took the leader to its steady clock at once will do so with the rivals.
-    is_patient = rules.is_patient or probe.chunks > _AT_ONCE_CHUNKS
+    is_patient = rules.is_patient or not probe.settled_at_once
 
     def measure(candidate: Candidate, chunks: int) -> None:
         nonlocal spent_ms
@@ -274,12 +303,14 @@ def finish(
     keep(probe)
 
     def affords(blocks: int, chunks: int) -> bool:
-        afforded = spent_ms + blocks * chunks * _CHUNK_MS <= affords_ms
+        afforded = spent_ms + blocks * chunks * CHUNK_MS <= affords_ms
         if not afforded and OUT_OF_BUDGET not in found.remarks:
             found.remarks.append(OUT_OF_BUDGET)
         return afforded
 
-    for candidate in list(rivals)[: rules.most - 1]:
+    for number, candidate in enumerate(rivals[: rules.most], start=1):
+        if number == rules.most and not _beaten(probe.candidate, outcome):
+            break
         if not affords(1, rules.first_chunks):
             break
         measure(candidate, rules.first_chunks)
@@ -289,9 +320,12 @@ def finish(
     within = max(rules.within, _SLOW_WITHIN) if is_patient else rules.within
     near = sorted((c for c in first if first[c] - best <= within), key=first.__getitem__)
     near = near[: rules.most_again]
+    # Nobody takes the place of the race's leader on the word of one block.
+    if probe.candidate not in near and rules.passes:
+        near.append(probe.candidate)
     outcome.finalists = near
     for number in range(rules.passes):
-        is_first_look = is_patient and number == 0
+        is_first_look = number == 0 and (is_patient or near[0] != probe.candidate)
         if len(near) < 2 or (not is_first_look and _is_decided(outcome, rules.confident)):
             break
         if not affords(len(near), rules.again_chunks):
@@ -299,6 +333,11 @@ def finish(
         for candidate in near[::-1] if number % 2 == 0 else near:
             measure(candidate, rules.again_chunks)
     return outcome
+
+
+def _beaten(leader: Candidate, outcome: Finish) -> bool:
+    logs = outcome.logs
+    return any(value < logs[leader][0] for (value, *_) in logs.values())
 
 
 def _is_decided(outcome: Finish, confident: float) -> bool:

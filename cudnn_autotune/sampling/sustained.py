@@ -15,6 +15,7 @@ from cudnn_autotune.sampling.exploration import Field, explore, selection, told
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.solo import (
+    CHUNK_MS,
     OUT_OF_BUDGET,
     Block,
     SoloRules,
@@ -25,6 +26,7 @@ from cudnn_autotune.sampling.solo import (
     solo,
 )
 from cudnn_autotune.sampling.strategy import Candidates, Limits
+from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.sampling.timer import Timer
 
 # Chunks of 40 ms that the race's leader runs alone, to see whether the board throttles.
@@ -39,12 +41,15 @@ class Sustained:
     race_rules: RaceRules = field(default_factory=RaceRules)
     solo_rules: SoloRules = field(
         default_factory=lambda: SoloRules(
+            reach=1.15,
             most=8,
             first_chunks=4,
             again_chunks=8,
+            within=0.04,
             most_again=3,
             passes=4,
             confident=2.5,
+            equal=TIE_WIDTH,
             is_patient=True,
         )
     )
@@ -64,7 +69,7 @@ class Sustained:
 
 def probed(found: Field, timer: Timer, budget: Budget, chunks: int) -> Block | None:
     """The leader alone; None where that is not affordable or fails (the race then decides)."""
-    if not budget.affords(chunks * 40.0):
+    if not budget.affords(chunks * CHUNK_MS):
         found.remarks.append("the budget left no time to see whether the board throttles")
         return None
     leader = found.leader
@@ -91,15 +96,19 @@ def decided(
     if not is_throttled(probe, max_clock):
         return selection(found, timer, race_rules, probe.steady_clock_mhz)
     highest = max([*probe.clocks_mhz, *found.last.clocks_mhz, max_clock or 0.0])
-    rivals = could_win(found, probe.steady_ms, highest or None)
+    rivals = could_win(found, probe.steady_ms, highest or None, solo_rules.reach)
     if not rivals:
         found.remarks.append("the board throttles; no rival could be faster at any clock")
         return selection(found, timer, race_rules, probe.steady_clock_mhz)
     outcome = finish(probe, rivals, found, timer, solo_rules, budget.left_ms())
     found.sustained_ms.update(outcome.sustained_ms())
-    logs = {c: math.log(found.sustained_ms[c]) for c in outcome.finalists}
+    logs = {c: math.log(found.sustained_ms[c]) for c in outcome.logs}
     best = outcome.best()
-    tied = [c for c, value in logs.items() if value - logs[best] <= race_rules.tie_width]
+    equal = [c for c in outcome.finalists if logs[c] - logs[best] <= solo_rules.equal]
+    # Of those that are as good in the long run, the fastest in turns; ties by the rule.
+    in_turns = {c: found.ms(c) or math.inf for c in equal}
+    fastest_ms = min(in_turns.values())
+    tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + race_rules.tie_width)]
     chosen = ties.order(tied)[0]
     unsure = [
         c for c, value in logs.items() if value - logs[best] <= 2 * outcome.error(c, best) + 1e-9
@@ -119,4 +128,5 @@ def decided(
         race_rules,
         sustained_clock_mhz=outcome.clocks_mhz.get(chosen),
         unsure=unsure,
+        rule="tie: faster in turns" if len(tied) < len(equal) else None,
     )
