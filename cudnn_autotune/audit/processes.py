@@ -1,7 +1,9 @@
 """Fresh processes that measure, and a parent that only waits.
 
 PyTorch never tunes a shape anew that it has seen, and cuDNN loads kernels lazily: every mode and
-run has a process of its own. Starting one takes seconds, so the next is started while the current
+run has a process of its own. So has CUDA's store of kernels that were compiled at run time, some
+half a second each: every process finds it empty, or the first mode would pay for what the others
+then have for nothing. Starting a process takes seconds, so the next is started while the current
 one works; it touches no GPU before its first message.
 """
 
@@ -14,6 +16,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from typing import IO, Any
@@ -41,6 +44,10 @@ class Process:
 
     def __init__(self, name: str, modules: Sequence[str] = ()) -> None:
         self.name = name
+        self._compiled = tempfile.TemporaryDirectory(
+            prefix="cudnn_autotune_", ignore_cleanup_errors=True
+        )
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         self._process = subprocess.Popen(
             # -P: what lies in the current folder is no part of the installation.
             [sys.executable, "-P", "-m", f"{__package__}.worker", *modules],
@@ -49,7 +56,7 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+            env={**os.environ, "PYTHONPATH": path, "CUDA_CACHE_PATH": self._compiled.name},
         )
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._told: collections.deque[str] = collections.deque(maxlen=20)
@@ -116,6 +123,7 @@ class Process:
             for pipe in (self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     pipe.close()
+        self._compiled.cleanup()
 
     def leave(self) -> None:
         """Ends the process after its last case."""

@@ -174,8 +174,8 @@ def could_win(
     """Rivals of the race's leader that may be faster alone, the most promising first.
 
     Those within ``reach`` whose optimistic time, that of the highest clock, is below
-    ``steady_ms``; of each kind the fastest, since what distinguishes the power of two configs is their engine and
-    tile, or their kernel.
+    ``steady_ms``; of each kind the fastest, since what distinguishes the power of two configs is
+    their engine and tile, or their kernel.
     """
     leader_ms = found.ms(found.leader) or math.inf
     race_clock = found.last.clock_mhz

@@ -26,7 +26,6 @@ from cudnn_autotune.sampling.solo import (
     solo,
 )
 from cudnn_autotune.sampling.strategy import Candidates, Limits
-from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.sampling.timer import Timer
 
 # Chunks of 40 ms that the race's leader runs alone, to see whether the board throttles.
@@ -44,12 +43,11 @@ class Sustained:
             reach=1.15,
             most=8,
             first_chunks=4,
-            again_chunks=8,
+            again_chunks=6,
             within=0.04,
             most_again=3,
-            passes=4,
-            confident=2.5,
-            equal=TIE_WIDTH,
+            passes=3,
+            confident=2.0,
             is_patient=True,
         )
     )

@@ -133,7 +133,7 @@ def test_a_race_alone_does_not_see_heat() -> None:
 
 @pytest.mark.parametrize("mode", ["sustained", "auto"])
 def test_the_h200_under_its_cap(mode: str) -> None:
-    """Among engines a few percent apart alone, most picks are the best, and hardly one is far off."""
+    """Among engines a few percent apart alone, most picks are the best, few are far off."""
     truth = simulated.preset("h200-capped").truth("sustained", "hot")
     best = min(truth.values())
     regrets = [truth[text] / best - 1 for text in picks(mode, "h200-capped", 100).elements()]
