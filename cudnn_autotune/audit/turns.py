@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -12,9 +13,11 @@ from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.timer import Batch, Cache, Timer
 
-# A first run includes loading the kernel: only what is this slow even so is cut by it.
+# A first run includes loading the kernel, and maybe its engine's library: only what is this slow
+# even so is cut by it.
 _HOPELESS_FIRST_RUN = 10.0
-_LOADING_MS = 30.0
+_LOADING_MS = 100.0
+# Two of an engine's configs in a row were this slow: the others are not looked at.
 _HOPELESS = 5.0
 _FAR = 1.6  # a single sample, the clock perhaps still rising
 _RACE_ROUNDS = 2  # of each cache state
@@ -44,23 +47,24 @@ class Turns:
     def admit(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that run and are not far behind after one sample."""
         best = math.inf
-        hopeless: set[int] = set()
+        hopeless: Counter[int | None] = Counter()
+        """Engine -> how many of its configs in a row."""
         for candidate in candidates:
-            if candidate.engine in hopeless and candidate.text not in self.picked:
+            if hopeless[candidate.engine] > 1 and candidate.text not in self.picked:
                 continue
             first = self._time(candidate)
             if first is None:
                 continue
-            if first > _HOPELESS_FIRST_RUN * best + _LOADING_MS:
-                self.rough_ms[candidate.text] = first
-            else:
+            rough = first
+            if first <= _HOPELESS_FIRST_RUN * best + _LOADING_MS:
                 again = self._time(candidate)
                 if again is None:
                     continue
-                self.rough_ms[candidate.text] = again
-                best = min(best, again)
-            if self.rough_ms[candidate.text] > _HOPELESS * best and candidate.engine is not None:
-                hopeless.add(candidate.engine)
+                rough = again
+                best = min(best, rough)
+            self.rough_ms[candidate.text] = rough
+            is_slow = rough > _HOPELESS * best and candidate.engine is not None
+            hopeless[candidate.engine] = hopeless[candidate.engine] + 1 if is_slow else 0
         return [
             c
             for c in candidates

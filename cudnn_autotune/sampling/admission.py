@@ -15,10 +15,13 @@ from cudnn_autotune.sampling.timer import Batch, Timer
 SLOW = 1.5
 # No disturbance explains this: not looked at twice.
 HOPELESS = 3.0
-# Absurdly slow at its first, untimed run: not run again. The allowance is for loading the kernel.
+# Absurdly slow at its first, untimed run: not run again. The allowance is for loading the kernel;
+# the first one of an engine may bring a whole library along.
 ABSURD = 5.0
 _LOADING_MS = 10.0
-# One config of an engine was this much slower than the best: so are its others.
+_LOADING_ENGINE_MS = 100.0
+# All configs of an engine so far, or two of them in a row, were this much slower than the best: so
+# are its others.
 ENGINE_SLOW = 5.0
 
 
@@ -55,24 +58,27 @@ def admit(
         before: an admission to continue: its candidates count as rivals.
     """
     found = before if before is not None else Admission()
-    slowest_of_engine: dict[int, float] = {}
+    of_engine: dict[int, list[float]] = {}
     for candidate in candidates:
         if found.rough_ms and budget.is_spent():
             found.cut[candidate] = ("the budget was spent", None)
             continue
-        engine = -1 if candidate.engine is None else candidate.engine
-        if slowest_of_engine.get(engine, 0.0) > ENGINE_SLOW * found.best_ms:
+        engine = candidate.engine
+        siblings = [] if engine is None else of_engine.setdefault(engine, [])
+        if _are_slow(siblings, found):
             found.cut[candidate] = (
                 f"engine {engine} is more than {ENGINE_SLOW:g} times slower",
                 None,
             )
             continue
-        _look_at(candidate, timer, budget, found)
+        loading_ms = _LOADING_MS if siblings else _LOADING_ENGINE_MS
+        _look_at(candidate, loading_ms, timer, budget, found)
         rough = found.rough_ms.get(candidate, found.cut.get(candidate, ("", None))[1])
-        if candidate.engine is not None and rough is not None:
-            slowest_of_engine[engine] = max(slowest_of_engine.get(engine, 0.0), rough)
+        if rough is not None:
+            siblings.append(rough)
     for candidate in list(found.rough_ms):
-        if _is_slow(candidate, found) and not budget.is_spent():
+        is_hopeless = found.rough_ms[candidate] > HOPELESS * found.best_ms
+        if _is_slow(candidate, found) and not is_hopeless and not budget.is_spent():
             _look_again(candidate, timer, found)
         if _is_slow(candidate, found):
             rough = found.rough_ms.pop(candidate)
@@ -80,23 +86,28 @@ def admit(
     return found
 
 
+def _are_slow(siblings: Sequence[float], found: Admission) -> bool:
+    """Whether an engine's configs so far leave no hope for the next."""
+    are_slow = [rough > ENGINE_SLOW * found.best_ms for rough in siblings]
+    return bool(are_slow) and (all(are_slow) or all(are_slow[-2:]))
+
+
 def _is_slow(candidate: Candidate, found: Admission) -> bool:
     return found.rough_ms[candidate] > SLOW * found.best_ms
 
 
 def _look_again(candidate: Candidate, timer: Timer, found: Admission) -> None:
-    """One launch may have been disturbed: out is who was slow in two."""
-    rough = found.rough_ms[candidate]
-    if rough > HOPELESS * found.best_ms:
-        return
+    """One launch may have been disturbed: the better of two counts."""
     (sample,) = timer.run([Batch(candidate, 1, "hot")])
     if not sample.error:
         found.samples += 1
         found.gpu_ms += sample.time_ms
-        found.rough_ms[candidate] = min(rough, sample.time_ms)
+        found.rough_ms[candidate] = min(found.rough_ms[candidate], sample.time_ms)
 
 
-def _look_at(candidate: Candidate, timer: Timer, budget: Budget, found: Admission) -> None:
+def _look_at(
+    candidate: Candidate, loading_ms: float, timer: Timer, budget: Budget, found: Admission
+) -> None:
     once = Batch(candidate, 1, "hot")
     (first,) = timer.run([once])
     if first.error:
@@ -106,7 +117,7 @@ def _look_at(candidate: Candidate, timer: Timer, budget: Budget, found: Admissio
     # GPU waits between the two events: that says nothing of the kernel.
     is_setting_up = candidate.engine is None
     found.gpu_ms += 0.0 if is_setting_up else first.time_ms
-    if first.time_ms > ABSURD * found.best_ms + _LOADING_MS and not is_setting_up:
+    if first.time_ms > ABSURD * found.best_ms + loading_ms and not is_setting_up:
         found.cut[candidate] = ("absurdly slow at its first run", first.time_ms)
         return
     if found.rough_ms and budget.is_spent():
@@ -119,3 +130,7 @@ def _look_at(candidate: Candidate, timer: Timer, budget: Budget, found: Admissio
         return
     found.gpu_ms += second.time_ms
     found.rough_ms[candidate] = second.time_ms
+    limit_ms = ENGINE_SLOW * found.best_ms
+    if limit_ms < second.time_ms <= limit_ms + _LOADING_MS:
+        # Its engine's other configs depend on it: one launch may have been disturbed.
+        _look_again(candidate, timer, found)

@@ -49,7 +49,7 @@ class RaceRules:
 
     def for_finalists(self) -> RaceRules:
         """Of a race that another follows: it need only find who takes part in that."""
-        return replace(self, tie_width=0.03, gpu_ms=0.4 * self.gpu_ms)
+        return replace(self, tie_width=0.03, least_rounds=4, gpu_ms=0.4 * self.gpu_ms)
 
     def standing(self, groups: Sequence[Floats]) -> Standing:
         """What rounds say; see ``statistics.standing``."""

@@ -215,7 +215,7 @@ class SoloRules:
     first_chunks: int = 3
     again_chunks: int = 3
     within: float = 0.02
-    """Of the best of the first pass, to be measured again."""
+    """Of the best of the first pass, to be measured again where that is not the leader."""
     most_again: int = 2
     """Of those, at most; and the race's leader, where it is not among them."""
     passes: int = 1
@@ -309,24 +309,24 @@ def finish(
         return afforded
 
     for number, candidate in enumerate(rivals[: rules.most], start=1):
-        if number == rules.most and not _beaten(probe.candidate, outcome):
+        if number == rules.most and not _is_beaten(probe.candidate, outcome, rules.equal):
             break
         if not affords(1, rules.first_chunks):
             break
         measure(candidate, rules.first_chunks)
     first = {c: values[0] for c, values in outcome.logs.items()}
-    best = min(first.values())
+    order = sorted(first, key=first.__getitem__)
+    leader, best = probe.candidate, first[order[0]]
+    if not is_patient and first[leader] - best <= rules.equal:
+        outcome.finalists = [c for c in order if first[c] - best <= rules.equal]
+        return outcome
     # On a board that settles slowly a first block may still be paying for the one before it.
     within = max(rules.within, _SLOW_WITHIN) if is_patient else rules.within
-    near = sorted((c for c in first if first[c] - best <= within), key=first.__getitem__)
-    near = near[: rules.most_again]
+    near = [c for c in order if first[c] - best <= within][: rules.most_again]
     # Nobody takes the place of the race's leader on the word of one block.
-    if probe.candidate not in near and rules.passes:
-        near.append(probe.candidate)
-    outcome.finalists = near
+    outcome.finalists = near = [*near, *([leader] if leader not in near else [])]
     for number in range(rules.passes):
-        is_first_look = number == 0 and (is_patient or near[0] != probe.candidate)
-        if len(near) < 2 or (not is_first_look and _is_decided(outcome, rules.confident)):
+        if len(near) < 2 or (number > 0 and _is_decided(outcome, rules.confident)):
             break
         if not affords(len(near), rules.again_chunks):
             break
@@ -335,9 +335,9 @@ def finish(
     return outcome
 
 
-def _beaten(leader: Candidate, outcome: Finish) -> bool:
+def _is_beaten(leader: Candidate, outcome: Finish, by: float) -> bool:
     logs = outcome.logs
-    return any(value < logs[leader][0] for (value, *_) in logs.values())
+    return any(value < logs[leader][0] - by for (value, *_) in logs.values())
 
 
 def _is_decided(outcome: Finish, confident: float) -> bool:

@@ -138,7 +138,7 @@ def test_the_h200_under_its_cap(mode: str) -> None:
     best = min(truth.values())
     regrets = [truth[text] / best - 1 for text in picks(mode, "h200-capped", 100).elements()]
     assert sum(regret <= 0.01 for regret in regrets) >= 90
-    assert sum(regret > 0.035 for regret in regrets) <= 2
+    assert sum(regret > 0.035 for regret in regrets) <= 5
 
 
 @pytest.mark.parametrize("mode", OURS)
@@ -327,7 +327,22 @@ def test_configs_of_a_slow_engine_are_skipped(mode: str) -> None:
     selection, log = logged(mode, timer)
     assert selection is not None
     calls = log.calls()
-    assert [calls[f"slow{i}"] for i in range(4)] == [1, 0, 0, 0]
+    # Its first run may have been slow for loading the engine.
+    assert [calls[f"slow{i}"] for i in range(4)] == [2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_one_slow_config_does_not_condemn_its_engine(mode: str) -> None:
+    """It was disturbed, or is the exception: the fastest may come behind it."""
+    times_ms = [1.0, 1.1, 7.0, 0.8, 1.2, 7.5, 8.0, 0.9]
+    engines = [
+        SimulatedEngine(replace(candidate(f"config{i}", 3), rank=i), time_ms, 100.0)
+        for i, time_ms in enumerate(times_ms)
+    ]
+    selection, log = logged(mode, timer_of(*engines, built=False))
+    assert selection is not None
+    assert selection.winner.candidate.text == "config3"
+    assert log.calls()["config7"] == 0  # two in a row were slow
 
 
 @pytest.mark.parametrize("mode", OURS)
