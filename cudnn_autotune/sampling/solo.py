@@ -218,7 +218,7 @@ class SoloRules:
     """Of the best of the first pass, to be measured again where that is not the leader."""
     most_again: int = 2
     """Of those, at most; and the race's leader, where it is not among them."""
-    passes: int = 1
+    passes: int = 2
     """Further passes at most, each in the reverse order of the one before."""
     confident: float = 1.5
     """They end once the best leads by so many standard errors."""
