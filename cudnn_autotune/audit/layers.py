@@ -18,6 +18,7 @@ Only ``name`` and the two shapes must be there. A layer is one case in each op a
 from __future__ import annotations
 
 import json
+import math
 import re
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -136,8 +137,12 @@ class Case:
         return re.split("[,:]", self.source, maxsplit=1)[0].strip()
 
     def problem(self) -> ConvProblem:
-        """With TF32 allowed where ``dtype`` is float32."""
-        formats = _CHANNELS_LAST if self.channels_last else {}
+        """With TF32 allowed where ``dtype`` is float32.
+
+        Tensors of one pixel lie in memory in either format: torch calls them contiguous.
+        """
+        is_of_pixels = math.prod(self.input_shape[2:]) == math.prod(self.weight_shape[2:]) == 1
+        formats = _CHANNELS_LAST if self.channels_last and not is_of_pixels else {}
         return ConvProblem(
             op=self.op,
             input_shape=self.input_shape,

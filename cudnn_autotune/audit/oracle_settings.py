@@ -25,9 +25,9 @@ class OracleSettings:
     probe_ms: float = 150.0
     clock_drop: float = 0.015
     """Relative to the highest clock, from which on the probe counts as throttled."""
-    solo_ms: float = 500.0
+    solo_ms: float = 300.0
     """Least length of a solo block; it goes on to three times that until it is steady."""
-    solo_candidates: int = 5
+    solo_candidates: int = 4
     """At most, besides what was picked."""
     seed: int = 0
 

@@ -51,13 +51,20 @@ def of_rounds(times: dict[str, list[float]]) -> Truth:
 
 
 def of_blocks(blocks: dict[str, list[float]]) -> Truth:
-    """From two blocks of each candidate: their geometric mean; errors of the distance from the
-    fastest, each from how far the two blocks lie apart."""
-    times = {text: math.sqrt(a * b) for text, (a, b) in blocks.items()}
-    apart = [abs(math.log(a / b)) for a, b in blocks.values()]
-    # Two blocks say little about their own noise; all of them together say more. For normal noise
-    # the mean distance of two values is 2 / sqrt(pi) of their sigma.
-    sigma = float(np.mean(apart)) * math.sqrt(math.pi) / 2
-    of_mean = sigma / math.sqrt(2)
+    """From two or more blocks of each candidate: their geometric mean; errors of the distance from
+    the fastest, from how far the blocks of one candidate lie apart."""
+    logs = {text: np.log(times) for text, times in blocks.items()}
+    # A few blocks say little about their own noise; all of them together say more.
+    freedom = sum(len(values) - 1 for values in logs.values())
+    squares = sum(float(np.var(values)) * len(values) for values in logs.values())
+    sigma = math.sqrt(squares / freedom)
+    times = {text: math.exp(float(np.mean(values))) for text, values in logs.items()}
     best = min(times, key=times.__getitem__)
-    return Truth(times, {text: math.sqrt(2) * of_mean for text in times if text != best})
+    return Truth(
+        times,
+        {
+            text: sigma * math.sqrt(1 / len(logs[text]) + 1 / len(logs[best]))
+            for text in times
+            if text != best
+        },
+    )

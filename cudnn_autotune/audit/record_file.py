@@ -90,11 +90,22 @@ def resumed(path: Path | None, fresh: Record) -> Record:
     ]
     if differing:
         raise ValueError(f"{path}: recorded otherwise ({', '.join(differing[:5])} differ)")
+    for name in ("modes", "runs"):
+        fresh.settings[name] = _union(earlier.settings.get(name), fresh.settings.get(name))
     fresh.cases = earlier.cases | fresh.cases
     fresh.oracle, fresh.picks, fresh.pytorch = earlier.oracle, earlier.picks, earlier.pytorch
     fresh.failures, fresh.seconds = earlier.failures, earlier.seconds
     session = {"environment": earlier.environment, "telemetry": earlier.telemetry}
     fresh.sessions = [*earlier.sessions, session]
+    return fresh
+
+
+def _union(earlier: Any, fresh: Any) -> Any:
+    """Of two settings, lists or dictionaries."""
+    if isinstance(earlier, dict) and isinstance(fresh, dict):
+        return {**earlier, **fresh}
+    if isinstance(earlier, (list, tuple)) and isinstance(fresh, (list, tuple)):
+        return list(dict.fromkeys([*earlier, *fresh]))
     return fresh
 
 

@@ -205,7 +205,8 @@ def _coverage(record: Record, picked: dict[str, list[Pick]]) -> Coverage | None:
             raw = raw_regret(truth, pick.text)
             if pick.regret_bound is None or raw is None or truth is None:
                 continue
-            error = truth.errors.get(str(pick.text), 0.0)
+            # Two standard errors of the oracle's own.
+            error = 2 * truth.errors.get(str(pick.text), 0.0)
             within.append(raw - 1 <= pick.regret_bound + error)
     return Coverage(float(np.mean(within)), len(within)) if within else None
 
