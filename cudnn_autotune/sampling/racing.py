@@ -39,7 +39,11 @@ class RaceRules:
     most_calls: int = 64
     """In a batch; for very short calls it ends before ``batch_ms``."""
     gpu_ms: float = 100.0
-    """GPU time after which the race stops, decided or not."""
+    """GPU time after which the race stops, decided or not; for slow calls later,"""
+    gpu_calls: int = 250
+    """once it took what so many calls of the fastest would,"""
+    most_gpu_ms: float = 400.0
+    """but never after this."""
     warm_ms: float = 10.0
     """Of the leader, before the first round: the clock leaves its idle state."""
     caches: tuple[Cache, ...] = ("cold", "hot")
@@ -49,7 +53,17 @@ class RaceRules:
 
     def for_finalists(self) -> RaceRules:
         """Of a race that another follows: it need only find who takes part in that."""
-        return replace(self, tie_width=0.03, least_rounds=4, gpu_ms=0.4 * self.gpu_ms)
+        return replace(
+            self,
+            tie_width=0.03,
+            least_rounds=4,
+            gpu_ms=0.4 * self.gpu_ms,
+            gpu_calls=int(0.4 * self.gpu_calls),
+        )
+
+    def is_out_of_time(self, gpu_ms: float, best_ms: float) -> bool:
+        limit_ms = min(self.gpu_calls * best_ms, self.most_gpu_ms)
+        return gpu_ms > max(self.gpu_ms, limit_ms)
 
     def standing(self, groups: Sequence[Floats]) -> Standing:
         """What rounds say; see ``statistics.standing``."""
@@ -229,7 +243,8 @@ def _is_over(judged: Standing, outcome: Outcome, budget: Budget, rules: RaceRule
         outcome.lead[c] < rules.tie_width for c in outcome.survivors if c != best
     ):
         return True
-    if outcome.rounds >= rules.most_rounds or outcome.gpu_ms > rules.gpu_ms:
+    is_out_of_time = rules.is_out_of_time(outcome.gpu_ms, outcome.ms(best))
+    if outcome.rounds >= rules.most_rounds or is_out_of_time:
         outcome.remarks.append("the race ended undecided")
         return True
     round_ms = outcome.gpu_ms / outcome.rounds

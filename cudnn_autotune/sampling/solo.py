@@ -120,8 +120,8 @@ def solo(
         wanted = 1
         if not is_patient or _is_steady(chunks):
             break
-    # The last two chunks; but the last one only where the time was still on its way before.
-    counted = 1 if len(chunks) < 3 or _is_approaching(chunks) else 2
+    # The last two chunks; but the last one only where the time was on its way until then.
+    counted = 1 if len(chunks) <= _AT_ONCE_CHUNKS or _is_approaching(chunks) else 2
     return Block(
         candidate,
         tuple(times),
@@ -214,10 +214,13 @@ class SoloRules:
     """Candidates in the first pass, the leader included; one more where one of them beats it."""
     first_chunks: int = 3
     again_chunks: int = 3
+    lag: float = 0.01
+    """By so much a first block flatters the leader, whose clock still falls, against rivals, whose
+    clocks still rise: only who is further behind is out."""
     within: float = 0.02
-    """Of the best of the first pass, to be measured again where that is not the leader."""
+    """Of the best of the others, to be measured again with it."""
     most_again: int = 2
-    """Of those, at most; and the race's leader, where it is not among them."""
+    """Of those, at most; and the race's leader."""
     passes: int = 2
     """Further passes at most, each in the reverse order of the one before."""
     confident: float = 1.5
@@ -314,24 +317,27 @@ def finish(
         if not affords(1, rules.first_chunks):
             break
         measure(candidate, rules.first_chunks)
+    leader = probe.candidate
     first = {c: values[0] for c, values in outcome.logs.items()}
-    order = sorted(first, key=first.__getitem__)
-    leader, best = probe.candidate, first[order[0]]
-    if not is_patient and first[leader] - best <= rules.equal:
-        outcome.finalists = [c for c in order if first[c] - best <= rules.equal]
+    order = sorted((c for c in first if c != leader), key=first.__getitem__)
+    lag = _SLOW_WITHIN if is_patient else rules.lag
+    if not order or first[order[0]] - first[leader] > lag:
+        outcome.finalists = [leader]
         return outcome
     # On a board that settles slowly a first block may still be paying for the one before it.
     within = max(rules.within, _SLOW_WITHIN) if is_patient else rules.within
-    near = [c for c in order if first[c] - best <= within][: rules.most_again]
+    near = [c for c in order if first[c] - first[order[0]] <= within][: rules.most_again]
     # Nobody takes the place of the race's leader on the word of one block.
-    outcome.finalists = near = [*near, *([leader] if leader not in near else [])]
+    outcome.finalists = near = [*near, leader]
     for number in range(rules.passes):
-        if len(near) < 2 or (number > 0 and _is_decided(outcome, rules.confident)):
+        if number > 0 and _is_decided(outcome, rules.confident):
             break
         if not affords(len(near), rules.again_chunks):
             break
         for candidate in near[::-1] if number % 2 == 0 else near:
             measure(candidate, rules.again_chunks)
+    if not is_patient and len(outcome.logs[leader]) > 1:
+        del outcome.logs[leader][0]  # its clock came down from the race's
     return outcome
 
 
