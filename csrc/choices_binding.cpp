@@ -115,6 +115,9 @@ void bind_choice_table(py::module_& m) {
     });
   });
   m.def("forget_choices", [] { ChoiceTable::instance().clear(); }, WithoutGilCall());
+  m.def(
+      "forget_problem", [](const ConvProblem& problem) { ChoiceTable::instance().erase(problem); },
+      py::arg("problem"), WithoutGilCall());
   m.def("set_plan_cache_capacity", &PlanCache::set_capacity);
   m.def("plan_cache_capacity", &PlanCache::capacity);
 }

@@ -1,9 +1,11 @@
 #include "tuner.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "core/check.h"
@@ -132,6 +134,25 @@ TuneRequest without_workspace(const TuneRequest& request) {
   return other;
 }
 
+// A range of the profiler, named by what runs; nothing while nobody listens.
+class NamedRange {
+ public:
+  NamedRange(const CachedPlan& cached, bool is_undecided) {
+    auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+    if (C10_LIKELY(!callbacks.has_value())) return;
+    range_.emplace(std::move(*callbacks));
+    range_->before("cudnn_autotune::" + name(cached, is_undecided));
+  }
+
+ private:
+  static std::string name(const CachedPlan& cached, bool is_undecided) {
+    if (is_undecided) return "online";
+    return cached.is_matmul ? kMatmul : cached.plan->config().text();
+  }
+
+  std::optional<at::RecordFunction> range_;
+};
+
 }  // namespace
 
 void set_miss_handler(MissHandler handler) { miss_handler() = std::move(handler); }
@@ -139,11 +160,12 @@ void set_miss_handler(MissHandler handler) { miss_handler() = std::move(handler)
 bool run_chosen(const TuneRequest& request) {
   CachedPlan& cached = chosen(request);
   const bool is_undecided = cached.trial != nullptr && !is_over(cached);
+  if (cached.plan == nullptr && !cached.is_matmul && !is_undecided) return false;
+  const NamedRange range(cached, is_undecided);
   if (cached.is_matmul && !is_undecided) {
     run_matmul(request.key.problem, request.x, request.w, request.y);
     return true;
   }
-  if (cached.plan == nullptr && !is_undecided) return false;
   // The cache may drop its own references while the launch is under way.
   const auto plan = cached.plan;
   const auto trial = cached.trial;

@@ -1,10 +1,10 @@
 """cudnn_autotune: search, choose, remember and run cuDNN's convolution engines."""
 
 from cudnn_autotune import _fake as _fake
-from cudnn_autotune import functional, sampling, settings
+from cudnn_autotune import distributed, functional, remembering, sampling, settings
 from cudnn_autotune._extension import _C as _C  # first: it checks the build
 from cudnn_autotune._extension import extension_available
-from cudnn_autotune.choice_log import Choice, choices, fallbacks, forget
+from cudnn_autotune.choice_log import Choice, choices, fallbacks
 from cudnn_autotune.engines import (
     Candidate,
     build_plan,
@@ -12,9 +12,12 @@ from cudnn_autotune.engines import (
     engine_text,
     parse_engine_text,
 )
+from cudnn_autotune.events import on_decision
 from cudnn_autotune.measuring import execute, measure
 from cudnn_autotune.modules import Conv2d, LazyConv2d
+from cudnn_autotune.pins import pin, pins, unpin
 from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.remembering import forget, get_store, set_store
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.settings import (
     get_benchmark_limit,
@@ -27,6 +30,7 @@ from cudnn_autotune.settings import (
     set_workspace_limit,
     use_sampling,
 )
+from cudnn_autotune.store import Store
 from cudnn_autotune.versions import environment, version
 
 if extension_available():
@@ -38,6 +42,7 @@ else:
     CudnnError = RuntimeError
 
 settings.read_environment()
+remembering.read_environment()
 
 SAMPLING_MODES = sampling.names()
 __version__ = version()
@@ -52,10 +57,12 @@ __all__ = [
     "Evidence",
     "LazyConv2d",
     "Selection",
+    "Store",
     "Timed",
     "build_plan",
     "candidates",
     "choices",
+    "distributed",
     "engine_text",
     "environment",
     "execute",
@@ -66,13 +73,19 @@ __all__ = [
     "get_benchmark_limit",
     "get_budget_ms",
     "get_sampling",
+    "get_store",
     "get_workspace_limit",
     "measure",
+    "on_decision",
     "parse_engine_text",
+    "pin",
+    "pins",
     "sampling",
     "set_benchmark_limit",
     "set_budget_ms",
     "set_sampling",
+    "set_store",
     "set_workspace_limit",
+    "unpin",
     "use_sampling",
 ]

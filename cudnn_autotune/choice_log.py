@@ -37,6 +37,9 @@ class Choice:
     searched, or where the operands or the memory did not allow a check."""
     struck: tuple[tuple[str, float], ...]
     """``(engine text, relative error)`` of candidates that were faster but wrong."""
+    origin: str = "tuned"
+    """Where it comes from: ``tuned`` here and now, ``store``, ``agreed`` (between ranks) or
+    ``pinned``."""
 
     @property
     def engine(self) -> int | None:
@@ -118,8 +121,17 @@ def choices() -> list[Choice]:
         return list(_records.values())
 
 
+def forget_problem(problem: ConvProblem) -> None:
+    """Clears what stands for one problem, under every policy: its next call looks anew."""
+    with _lock:
+        for key in [key for key in _records if key[0] == problem]:
+            del _records[key]
+    if extension_available():
+        _C.forget_problem(problem.native())
+
+
 def forget() -> None:
-    """Clears all choices, built plans and counts: the next call of each shape tunes anew."""
+    """Clears all choices, built plans and counts."""
     global _generation
     _C.clear_fallbacks()
     if extension_available():

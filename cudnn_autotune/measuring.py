@@ -36,6 +36,22 @@ def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") ->
     )
 
 
+def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
+    """Computes ``problem`` by the package's own operator, as a layer would: the first call chooses
+    its engine in the mode ``sampling``."""
+    x, w, y = data
+    ops = torch.ops.cudnn_autotune
+    tail = (problem.stride, problem.padding, problem.dilation, problem.groups, sampling, -1)
+    output: Tensor
+    if problem.op == "fprop":
+        output = ops.conv_fprop(x, w, None, *tail)
+    elif problem.op == "dgrad":
+        output = ops.conv_dgrad(y, w, problem.input_shape, *tail)
+    else:
+        output = ops.conv_wgrad(y, x, problem.weight_shape, *tail)
+    return output
+
+
 def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Tensor:
     """Runs one engine config once, over an output that was filled with NaN before.
 

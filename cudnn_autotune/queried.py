@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from cudnn_autotune.unlisted import other_kernels, without_cudnn
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 
+_UNLISTED_RANK = 10_000
+
 
 class QueriedCandidates:
     """The candidates of one search, asked mode by mode (``sampling.Candidates``).
@@ -24,6 +27,7 @@ class QueriedCandidates:
         search, problem: of one another.
         operands: the forward's input, weight and output, on the search's device.
         workspace_limit: bytes; None: no limit.
+        chosen_nearby: what was chosen for similar problems, the nearest first.
     """
 
     def __init__(
@@ -32,8 +36,16 @@ class QueriedCandidates:
         problem: ConvProblem,
         operands: Tensors,
         workspace_limit: int | None = None,
+        chosen_nearby: Sequence[Candidate] = (),
     ) -> None:
         self._problem = problem
+        self._nearby = [
+            c
+            for c in chosen_nearby
+            if c.engine is not None
+            and (workspace_limit is None or c.workspace_bytes <= workspace_limit)
+            and not (problem.deterministic and "NONDETERMINISTIC" in c.numerical_notes)
+        ]
         self._operands = operands
         self._ask: Callable[[str], list[Candidate]] = lambda mode: query(
             search, problem, [mode], workspace_limit=workspace_limit
@@ -50,6 +62,15 @@ class QueriedCandidates:
 
     def beyond(self) -> Sequence[Candidate]:
         return [*without_cudnn(self._problem.native()), *other_kernels(self.all())]
+
+    def similar(self) -> Sequence[Candidate]:
+        """As cuDNN lists them for this problem, where it was asked already and does; else as they
+        were, ranked behind all that is listed."""
+        listed = {c.text: c for mode in self._by_mode.values() for c in mode}
+        return [
+            listed.get(c.text, replace(c, heuristic_mode="", rank=_UNLISTED_RANK))
+            for c in self._nearby
+        ]
 
     @property
     def aten_uses_cudnn(self) -> bool:

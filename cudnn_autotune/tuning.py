@@ -1,4 +1,5 @@
-"""The miss handler: enumerate -> sample -> check -> remember. On a hit no line of it runs."""
+"""The miss handler: known? else enumerate -> sample -> check -> remember. On a hit no line of it
+runs."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from cudnn_autotune import choice_log, sampling, settings, verdict
+from cudnn_autotune import choice_log, events, remembering, sampling, settings, verdict
 from cudnn_autotune._extension import _C
 from cudnn_autotune.choice_log import ATEN, Choice
 from cudnn_autotune.online_calls import OnlineChores, OnlinePolicy
@@ -21,6 +22,7 @@ from cudnn_autotune.sampling.gpu_timer import GpuTimer
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.serving import served_by
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +53,9 @@ def choose(
     problem = ConvProblem.from_native(native)
     limit = None if workspace_limit < 0 else workspace_limit
     limits = Limits(benchmark_limit, settings.get_budget_ms())
+    tensors = (x, w, y)
 
-    def remember(outcome: Outcome, since: int | None = None) -> Choice:
+    def remember(outcome: Outcome, since: int | None = None, origin: str = "tuned") -> Choice:
         choice = Choice(
             problem=problem,
             device=device,
@@ -65,15 +68,22 @@ def choose(
             selection=outcome.selection,
             relative_error=outcome.relative_error,
             struck=outcome.struck,
+            origin=origin,
         )
         # What calls have decided is not taken back by another thread's first call.
         known = choice_log.find(choice)
         if choice.total_samples > 0 or known is None or known.total_samples == 0:
             choice_log.record(choice, since)
-        _log.debug("%s: %s by %s in %.1f ms", problem.text, choice.text, mode, choice.tuning_ms)
+            remembering.keep(choice)
+        events.tell(choice)
         return choice
 
-    outcome = _search(native, problem, mode, limit, limits, device, (x, w, y))
+    known = remembering.find(problem, mode, limit, benchmark_limit, device)
+    served = None if known is None else served_by(native, problem, known, device, tensors)
+    if known is not None and served is not None:
+        choice = remember(served, origin=known.origin)
+        return choice.text, served.plan, None
+    outcome = _search(native, problem, mode, limit, limits, device, tensors)
     choice = remember(outcome)
     trial = None
     if isinstance(sampling.get(mode), Online) and outcome.chosen and not problem.deterministic:
@@ -102,7 +112,8 @@ def _search(
         return Outcome()
     timer = GpuTimer(problem, search, tensors)
     try:
-        candidates = QueriedCandidates(search, problem, tensors, workspace_limit)
+        nearby = remembering.similar(problem, device)
+        candidates = QueriedCandidates(search, problem, tensors, workspace_limit, nearby)
         strategy = sampling.get(mode)
         if isinstance(strategy, Online):
             selection = strategy.first(candidates, timer)
@@ -123,8 +134,9 @@ def _search(
     asymmetric = problem.padding[:n] != problem.padding[n:]
     # Where nothing was searched, cuDNN's first plan is what PyTorch runs too, and as unchecked;
     # but padding that differs before and after is something that PyTorch never hands to cuDNN.
-    if selection.total_samples == 0 and not asymmetric:
-        chosen = selection.winner
+    chosen = selection.winner
+    is_listed = chosen.candidate.engine is None or bool(chosen.candidate.heuristic_mode)
+    if selection.total_samples == 0 and is_listed and not asymmetric:
         return Outcome(selection, chosen, timer.plans.get(chosen.candidate.text))
     return _first_right(problem, selection, timer.plans, tensors)
 

@@ -29,9 +29,7 @@ def error_of(
 def is_right(problem: ConvProblem, text: str, error: float | None) -> bool:
     if error is None or error <= tolerance(problem):
         return True
-    _log.warning(
-        "%s: %s is wrong (relative error %.3g) and was not chosen", problem.text, text, error
-    )
+    _log.warning("%s: %s is wrong (relative error %.3g)", problem.text, text, error)
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -10,7 +11,11 @@ import pytest
 import torch
 from benchmark_scripts import BENCHMARKS
 
+# No test, nor a process that it starts, reads or writes what the user's folder remembers.
+os.environ["CUDNN_AUTOTUNE_CACHE"] = "off"
+
 import cudnn_autotune as ca
+from cudnn_autotune import remembering
 
 MARKERS = {
     "gpu": "needs a CUDA GPU",
@@ -41,6 +46,7 @@ def clean_slate() -> Iterator[None]:
     workspace_limit = ca.get_workspace_limit()
     benchmark_limit = ca.get_benchmark_limit()
     budget_ms = ca.get_budget_ms()
+    store = remembering.get_store_settings()
     deterministic_algorithms = torch.are_deterministic_algorithms_enabled()
     ca.forget()
     torch.manual_seed(0)
@@ -50,6 +56,8 @@ def clean_slate() -> Iterator[None]:
     ca.set_workspace_limit(workspace_limit)
     ca.set_benchmark_limit(benchmark_limit)
     ca.set_budget_ms(budget_ms)
+    remembering.restore_settings(store)
+    ca.unpin()
     ca.forget()
 
 

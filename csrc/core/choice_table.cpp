@@ -1,5 +1,6 @@
 #include "core/choice_table.h"
 
+#include <iterator>
 #include <utility>
 
 namespace cudnn_autotune {
@@ -28,6 +29,14 @@ void ChoiceTable::put(const ChoiceKey& key, std::string text) {
 void ChoiceTable::erase(const ChoiceKey& key) {
   const std::unique_lock lock(mutex_);
   if (choices_.erase(key) > 0) epoch_.fetch_add(1, std::memory_order_release);
+}
+
+void ChoiceTable::erase(const ConvProblem& problem) {
+  const std::unique_lock lock(mutex_);
+  for (auto entry = choices_.begin(); entry != choices_.end();) {
+    entry = entry->first.problem == problem ? choices_.erase(entry) : std::next(entry);
+  }
+  epoch_.fetch_add(1, std::memory_order_release);
 }
 
 void ChoiceTable::clear() {

@@ -24,6 +24,8 @@ class ChoiceTable {
   std::optional<std::string> find(const ChoiceKey& key) const;
   void put(const ChoiceKey& key, std::string text);
   void erase(const ChoiceKey& key);
+  // Under every policy. What is being decided by calls is stale as well.
+  void erase(const ConvProblem& problem);
   void clear();
   size_t size() const;
 

@@ -77,6 +77,10 @@ std::string ConvProblem::text() const {
   return t;
 }
 
+bool ConvProblem::operator==(const ConvProblem& other) const {
+  return std::memcmp(this, &other, sizeof(ConvProblem)) == 0;
+}
+
 bool ChoiceKey::operator==(const ChoiceKey& other) const {
   return std::memcmp(this, &other, sizeof(ChoiceKey)) == 0;
 }

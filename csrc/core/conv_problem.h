@@ -51,6 +51,8 @@ struct ConvProblem {
   std::vector<int64_t> output_shape() const;
   // One line, canonical: equal problems have equal texts and different ones different texts.
   std::string text() const;
+
+  bool operator==(const ConvProblem& other) const;
 };
 
 static_assert(std::has_unique_object_representations_v<ConvProblem>,

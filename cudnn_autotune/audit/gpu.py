@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudnn_autotune import choice_log, sampling, settings
+from cudnn_autotune import choice_log, remembering, sampling, settings
 from cudnn_autotune._extension import require_cuda_build
 from cudnn_autotune.audit.backend import Poisoned
 from cudnn_autotune.audit.comparison import against_pytorch, candidate_of
@@ -23,7 +23,7 @@ from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.plain_json import decode
 from cudnn_autotune.audit.scenes import pick_of
 from cudnn_autotune.engines import ATEN, Candidate, open_search
-from cudnn_autotune.measuring import Operands, operands
+from cudnn_autotune.measuring import Operands, operands, run_operator
 from cudnn_autotune.online_tuner import TUNER
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.queried import QueriedCandidates
@@ -53,6 +53,7 @@ class GpuBackend:
         self._settings = decode(OracleSettings, request["oracle"], "oracle")
         self._mode = request["mode"]
         self._budget_ms = request["budget_ms"]
+        remembering.set_store(mode="off")  # what earlier processes chose is no answer
         torch.manual_seed(self._settings.seed)
         torch.backends.cudnn.allow_tf32 = True
         if self._mode in PYTORCH_MODES:
@@ -168,14 +169,7 @@ def _opened(problem: ConvProblem) -> tuple[GpuTimer, list[Candidate]]:
 
 def _our_call(problem: ConvProblem, data: Operands, mode: str) -> Call:
     """The package's operator; the first call of a problem tunes it."""
-    x, w, y = data
-    ops = torch.ops.cudnn_autotune
-    tail = (problem.stride, problem.padding, problem.dilation, problem.groups, mode, -1)
-    if problem.op == "fprop":
-        return lambda: ops.conv_fprop(x, w, None, *tail)
-    if problem.op == "dgrad":
-        return lambda: ops.conv_dgrad(y, w, problem.input_shape, *tail)
-    return lambda: ops.conv_wgrad(y, x, problem.weight_shape, *tail)
+    return lambda: run_operator(problem, data, mode)
 
 
 def _pytorch_call(problem: ConvProblem, data: Operands) -> Call:

@@ -15,12 +15,18 @@ class StaticCandidates:
         candidates: those of a heuristic mode in any order; those of none in the order in which
             :meth:`beyond` gives them, PyTorch's own path before all others.
         aten_uses_cudnn: whether PyTorch's own path is cuDNN.
+        similar: those that were chosen for similar problems.
 
     Raises:
         ValueError: two candidates with one text, or an unknown heuristic mode.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], aten_uses_cudnn: bool = True) -> None:
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        aten_uses_cudnn: bool = True,
+        similar: Sequence[Candidate] = (),
+    ) -> None:
         texts: set[str] = set()
         for candidate in candidates:
             if candidate.text in texts:
@@ -39,6 +45,7 @@ class StaticCandidates:
             (c for c in candidates if not c.heuristic_mode), key=lambda c: c.text != ATEN.text
         )
         self._aten_uses_cudnn = aten_uses_cudnn
+        self._similar = list(similar)
 
     def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
         return [c for c in self._engines if c.heuristic_mode == heuristic_mode]
@@ -49,6 +56,9 @@ class StaticCandidates:
     def beyond(self) -> Sequence[Candidate]:
         """Those that no heuristic lists; without PyTorch's own path where the source lacks it."""
         return list(self._beyond)
+
+    def similar(self) -> Sequence[Candidate]:
+        return list(self._similar)
 
     @property
     def aten_uses_cudnn(self) -> bool:

@@ -6,6 +6,7 @@ from cudnn_autotune._extension import _C
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
 from cudnn_autotune.sampling.heuristic import Heuristic
+from cudnn_autotune.sampling.neighbour import Neighbour
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
@@ -57,6 +58,14 @@ def names() -> tuple[str, ...]:
     return tuple(_strategies)
 
 
-_modes: tuple[Strategy, ...] = (Heuristic(), *FRONTEND_MODES, Race(), Sustained(), Auto(), Online())
+_modes: tuple[Strategy, ...] = (
+    Heuristic(),
+    Neighbour(),
+    *FRONTEND_MODES,
+    Race(),
+    Sustained(),
+    Auto(),
+    Online(),
+)
 for _mode in _modes:
     register(_mode)

@@ -120,11 +120,15 @@ def _admit_all(
         # It is there already: PyTorch would run cuDNN's first plan, at the cost of building it.
         found.atens_plan = ready[0]
         without_engine = [c for c in without_engine if c.text != ATEN.text]
-    ready += timer.runnable(without_engine)
+    # What won on similar problems goes first: with a tight budget it may be all there is time for.
+    similar = [] if limits.benchmark_limit else list(candidates.similar())
+    compiled = _without_doubles([*(c for c in similar if c.is_compiled), *compiled])
+    likely = timer.runnable([c for c in similar if not c.is_compiled])
+    ready = _without_doubles([*likely, *ready, *timer.runnable(without_engine)])
     if compiled and ready and not budget.affords(_COMPILING_MS):
         _cut(compiled, "the budget does not allow compiling it", found)
         compiled = []
-    others = timer.runnable(second)
+    others = [c for c in timer.runnable(second) if c.text not in {r.text for r in ready}]
     timer.prepare(compiled)
     admit(ready, timer, budget, found.admission)
     best_of_a = found.admission.best_ms
@@ -140,6 +144,10 @@ def _admit_all(
     else:
         admit(timer.runnable(last), timer, budget, found.admission)
     return compiled
+
+
+def _without_doubles(candidates: Sequence[Candidate]) -> list[Candidate]:
+    return list({c.text: c for c in candidates}.values())
 
 
 def _cut(candidates: Sequence[Candidate], why: str, found: Field) -> None:

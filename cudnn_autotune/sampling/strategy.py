@@ -45,6 +45,10 @@ class Candidates(Protocol):
     def beyond(self) -> Sequence[Candidate]:
         """Those that no heuristic lists: PyTorch's own path (``engines.ATEN``) first, always."""
 
+    def similar(self) -> Sequence[Candidate]:
+        """Those that were chosen for problems like this one, of the nearest problem first; listed
+        by a heuristic or not."""
+
     @property
     def aten_uses_cudnn(self) -> bool:
         """Whether PyTorch's own path for the problem is cuDNN (its heuristics' first plan)."""

@@ -1,0 +1,96 @@
+"""The keys of one call in a torch.distributed store: written, read and removed, never waited for.
+
+``Store.get`` and ``Store.wait`` block the connection for every thread of the process, heartbeats
+and NCCL's watchdog included, and a key that is removed in the meantime blocks them for the store's
+whole timeout (30 minutes). So everything here returns at once; who wants to wait asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from cudnn_autotune.distributed.errors import DistributedTuningError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_T = TypeVar("_T")
+
+# Of a key that is not there, `compare_set` gives back what was expected; values start with "=".
+_ABSENT = "?"
+# A TCPStore of libuv drops the connection of who sends more than 8 MiB.
+_MOST_CHARACTERS = 2**20
+
+
+class Mailbox:
+    """ASCII texts under names, in a part of the store that one call has for itself.
+
+    Every method raises DistributedTuningError where the store cannot be reached.
+    """
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def put(self, name: str, text: str) -> None:
+        """Replaces what is there; at most a mebibyte (see :meth:`put_long`)."""
+        _ask(lambda: self._store.set(self._key(name), "=" + text))
+
+    def peek(self, name: str) -> str | None:
+        """What is there now; None: nothing."""
+        found = self._compare_set(name, _ABSENT, _ABSENT)
+        return None if found == _ABSENT else found[1:]
+
+    def put_first(self, name: str, text: str) -> str:
+        """Puts ``text`` where nothing is; returns what is there then."""
+        return self._compare_set(name, "", "=" + text)[1:]
+
+    def add(self, name: str, amount: int = 1) -> int:
+        """Of a counter that starts at 0: its new value."""
+        return _ask(lambda: self._store.add(self._key(name), amount))
+
+    def put_long(self, name: str, text: str) -> None:
+        """Of any length, in parts; the name itself comes last and says how many."""
+        parts = range(0, len(text), _MOST_CHARACTERS)
+        for i, start in enumerate(parts):
+            self.put(f"{name}/{i}", text[start : start + _MOST_CHARACTERS])
+        self.put(name, str(len(parts)))
+
+    def peek_long(self, name: str) -> str | None:
+        """What :meth:`put_long` has put, once it is there in full; None: not yet, or no more."""
+        count = self.peek(name)
+        if count is None:
+            return None
+        parts = [self.peek(f"{name}/{i}") for i in range(int(count))]
+        whole = [part for part in parts if part is not None]
+        return "".join(whole) if len(whole) == len(parts) else None
+
+    def remove_long(self, name: str) -> None:
+        count = self.peek(name)
+        for i in range(int(count or 0)):
+            self.remove(f"{name}/{i}")
+        self.remove(name)
+
+    def remove(self, name: str) -> None:
+        _ask(lambda: self._store.delete_key(self._key(name)))
+
+    def _compare_set(self, name: str, expected: str, desired: str) -> str:
+        key = self._key(name)
+        return _ask(lambda: self._store.compare_set(key, expected, desired)).decode()
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+
+def _ask(operation: Callable[[], _T]) -> _T:
+    try:
+        return operation()
+    except RuntimeError as error:  # torch.distributed.DistError among them
+        # torch adds a C++ stack to it.
+        told = (str(error).splitlines() or [""])[0]
+        raise DistributedTuningError(
+            None,
+            "the store of the process group cannot be reached; the process that hosts it (rank 0, "
+            f"unless the launcher does) has probably ended: {type(error).__name__}: {told}",
+        ) from error

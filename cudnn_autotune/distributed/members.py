@@ -1,0 +1,82 @@
+"""Who takes part in a call: the ranks of a process group, and the store that they share."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from cudnn_autotune.distributed.mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_lock = threading.Lock()
+_calls: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+
+@dataclass(frozen=True)
+class Members:
+    """A process group of two or more, as one of its ranks sees it."""
+
+    store: Store
+    name: str
+    rank: int
+    """This process's place in the group, from 0."""
+    ranks: tuple[int, ...]
+    """Global ranks, by place in the group."""
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def new_mailbox(self) -> Mailbox:
+        """A part of the store that no other call of this group has had.
+
+        All ranks count their calls, and so agree upon its number without a word. The count belongs
+        to the process, not to the group object: a group that is destroyed and made again finds the
+        same store, with what a failed call has left there.
+        """
+        with _lock:
+            number = _calls[self.name, self.ranks]
+            _calls[self.name, self.ranks] += 1
+        return Mailbox(self.store, f"cudnn_autotune/{number}")
+
+
+def members_of(group: dist.ProcessGroup | None) -> Members | None:
+    """The members of ``group`` (None: the default group); None where this process is alone.
+
+    Raises:
+        ValueError: ``group`` is no process group, or this process is not in it.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        if group is not None:
+            raise ValueError(
+                f"group must be None where torch.distributed is not initialised, got {group!r}"
+            )
+        return None
+    if group is None:
+        group = dist.group.WORLD
+    if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"group must be one that this process (rank {dist.get_rank()}) is a member of"
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(f"group must be a torch.distributed.ProcessGroup or None, got {group!r}")
+    ranks = tuple(dist.get_process_group_ranks(group))
+    if len(ranks) < 2:
+        return None
+    store = group.get_group_store()
+    return Members(store, group.group_name, dist.get_rank(group), ranks)
+
+
+def check_timeout_s(timeout_s: float) -> float:
+    """``timeout_s``, if it is a time above 0; else ValueError."""
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < timeout_s < math.inf:
+        raise ValueError(f"timeout_s must be a time in seconds above 0, got {timeout_s!r}")
+    return float(timeout_s)

@@ -1,0 +1,93 @@
+"""A model's convolutions, tuned by all ranks together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from cudnn_autotune import sampling, settings
+from cudnn_autotune.distributed.exchange import Exchange
+from cudnn_autotune.distributed.members import check_timeout_s, members_of
+from cudnn_autotune.distributed.problems import find
+from cudnn_autotune.distributed.sharing import share_in
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.online import Online
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
+
+
+def tune(
+    model: nn.Module,
+    *inputs: Any,
+    group: dist.ProcessGroup | None = None,
+    timeout_s: float = 600.0,
+    **kwargs: Any,
+) -> list[Decision]:
+    """Tunes what ``model(*inputs, **kwargs)`` needs, forward and backward, on all ranks together.
+
+    Every rank of the group calls it, with a model and inputs on its own CUDA device. The model runs
+    once (see ``problems_of``); then each problem is tuned by one rank, in the sampling mode of the
+    settings, and at the end all ranks have the same choices, at about the cost of one rank's share.
+    Ranks with unequal GPUs or versions of cuDNN share with their equals only. Without
+    torch.distributed it tunes alone. A layer with a ``sampling=`` of its own that is not the
+    settings' mode goes on tuning itself at its first call.
+
+    Args:
+        model: or a DistributedDataParallel of it.
+        inputs, kwargs: as for a call of the model; the local batch of this rank.
+        group: the process group; None: the default one.
+        timeout_s: how many seconds a rank may take to come, to run the model once, and for any one
+            problem.
+
+    Returns:
+        The decisions that are installed now: the same list on all ranks of equal environments.
+
+    Raises:
+        DistributedTuningError: on all ranks, and nothing is installed: one has raised, died or
+            timed out; settings differ between ranks.
+        ValueError: no convolution that this package serves, ``online`` as mode (without
+            torch.distributed; else a DistributedTuningError says so); a group that this process is
+            not in, a timeout that is not above 0.
+    """
+    from cudnn_autotune import remembering
+
+    check_timeout_s(timeout_s)
+    members = members_of(group)
+    if members is None:
+        mode = _mode()
+        found = find(model, inputs, kwargs)
+        device = found.device
+        decisions = [remembering.tune(problem, device, mode) for problem in found.problems]
+    else:
+        with Exchange(members, timeout_s) as exchange:
+            mode = _mode()
+            exchange.note("a first run of the model")
+            found = find(model, inputs, kwargs)
+            device = found.device
+
+            def tune_one(problem: ConvProblem) -> Decision:
+                return remembering.tune(problem, device, mode)
+
+            terms = {
+                "call": "tune",
+                "sampling": mode,
+                "benchmark_limit": settings.get_benchmark_limit(),
+                "workspace_limit": settings.get_workspace_limit(),
+                "budget_ms": settings.get_budget_ms(),
+            }
+            here = Environment.of(device)
+            decisions = share_in(exchange, found.problems, tune_one, here, terms)
+    remembering.install(decisions, device)
+    return decisions
+
+
+def _mode() -> str:
+    mode = settings.get_sampling()
+    if isinstance(sampling.get(mode), Online):
+        raise ValueError(
+            f"sampling must be a mode that decides at once, and {mode!r} decides in later calls; "
+            "set another for this call: with cudnn_autotune.use_sampling('auto')"
+        )
+    return mode

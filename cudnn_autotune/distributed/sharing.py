@@ -1,0 +1,132 @@
+"""The ranks of a group tune a list of problems together, and all get all decisions."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from cudnn_autotune.distributed.exchange import Exchange
+from cudnn_autotune.distributed.members import check_timeout_s, members_of
+from cudnn_autotune.distributed.subgroups import Subgroup, meet
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.problem_json import problem_from_json, problem_text, problem_to_json
+
+TuneOne = Callable[[ConvProblem], Decision]
+
+_log = logging.getLogger(__name__)
+
+
+def share(
+    problems: Sequence[ConvProblem],
+    tune_one: TuneOne,
+    environment: Environment,
+    group: dist.ProcessGroup | None = None,
+    timeout_s: float = 600.0,
+) -> list[Decision]:
+    """Tunes each problem on one rank, and returns the decisions on all. Nothing is installed.
+
+    Every rank of the group calls it. Ranks of equal environments share the problems that any of
+    them brings: whoever is free takes the next, the largest first. Where torch.distributed is not
+    initialised, or the group has one rank, it tunes alone, and exceptions are ``tune_one``'s own.
+
+    Args:
+        problems: one that is there twice counts once; they may differ from rank to rank.
+        tune_one: tunes a problem on this rank.
+        environment: of this rank's GPU.
+        group: None: the default group.
+        timeout_s: how many seconds a rank may take to come, and for any one problem.
+
+    Returns:
+        One decision for each problem, in the order of the sub-group's first rank, then of the
+        others' own ones: the same list on all ranks of equal environments.
+
+    Raises:
+        DistributedTuningError: on all ranks: one has raised, died, timed out or not come.
+        ValueError: a group that this process is not in, a timeout that is not above 0.
+    """
+    check_timeout_s(timeout_s)
+    members = members_of(group)
+    if members is None:
+        return [_tuned(problem, tune_one) for problem in dict.fromkeys(problems)]
+    with Exchange(members, timeout_s) as exchange:
+        return share_in(exchange, problems, tune_one, environment, {"call": "share"})
+
+
+def share_in(
+    exchange: Exchange,
+    problems: Sequence[ConvProblem],
+    tune_one: TuneOne,
+    environment: Environment,
+    terms: Mapping[str, Any],
+) -> list[Decision]:
+    """:func:`share` within a call that has begun, and that this ends; ``terms``: see ``meet``."""
+    brought = [problem_to_json(problem) for problem in problems]
+    subgroup = meet(exchange, environment, terms, brought)
+    shared = list(
+        dict.fromkeys(
+            problem_from_json(tree) for rank in subgroup.ranks for tree in subgroup.told[rank]
+        )
+    )
+    exchange.put("tuned", _tune_share(exchange, subgroup, shared, tune_one))
+    decisions: dict[int, Decision] = {}
+    # This rank's own as well come back as the others see them, so that all lists are equal.
+    for rank, tuned in exchange.gather("tuned", subgroup.ranks).items():
+        for number, tree in tuned.items():
+            index = int(number)
+            decision = Decision.from_json(tree, f"decision {index}")
+            if decision.problem != shared[index] or index in decisions:
+                exchange.fail(rank, f"it has sent what nobody expected: {decision.key}")
+            decisions[index] = decision
+    missing = [problem_text(p) for i, p in enumerate(shared) if i not in decisions]
+    if missing:
+        exchange.fail(None, f"nobody has tuned {', '.join(missing)}")
+    exchange.agree()
+    return [decisions[i] for i in range(len(shared))]
+
+
+def _tune_share(
+    exchange: Exchange, subgroup: Subgroup, shared: Sequence[ConvProblem], tune_one: TuneOne
+) -> dict[str, Any]:
+    """This rank's part: problems are taken one by one, not dealt out beforehand.
+
+    What a problem takes is known afterwards only (the number of engines, how many are compiled at
+    run time, how soon a winner shows), up to ten times as much as for another of equal FLOPs. The
+    largest come first, so that none of them is what the others wait for at the end: Graham, Bounds
+    on multiprocessing timing anomalies, SIAM J. Appl. Math. 17 (1969).
+    """
+    start_s = time.perf_counter()
+    queue = sorted(range(len(shared)), key=lambda i: (-flops(shared[i]), i))
+    tuned: dict[str, Any] = {}
+    while (turn := exchange.turn(subgroup.first)) < len(queue):
+        index = queue[turn]
+        problem = shared[index]
+        exchange.note(problem_text(problem))
+        tuned[str(index)] = _tuned(problem, tune_one).to_json()
+    _log.info(
+        "rank %d tuned %d of %d problems in %.1f s",
+        exchange.members.ranks[exchange.members.rank],
+        len(tuned),
+        len(shared),
+        time.perf_counter() - start_s,
+    )
+    return tuned
+
+
+def _tuned(problem: ConvProblem, tune_one: TuneOne) -> Decision:
+    decision = tune_one(problem)
+    if decision.problem != problem:
+        asked, got = problem_text(problem), problem_text(decision.problem)
+        raise ValueError(f"tune_one must decide on {asked}, and decided on {got}")
+    return decision
+
+
+def flops(problem: ConvProblem) -> float:
+    """Of one call, a multiplication and an addition being two: equal for all three operations."""
+    return 2.0 * math.prod(problem.weight_shape[1:]) * math.prod(problem.output_shape)

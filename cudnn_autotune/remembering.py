@@ -1,0 +1,274 @@
+"""What is known of a problem before it is tuned, and what is kept of it afterwards.
+
+Asked in this order: a pin, what ranks have agreed upon, the store. What was tuned goes into the
+store; where that is, and whether it is used, is set here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from cudnn_autotune import choice_log
+from cudnn_autotune.choice_log import Choice
+from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.measuring import operands, run_operator
+from cudnn_autotune.pins import pinned
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.store import Decision, Environment, Layered, Provenance, Store
+from cudnn_autotune.store.decision import key_of
+from cudnn_autotune.store.neighbours import nearest
+from cudnn_autotune.versions import environment
+
+STORE_MODES = ("off", "read", "read_write", "retune")
+_READS = ("read", "read_write")
+_WRITES = ("read_write", "retune")
+
+StorePath = str | PathLike[str]
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """Where decisions are kept between processes."""
+
+    path: Path | None = None
+    """A folder, or a file ending in ``.json``; None: the default folder."""
+    mode: str = "read_write"
+    shipped: tuple[Path, ...] = ()
+    """Asked where the user's own store knows nothing; never written to."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What serves a problem without timing anything."""
+
+    text: str
+    origin: str
+    decision: Decision | None = None
+    """None for a pin."""
+
+
+_lock = threading.RLock()
+_settings = StoreSettings()
+_stores: dict[int | None, Layered] = {}
+_agreed: dict[tuple[int, str], Decision] = {}
+
+
+def set_store(
+    path: StorePath | None = None,
+    *,
+    mode: str | None = None,
+    shipped: Iterable[StorePath] = (),
+) -> None:
+    """Sets where decisions are kept, and how they are used.
+
+    Args:
+        path: a folder, in which each kind of GPU and version of cuDNN has its own file, or a file
+            ending in ``.json``; None: ``CUDNN_AUTOTUNE_CACHE_DIR``, else the user's cache folder.
+        mode: ``"read_write"``, ``"read"``, ``"off"``, or ``"retune"``: tunes what the store knows,
+            and replaces it; None: as it is.
+        shipped: files or folders with decisions that came along with an application: asked where
+            ``path`` knows nothing, never written to.
+
+    Raises:
+        ValueError: an unknown mode.
+    """
+    global _settings
+    if mode is not None:
+        check_store_mode(mode)
+    with _lock:
+        _settings = StoreSettings(
+            path=None if path is None else Path(path),
+            mode=_settings.mode if mode is None else mode,
+            shipped=tuple(Path(one) for one in shipped),
+        )
+        _stores.clear()
+
+
+def check_store_mode(mode: object, argument: str = "mode") -> str:
+    if not isinstance(mode, str) or mode not in STORE_MODES:
+        allowed = ", ".join(map(repr, STORE_MODES))
+        raise ValueError(f"{argument} must be one of {allowed}, got {mode!r}")
+    return mode
+
+
+def get_store_settings() -> StoreSettings:
+    return _settings
+
+
+def restore_settings(settings: StoreSettings) -> None:
+    set_store(settings.path, mode=settings.mode, shipped=settings.shipped)
+
+
+def read_environment(environ: Mapping[str, str] = os.environ) -> None:
+    """``CUDNN_AUTOTUNE_CACHE``: the mode. ValueError naming the variable."""
+    mode = environ.get("CUDNN_AUTOTUNE_CACHE", "").strip() or StoreSettings().mode
+    set_store(mode=check_store_mode(mode, "CUDNN_AUTOTUNE_CACHE"))
+
+
+def get_store(device: int | None = None) -> Store:
+    """The user's store of a CUDA device (an index; None: the current one)."""
+    return _layers(device).user
+
+
+def _layers(device: int | None) -> Layered:
+    with _lock:
+        if device not in _stores:
+            here = Environment.of(device)
+            is_for_reading = _settings.mode not in _WRITES
+            _stores[device] = Layered(
+                Store(_settings.path, here, read_only=is_for_reading),
+                [Store(one, here, read_only=True) for one in _settings.shipped],
+            )
+        return _stores[device]
+
+
+def find(
+    problem: ConvProblem,
+    sampling: str,
+    workspace_limit: int | None,
+    benchmark_limit: int,
+    device: int,
+) -> Known | None:
+    """What serves ``problem`` under a policy, without timing; None where it must be tuned."""
+    text = pinned(problem)
+    if text is not None:
+        return Known(text, "pinned")
+    with _lock:
+        agreed = _agreed.get((device, key_of(problem, sampling, benchmark_limit)))
+    decision = None if agreed is None else agreed.under(problem.deterministic, workspace_limit)
+    if decision is not None:
+        return _known(decision, "agreed")
+    if _settings.mode in _READS:
+        layers = _layers(device)
+        decision = layers.find(
+            problem,
+            sampling=sampling,
+            workspace_limit=workspace_limit,
+            benchmark_limit=benchmark_limit,
+        )
+        if decision is not None:
+            return _known(decision, "store")
+    return None
+
+
+def _known(decision: Decision, origin: str) -> Known:
+    return Known(decision.selection.winner.candidate.text, origin, decision)
+
+
+def similar(problem: ConvProblem, device: int) -> list[Candidate]:
+    """What was chosen for the problems that are most like ``problem``, the nearest first."""
+    if _settings.mode not in _READS:
+        return []
+    layers = _layers(device)
+    found: dict[str, Candidate] = {}
+    for key in nearest(problem, layers.keys()):
+        decision = layers.by_key(key)
+        if decision is not None and decision.chosen is not None:
+            found.setdefault(decision.chosen.candidate.text, decision.chosen.candidate)
+    return list(found.values())
+
+
+def keep(choice: Choice) -> None:
+    """Stores what was tuned here; what nobody timed is not worth it."""
+    is_measured = choice.selection is not None and choice.selection.total_samples > 0
+    if _settings.mode in _WRITES and choice.origin == "tuned" and choice.chosen and is_measured:
+        _layers(choice.device).add([decision_of(choice)])
+
+
+def decision_of(choice: Choice) -> Decision:
+    """A choice as it is kept: the frontier with the chosen one first."""
+    driver = environment(choice.device)["driver"] if torch.cuda.is_available() else None
+    chosen = choice.chosen or Timed(ATEN, None, 0)
+    selection = choice.selection or Selection((chosen,), 0)
+    others = [entry for entry in selection.ranking if entry.candidate.text != choice.text]
+    return Decision(
+        problem=choice.problem,
+        sampling=choice.sampling,
+        benchmark_limit=choice.benchmark_limit,
+        workspace_limit=choice.workspace_limit,
+        selection=replace(selection, ranking=(chosen, *others)),
+        relative_error=choice.relative_error,
+        struck=choice.struck,
+        provenance=Provenance.now(driver or ""),
+    )
+
+
+def choice_of(known: Decision, device: int, origin: str) -> Choice:
+    """A decision as it is told of, before its first call."""
+    chosen = known.selection.winner
+    return Choice(
+        problem=known.problem,
+        device=device,
+        sampling=known.sampling,
+        workspace_limit=known.workspace_limit,
+        benchmark_limit=known.benchmark_limit,
+        text=chosen.candidate.text,
+        chosen=chosen,
+        tuning_ms=0.0,
+        selection=known.selection,
+        relative_error=known.relative_error,
+        struck=known.struck,
+        origin=origin,
+    )
+
+
+def install(decisions: Iterable[Decision], device: int) -> None:
+    """What ranks have agreed upon: from now on it serves its problems on ``device``, and it is
+    what the store gets."""
+    decisions = list(decisions)
+    with _lock:
+        for decision in decisions:
+            _agreed[device, decision.key] = decision
+    for decision in decisions:
+        choice_log.forget_problem(decision.problem)
+        choice_log.record(choice_of(decision, device, "agreed"))
+    measured = [d for d in decisions if d.selection.total_samples > 0]
+    if _settings.mode in _WRITES and measured:
+        _layers(device).add(measured)
+
+
+def forget() -> None:
+    """Clears all choices, built plans and counts, and what ranks have agreed upon: the next call of
+    each shape looks anew. What was pinned, and what is on disk, stays."""
+    with _lock:
+        _agreed.clear()
+    choice_log.forget()
+
+
+def tune(problem: ConvProblem, device: int, sampling: str) -> Decision:
+    """The decision for a problem, by tuning it now unless it is known already.
+
+    Raises:
+        RuntimeError: cuDNN and this package have no part in the problem (PyTorch serves it), or
+            it cannot be tuned on the device.
+    """
+    data = operands(problem, torch.device("cuda", device))
+    cudnn = torch.backends.cudnn
+    flags = cudnn.flags(
+        enabled=True,
+        benchmark=cudnn.benchmark,
+        benchmark_limit=cudnn.benchmark_limit,
+        deterministic=problem.deterministic,
+        allow_tf32=problem.allow_tf32,
+        fp32_precision=None,  # the newer name of allow_tf32: as it is
+    )
+    with torch.cuda.device(device), flags:
+        run_operator(problem, data, sampling)
+        torch.cuda.synchronize(device)
+    made = [
+        choice
+        for choice in choice_log.choices()
+        if (choice.problem, choice.device, choice.sampling) == (problem, device, sampling)
+    ]
+    if not made:
+        reasons = ", ".join(choice_log.fallbacks()) or "it is served by PyTorch"
+        raise RuntimeError(f"{problem.text}: no choice was made: {reasons}")
+    return decision_of(made[-1])

@@ -1,0 +1,24 @@
+"""``neighbour``: what was chosen for the most similar problem; nothing is timed.
+
+Winners of near shapes are mostly good on a new one, better than the heuristics' first: for shapes
+that change from call to call. Where no similar problem is known, the heuristics' first plan serves.
+"""
+
+from __future__ import annotations
+
+from cudnn_autotune.sampling.heuristic import Heuristic
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.sampling.strategy import Candidates, Limits
+from cudnn_autotune.sampling.timer import Timer
+
+
+class Neighbour:
+    name = "neighbour"
+
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
+        found = timer.runnable(candidates.similar(), limit=1)
+        if not found:
+            return Heuristic().select(candidates, timer, limits)
+        rule = "chosen for a similar problem"
+        evidence = Evidence(rule=rule, tied=(found[0].text,), wall_ms=timer.elapsed_ms())
+        return Selection((Timed(found[0], None, 0),), 0, evidence)

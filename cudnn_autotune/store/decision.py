@@ -1,0 +1,188 @@
+"""A decision that lasts: the whole frontier that was measured for one problem, never an index."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cudnn_autotune.engines import check_workspace_limit
+from cudnn_autotune.json_node import Node
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.store import rerank
+from cudnn_autotune.store.problem_json import problem_from_json, problem_text, problem_to_json
+from cudnn_autotune.store.provenance import Provenance
+
+# Above it JSON readers of other languages may give up, and so does json_node.
+_MOST = 1e15
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was chosen for a problem, and everything that was timed on the way.
+
+    Args:
+        problem: its ``deterministic`` says whether only deterministic engines were measured.
+        sampling: the mode that measured.
+        benchmark_limit: how many candidates it was to look at; 0: all.
+        workspace_limit: the bytes that a candidate was allowed; None: no limit.
+        selection: the ranking, the chosen one first (those in ``struck`` may come before it).
+            Candidates that were never timed are dropped here, but for the chosen one.
+        relative_error: of the chosen one's output against a reference; None: not checked.
+        struck: ``(engine text, relative error)`` of candidates whose output was wrong; an error
+            that is no finite number is kept as infinity.
+
+    Raises:
+        ValueError: naming the argument and what is allowed.
+    """
+
+    problem: ConvProblem
+    sampling: str
+    benchmark_limit: int
+    workspace_limit: int | None
+    selection: Selection
+    relative_error: float | None = None
+    struck: tuple[tuple[str, float], ...] = ()
+    provenance: Provenance = field(default_factory=Provenance)
+
+    def __post_init__(self) -> None:
+        if not self.sampling.isprintable() or self.sampling.strip('"\\') != self.sampling:
+            raise ValueError(f"sampling must be a mode's name, got {self.sampling!r}")
+        Node(self.benchmark_limit, "benchmark_limit").integer()
+        check_workspace_limit(self.workspace_limit)
+        Node(self.relative_error, "relative_error").number_or_null()
+        if not self.selection.ranking:
+            raise ValueError("selection must rank at least one candidate, got an empty ranking")
+        struck = tuple((text, _error(error)) for text, error in self.struck)
+        object.__setattr__(self, "struck", struck)
+        chosen = self.chosen
+        kept: dict[str, Timed] = {}
+        for entry in self.selection.ranking:
+            if entry.time_ms is not None or entry is chosen:
+                kept.setdefault(entry.candidate.text, entry)
+        if len(kept) < len(self.selection.ranking):
+            ranking = tuple(kept.values())
+            object.__setattr__(self, "selection", replace(self.selection, ranking=ranking))
+
+    @property
+    def key(self) -> str:
+        """The problem, without determinism, and who measured: one line, for people too.
+
+        Constraints under which it was measured (determinism, workspace) are not part of it: see
+        :meth:`under`.
+        """
+        return key_of(self.problem, self.sampling, self.benchmark_limit)
+
+    @property
+    def chosen(self) -> Timed | None:
+        """The first of the ranking whose output was not wrong; None where all were."""
+        wrong = {text for text, _ in self.struck}
+        return next((e for e in self.selection.ranking if e.candidate.text not in wrong), None)
+
+    def under(self, deterministic: bool, workspace_limit: int | None) -> Decision | None:
+        """The same measurement, ranked for other constraints; nothing is timed.
+
+        The result ranks the candidates that may serve, and no other: within the limit,
+        deterministic if asked for, timed, not struck. The chosen one stays the chosen one if it may
+        serve; else the fastest takes its place (see ``rerank``).
+
+        Returns:
+            None where it was measured under tighter constraints, since it then lacks candidates;
+            where nothing in it may serve.
+
+        Raises:
+            ValueError: a limit that is no number of bytes.
+        """
+        check_workspace_limit(workspace_limit)
+        lacks_nondeterministic = self.problem.deterministic and not deterministic
+        if lacks_nondeterministic or not admits(self.workspace_limit, workspace_limit):
+            return None
+        chosen = self.chosen
+        if chosen is None:
+            return None
+        selection = rerank.under(
+            self.selection, chosen, dict(self.struck), deterministic, workspace_limit
+        )
+        if selection is None:
+            return None
+        stayed = selection.winner.candidate.text == chosen.candidate.text
+        return replace(
+            self,
+            problem=with_determinism(self.problem, deterministic),
+            workspace_limit=workspace_limit,
+            selection=selection,
+            relative_error=self.relative_error if stayed else None,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; :meth:`from_json` is its inverse."""
+        return {
+            "problem": problem_to_json(self.problem),
+            "sampling": self.sampling,
+            "benchmark_limit": self.benchmark_limit,
+            "workspace_limit": self.workspace_limit,
+            "selection": self.selection.to_json(),
+            "relative_error": self.relative_error,
+            "struck": [[text, e if math.isfinite(e) else None] for text, e in self.struck],
+            "provenance": self.provenance.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, tree: Any, place: str = "decision") -> Decision:
+        """Raises ValueError naming the place and what is allowed there."""
+        fields = Node(tree, place).fields(
+            *("problem", "sampling", "benchmark_limit", "workspace_limit", "selection"),
+            *("relative_error", "struck", "provenance"),
+        )
+        limit = fields["workspace_limit"]
+        selection = fields["selection"]
+        selection.object()
+        try:
+            return cls(
+                problem=problem_from_json(fields["problem"].value, fields["problem"].place),
+                sampling=fields["sampling"].text(),
+                benchmark_limit=fields["benchmark_limit"].integer(),
+                workspace_limit=None if limit.value is None else limit.integer(),
+                selection=Selection.from_json(selection.value),
+                relative_error=fields["relative_error"].number_or_null(),
+                struck=tuple(_struck(node) for node in fields["struck"].items()),
+                provenance=Provenance.from_json(
+                    fields["provenance"].value, fields["provenance"].place
+                ),
+            )
+        except ValueError as error:
+            if str(error).startswith(place):
+                raise
+            raise ValueError(f"{place}: {error}") from error
+
+
+def key_of(problem: ConvProblem, sampling: str = "auto", benchmark_limit: int = 0) -> str:
+    """The key of every decision for ``problem`` by this mode and limit."""
+    # The mode's name comes last: whatever a user calls a mode, no two keys are alike.
+    return f"{problem_text(problem)} benchmark_limit={benchmark_limit} sampling={sampling}"
+
+
+def with_determinism(problem: ConvProblem, deterministic: bool) -> ConvProblem:
+    if problem.deterministic == deterministic:
+        return problem
+    tree = {**problem_to_json(problem), "deterministic": deterministic}
+    return problem_from_json(tree)
+
+
+def admits(outer: int | None, inner: int | None) -> bool:
+    """Whether a workspace limit of ``inner`` allows nothing that ``outer`` does not."""
+    return outer is None or (inner is not None and inner <= outer)
+
+
+def _struck(node: Node) -> tuple[str, float]:
+    pair = node.items()
+    if len(pair) != 2:
+        raise node.error("a list of a text and a relative error")
+    error = pair[1].number_or_null()
+    return pair[0].text(), math.inf if error is None else error
+
+
+def _error(value: float) -> float:
+    # Not a number is in no range.
+    return float(value) if 0 <= value <= _MOST else math.inf

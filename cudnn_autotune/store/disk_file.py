@@ -1,0 +1,131 @@
+"""A file that processes share: read whole, replaced whole, under a lock beside it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+
+from filelock import FileLock
+
+# A writer holds the lock for milliseconds; but many may wait, and who gets it next is chance.
+LOCK_TIMEOUT_S = 60.0
+_POLL_S = 0.005
+
+Stamp = tuple[int, int, int, int] | None
+
+
+def stamp(path: Path) -> Stamp:
+    """Changes when the file does; None where there is none. Raises OSError where it is unknown."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _stamp(status)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+
+
+def read(path: Path) -> tuple[bytes, Stamp]:
+    """The whole file, and the stamp of what was read; ``(b"", None)`` where there is none.
+
+    Raises:
+        OSError: it is there, but cannot be read, or is no regular file.
+    """
+    try:
+        # Not to wait for the writer of a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return b"", None
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is no regular file")
+        return file.read(), _stamp(status)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of ``path``, ``<path>.lock``, against other processes and threads.
+
+    Makes the folder if need be. A process that dies leaves no lock behind.
+
+    Raises:
+        OSError: no lock is to be had there; TimeoutError: not in time.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S)
+    try:
+        lock.acquire(poll_interval=_POLL_S)
+    except NotImplementedError as error:  # a file system without locks
+        raise OSError(str(error)) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def replace(path: Path, data: bytes) -> Stamp:
+    """Replaces the file in one step; when this returns, it is on the disk. To be called under the
+    lock. Raises OSError; the file is then as it was."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(4)}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        # 0o666: the umask decides, so that a shared folder can be shared.
+        with open(os.open(partial, flags, 0o666), "wb") as file:
+            with suppress(OSError):
+                os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    _sync_folder(path.parent)
+    return stamp(path)
+
+
+def is_writable(path: Path) -> bool:
+    """Whether files could be made beside it, as far as permissions tell."""
+    folder = next(folder for folder in path.parents if os.path.exists(folder))
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+
+
+def remove_partials(path: Path) -> None:
+    """What writers that were killed have left behind. To be called under the lock."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with suppress(OSError):
+            partial.unlink()
+
+
+def set_aside(path: Path) -> Path:
+    """A second name for the file as it is: ``<path>.damaged-<UTC time>``. Raises OSError."""
+    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    for number in range(1000):
+        aside = path.with_name(f"{path.name}.damaged-{moment}" + (f"-{number}" if number else ""))
+        try:
+            os.link(path, aside)
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without links
+            shutil.copy2(path, aside)
+        return aside
+    raise FileExistsError(str(aside))
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,236 @@
+"""Decisions on disk, shared by processes: what one has tuned, the next one knows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.store import entry
+from cudnn_autotune.store.decision import Decision, Provenance, key_of
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.file_format import Content
+from cudnn_autotune.store.folder import file_in
+from cudnn_autotune.store.notices import say_once
+from cudnn_autotune.store.pending import Pending
+from cudnn_autotune.store.synced_file import SyncedFile
+
+_log = logging.getLogger(__name__)
+
+
+class Store:
+    """The decisions of one environment, in one file.
+
+    Threads and processes may share it. Every change is on the disk when the call returns, and loses
+    nothing of what others wrote meanwhile. What cannot be written (a full disk, a folder without
+    permission, a file of a newer version) stays in memory, is served from there, is said once, and
+    is tried again with the next change. A file that is damaged is set aside; what is intact in it
+    is kept.
+
+    Args:
+        path: a file (``*.json``), or a folder with a file for each environment; None: the folder
+            ``CUDNN_AUTOTUNE_CACHE_DIR``, else ``$XDG_CACHE_HOME/cudnn_autotune``, else
+            ``~/.cache/cudnn_autotune``.
+        environment: whose decisions; None: that of the current CUDA device.
+        read_only: leaves the disk alone: changes stay in memory.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        environment: Environment | None = None,
+        *,
+        read_only: bool = False,
+    ) -> None:
+        self.environment = Environment.of() if environment is None else environment
+        self._lock = threading.RLock()
+        place = Path(os.path.realpath(file_in(path, self.environment)))
+        self._file = SyncedFile(place, self.environment, read_only)
+        # Name of an entry -> what of it is not on the disk yet; None: that it is gone.
+        self._unwritten: dict[bytes, bytes | None] = {}
+        self._parsed: dict[bytes, Decision | None] = {}
+        self._file.refresh()
+
+    @property
+    def path(self) -> Path:
+        """The file; it need not exist."""
+        return self._file.path
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether what is put in will outlive this process, as far as is known."""
+        return self._file.is_writable
+
+    def get(
+        self,
+        problem: ConvProblem,
+        *,
+        sampling: str = "auto",
+        workspace_limit: int | None = None,
+        benchmark_limit: int = 0,
+    ) -> Selection | None:
+        """The selection of :meth:`find`."""
+        found = self.find(
+            problem,
+            sampling=sampling,
+            workspace_limit=workspace_limit,
+            benchmark_limit=benchmark_limit,
+        )
+        return None if found is None else found.selection
+
+    def find(
+        self,
+        problem: ConvProblem,
+        *,
+        sampling: str = "auto",
+        workspace_limit: int | None = None,
+        benchmark_limit: int = 0,
+    ) -> Decision | None:
+        """What serves ``problem`` within ``workspace_limit`` (bytes; None: no limit), without
+        timing anything (``Decision.under``); None where that must be measured first."""
+        key = key_of(problem, sampling, benchmark_limit)
+
+        def known() -> Decision | None:
+            fitting = [d.under(problem.deterministic, workspace_limit) for d in self._known(key)]
+            return max(filter(None, fitting), key=lambda d: d.provenance.time, default=None)
+
+        return self._looked_up(known)
+
+    def by_key(self, key: str) -> Decision | None:
+        """What stands under a ``Decision.key``, as it was measured."""
+        return self._looked_up(lambda: next(iter(self._known(key)), None))
+
+    def put(
+        self,
+        problem: ConvProblem,
+        selection: Selection,
+        *,
+        sampling: str = "auto",
+        workspace_limit: int | None = None,
+        benchmark_limit: int = 0,
+        relative_error: float | None = None,
+        struck: Iterable[tuple[str, float]] = (),
+    ) -> None:
+        """Keeps what was measured just now; the arguments are those of ``Decision``."""
+        decision = Decision(
+            problem=problem,
+            sampling=sampling,
+            benchmark_limit=benchmark_limit,
+            workspace_limit=workspace_limit,
+            selection=selection,
+            relative_error=relative_error,
+            struck=tuple(struck),
+            provenance=Provenance.now(),
+        )
+        self.add([decision])
+
+    def add(self, decisions: Iterable[Decision]) -> None:
+        """Keeps many in one step: all of them are on the disk afterwards, or none.
+
+        Raises:
+            ValueError: one that could not be read back, as for a negative time; none is kept then.
+        """
+        lines = [entry.encode(decision, self.environment) for decision in decisions]
+        self._change([entry.decode(line, self.environment) for line in lines])
+
+    def merge(self, other: Store) -> int:
+        """Takes over what ``other`` knows; returns how many were new, newer, or of looser
+        constraints. ValueError where it is of another environment."""
+        if other.environment != self.environment:
+            raise ValueError(
+                f"other must be a store of {self.environment.file_name}, got one of "
+                f"{other.environment.file_name}"
+            )
+        return self._change(list(other))
+
+    def remove(self, keys: Iterable[str]) -> int:
+        """Forgets all that stands under these (``Decision.key``); returns how many that were."""
+        names = {name for key in keys for name in entry.names(key)}
+        with self._lock:
+            self._refresh()
+            gone = [name for name in names if self._line(name) is not None]
+            if gone:
+                self._change([], gone)
+            return len(gone)
+
+    def keys(self) -> Iterator[str]:
+        """The ``Decision.key`` of each entry, once; none of them is parsed."""
+        return iter(dict.fromkeys(entry.key_of(name) for name in self._names()))
+
+    def __iter__(self) -> Iterator[Decision]:
+        for name in self._names():
+            with self._lock:
+                line = self._line(name)
+            decision = None if line is None else self._decoded(line)
+            if decision is not None:
+                yield decision
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.by_key(key) is not None
+
+    def _refresh(self) -> bool:
+        changed = self._file.refresh()
+        if changed:
+            self._parsed.clear()
+        return changed
+
+    def _looked_up(self, look: Callable[[], Decision | None]) -> Decision | None:
+        with self._lock:
+            found = look()
+            if found is None and self._refresh():
+                found = look()
+            return found
+
+    def _names(self) -> list[bytes]:
+        with self._lock:
+            names = dict.fromkeys([*self._file.content.spans, *self._unwritten])
+            return [name for name in names if self._unwritten.get(name, b"") is not None]
+
+    def _line(self, name: bytes) -> bytes | None:
+        if name in self._unwritten:
+            return self._unwritten[name]
+        return self._file.content.line(name)
+
+    def _known(self, key: str) -> list[Decision]:
+        found = []
+        for name in entry.names(key):
+            if name not in self._parsed:
+                line = self._line(name)
+                self._parsed[name] = None if line is None else self._decoded(line)
+            decision = self._parsed[name]
+            if decision is not None:
+                found.append(decision)
+        return found
+
+    def _decoded(self, line: bytes) -> Decision | None:
+        try:
+            return entry.decode(line, self.environment)
+        except ValueError as error:
+            message = f"{self.path}: an entry is not served: {error} ({line[:200]!r})"
+            _log.debug(message)
+            say_once((self.path, "entry"), message)
+            return None
+
+    def _change(self, given: Collection[Decision], gone: Collection[bytes] = ()) -> int:
+        taken = 0
+
+        def settled(content: Content) -> dict[bytes, bytes | None]:
+            nonlocal taken
+            pending = Pending(self._unwritten, given, gone)
+            changes, taken = pending.settled(content, self.environment, self._decoded)
+            return changes
+
+        with self._lock:
+            if self._file.update(settled):
+                self._unwritten = {}
+            else:
+                self._unwritten = settled(self._file.content)
+            self._parsed.clear()
+        return taken

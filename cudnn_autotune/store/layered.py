@@ -1,0 +1,80 @@
+"""A user's store before those that came along with an application."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.file_store import Store
+
+
+class Layered:
+    """Asked from the top: what the user's store can serve is served, else the first of ``shipped``
+    that can. Changes go to the user's store.
+
+    Raises:
+        ValueError: stores of different environments.
+    """
+
+    def __init__(self, user: Store, shipped: Sequence[Store] = ()) -> None:
+        for store in shipped:
+            if store.environment != user.environment:
+                raise ValueError(
+                    f"shipped must be stores of {user.environment.file_name}, got one of "
+                    f"{store.environment.file_name}"
+                )
+        self.user = user
+        self.shipped = tuple(shipped)
+
+    def get(
+        self,
+        problem: ConvProblem,
+        *,
+        sampling: str = "auto",
+        workspace_limit: int | None = None,
+        benchmark_limit: int = 0,
+    ) -> Selection | None:
+        """The selection of :meth:`find`."""
+        found = self.find(
+            problem,
+            sampling=sampling,
+            workspace_limit=workspace_limit,
+            benchmark_limit=benchmark_limit,
+        )
+        return None if found is None else found.selection
+
+    def find(
+        self,
+        problem: ConvProblem,
+        *,
+        sampling: str = "auto",
+        workspace_limit: int | None = None,
+        benchmark_limit: int = 0,
+    ) -> Decision | None:
+        """As ``Store.find``."""
+        for store in (self.user, *self.shipped):
+            found = store.find(
+                problem,
+                sampling=sampling,
+                workspace_limit=workspace_limit,
+                benchmark_limit=benchmark_limit,
+            )
+            if found is not None:
+                return found
+        return None
+
+    def by_key(self, key: str) -> Decision | None:
+        """As ``Store.by_key``."""
+        found = (store.by_key(key) for store in (self.user, *self.shipped))
+        return next((decision for decision in found if decision is not None), None)
+
+    def keys(self) -> Iterator[str]:
+        """Of all stores, each once, the user's first."""
+        keys = [key for store in (self.user, *self.shipped) for key in Store.keys(store)]
+        return iter(dict.fromkeys(keys))
+
+    def add(self, decisions: Iterable[Decision]) -> None:
+        """To the user's store, as ``Store.add``."""
+        self.user.add(decisions)

@@ -1,0 +1,93 @@
+"""A measured ranking, ranked again for tighter constraints. Nothing is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+
+from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.sampling.solo import SoloRules
+from cudnn_autotune.unlisted import MATMUL
+
+# How the race tells that PyTorch's own path runs one of the plans that it timed.
+_SAME = "it is "
+
+
+def under(
+    selection: Selection,
+    chosen: Timed,
+    struck: Container[str],
+    deterministic: bool,
+    workspace_limit: int | None,
+) -> Selection | None:
+    """What of ``selection`` may serve, the one to take first; None where nothing may.
+
+    The chosen one stays if it may serve. Else the fastest of the others takes its place, by its
+    time alone at a steady clock where that is known of all that are near (``sustained_ms``), else
+    by ``time_ms``; of those within ``ties.TIE_WIDTH`` the first by ``ties.order``. The others keep
+    their order.
+
+    Args:
+        chosen: the entry of ``selection`` that serves where nothing is constrained.
+        struck: texts of the candidates whose output was wrong.
+        workspace_limit: bytes; None: no limit.
+    """
+    by_text = {entry.candidate.text: entry.candidate for entry in selection.ranking}
+
+    def fits(candidate: Candidate) -> bool:
+        is_small = workspace_limit is None or candidate.workspace_bytes <= workspace_limit
+        # cuBLAS promises the same bits only under conditions of its own.
+        varies = "NONDETERMINISTIC" in candidate.numerical_notes or candidate.text == MATMUL.text
+        return is_small and not (deterministic and varies)
+
+    def may_serve(entry: Timed) -> bool:
+        if entry.candidate.text in struck or not fits(entry.candidate):
+            return False
+        if entry is not chosen and entry.time_ms is None:
+            return False
+        # The time of PyTorch's own path is that of the plan which it runs: without it, unknown.
+        if entry.candidate.text == ATEN.text and entry.cut.startswith(_SAME):
+            plan = by_text.get(entry.cut.removeprefix(_SAME))
+            return plan is None or fits(plan)
+        return True
+
+    serving = [entry for entry in selection.ranking if may_serve(entry)]
+    if not serving:
+        return None
+    texts = {entry.candidate.text for entry in serving}
+    evidence = selection.evidence
+    if any(entry is chosen for entry in serving):
+        first, tied = chosen, [text for text in evidence.tied if text in texts]
+        evidence = replace(evidence, tied=tuple(tied))
+    else:
+        equal = ties.order(_fastest(serving))
+        first = next(entry for entry in serving if entry.candidate is equal[0])
+        evidence = replace(
+            evidence,
+            rule=f"re-ranked: {ties.rule(equal)}",
+            tied=tuple(candidate.text for candidate in equal),
+            regret_bound=None,
+            confidence=None,
+            sustained_clock_mhz=None,
+        )
+    others = [entry for entry in serving if entry is not first]
+    return replace(selection, ranking=(first, *others), evidence=evidence)
+
+
+def _fastest(entries: Sequence[Timed]) -> list[Candidate]:
+    """Those that are as good as equally fast as the fastest; every entry is timed."""
+    times = {entry: entry.time_ms for entry in entries if entry.time_ms is not None}
+    near = min(times.values()) * SoloRules.reach
+    # Whom the race left further behind was not run alone, and need not be.
+    for compared in (list(times), [entry for entry, ms in times.items() if ms <= near]):
+        alone = {e: e.sustained_ms for e in compared if e.sustained_ms is not None}
+        if len(alone) == len(compared):
+            return _tied(alone)
+    return _tied(times)
+
+
+def _tied(times: Mapping[Timed, float]) -> list[Candidate]:
+    limit = min(times.values()) * (1 + ties.TIE_WIDTH)
+    return [entry.candidate for entry, ms in times.items() if ms <= limit]

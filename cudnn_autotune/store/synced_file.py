@@ -1,0 +1,135 @@
+"""A store's file as this process last saw it, and changes to it. Whatever is wrong with it is said
+once, and raises nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from cudnn_autotune.store import disk_file, file_format
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.file_format import Content, State
+from cudnn_autotune.store.notices import say_once
+from cudnn_autotune.store.pending import Changes
+
+# Files that are left alone.
+_BLOCKED = (State.FOREIGN, State.NEWER, State.UNREADABLE)
+_IN_MEMORY = "new decisions stay in the memory of this process"
+
+
+class SyncedFile:
+    """Not for several threads at once.
+
+    Args:
+        read_only: the file is read, and otherwise left alone.
+    """
+
+    def __init__(self, path: Path, environment: Environment, read_only: bool) -> None:
+        self.path = path
+        self.content = Content(State.ABSENT)
+        self._environment = environment
+        self._read_only = read_only
+        self._stamp: disk_file.Stamp = None
+        self._has_failed = False
+        self._has_written = False
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the next change will get there, as far as is known."""
+        if self._read_only or self._has_failed or self.content.state in _BLOCKED:
+            return False
+        return disk_file.is_writable(self.path)
+
+    def refresh(self) -> bool:
+        """Looks whether the file changed, and reads it if so; whether it did."""
+        try:
+            stamp = disk_file.stamp(self.path)
+            if stamp == self._stamp:
+                return False
+            self._read()
+        except OSError as error:
+            is_known = self.content.state is State.UNREADABLE
+            # What was read before is still served.
+            self.content = replace(self.content, state=State.UNREADABLE, why=str(error))
+            self._stamp = None
+            self._tell_blocked()
+            return not is_known
+        if self.content.state is State.DAMAGED:
+            self.update(lambda content: {})
+        self._tell_blocked()
+        return True
+
+    def update(self, changes_of: Callable[[Content], Changes]) -> bool:
+        """Changes the file; when this returns True, the changes are on the disk.
+
+        Args:
+            changes_of: is called with what the file holds, while no other process can write.
+        """
+        if self._read_only:
+            self._tell_damaged("it is left as it is", self.content, self._stamp)
+            return False
+        try:
+            with disk_file.locked(self.path):
+                self._read()
+                if self.content.state in _BLOCKED:
+                    self._tell_blocked()
+                    return False
+                self._write(changes_of(self.content))
+        except OSError as error:
+            self._has_failed = True
+            if self.content.state is State.DAMAGED:
+                done = f"it cannot be set aside ({error}), {_IN_MEMORY}"
+                self._tell_damaged(done, self.content, self._stamp)
+            else:
+                say_once(
+                    (self.path, "unwritable"),
+                    f"{self.path} cannot be written, {_IN_MEMORY}: {error}",
+                )
+            return False
+        self._has_failed = False
+        return True
+
+    def _read(self) -> None:
+        data, stamp = disk_file.read(self.path)
+        if stamp is None:
+            self.content = Content(State.ABSENT)
+        elif self.content.state is not State.SOUND or data != self.content.data:
+            self.content = file_format.decode(data, self._environment)
+        self._stamp = stamp
+
+    def _write(self, changes: Changes) -> None:
+        """To be called under the lock, on what was read under it."""
+        is_damaged = self.content.state is State.DAMAGED
+        if not changes and not is_damaged:
+            return
+        if not self._has_written:
+            disk_file.remove_partials(self.path)
+            self._has_written = True
+        data = file_format.encode(self._environment, file_format.changed(self.content, changes))
+        aside = disk_file.set_aside(self.path) if is_damaged else None
+        try:
+            stamp = disk_file.replace(self.path, data)
+        except BaseException:
+            if aside is not None:
+                with suppress(OSError):
+                    aside.unlink()
+            raise
+        before = (self.content, self._stamp)
+        self.content, self._stamp = file_format.decode(data, self._environment), stamp
+        if aside is not None:
+            self._tell_damaged(f"set aside as {aside.name}", *before)
+
+    def _tell_damaged(self, done: str, content: Content, stamp: disk_file.Stamp) -> None:
+        if content.state is State.DAMAGED:
+            say_once(
+                (self.path, "damaged", stamp),
+                f"{self.path} is damaged ({content.why}); {done}; decisions in it that are intact "
+                f"and served: {len(content.spans)}",
+            )
+
+    def _tell_blocked(self) -> None:
+        if self.content.state in _BLOCKED:
+            why = f"{self.path} is left alone, {_IN_MEMORY}: {self.content.why}"
+            say_once((self.path, self.content.state), why)

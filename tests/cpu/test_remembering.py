@@ -1,0 +1,248 @@
+"""What is known before tuning, and what is kept afterwards: pins, agreements, the store."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from simulations import candidate
+
+import cudnn_autotune as ca
+from cudnn_autotune import choice_log, remembering
+from cudnn_autotune.choice_log import Choice
+from cudnn_autotune.engines import ATEN
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.store import Decision, Environment, Store
+
+pytestmark = pytest.mark.search
+
+PROBLEM = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
+FAST = dataclasses.replace(
+    candidate("eng1", 1, 4096), heuristic_mode="A", numerical_notes=("NONDETERMINISTIC",)
+)
+SLOW = candidate("eng2", 2)
+SELECTION = Selection(
+    (Timed(FAST, 1.0, 9), Timed(SLOW, 1.2, 9), Timed(ATEN, 1.5, 9)), 27, Evidence("fastest")
+)
+
+
+def choice(**changes: object) -> Choice:
+    values: dict[str, object] = {
+        "problem": PROBLEM,
+        "device": 0,
+        "sampling": "auto",
+        "workspace_limit": None,
+        "benchmark_limit": 0,
+        "text": "eng1",
+        "chosen": SELECTION.winner,
+        "tuning_ms": 5.0,
+        "selection": SELECTION,
+        "relative_error": 1e-3,
+        "struck": (),
+    }
+    return Choice(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def deterministic(problem: ca.ConvProblem = PROBLEM) -> ca.ConvProblem:
+    return ca.ConvProblem(
+        problem.op,
+        problem.input_shape,
+        problem.weight_shape,
+        dtype=problem.dtype,
+        deterministic=True,
+    )
+
+
+def find(
+    problem: ca.ConvProblem = PROBLEM, sampling: str = "auto", limit: int | None = None
+) -> tuple[str, str] | None:
+    known = remembering.find(problem, sampling, limit, 0, 0)
+    return None if known is None else (known.text, known.origin)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store in a folder of its own."""
+    ca.set_store(tmp_path, mode="read_write")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_was_tuned_is_known_afterwards() -> None:
+    assert find() is None
+    remembering.keep(choice())
+    assert find() == ("eng1", "store")
+    known = remembering.find(PROBLEM, "auto", None, 0, 0)
+    assert known is not None
+    assert known.decision is not None
+    assert known.decision.relative_error == 1e-3
+    assert known.decision.provenance.torch == torch.__version__
+    assert known.decision.selection.winner == SELECTION.winner
+
+
+@pytest.mark.usefixtures("folder")
+def test_another_mode_or_limit_is_another_question() -> None:
+    remembering.keep(choice())
+    assert find(sampling="race") is None
+    assert remembering.find(PROBLEM, "auto", None, 4, 0) is None
+
+
+@pytest.mark.usefixtures("folder")
+def test_tighter_constraints_are_answered_without_timing() -> None:
+    remembering.keep(choice())
+    assert find(limit=100) == ("eng2", "store")
+    assert find(deterministic()) == ("eng2", "store")
+    # Nobody has checked that one on these tensors.
+    known = remembering.find(deterministic(), "auto", None, 0, 0)
+    assert known is not None
+    assert known.decision is not None
+    assert known.decision.relative_error is None
+
+
+@pytest.mark.usefixtures("folder")
+def test_looser_constraints_must_be_tuned() -> None:
+    remembering.keep(choice(workspace_limit=5000))
+    assert find(limit=5000) == ("eng1", "store")
+    assert find() is None
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_nobody_timed_is_not_kept() -> None:
+    untimed = Selection((Timed(SLOW, None, 0),), 0)
+    remembering.keep(choice(selection=untimed, chosen=untimed.winner, text="eng2"))
+    remembering.keep(choice(selection=None, chosen=None, text="aten"))
+    for origin in ("store", "agreed", "pinned"):
+        remembering.keep(choice(origin=origin))
+    assert find() is None
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_wrong_winner_is_not_served() -> None:
+    remembering.keep(choice(text="eng2", chosen=SELECTION.ranking[1], struck=(("eng1", 0.7),)))
+    assert find() == ("eng2", "store")
+
+
+@pytest.mark.parametrize(
+    ("mode", "reads", "writes"),
+    [("off", False, False), ("read", True, False), ("read_write", True, True),
+     ("retune", False, True)],
+)  # fmt: skip
+def test_the_modes(tmp_path: Path, mode: str, reads: bool, writes: bool) -> None:
+    ca.set_store(tmp_path, mode="read_write")
+    remembering.keep(choice())
+    ca.set_store(tmp_path, mode=mode)
+    assert (find() is not None) == reads
+    remembering.keep(choice(sampling="race"))
+    ca.set_store(tmp_path, mode="read")
+    assert (find(sampling="race") is not None) == writes
+
+
+def test_off_makes_no_folder(tmp_path: Path) -> None:
+    ca.set_store(tmp_path / "none", mode="off")
+    remembering.keep(choice())
+    assert find() is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_users_decisions_win_over_shipped_ones(tmp_path: Path) -> None:
+    ca.set_store(tmp_path / "shipped", mode="read_write")
+    remembering.keep(choice())
+    remembering.keep(choice(sampling="race"))
+    ca.set_store(tmp_path / "user", shipped=[tmp_path / "shipped"])
+    assert find() == ("eng1", "store")
+    remembering.keep(choice(text="eng2", chosen=SELECTION.ranking[1]))
+    assert find() == ("eng2", "store")
+    assert find(sampling="race") == ("eng1", "store")
+    ca.set_store(tmp_path / "shipped", mode="read")
+    assert find() == ("eng1", "store")
+
+
+@pytest.mark.usefixtures("folder")
+def test_agreed_wins_over_the_store_and_a_pin_over_both() -> None:
+    remembering.keep(choice())
+    agreed = remembering.decision_of(choice(text="eng2", chosen=SELECTION.ranking[1]))
+    remembering.install([agreed], 0)
+    assert find() == ("eng2", "agreed")
+    assert [c.origin for c in ca.choices()] == ["agreed"]
+    assert ca.choices()[0].text == "eng2"
+    ca.pin(PROBLEM, "aten")
+    assert find() == ("aten", "pinned")
+    assert ca.choices() == []
+    ca.unpin(PROBLEM)
+    assert find() == ("eng2", "agreed")
+    assert remembering.find(PROBLEM, "auto", None, 0, 1) is not None  # the store's, by device 1
+    ca.forget()
+    # What ranks agreed upon was stored as well.
+    assert find() == ("eng2", "store")
+
+
+@pytest.mark.usefixtures("folder")
+def test_winners_of_similar_problems_are_offered() -> None:
+    near = ca.ConvProblem("fprop", (4, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
+    far = ca.ConvProblem("fprop", (8, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
+    other = ca.ConvProblem("dgrad", (4, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
+    remembering.keep(choice(problem=far))
+    remembering.keep(choice(problem=near, text="eng2", chosen=SELECTION.ranking[1]))
+    remembering.keep(choice(problem=other))
+    assert [c.text for c in remembering.similar(PROBLEM, 0)] == ["eng2", "eng1"]
+    ca.set_store(mode="off")
+    assert remembering.similar(PROBLEM, 0) == []
+
+
+def test_another_process_knows_it(folder: Path) -> None:
+    remembering.keep(choice())
+    code = (
+        "import torch, cudnn_autotune as ca\n"
+        "from cudnn_autotune import remembering\n"
+        "p = ca.ConvProblem('fprop', (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)\n"
+        "print(remembering.find(p, 'auto', None, 0, 0).text)\n"
+    )
+    environ = {
+        **os.environ,
+        "CUDNN_AUTOTUNE_CACHE": "read",
+        "CUDNN_AUTOTUNE_CACHE_DIR": str(folder),
+    }
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.strip() == "eng1"
+
+
+def test_what_is_on_disk_can_be_read_by_people(folder: Path) -> None:
+    remembering.keep(choice())
+    (file,) = folder.glob("*.json")
+    tree = json.loads(file.read_text())
+    assert tree["environment"] == Environment.of(None).to_json()
+    assert "eng1" in file.read_text()
+
+
+def test_get_store_is_the_users_own(folder: Path) -> None:
+    remembering.keep(choice())
+    store = ca.get_store()
+    assert isinstance(store, Store)
+    (decision,) = list(store)
+    assert isinstance(decision, Decision)
+    assert decision.problem == PROBLEM
+
+
+@pytest.mark.parametrize("mode", ["", "on", "READ", None, 3])
+def test_an_unknown_mode_is_refused(mode: object) -> None:
+    with pytest.raises(ValueError, match="mode must be one of 'off', 'read'"):
+        remembering.check_store_mode(mode)
+    with pytest.raises(ValueError, match="CUDNN_AUTOTUNE_CACHE must be one of"):
+        remembering.read_environment({"CUDNN_AUTOTUNE_CACHE": "always"})
+
+
+def test_forgetting_a_problem_leaves_the_others() -> None:
+    other = dataclasses.replace(choice(), sampling="race")
+    elsewhere = dataclasses.replace(choice(), problem=deterministic())
+    for one in (choice(), other, elsewhere):
+        choice_log.record(one)
+    choice_log.forget_problem(PROBLEM)
+    assert ca.choices() == [elsewhere]

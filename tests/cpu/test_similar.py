@@ -1,0 +1,108 @@
+"""What was chosen for similar problems: served at once, or the first in the race."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from simulations import GPU, candidate, engine
+
+from cudnn_autotune import sampling
+from cudnn_autotune.engines import Candidate
+from cudnn_autotune.offline.simulated import SimulatedEngine, SimulatedTimer
+from cudnn_autotune.offline.static_candidates import StaticCandidates
+from cudnn_autotune.sampling import Batch, Limits, Sample, Selection
+
+TIMES_MS = {"first": 1.3, "second": 1.2, "best": 1.0}
+ENGINES = [
+    replace(engine(name, time_ms), candidate=candidate(name, rank))
+    for rank, (name, time_ms) in enumerate(TIMES_MS.items())
+]
+UNLISTED = replace(candidate("unlisted", 9), heuristic_mode="")
+RACING = ("race", "sustained", "auto")
+
+
+class Watched(SimulatedTimer):
+    """Notes who ran, in what order."""
+
+    def __init__(self, engines: Sequence[SimulatedEngine]) -> None:
+        super().__init__(GPU, engines, 0)
+        self.ran: list[str] = []
+
+    def run(self, batches: Sequence[Batch]) -> list[Sample]:
+        self.ran += [batch.candidate.text for batch in batches]
+        return super().run(batches)
+
+
+def chosen(
+    mode: str, *similar: Candidate, limits: Limits | None = None
+) -> tuple[Selection, list[str]]:
+    unlisted = SimulatedEngine(UNLISTED, 0.9, 100.0)
+    timer = Watched([*ENGINES, unlisted])
+    offered = StaticCandidates([e.candidate for e in ENGINES], similar=similar)
+    selection = sampling.get(mode).select(offered, timer, limits or Limits())
+    assert selection is not None
+    return selection, timer.ran
+
+
+def test_a_neighbours_engine_is_served_untimed() -> None:
+    selection, ran = chosen("neighbour", ENGINES[2].candidate)
+    assert selection.winner.candidate == ENGINES[2].candidate
+    assert selection.winner.time_ms is None
+    assert selection.evidence.rule == "chosen for a similar problem"
+    assert ran == []
+
+
+def test_the_nearest_that_builds_is_taken() -> None:
+    nowhere = replace(candidate("nowhere", 3))
+    broken = SimulatedEngine(nowhere, 1.0, 100.0, builds=False)
+    timer = SimulatedTimer(GPU, [*ENGINES, broken], 0)
+    offered = StaticCandidates(
+        [e.candidate for e in ENGINES], similar=[nowhere, ENGINES[1].candidate]
+    )
+    selection = sampling.get("neighbour").select(offered, timer, Limits())
+    assert selection is not None
+    assert selection.winner.candidate.text == "second"
+
+
+def test_without_a_neighbour_the_heuristics_first_serves() -> None:
+    assert chosen("neighbour")[0].winner == chosen("heuristic")[0].winner
+
+
+@pytest.mark.parametrize("mode", RACING)
+def test_a_race_looks_at_the_neighbours_engine_first(mode: str) -> None:
+    assert chosen(mode)[1][0] == "first"
+    selection, ran = chosen(mode, ENGINES[2].candidate)
+    assert ran[0] == "best"
+    assert selection.winner.candidate.text == "best"
+    # Listed and similar: still one candidate.
+    assert len([e for e in selection.ranking if e.candidate.text == "best"]) == 1
+
+
+@pytest.mark.parametrize("mode", RACING)
+def test_one_that_no_heuristic_lists_takes_part(mode: str) -> None:
+    assert chosen(mode)[0].winner.candidate.text == "best"
+    selection, ran = chosen(mode, UNLISTED)
+    assert ran[0] == "unlisted"
+    assert selection.winner.candidate == UNLISTED
+
+
+@pytest.mark.parametrize("mode", RACING)
+def test_a_bad_neighbour_does_no_harm(mode: str) -> None:
+    assert chosen(mode, ENGINES[0].candidate)[0].winner.candidate.text == "best"
+
+
+@pytest.mark.parametrize("mode", RACING)
+def test_a_tight_budget_goes_to_the_neighbour_first(mode: str) -> None:
+    selection, ran = chosen(mode, ENGINES[2].candidate, limits=Limits(budget_ms=1.5))
+    assert ran[0] == "best"
+    assert selection.winner.candidate.text == "best"
+
+
+@pytest.mark.parametrize("mode", RACING)
+def test_with_a_benchmark_limit_the_heuristics_order_stands(mode: str) -> None:
+    """So many of cuDNN's candidates, in its order: that is what the limit means."""
+    selection, ran = chosen(mode, ENGINES[2].candidate, limits=Limits(benchmark_limit=2))
+    assert "best" not in ran
+    assert selection.winner.candidate.text == "second"

@@ -1,0 +1,225 @@
+"""On a GPU: what is remembered serves without timing, what is pinned serves at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from references import assert_close
+from torch.profiler import ProfilerActivity, profile
+
+import cudnn_autotune as ca
+from cudnn_autotune import remembering
+from cudnn_autotune.store import Store
+
+pytestmark = pytest.mark.gpu
+
+ALLOWED = 2e-2
+
+
+def operands(n: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(n, 32, 20, 20, device="cuda", dtype=torch.float16)
+    w = torch.randn(48, 32, 3, 3, device="cuda", dtype=torch.float16)
+    return tuple(t.contiguous(memory_format=torch.channels_last) for t in (x, w))  # type: ignore[return-value]
+
+
+def call(x: torch.Tensor, w: torch.Tensor, mode: str = "race") -> torch.Tensor:
+    return ca.functional.conv2d(x, w, padding=1, sampling=mode)
+
+
+def only() -> ca.Choice:
+    (choice,) = ca.choices()
+    return choice
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Path:
+    ca.set_store(tmp_path, mode="read_write")
+    return tmp_path
+
+
+@pytest.mark.parametrize("mode", ["race", "auto", "till_stable"])
+def test_a_second_start_times_nothing(mode: str) -> None:
+    x, w = operands()
+    expected = F.conv2d(x.double(), w.double(), padding=1)
+    call(x, w, mode)
+    tuned = only()
+    assert tuned.origin == "tuned"
+    ca.forget()
+    y = call(x, w, mode)
+    again = only()
+    assert again.origin == "store"
+    assert again.text == tuned.text
+    assert again.tuning_ms < tuned.tuning_ms
+    assert_close(y, expected, ALLOWED)
+
+
+def test_backward_is_remembered_too() -> None:
+    x, w = operands()
+    x.requires_grad_()
+    w.requires_grad_()
+    for origin in ("tuned", "store"):
+        ca.forget()
+        call(x, w).sum().backward()
+        assert {c.problem.op: c.origin for c in ca.choices()} == dict.fromkeys(
+            ("fprop", "dgrad", "wgrad"), origin
+        )
+
+
+def test_a_workspace_limit_re_ranks_without_timing() -> None:
+    x, w = operands()
+    call(x, w)
+    ca.forget()
+    ca.set_workspace_limit(0)
+    y = call(x, w)
+    choice = only()
+    assert choice.origin == "store"
+    assert choice.workspace_bytes == 0
+    assert choice.relative_error is not None  # checked here and now, where it is another engine
+    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
+
+
+def test_determinism_re_ranks_without_timing() -> None:
+    x, w = operands()
+    call(x, w)
+    ca.forget()
+    torch.use_deterministic_algorithms(True)
+    call(x, w)
+    assert only().origin == "store"
+    assert only().problem.deterministic
+
+
+def test_a_config_that_no_longer_builds_is_tuned_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, w = operands()
+    call(x, w)
+    (decision,) = ca.get_store()
+    winner = decision.selection.winner
+    gone = dataclasses.replace(
+        winner, candidate=dataclasses.replace(winner.candidate, engine=987, text="eng987")
+    )
+    selection = dataclasses.replace(
+        decision.selection, ranking=(gone, *decision.selection.ranking[1:])
+    )
+    Store(folder / "spoilt").add([dataclasses.replace(decision, selection=selection)])
+    ca.set_store(folder / "spoilt")
+    ca.forget()
+    with caplog.at_level(logging.WARNING):
+        y = call(x, w)
+    assert only().origin == "tuned"
+    assert "no longer builds" in caplog.text
+    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
+    ca.forget()
+    call(x, w)
+    assert only().origin == "store"  # the new one took its place
+
+
+def test_retune_replaces_what_is_stored() -> None:
+    x, w = operands()
+    call(x, w)
+    ca.set_store(ca.get_store().path.parent, mode="retune")
+    ca.forget()
+    call(x, w)
+    assert only().origin == "tuned"
+
+
+def test_online_is_remembered_once_it_has_decided() -> None:
+    from cudnn_autotune.online_tuner import TUNER
+
+    x, w = operands()
+    call(x, w, "online")
+    assert list(ca.get_store()) == []
+    for _ in range(20_000):
+        if not TUNER.undecided:
+            break
+        call(x, w, "online")
+    torch.cuda.synchronize()
+    call(x, w, "online")
+    ca.forget()
+    call(x, w, "online")
+    assert only().origin == "store"
+    assert TUNER.undecided == 0
+
+
+def test_a_neighbours_engine_serves_a_new_shape() -> None:
+    x, w = operands()
+    call(x, w)
+    wider, w = operands(8)[0], w
+    y = call(wider, w, "neighbour")
+    made = [c for c in ca.choices() if c.sampling == "neighbour"]
+    assert made[0].total_samples == 0
+    assert made[0].selection is not None
+    assert made[0].selection.evidence.rule == "chosen for a similar problem"
+    assert made[0].relative_error is not None
+    assert_close(y, F.conv2d(wider.double(), w.double(), padding=1), ALLOWED)
+
+
+def test_pin_and_unpin() -> None:
+    x, w = operands()
+    call(x, w)
+    problem = only().problem
+    other = next(c for c in ca.candidates(problem) if c.text != only().text)
+    ca.pin(problem, other.text)
+    y = call(x, w)
+    assert (only().text, only().origin) == (other.text, "pinned")
+    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
+    ca.pin(problem, "aten")
+    assert torch.equal(call(x, w), F.conv2d(x, w, padding=1))
+    ca.unpin(problem)
+    call(x, w)
+    assert only().origin == "store"
+
+
+def test_a_pin_that_does_not_build_is_refused() -> None:
+    x, w = operands()
+    call(x, w)
+    with pytest.raises(ca.CudnnError):
+        ca.pin(only().problem, "eng987")
+    assert ca.pins() == {}
+
+
+def test_what_is_agreed_serves(folder: Path) -> None:
+    x, w = operands()
+    call(x, w)
+    (decision,) = ca.get_store()
+    ca.set_store(mode="off")
+    ca.forget()
+    remembering.install([decision], 0)
+    call(x, w)
+    assert only().origin == "agreed"
+
+
+def test_tune_by_problem() -> None:
+    x, w = operands()
+    call(x, w)
+    problem = only().problem
+    ca.set_store(mode="off")
+    ca.forget()
+    decision = remembering.tune(problem, 0, "race")
+    assert decision.problem == problem
+    assert decision.selection.total_samples > 0
+
+
+def test_every_decision_is_told() -> None:
+    x, w = operands()
+    heard: list[tuple[str, str]] = []
+    with ca.on_decision(lambda choice: heard.append((choice.origin, choice.text))):
+        call(x, w)
+        ca.forget()
+        call(x, w)
+    assert [origin for origin, _ in heard] == ["tuned", "store"]
+    assert heard[0][1] == heard[1][1]
+
+
+def test_the_profiler_names_the_engine() -> None:
+    x, w = operands()
+    call(x, w)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as run:
+        call(x, w)
+        torch.cuda.synchronize()
+    assert f"cudnn_autotune::{only().text}" in {event.name for event in run.events()}
