@@ -11,6 +11,13 @@ from cudnn_autotune.audit import options
 from cudnn_autotune.audit.commands import audit
 from cudnn_autotune.audit.plot import SUFFIXES
 from cudnn_autotune.audit.record_command import record
+from cudnn_autotune.commands.diff import diff
+from cudnn_autotune.commands.env import env
+from cudnn_autotune.commands.exchange import export, import_
+from cudnn_autotune.commands.prune import prune
+from cudnn_autotune.commands.report import report
+from cudnn_autotune.commands.show import show
+from cudnn_autotune.commands.tune import tune
 from cudnn_autotune.versions import version
 
 
@@ -50,3 +57,11 @@ def demo(plot: Path | None) -> None:
 
 main.add_command(audit)
 main.add_command(record)
+main.add_command(tune)
+main.add_command(show)
+main.add_command(export)
+main.add_command(import_)
+main.add_command(diff)
+main.add_command(prune)
+main.add_command(env)
+main.add_command(report)

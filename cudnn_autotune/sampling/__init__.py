@@ -60,12 +60,12 @@ def names() -> tuple[str, ...]:
 
 _modes: tuple[Strategy, ...] = (
     Heuristic(),
-    Neighbour(),
     *FRONTEND_MODES,
     Race(),
     Sustained(),
     Auto(),
     Online(),
+    Neighbour(),
 )
 for _mode in _modes:
     register(_mode)

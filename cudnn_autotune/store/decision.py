@@ -12,7 +12,7 @@ from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.store import rerank
 from cudnn_autotune.store.problem_json import problem_from_json, problem_text, problem_to_json
-from cudnn_autotune.store.provenance import Provenance
+from cudnn_autotune.store.provenance import Provenance as Provenance
 
 # Above it JSON readers of other languages may give up, and so does json_node.
 _MOST = 1e15
@@ -47,8 +47,11 @@ class Decision:
     provenance: Provenance = field(default_factory=Provenance)
 
     def __post_init__(self) -> None:
-        if not self.sampling.isprintable() or self.sampling.strip('"\\') != self.sampling:
-            raise ValueError(f"sampling must be a mode's name, got {self.sampling!r}")
+        name = self.sampling
+        if not name or not name.isprintable() or set(name) & set('"\\'):
+            raise ValueError(
+                f"sampling must be a mode's name, without quotes, got {self.sampling!r}"
+            )
         Node(self.benchmark_limit, "benchmark_limit").integer()
         check_workspace_limit(self.workspace_limit)
         Node(self.relative_error, "relative_error").number_or_null()

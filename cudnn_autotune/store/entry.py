@@ -40,6 +40,10 @@ def _quoted(text: str) -> bytes:
     return json.dumps(text).encode()
 
 
+class NoEntryError(ValueError):
+    """A line that is not even ``"name": {...}``: the file is damaged."""
+
+
 def encode(decision: Decision, environment: Environment) -> bytes:
     """The entry, name and all, without a line's end.
 
@@ -48,7 +52,8 @@ def encode(decision: Decision, environment: Environment) -> bytes:
     """
     tree = {_TAG: environment.digest, **decision.to_json()}
     tree["selection"] = _lean(tree["selection"])
-    value = json.dumps(tree, allow_nan=False)  # ASCII, so no text in it ends a line
+    # ASCII, so that no text in it ends a line.
+    value = json.dumps(tree, allow_nan=False, separators=(",", ":"))
     return name_of(decision) + b": " + value.encode()
 
 
@@ -56,6 +61,7 @@ def decode(line: bytes, environment: Environment) -> Decision:
     """The decision of an entry.
 
     Raises:
+        NoEntryError: it is no JSON of this form.
         ValueError: saying what is wrong with it; also where it is of another environment, or where
             its name is not that of its problem.
     """
@@ -70,11 +76,13 @@ def parse(line: bytes, environment: Environment) -> tuple[bytes, dict[str, Any]]
     """Name and value of an entry of ``environment``; ValueError saying what is wrong with it."""
     end = line.find(b'"', 1) + 1
     if not line.startswith(b'"') or line[end : end + 3] != b": {":
-        raise ValueError('not an entry of the form "name": {...}')
+        raise NoEntryError('a line is not of the form "name": {...}')
     try:
         tree = json.loads(line[end + 2 :])
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise NoEntryError("an entry is nested too deeply") from error
+    except ValueError as error:
+        raise NoEntryError(f"an entry is no JSON: {error}") from error
     if not isinstance(tree, dict) or tree.get(_TAG) != environment.digest:
         raise ValueError("the entry is of another environment")
     return line[:end], tree
@@ -83,7 +91,11 @@ def parse(line: bytes, environment: Environment) -> tuple[bytes, dict[str, Any]]
 def _lean(selection: dict[str, Any]) -> dict[str, Any]:
     """Without what a reader takes for granted: a third of the size."""
     ranking = [
-        {name: value for name, value in entry.items() if value is not None and value != ""}
+        {
+            name: value
+            for name, value in entry.items()
+            if name == "time_ms" or (value is not None and value != "")
+        }
         for entry in selection["ranking"]
     ]
     evidence = {

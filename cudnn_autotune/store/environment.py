@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,11 @@ class Environment:
     @classmethod
     def of(cls, device: int | None = None) -> Environment:
         """That of a CUDA device (None: the current one), or of this machine without a GPU."""
-        found = versions.environment(device)
+        return cls.from_versions(versions.environment(device))
+
+    @classmethod
+    def from_versions(cls, found: Mapping[str, Any]) -> Environment:
+        """Of what :func:`cudnn_autotune.environment` says, here or elsewhere."""
         name = str(found["gpu"] or NO_GPU)
         # torch.cuda names a slice "NVIDIA H200 MIG 1g.18gb".
         mig = _MIG.fullmatch(name)

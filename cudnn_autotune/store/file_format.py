@@ -38,6 +38,8 @@ _VERSION = re.compile(
 _FIELDS = {"format", "version", "environment", "decisions"}
 
 Span = tuple[int, int]
+Changes = Mapping[bytes, bytes | None]
+"""Name of an entry -> its new line; None: it goes."""
 
 
 class State(Enum):
@@ -69,6 +71,10 @@ class Content:
         span = self.spans.get(name)
         return None if span is None else self.data[span[0] : span[1]]
 
+    def lines(self) -> list[bytes]:
+        """The entries, in the order of the file."""
+        return [self.data[begin:end] for begin, end in self.spans.values()]
+
 
 def encode(environment: Environment, lines: Iterable[bytes]) -> bytes:
     """The file that holds these entries."""
@@ -77,19 +83,41 @@ def encode(environment: Environment, lines: Iterable[bytes]) -> bytes:
     return head + body + (b"\n" if body else b"") + _TAIL
 
 
-def changed(content: Content, changes: Mapping[bytes, bytes | None]) -> list[bytes]:
-    """The lines of ``content``, each under its name as ``changes`` has it; None: it goes. Those
-    whose name is new come last."""
-    data, lines = content.data, dict(changes)
-    kept = [
-        data[begin:end] if name not in lines else lines.pop(name)
-        for name, (begin, end) in content.spans.items()
-    ]
-    return [line for line in [*kept, *lines.values()] if line is not None]
+def changed(content: Content, changes: Changes, environment: Environment) -> Content:
+    """The sound file that holds ``content`` with these changes; entries of new names come last."""
+    old = content.spans
+    lines = [line for line in changes.values() if line is not None]
+    if old and len(lines) == len(changes) and not any(name in old for name in changes):
+        end = _end(content)
+        data = b",\n".join([content.data[:end], *lines]) + b"\n" + _TAIL
+        spans = dict(old)
+        for name, line in changes.items():
+            spans[name] = (end + 2, end + 2 + len(line or b""))
+            end = spans[name][1]
+        return Content(State.SOUND, "", data, spans)
+    merged = {name: content.line(name) for name in old} | dict(changes)
+    data = encode(environment, (line for line in merged.values() if line is not None))
+    return decode(data, environment)
 
 
-def decode(data: bytes, environment: Environment) -> Content:
-    """What ``data`` holds of ``environment``; never raises for what is in it."""
+def _end(content: Content) -> int:
+    """Where the last entry of a file ends that has some."""
+    return len(content.data) - len(_TAIL) - 1
+
+
+def decode(data: bytes, environment: Environment, before: Content | None = None) -> Content:
+    """What ``data`` holds of ``environment``; never raises for what is in it.
+
+    Args:
+        before: what the file held earlier. Where entries have only been added since then, which is
+            the rule, only these are looked at.
+    """
+    if before is not None and before.state is State.SOUND and before.spans:
+        end = _end(before)
+        if data.startswith(before.data[:end]) and data.startswith(b",\n", end):
+            spans = _spans(data, end + 2, environment, before.spans)
+            if spans is not None:
+                return Content(State.SOUND, "", data, spans)
     version = _VERSION.match(data)
     if version and int(version[1]) > VERSION:
         return _newer(int(version[1]))
@@ -108,6 +136,18 @@ def decode(data: bytes, environment: Environment) -> Content:
         return _of_tree(_json(data), environment)
     except ValueError as error:
         return _rescued(data.split(b"\n"), environment, f"it is no whole JSON: {error}")
+
+
+def checked(content: Content, environment: Environment) -> Content:
+    """With every entry parsed, which opening a file does not: damaged if one of them is no JSON."""
+    for line in content.lines():
+        try:
+            entry.parse(line, environment)
+        except entry.NoEntryError as error:
+            return _rescued(content.lines(), environment, str(error))
+        except ValueError:
+            continue
+    return content
 
 
 def environment_of(data: bytes) -> Environment:
@@ -136,14 +176,20 @@ def _foreign(other: Environment) -> Content:
     return Content(State.FOREIGN, f"it is of another environment ({other.file_name})")
 
 
-def _spans(data: bytes, begin: int, environment: Environment) -> dict[bytes, Span] | None:
-    """Of a body laid out as :func:`encode` does; None of any other. No entry is parsed."""
+def _spans(
+    data: bytes, begin: int, environment: Environment, before: Mapping[bytes, Span] | None = None
+) -> dict[bytes, Span] | None:
+    """Of a body laid out as :func:`encode` does; None of any other. No entry is parsed.
+
+    Args:
+        begin, before: where entries begin that are not in ``before``.
+    """
     if not data.endswith(_TAIL):
         return None
     last = len(data) - len(_TAIL)
-    spans: dict[bytes, Span] = {}
+    spans = dict(before or {})
     repeated: dict[bytes, list[Span]] = {}
-    find = data.find
+    find, has = data.find, data.startswith
     while begin < last:
         end = find(b"\n", begin, last)
         if end < 0:
@@ -151,9 +197,9 @@ def _spans(data: bytes, begin: int, environment: Environment) -> dict[bytes, Spa
         is_last = end + 1 == last
         close = end if is_last else end - 1
         name_end = find(b'"', begin + 1, close) + 1
-        if data[begin : begin + 1] != b'"' or data[name_end : name_end + 3] != b": {":
+        if not (has(b'"', begin) and has(b": {", name_end)):
             return None
-        if data[close - 1 : end] != (b"}" if is_last else b"},"):
+        if not has(b"}" if is_last else b"},", close - 1):
             return None
         name = data[begin:name_end]
         if name in spans:  # two files joined by hand
@@ -216,7 +262,8 @@ def _rescued(lines: Iterable[bytes], environment: Environment, why: str) -> Cont
     """The content of a damaged file: the entries among ``lines``, as a file of their own."""
     whole = []
     for line in lines:
-        line = line.strip().removesuffix(b",")
+        # Zeros are what a power failure leaves of blocks that were not written.
+        line = line.strip(b" \t\r\0").removesuffix(b",")
         with suppress(ValueError):
             entry.parse(line, environment)
             whole.append(line)

@@ -11,12 +11,13 @@ from pathlib import Path
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.store import entry
-from cudnn_autotune.store.decision import Decision, Provenance, key_of
+from cudnn_autotune.store.decision import Decision, key_of
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.file_format import Content
 from cudnn_autotune.store.folder import file_in
 from cudnn_autotune.store.notices import say_once
 from cudnn_autotune.store.pending import Pending
+from cudnn_autotune.store.provenance import Provenance
 from cudnn_autotune.store.synced_file import SyncedFile
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Store:
         # Name of an entry -> what of it is not on the disk yet; None: that it is gone.
         self._unwritten: dict[bytes, bytes | None] = {}
         self._parsed: dict[bytes, Decision | None] = {}
+        self._is_suspect = False
         self._file.refresh()
 
     @property
@@ -165,7 +167,8 @@ class Store:
         for name in self._names():
             with self._lock:
                 line = self._line(name)
-            decision = None if line is None else self._decoded(line)
+                decision = None if line is None else self._decoded(line)
+                self._check()
             if decision is not None:
                 yield decision
 
@@ -181,11 +184,19 @@ class Store:
             self._parsed.clear()
         return changed
 
+    def _check(self) -> None:
+        """To be called once an entry may have been parsed."""
+        if self._is_suspect:
+            self._is_suspect = False
+            self._file.check()
+            self._parsed.clear()
+
     def _looked_up(self, look: Callable[[], Decision | None]) -> Decision | None:
         with self._lock:
             found = look()
             if found is None and self._refresh():
                 found = look()
+            self._check()
             return found
 
     def _names(self) -> list[bytes]:
@@ -211,7 +222,16 @@ class Store:
 
     def _decoded(self, line: bytes) -> Decision | None:
         try:
+            return self._decoded_if_whole(line)
+        except entry.NoEntryError:
+            self._is_suspect = True
+            return None
+
+    def _decoded_if_whole(self, line: bytes) -> Decision | None:
+        try:
             return entry.decode(line, self.environment)
+        except entry.NoEntryError:
+            raise
         except ValueError as error:
             message = f"{self.path}: an entry is not served: {error} ({line[:200]!r})"
             _log.debug(message)
@@ -221,16 +241,19 @@ class Store:
     def _change(self, given: Collection[Decision], gone: Collection[bytes] = ()) -> int:
         taken = 0
 
-        def settled(content: Content) -> dict[bytes, bytes | None]:
+        def settled(
+            content: Content, decode: Callable[[bytes], Decision | None]
+        ) -> dict[bytes, bytes | None]:
             nonlocal taken
             pending = Pending(self._unwritten, given, gone)
-            changes, taken = pending.settled(content, self.environment, self._decoded)
+            changes, taken = pending.settled(content, self.environment, decode)
             return changes
 
         with self._lock:
-            if self._file.update(settled):
+            if self._file.update(lambda content: settled(content, self._decoded_if_whole)):
                 self._unwritten = {}
             else:
-                self._unwritten = settled(self._file.content)
+                self._unwritten = settled(self._file.content, self._decoded)
             self._parsed.clear()
+            self._check()
         return taken

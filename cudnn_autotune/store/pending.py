@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from cudnn_autotune.store import entry
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.file_format import Content
+from cudnn_autotune.store.file_format import Changes, Content
 from cudnn_autotune.store.precedence import prevailing
-
-Changes = Mapping[bytes, bytes | None]
-"""Name of an entry -> its new line; None: it goes."""
 
 
 @dataclass(frozen=True)

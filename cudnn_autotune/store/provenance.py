@@ -24,11 +24,11 @@ class Provenance:
         object.__setattr__(self, "time", _utc(self.time))
 
     @classmethod
-    def now(cls) -> Provenance:
-        """This process, at this moment."""
+    def now(cls, driver: str | None = None) -> Provenance:
+        """This process, at this moment. ``driver``: the GPU's; None: to be looked up."""
         found = versions.environment()
         return cls(
-            driver=found["driver"] or "",
+            driver=(found["driver"] or "") if driver is None else driver,
             torch=found["torch"],
             cudnn_autotune=found["cudnn_autotune"],
             time=datetime.now(UTC).isoformat(),

@@ -56,10 +56,10 @@ def under(
     serving = [entry for entry in selection.ranking if may_serve(entry)]
     if not serving:
         return None
-    texts = {entry.candidate.text for entry in serving}
+    out = set(by_text) - {entry.candidate.text for entry in serving}
     evidence = selection.evidence
     if any(entry is chosen for entry in serving):
-        first, tied = chosen, [text for text in evidence.tied if text in texts]
+        first, tied = chosen, [text for text in evidence.tied if text not in out]
         evidence = replace(evidence, tied=tuple(tied))
     else:
         equal = ties.order(_fastest(serving))

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from cudnn_autotune.store import disk_file, file_format
+from cudnn_autotune.store.entry import NoEntryError
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.file_format import Content, State
+from cudnn_autotune.store.file_format import Changes, Content, State
 from cudnn_autotune.store.notices import say_once
-from cudnn_autotune.store.pending import Changes
 
 # Files that are left alone.
 _BLOCKED = (State.FOREIGN, State.NEWER, State.UNREADABLE)
@@ -61,11 +61,20 @@ class SyncedFile:
         self._tell_blocked()
         return True
 
-    def update(self, changes_of: Callable[[Content], Changes]) -> bool:
+    def check(self) -> None:
+        """Looks through every entry, one of them being no JSON; what is damaged is set aside."""
+        self.content = file_format.checked(self.content, self._environment)
+        self.update(lambda content: {}, is_thorough=True)
+
+    def update(
+        self, changes_of: Callable[[Content], Changes], *, is_thorough: bool = False
+    ) -> bool:
         """Changes the file; when this returns True, the changes are on the disk.
 
         Args:
-            changes_of: is called with what the file holds, while no other process can write.
+            changes_of: is called with what the file holds, while no other process can write. It
+                may raise NoEntryError; what is damaged is then set aside first.
+            is_thorough: whether every entry is looked at, for damage.
         """
         if self._read_only:
             self._tell_damaged("it is left as it is", self.content, self._stamp)
@@ -73,10 +82,17 @@ class SyncedFile:
         try:
             with disk_file.locked(self.path):
                 self._read()
+                if is_thorough:
+                    self.content = file_format.checked(self.content, self._environment)
                 if self.content.state in _BLOCKED:
                     self._tell_blocked()
                     return False
-                self._write(changes_of(self.content))
+                try:
+                    changes = changes_of(self.content)
+                except NoEntryError:
+                    self.content = file_format.checked(self.content, self._environment)
+                    changes = changes_of(self.content)
+                self._write(changes)
         except OSError as error:
             self._has_failed = True
             if self.content.state is State.DAMAGED:
@@ -96,7 +112,7 @@ class SyncedFile:
         if stamp is None:
             self.content = Content(State.ABSENT)
         elif self.content.state is not State.SOUND or data != self.content.data:
-            self.content = file_format.decode(data, self._environment)
+            self.content = file_format.decode(data, self._environment, self.content)
         self._stamp = stamp
 
     def _write(self, changes: Changes) -> None:
@@ -107,17 +123,17 @@ class SyncedFile:
         if not self._has_written:
             disk_file.remove_partials(self.path)
             self._has_written = True
-        data = file_format.encode(self._environment, file_format.changed(self.content, changes))
+        content = file_format.changed(self.content, changes, self._environment)
         aside = disk_file.set_aside(self.path) if is_damaged else None
         try:
-            stamp = disk_file.replace(self.path, data)
+            stamp = disk_file.replace(self.path, content.data)
         except BaseException:
             if aside is not None:
                 with suppress(OSError):
                     aside.unlink()
             raise
         before = (self.content, self._stamp)
-        self.content, self._stamp = file_format.decode(data, self._environment), stamp
+        self.content, self._stamp = content, stamp
         if aside is not None:
             self._tell_damaged(f"set aside as {aside.name}", *before)
 

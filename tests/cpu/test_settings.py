@@ -28,7 +28,7 @@ def settings() -> tuple[str, int | None, int, float | None]:
 
 
 def test_the_modes() -> None:
-    assert ca.SAMPLING_MODES[:7] == (
+    assert ca.SAMPLING_MODES[:9] == (
         "heuristic",
         "sample_once",
         "median_of_three",
@@ -36,6 +36,8 @@ def test_the_modes() -> None:
         "race",
         "sustained",
         "auto",
+        "online",
+        "neighbour",
     )
 
 

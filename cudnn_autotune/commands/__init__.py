@@ -1,0 +1,1 @@
+"""The commands of ``cudnn-autotune`` that work on stored decisions, and the one that makes them."""

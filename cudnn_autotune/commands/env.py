@@ -1,0 +1,80 @@
+"""``cudnn-autotune env``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cudnn_autotune import remembering, settings, versions
+from cudnn_autotune.commands.store_option import files_of, nothing, read, store_option
+from cudnn_autotune.store import Environment
+from cudnn_autotune.store.folder import file_in
+
+_PREFIX = "CUDNN_AUTOTUNE_"
+
+
+@click.command()
+@store_option
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def env(store_path: Path | None, as_json: bool) -> None:
+    """What this machine's decisions are kept under, where they are, and what is in force."""
+    told = {
+        "environment": Environment.of().to_json(),
+        "store": _store(store_path),
+        "versions": versions.environment(),
+        "settings": _settings(),
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIX)},
+    }
+    if as_json:
+        click.echo(json.dumps(told, indent=1))
+        return
+    for title, values in told.items():
+        click.echo(f"{title}:")
+        width = max(map(len, values), default=0)
+        for name, value in values.items():
+            click.echo(f"  {name:<{width}}  {_text(value)}")
+        if not values:
+            click.echo("  none")
+
+
+def _store(store_path: Path | None) -> dict[str, Any]:
+    here = Environment.of()
+    path = file_in(store_path, here)
+    found: dict[str, Any] = {"path": str(path), "decisions": 0, "bytes": 0}
+    if path.exists():
+        try:
+            file = read(path, nothing)
+            found |= {"decisions": file.count, "bytes": file.size}
+            if file.environment != here:
+                found["of another environment"] = file.environment.file_name
+            if file.complaints:
+                found["not readable"] = list(file.complaints)
+        except ValueError as error:
+            found["not readable"] = [str(error)]
+    others = [file.name for file in files_of(store_path) if file != path]
+    return {**found, "other files": others}
+
+
+def _settings() -> dict[str, Any]:
+    store = dataclasses.asdict(remembering.get_store_settings())
+    return {
+        "sampling": settings.get_sampling(),
+        "workspace_limit": settings.get_workspace_limit(),
+        "benchmark_limit": settings.get_benchmark_limit(),
+        "budget_ms": settings.get_budget_ms(),
+        "store mode": store["mode"],
+        "shipped": [str(path) for path in store["shipped"]],
+    }
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value) if value != "" else "none"

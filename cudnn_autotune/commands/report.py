@@ -1,0 +1,67 @@
+"""``cudnn-autotune report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cudnn_autotune.audit.options import refuse
+from cudnn_autotune.commands import filters
+from cudnn_autotune.commands.store_option import nothing_there, open_store, store_option
+from cudnn_autotune.report.wording import count
+
+_SUFFIXES = (".html", ".htm")
+# Some 10 KB each; a browser opens this many, and a person reads fewer.
+_MOST = 2000
+
+
+@click.command()
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.html")
+@store_option
+@filters.filter_options
+@filters.sort_option
+@click.option(
+    "--candidates",
+    type=click.IntRange(1),
+    default=12,
+    show_default=True,
+    help="Listed for each decision, beside those that tell why.",
+)
+def report(out: Path, store_path: Path | None, candidates: int, **given: Any) -> None:
+    """Write one HTML page: what was chosen and why, with every interval, and what it gains.
+
+    The page needs no network and no other file.
+    """
+    from cudnn_autotune.report import page
+
+    if out.suffix.lower() not in _SUFFIXES:
+        raise refuse("FILE.html", f"must end in {' or '.join(_SUFFIXES)}, got {out}")
+    wanted = filters.taken(given)
+    found = open_store(store_path, wanted.may_pass)
+    if found is None:
+        raise refuse("--store", nothing_there(store_path))
+    decisions = filters.in_order(wanted.of(found.decisions), given["sort"])
+    if not decisions:
+        raise refuse("--store", f"{found.path}: {filters.none_of(found, wanted)}")
+    if len(decisions) > _MOST:
+        raise click.UsageError(
+            f"{len(decisions)} decisions are more than the {_MOST} that a page may have; choose "
+            "some by --op, --dtype, --engine, --contains or --sampling"
+        )
+    html = page.render(
+        decisions,
+        found.environment,
+        source=found.path.name,
+        selected=wanted.words,
+        most_candidates=candidates,
+    )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise refuse("FILE.html", f"cannot write {out}: {error.strerror or error}") from error
+    click.echo(
+        f"{count(len(decisions), 'decision')} -> {out} ({len(html.encode()) / 1024:.0f} KiB)"
+    )

@@ -1,0 +1,162 @@
+"""``--store``, and how a command reads what it names; nothing here writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cudnn_autotune.audit.options import refuse
+from cudnn_autotune.store import disk_file, entry, file_format
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.folder import SUFFIX, default_folder
+
+_TOLD = 3
+
+
+def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--store",
+        "store_path",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help=f"A store's folder, or one file of it ({SUFFIX}). [default: the user's]",
+    )(command)
+
+
+MayPass = Callable[[str], bool]
+"""Whether an entry is worth parsing, by its ``Decision.key``."""
+
+
+def nothing(key: str) -> bool:
+    """For those who only count."""
+    return False
+
+
+@dataclass(frozen=True)
+class StoreFile:
+    """What a file holds."""
+
+    path: Path
+    environment: Environment
+    decisions: tuple[Decision, ...]
+    """Those that were asked for."""
+    count: int
+    """Entries, of all there are."""
+    size: int
+    """Bytes."""
+    complaints: tuple[str, ...] = ()
+    """What of it cannot be read, and why."""
+
+
+def folder_of(store_path: Path | None) -> Path:
+    """The folder that a store's files lie in."""
+    place = default_folder() if store_path is None else store_path
+    return place.parent if _is_file(place) else place
+
+
+def files_of(store_path: Path | None) -> list[Path]:
+    """The files of a store's folder, or the one that is named; those that are there."""
+    place = default_folder() if store_path is None else store_path
+    if _is_file(place):
+        return [place] if place.is_file() else []
+    try:
+        return sorted(file for file in place.glob(f"*{SUFFIX}") if file.is_file())
+    except OSError:
+        return []
+
+
+def _is_file(place: Path) -> bool:
+    return place.suffix == SUFFIX and not place.is_dir()
+
+
+def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
+    """A store's file, without touching it.
+
+    Args:
+        may_pass: which of its decisions; None: all. (A thousand take most of a second.)
+
+    Raises:
+        ValueError: it cannot be read, or is no store.
+    """
+    try:
+        data, stamp = disk_file.read(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    if stamp is None:
+        raise ValueError(f"{path}: there is no such file")
+    try:
+        environment = file_format.environment_of(data)
+    except ValueError as error:
+        raise ValueError(f"{path}: no store that can be read: {error}") from error
+    content = file_format.decode(data, environment)
+    if content.state not in (file_format.State.SOUND, file_format.State.DAMAGED):
+        raise ValueError(f"{path}: {content.why}")
+    found: list[Decision] = []
+    complaints = [content.why] if content.why else []
+    for name, (begin, end) in content.spans.items():
+        try:
+            if may_pass is None or may_pass(entry.key_of(name)):
+                found.append(entry.decode(content.data[begin:end], environment))
+        except ValueError as error:
+            complaints.append(str(error))
+    count = len(content.spans)
+    return StoreFile(path, environment, tuple(found), count, len(data), tuple(complaints))
+
+
+def read_whole(path: Path) -> StoreFile:
+    """As :func:`read`; also raises ValueError where anything in the file cannot be read."""
+    found = read(path)
+    if found.complaints:
+        raise ValueError(f"{path}: damaged: {'; '.join(found.complaints[:_TOLD])}")
+    return found
+
+
+def open_store(
+    store_path: Path | None, may_pass: MayPass | None = None, option: str = "--store"
+) -> StoreFile | None:
+    """The file that a command is about; what of it cannot be read is said on standard error.
+
+    Of a folder the file of this machine's environment, else the only one that is there, so that a
+    store copied from elsewhere can be looked at. None where the folder has none yet.
+
+    Raises:
+        click.BadParameter: a file that is not there or no store; several files, none of them of
+            this environment.
+    """
+    path = _file_to_open(store_path, option)
+    if path is None:
+        return None
+    try:
+        found = read(path, may_pass)
+    except ValueError as error:
+        raise refuse(option, str(error)) from error
+    for complaint in found.complaints[:_TOLD]:
+        click.echo(f"{path}: left out: {complaint}", err=True)
+    if len(found.complaints) > _TOLD:
+        click.echo(f"{path}: and {len(found.complaints) - _TOLD} more", err=True)
+    return found
+
+
+def _file_to_open(store_path: Path | None, option: str) -> Path | None:
+    if store_path is not None and not store_path.is_dir():
+        if not store_path.exists():
+            raise refuse(option, f"{store_path} does not exist")
+        return store_path
+    files = files_of(store_path)
+    own = folder_of(store_path) / Environment.of().file_name
+    if own in files:
+        return own
+    if len(files) > 1:
+        listed = "".join(f"\n  {file}" for file in files)
+        raise refuse(option, f"none of its files is of this machine; name one of them:{listed}")
+    return files[0] if files else None
+
+
+def nothing_there(store_path: Path | None) -> str:
+    """What is said of a store without a file."""
+    return f"{folder_of(store_path)}: nothing is stored there yet"

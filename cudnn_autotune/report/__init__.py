@@ -1,0 +1,1 @@
+"""What a store holds, in words, tables and one HTML page."""

@@ -1,0 +1,100 @@
+"""``cudnn-autotune diff``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stored import NEWER_CUDNN, decisions, fill, refused, run, slower
+
+from cudnn_autotune.store import Decision
+from cudnn_autotune.store.decision import with_determinism
+
+
+def other_engine(decision: Decision) -> Decision:
+    """The same measurement, decided for the second."""
+    first, second, *others = decision.selection.ranking
+    return replace(
+        decision, selection=replace(decision.selection, ranking=(second, first, *others))
+    )
+
+
+def test_alike(tmp_path: Path) -> None:
+    a, b = fill(tmp_path / "a.json"), fill(tmp_path / "b.json")
+    done = run("diff", a, b)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[:2] == [f"--- A: {a}", f"+++ B: {b}"]
+    assert lines[2:] == [
+        "0 only in A, 0 only in B, 0 by another engine, 0 of another time; 6 decisions alike"
+    ]
+
+
+def test_every_kind(tmp_path: Path) -> None:
+    first, second, third, fourth, fifth, sixth = decisions()
+    a = fill(tmp_path / "a.json", [first, third, fourth, fifth, sixth])
+    b = fill(
+        tmp_path / "b.json",
+        [second, other_engine(third), slower(fourth, 1.05), slower(fifth, 1.02), sixth],
+    )
+    done = run("diff", a, b)
+    assert done.exit_code == 1
+    marked = {line[0]: line for line in done.stdout.splitlines()[2:-1]}
+    assert marked.keys() == set("-+!~")
+    assert marked["-"].startswith(f"- {first.key}: eng70:IDX_MODE=0,TILE_SIZE=4 (0.65")
+    assert marked["+"].startswith(f"+ {second.key}: ")
+    texts = [entry.candidate.text for entry in third.selection.ranking[:2]]
+    assert f"! {third.key}: {texts[0]}" in marked["!"]
+    assert f" -> {texts[1]}" in marked["!"]
+    assert f"~ {fourth.key}" in marked["~"]
+    assert marked["~"].endswith("(+5.0 %)")
+    assert done.stdout.splitlines()[-1] == (
+        "1 only in A, 1 only in B, 1 by another engine, 1 of another time; 2 decisions alike"
+    )
+
+
+def test_tolerance(tmp_path: Path) -> None:
+    a = fill(tmp_path / "a.json")
+    b = fill(tmp_path / "b.json", [slower(d, 0.98) for d in decisions()])
+    assert run("diff", a, b).exit_code == 0
+    done = run("diff", a, b, "--tolerance", "0.01")
+    assert done.exit_code == 1
+    assert "6 of another time" in done.stdout
+    assert "(-2.0 %)" in done.stdout
+    assert run("diff", a, b, "--tolerance", "0.01", "--sampling", "race").exit_code == 0
+    assert "2 of another time" in run("diff", a, b, "--tolerance", "0.01", "--op", "dgrad").stdout
+
+
+def test_two_environments(tmp_path: Path) -> None:
+    a, b = fill(tmp_path / "a"), fill(tmp_path / "b", environment=NEWER_CUDNN)
+    done = run("diff", a.parent, b.parent)
+    assert done.exit_code == 0
+    assert "cudnn: 9.19.0 -> 9.20.0" in done.stdout
+
+
+def test_with_and_without_determinism_are_two(tmp_path: Path) -> None:
+    plain = replace(decisions()[0], workspace_limit=1 << 20)
+    problem = with_determinism(plain.problem, True)
+    both = [plain, replace(plain, problem=problem, workspace_limit=None)]
+    a, b = fill(tmp_path / "a.json", both), fill(tmp_path / "b.json", [plain])
+    done = run("diff", a, b)
+    assert "1 only in A" in done.stdout
+    assert f"- {plain.key} deterministic: " in done.stdout
+
+
+@pytest.mark.parametrize("tolerance", ["-1", "nan", "inf", "much"])
+def test_bad_tolerance(tmp_path: Path, tolerance: str) -> None:
+    file = fill(tmp_path / "a.json")
+    message = refused("diff", file, file, "--tolerance", tolerance)
+    assert "'--tolerance'" in message
+    assert "a number of 0 or more" in message
+
+
+def test_bad_paths(tmp_path: Path) -> None:
+    file = fill(tmp_path / "a.json")
+    assert "'B'" in refused("diff", file, tmp_path / "absent.json")
+    (tmp_path / "empty").mkdir()
+    message = refused("diff", tmp_path / "empty", file)
+    assert "'A'" in message
+    assert "nothing is stored there yet" in message

@@ -1,0 +1,151 @@
+"""``cudnn-autotune export`` and ``import``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stored import H200, NEWER_CUDNN, decisions, fill, later, misspelt, refused, succeeded
+
+from cudnn_autotune.commands.store_option import read_whole
+from cudnn_autotune.store import Decision, Environment, Store
+
+LATER = "2025-12-01T00:00:00Z"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return fill(tmp_path / "store")
+
+
+def held(place: Path, environment: Environment = H200) -> dict[str, Decision]:
+    return {decision.key: decision for decision in Store(place, environment)}
+
+
+ALL = {decision.key: decision for decision in decisions()}
+
+
+def test_there_and_back(file: Path, tmp_path: Path) -> None:
+    shipped = tmp_path / "new folder" / "shipped.json"
+    text = succeeded("export", shipped, "--store", file.parent)
+    assert "6 decisions of nvidia-h200" in text
+    assert str(shipped) in text
+    # It is a store by itself, as an application would give it to set_store(shipped=...).
+    assert held(shipped) == ALL
+    assert read_whole(shipped).environment == H200
+    assert [path.name for path in shipped.parent.iterdir()] == [shipped.name]
+    text = succeeded("import", shipped, "--store", tmp_path / "other")
+    assert "6 decisions" in text
+    assert "6 new, 0 newer, 0 not newer" in text
+    assert held(tmp_path / "other") == ALL
+    text = succeeded("import", shipped, "--store", tmp_path / "other")
+    assert "0 new, 0 newer, 6 not newer" in text
+
+
+def test_filters(file: Path, tmp_path: Path) -> None:
+    succeeded("export", tmp_path / "x.json", "--store", file, "--op", "fprop", "--dtype", "float16")
+    wanted = {k for k in ALL if k.startswith("fprop") and "float16" in k}
+    assert held(tmp_path / "x.json").keys() == wanted
+    assert wanted
+    message = refused("export", tmp_path / "y.json", "--store", file, "--engine", "3")
+    assert "none of its 6 decisions has engine 3" in message
+    assert not (tmp_path / "y.json").exists()
+
+
+def test_what_is_there_is_not_replaced_unasked(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.json"
+    out.write_text("precious")
+    assert "--force replaces it" in refused("export", out, "--store", file)
+    assert out.read_text() == "precious"
+    succeeded("export", out, "--store", file, "--force")
+    assert held(out) == ALL
+    assert "it is the store itself" in refused("export", file, "--store", file, "--force")
+    assert held(file) == ALL
+
+
+def test_new_newer_and_older(tmp_path: Path) -> None:
+    first, second, third = decisions()[:3]
+    mine = fill(tmp_path / "mine.json", [later(first, LATER), second])
+    given = fill(tmp_path / "given.json", [first, later(second, LATER), third])
+    text = succeeded("import", given, "--store", mine)
+    assert "1 new, 1 newer, 1 not newer" in text
+    found = held(mine)
+    assert found[first.key].provenance.time.startswith("2025-12-01")
+    assert found[second.key].provenance.time.startswith("2025-12-01")
+    assert found[third.key] == third
+
+
+def test_looser_constraints_are_not_lost(tmp_path: Path) -> None:
+    decision = decisions()[0]
+    capped = replace(later(decision, LATER), workspace_limit=0)
+    mine, given = fill(tmp_path / "a.json", [decision]), fill(tmp_path / "b.json", [capped])
+    assert "0 new, 0 newer, 1 not newer" in succeeded("import", given, "--store", mine)
+    assert held(mine) == {decision.key: decision}
+
+
+def test_foreign_decisions_go_into_their_own_file(tmp_path: Path) -> None:
+    old = fill(tmp_path / "old.json", decisions()[:2], H200)
+    new = fill(tmp_path / "new.json", decisions()[2:], NEWER_CUDNN)
+    own = fill(tmp_path / "own.json", decisions()[:1], Environment.of())
+    text = succeeded("import", old, new, own, "--store", tmp_path / "store")
+    assert text.count("foreign: of another environment than this") == 2
+    assert len(held(tmp_path / "store", H200)) == 2
+    assert len(held(tmp_path / "store", NEWER_CUDNN)) == 4
+    assert len(held(tmp_path / "store", Environment.of())) == 1
+    # A single file holds one environment.
+    message = refused("import", new, "--store", old)
+    assert "'--store'" in message
+    assert NEWER_CUDNN.file_name in message
+    assert len(held(old)) == 2
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[: len(data) // 2],
+        misspelt,
+        lambda data: data.replace(b"wgrad x=", b"fprop x="),
+        lambda data: data.replace(b'"version": 1', b'"version": 2'),
+        lambda data: data.replace(b"cudnn-autotune store", b"another store"),
+        lambda data: b"",
+        lambda data: b"\xff\xfe" + data,
+        lambda data: b"[" * 100_000,
+    ],
+)
+def test_a_damaged_file_is_refused_before_anything_is_written(
+    tmp_path: Path, spoil: Callable[[bytes], bytes]
+) -> None:
+    sound = fill(tmp_path / "sound.json", decisions()[:1])
+    damaged = fill(tmp_path / "damaged.json")
+    data = spoil(damaged.read_bytes())
+    assert data != damaged.read_bytes()
+    damaged.write_bytes(data)
+    message = refused("import", sound, damaged, "--store", tmp_path / "store")
+    assert "'FILE...'" in message
+    assert "damaged.json" in message
+    assert not (tmp_path / "store").exists()
+    assert damaged.read_bytes() == data
+
+
+def test_bad_paths(file: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    assert "must end in .json" in refused("export", tmp_path / "x.txt", "--store", file)
+    assert "'FILE'" in refused("export", blocked / "x.json", "--store", file)
+    (tmp_path / "empty").mkdir()
+    nothing = refused("export", tmp_path / "x.json", "--store", tmp_path / "empty")
+    assert "nothing is stored there yet" in nothing
+    assert "there is no such file" in refused("import", tmp_path / "absent.json")
+    assert "'FILE...'" in refused("import", tmp_path)
+    assert "FILE" in refused("import")
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # the store says so, too
+def test_import_into_a_store_that_cannot_be_written_to(file: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    message = refused("import", file, "--store", blocked / "store")
+    assert "'--store'" in message
+    assert "cannot be written to" in message

@@ -1,0 +1,111 @@
+"""``cudnn-autotune prune``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from stored import H200, decisions, fill, later, refused, run, succeeded
+
+from cudnn_autotune.store import Environment, Store
+
+
+def keys(place: Path, environment: Environment = H200) -> set[str]:
+    return set(Store(place, environment).keys())
+
+
+def days_ago(days: float) -> str:
+    return (datetime.now(UTC) - timedelta(days=days)).isoformat()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of an H200, the first three decisions a year old; and of this machine."""
+    old = [later(d, days_ago(365)) for d in decisions()[:3]]
+    new = [later(d, days_ago(1.5)) for d in decisions()[3:]]
+    fill(tmp_path, old + new)
+    fill(tmp_path, old[:1] + new[:1], Environment.of())
+    return tmp_path
+
+
+def test_by_age(folder: Path) -> None:
+    text = succeeded("prune", "--store", folder, "--older-than", "30d", "--yes")
+    assert "3 of 6 decisions" in text
+    assert "1 of 2 decisions" in text
+    assert "removed 4 decisions" in text
+    assert keys(folder) == {d.key for d in decisions()[3:]}
+    assert keys(folder, Environment.of()) == {decisions()[3].key}
+    assert "nothing to remove" in succeeded("prune", "--store", folder, "--older-than", "2d")
+    assert "removed 4 decisions" in succeeded(
+        "prune", "--store", folder, "--older-than", "36h", "--yes"
+    )
+
+
+def test_other_environments(folder: Path) -> None:
+    succeeded("prune", "--store", folder, "--environment", "other-than-this", "--yes")
+    # Nothing is left of it, not even an empty file.
+    assert [path.name for path in folder.glob("*.json")] == [Environment.of().file_name]
+    assert len(keys(folder, Environment.of())) == 2
+    succeeded("prune", "--store", folder, "--environment", "this", "--yes")
+    assert list(folder.glob("*.json")) == []
+    assert "nothing is stored there yet" in succeeded(
+        "prune", "--store", folder, "--environment", "any"
+    )
+
+
+def test_all_options_together(folder: Path) -> None:
+    given = ("--store", folder, "--older-than", "1w", "--contains", "fprop", "--yes")
+    assert "removed 2 decisions" in succeeded("prune", *given, "--environment", "other-than-this")
+    gone = {d.key for d in decisions()[:3] if d.problem.op == "fprop"}
+    assert keys(folder) == {d.key for d in decisions()} - gone
+    assert len(keys(folder, Environment.of())) == 2
+
+
+def test_it_asks(folder: Path) -> None:
+    given = ("prune", "--store", folder, "--op", "dgrad")
+    done = run(*given, input="n\n")
+    assert done.exit_code == 1
+    assert "Remove 3 decisions? [y/N]" in done.output
+    assert len(keys(folder)) == 6
+    assert run(*given, input="").exit_code == 1  # nobody there to say yes
+    assert len(keys(folder)) == 6
+    assert run(*given, input="y\n").exit_code == 0
+    assert len(keys(folder)) == 4
+
+
+def test_dry_run(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    text = succeeded("prune", "--store", folder, "--op", "dgrad", "--dry-run")
+    assert "would remove 3 decisions" in text
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_of_one_file(folder: Path) -> None:
+    file = folder / H200.file_name
+    succeeded("prune", "--store", file, "--op", "dgrad", "--yes")
+    assert len(keys(folder)) == 4
+    assert len(keys(folder, Environment.of())) == 2
+
+
+def test_what_is_no_store_is_left_alone(folder: Path) -> None:
+    (folder / "notes.json").write_text("{}")
+    done = run("prune", "--store", folder, "--environment", "any", "--yes")
+    assert "left alone" in done.stderr
+    assert [path.name for path in folder.glob("*.json")] == ["notes.json"]
+
+
+def test_nothing_said(folder: Path) -> None:
+    assert "say what is to go" in refused("prune", "--store", folder, "--yes")
+    assert len(keys(folder)) == 6
+
+
+@pytest.mark.parametrize("age", ["30", "d", "-3d", "3m", "1.5d", ""])
+def test_bad_age(folder: Path, age: str) -> None:
+    message = refused("prune", "--store", folder, "--older-than", age)
+    assert "'--older-than'" in message
+    assert "as 12h, 30d or 8w" in message
+
+
+def test_bad_path(tmp_path: Path) -> None:
+    assert "does not exist" in refused("prune", "--store", tmp_path / "absent", "--op", "dgrad")

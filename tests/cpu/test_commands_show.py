@@ -1,0 +1,248 @@
+"""``cudnn-autotune show`` and ``env``, on stores that sampling modes have filled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored import (
+    H200,
+    NEWER_CUDNN,
+    decisions,
+    fill,
+    layer,
+    misspelt,
+    refused,
+    run,
+    simulation,
+    succeeded,
+)
+
+import cudnn_autotune as ca
+from cudnn_autotune.store import Decision, Environment
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return fill(tmp_path / "store")
+
+
+def shown(file: Path, *options: str) -> list[Decision]:
+    """What ``show --json`` tells of a store, read back."""
+    done = run("show", "--store", file, "--json", *options)
+    assert done.exit_code == 0, done.output
+    trees: list[dict[str, Any]] = json.loads(done.stdout)["decisions"]
+    keys = [tree.pop("key") for tree in trees]
+    found = [Decision.from_json(tree) for tree in trees]
+    assert keys == [decision.key for decision in found]
+    return found
+
+
+def test_table(file: Path) -> None:
+    text = succeeded("show", "--store", file.parent)
+    assert "NVIDIA H200, cuDNN 9.19.0, frontend 1.28.0: 6 of 6 decisions" in text
+    for decision in decisions():
+        assert decision.chosen is not None
+        assert decision.chosen.candidate.text[:20] in text
+        assert f"{decision.chosen.time_ms:.4g}"[:5] in text
+        assert decision.selection.evidence.rule.split(":")[0] in text
+    assert "64×128×28×28, 128 of 3×3, padding 1" in text
+    assert "float16 nhwc" in text
+    assert "2025-11-21 17:28" in text
+
+
+def test_json_is_all_of_it(file: Path) -> None:
+    assert {d.key: d for d in shown(file)} == {d.key: d for d in decisions()}
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        (("--op", "dgrad"), lambda d: d.problem.op == "dgrad"),
+        (("--op", "dgrad", "--op", "wgrad"), lambda d: d.problem.op != "fprop"),
+        (("--dtype", "float32"), lambda d: "float32" in d.key),
+        (("--engine", "67"), lambda d: d.chosen.candidate.engine == 67),
+        (("--engine", "eng67"), lambda d: d.chosen.candidate.text.startswith("eng67:")),
+        (("--engine", "aten"), lambda d: d.chosen.candidate.text == "aten"),
+        (("--contains", "X=64x128x28x28"), lambda d: "x=64x128x28x28" in d.key),
+        (("--contains", "dgrad", "--contains", "512"), lambda d: "w=512x512" in d.key),
+        (("--sampling", "auto"), lambda d: True),
+        (("--sampling", "race"), lambda d: False),
+    ],
+)
+def test_filters(file: Path, options: tuple[str, ...], passes: Any) -> None:
+    wanted = {d.key for d in decisions() if passes(d)}
+    assert {d.key for d in shown(file, *options)} == wanted
+    assert wanted or options[1] == "race"
+
+
+def test_engine_by_its_whole_text(file: Path) -> None:
+    chosen = [d.chosen.candidate.text for d in decisions() if d.chosen]
+    text = next(text for text in chosen if text.startswith("eng62:"))
+    assert [d.chosen.candidate.text for d in shown(file, "--engine", text) if d.chosen] == [text]
+
+
+def test_sorting(file: Path) -> None:
+    def time(decision: Decision) -> float:
+        assert decision.chosen is not None
+        return decision.chosen.sustained_ms or decision.chosen.time_ms or 0.0
+
+    by_time = [time(d) for d in shown(file, "--sort", "time")]
+    assert by_time == sorted(by_time, reverse=True)
+    by_size = [
+        d.chosen.candidate.workspace_bytes for d in shown(file, "--sort", "workspace") if d.chosen
+    ]
+    assert by_size == sorted(by_size, reverse=True)
+    assert by_size[0] > 0
+    by_problem = [d.problem.input_shape[2] for d in shown(file)]
+    assert by_problem == sorted(by_problem, reverse=True)
+
+
+def test_nothing_passes(file: Path) -> None:
+    text = succeeded("show", "--store", file, "--op", "wgrad", "--dtype", "float64")
+    assert "none of its 6 decisions has op wgrad, dtype float64" in text
+
+
+def test_files_are_listed(file: Path) -> None:
+    other = fill(file.parent, decisions()[:2], NEWER_CUDNN)
+    done = run("show", "--store", file.parent, "--environment")
+    lines = sorted(done.stdout.splitlines())
+    assert len(lines) == 2
+    assert lines[0].startswith(f"{file}: NVIDIA H200, cuDNN 9.19.0, frontend 1.28.0: 6 decisions")
+    assert lines[1].startswith(f"{other}: NVIDIA H200, cuDNN 9.20.0, frontend 1.28.0: 2 decisions")
+    done = run("show", "--store", file.parent, "--environment", "--json")
+    told = json.loads(done.stdout)
+    assert [Environment.from_json(tree["environment"]) for tree in told] == [H200, NEWER_CUDNN]
+    assert [tree["bytes"] for tree in told] == [path.stat().st_size for path in (file, other)]
+    # Neither is of this machine: which one is meant must be said.
+    message = refused("show", "--store", file.parent)
+    assert "name one of them" in message
+    assert other.name in message
+
+
+def test_a_file_of_this_machine_comes_first(tmp_path: Path) -> None:
+    fill(tmp_path, decisions()[:1], H200)
+    fill(tmp_path, decisions()[1:], Environment.of())
+    assert "5 of 5 decisions" in succeeded("show", "--store", tmp_path)
+
+
+def test_the_users_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDNN_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    assert f"{tmp_path / 'cache'}: nothing is stored there yet" in succeeded("show")
+    assert json.loads(run("show", "--json").stdout)["decisions"] == []
+    assert "nothing is stored there yet" in succeeded("show", "--environment")
+    fill(tmp_path / "cache")
+    assert "6 of 6 decisions" in succeeded("show")
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_shown(file: Path) -> None:
+    damaged = misspelt(file.read_bytes())
+    file.write_bytes(damaged)
+    done = run("show", "--store", file)
+    assert "5 of 6 decisions" in done.stdout
+    assert "left out" in done.stderr
+    assert "wgrid" in done.stderr
+    # Looking changes nothing.
+    assert file.read_bytes() == damaged
+    assert list(file.parent.glob("*.damaged-*")) == []
+
+
+def test_constraints_are_told(tmp_path: Path) -> None:
+    made = simulation("quiet", layer(deterministic=True, alignment=(16, 32, 32)))
+    file = fill(tmp_path, [replace(made, workspace_limit=3 << 20, benchmark_limit=5)])
+    rows = [line.split("│") for line in run("show", "--store", file).stdout.splitlines()]
+    problem = " ".join(" ".join(row[1].split()) for row in rows if len(row) > 2)
+    assert problem == (
+        "fprop 16×64×28×28, 64 of 3×3, padding 1 float16 nhwc, alignment 16,32,32, deterministic, "
+        "at most 3.0 MiB, benchmark limit 5"
+    )
+
+
+def test_all_outputs_wrong(tmp_path: Path) -> None:
+    made = decisions()[3]
+    struck = tuple((entry.candidate.text, 0.5) for entry in made.selection.ranking)
+    file = fill(tmp_path, [replace(made, struck=struck)])
+    text = succeeded("show", "--store", file)
+    assert "aten" in text
+    assert "every other's output was wrong" in text
+    assert len(shown(file, "--engine", "aten")) == 1
+
+
+def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path) -> None:
+    made = decisions()[3]
+    first, *others = made.selection.ranking
+    hostile = replace(first, candidate=replace(first.candidate, text="\x1b[2J[bold red]\u202eeng"))
+    selection = replace(made.selection, ranking=(hostile, *others))
+    environment = replace(H200, gpu="H\x1b]0;title\x07200")
+    file = fill(tmp_path / "x.json", [replace(made, selection=selection)], environment)
+    for command in (("show",), ("show", "--environment")):
+        done = run(*command, "--store", file)
+        assert done.exit_code == 0, done.output
+        assert "\x1b" not in done.output
+        assert "\u202e" not in done.output
+    assert "[bold red]" in run("show", "--store", file).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--op", "conv"), "'--op'"),
+        (("--dtype", "int8"), "'--dtype'"),
+        (("--engine", " "), "'--engine'"),
+        (("--contains", ""), "'--contains'"),
+        (("--sort", "age"), "'--sort'"),
+    ],
+)
+def test_bad_options(file: Path, options: tuple[str, ...], said: str) -> None:
+    assert said in refused("show", "--store", file, *options)
+
+
+def test_paths_that_are_no_store(tmp_path: Path) -> None:
+    assert "does not exist" in refused("show", "--store", tmp_path / "absent.json")
+    text = tmp_path / "notes.json"
+    text.write_text('{"format": "something else"}')
+    assert "not a file of 'cudnn-autotune store'" in refused("show", "--store", text)
+    future = tmp_path / "future.json"
+    sound = fill(tmp_path / "sound.json").read_bytes()
+    future.write_bytes(sound.replace(b'"version": 1', b'"version": 9'))
+    assert "'--store'" in refused("show", "--store", future)
+    assert "version 9" in refused("show", "--store", future)
+
+
+def test_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDNN_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    here = Environment.of()
+    fill(tmp_path, decisions()[:2], here)
+    fill(tmp_path, decisions(), H200)
+    ca.set_workspace_limit(1 << 20)
+    told = json.loads(run("env", "--json").stdout)
+    path = tmp_path / here.file_name
+    assert told["environment"] == here.to_json()
+    assert told["store"] == {
+        "path": str(path),
+        "decisions": 2,
+        "bytes": path.stat().st_size,
+        "other files": [H200.file_name],
+    }
+    assert told["versions"] == ca.environment()
+    assert told["settings"]["workspace_limit"] == 1 << 20
+    assert told["settings"]["sampling"] == ca.get_sampling()
+    assert told["variables"]["CUDNN_AUTOTUNE_CACHE_DIR"] == str(tmp_path)
+    text = succeeded("env")
+    assert f"path {path}" in text
+    assert f"other files {H200.file_name}" in text
+
+
+def test_env_of_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "store.json"
+    file.write_text("not JSON")
+    told = json.loads(run("env", "--json", "--store", file).stdout)
+    assert told["store"]["decisions"] == 0
+    assert str(file) in told["store"]["not readable"][0]
+    fill(tmp_path / "h200.json")
+    told = json.loads(run("env", "--json", "--store", tmp_path / "h200.json").stdout)
+    assert told["store"]["decisions"] == 6
+    assert told["store"]["of another environment"] == H200.file_name

@@ -1,0 +1,396 @@
+"""``cudnn-autotune tune``: real sampling modes on simulated GPUs, into real stores."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from stored import H200, decide, layer, refused, run, simulation, succeeded
+from torch import nn
+
+import cudnn_autotune as ca
+from cudnn_autotune.commands import tune_run
+from cudnn_autotune.commands.tune import Bench
+from cudnn_autotune.commands.tune_run import DeviceLost, Estimate
+from cudnn_autotune.modules import Conv2d
+from cudnn_autotune.offline.simulated import SimulatedTimer, preset
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.store import Decision, Store
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+LAYER = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")
+# A scene for each operation, so that they differ.
+SCENES = {"fprop": "quiet", "dgrad": "h200-capped", "wgrad": "depthwise"}
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.again = nn.Conv2d(8, 8, 3, padding=1, groups=2)
+
+    def forward(self, x, y=None):
+        return self.again(self.second(self.first(x))).relu()
+
+
+class Small:
+    net = Net
+
+
+made = Net()
+number = 3
+
+
+def fails():
+    raise KeyError("no such size")
+
+
+def text():
+    return "not a model"
+"""
+
+
+def problems_of(model: nn.Module, *inputs: torch.Tensor) -> list[ConvProblem]:
+    """Of convolutions on the CPU, where the package's own has none; in the order of the calls."""
+    found: list[ConvProblem] = []
+
+    def note(module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        assert type(module) is Conv2d
+        x = given[0]
+        nhwc = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        for op in ("fprop", "dgrad", "wgrad") if torch.is_grad_enabled() else ("fprop",):
+            if op != "dgrad" or x.requires_grad:
+                found.append(
+                    ConvProblem(
+                        op,
+                        x.shape,
+                        module.weight.shape,
+                        padding=module.padding,
+                        groups=module.groups,
+                        dtype=x.dtype,
+                        memory_format=torch.channels_last if nhwc else torch.contiguous_format,
+                    )
+                )
+
+    hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert hooks
+    model(*inputs)
+    return list(dict.fromkeys(found))
+
+
+class Simulated:
+    """Counts what it is asked to tune."""
+
+    def __init__(self, timer: Callable[[str], SimulatedTimer] = preset) -> None:
+        self.tuned: list[tuple[ConvProblem, str]] = []
+        self._timer = timer
+
+    def __call__(self, problem: ConvProblem, mode: str) -> Decision:
+        self.tuned.append((problem, mode))
+        timer = self._timer(SCENES[problem.op])
+        return decide(problem, timer, timer.candidates, mode)
+
+    @property
+    def bench(self) -> Bench:
+        return Bench(H200, torch.device("cpu"), self, problems_of)
+
+
+@pytest.fixture
+def gpu() -> Simulated:
+    return Simulated()
+
+
+def kept(place: Path) -> dict[ConvProblem, Decision]:
+    return {decision.problem: decision for decision in Store(place, H200)}
+
+
+def test_a_layer(gpu: Simulated, tmp_path: Path) -> None:
+    given = (*LAYER, "--dtype", "float16", "--channels-last", "--store", tmp_path)
+    text = succeeded("tune", *given, obj=gpu.bench)
+    wanted = [layer(op) for op in ("fprop", "dgrad", "wgrad")]
+    assert gpu.tuned == [(problem, "auto") for problem in wanted]
+    found = kept(tmp_path)
+    assert list(found) == wanted
+    for problem, decision in found.items():
+        assert decision.chosen is not None
+        line = f"{problem.op} 16×64×28×28, 64 of 3×3, padding 1: {decision.chosen.candidate.text}, "
+        assert line in text
+    assert "3 problems, 0 of them known already" in text
+    assert str(tmp_path / H200.file_name) in text
+
+
+def test_what_the_store_knows_is_not_tuned_again(gpu: Simulated, tmp_path: Path) -> None:
+    given = ("tune", *LAYER, "--dtype", "float16", "--channels-last", "--store", tmp_path)
+    succeeded(*given, "--op", "fprop", obj=gpu.bench)
+    first = kept(tmp_path)
+    gpu.tuned.clear()
+    text = succeeded(*given, obj=gpu.bench)
+    assert [problem.op for problem, _ in gpu.tuned] == ["dgrad", "wgrad"]
+    assert text.count("known already") == 2  # its line, and the title
+    assert kept(tmp_path)[layer("fprop")] == first[layer("fprop")]
+    gpu.tuned.clear()
+    succeeded(*given, "--retune", "--op", "fprop", "--op", "wgrad", obj=gpu.bench)
+    assert [problem.op for problem, _ in gpu.tuned] == ["fprop", "wgrad"]
+
+
+def test_modes_are_apart(gpu: Simulated, tmp_path: Path) -> None:
+    given = ("tune", *LAYER, "--op", "dgrad", "--store", tmp_path)
+    for mode in ("race", "sample_once", "race"):
+        succeeded(*given, "--sampling", mode, obj=gpu.bench)
+    assert [mode for _, mode in gpu.tuned] == ["race", "sample_once"]
+    assert sorted(decision.sampling for decision in Store(tmp_path, H200)) == [
+        "race",
+        "sample_once",
+    ]
+
+
+def test_the_mode_in_force(gpu: Simulated, tmp_path: Path) -> None:
+    ca.set_sampling("race")
+    succeeded("tune", *LAYER, "--op", "dgrad", "--store", tmp_path, obj=gpu.bench)
+    assert [mode for _, mode in gpu.tuned] == ["race"]
+
+
+def test_what_nobody_timed_is_not_kept(gpu: Simulated, tmp_path: Path) -> None:
+    given = ("tune", *LAYER, "--sampling", "heuristic", "--store", tmp_path)
+    text = succeeded(*given, obj=gpu.bench)
+    assert text.count("nothing was timed") == 3
+    assert len(Store(tmp_path, H200)) == 0
+
+
+def test_geometry(gpu: Simulated, tmp_path: Path) -> None:
+    given = ("--input", "2,8,9,11", "--weight", "6,4,3,5", "--stride", "2,1", "--padding", "1,2")
+    more = ("--dilation", "1,2", "--groups", "2", "--op", "wgrad", "--store", tmp_path)
+    succeeded("tune", *given, *more, obj=gpu.bench)
+    assert gpu.tuned[0][0] == ConvProblem(
+        "wgrad", (2, 8, 9, 11), (6, 4, 3, 5), (2, 1), (1, 2), (1, 2), 2
+    )
+    for padding in ("same", "valid"):
+        given = ("--input", "2,8,9", "--weight", "6,8,4", "--padding", padding, "--op", "fprop")
+        succeeded("tune", *given, "--store", tmp_path, obj=gpu.bench)
+        assert gpu.tuned[-1][0] == ConvProblem("fprop", (2, 8, 9), (6, 8, 4), padding=padding)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current one, with a user's module in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_nets.py").write_text(MODEL)
+    yield tmp_path
+    sys.modules.pop("my_nets", None)
+
+
+def test_a_model(gpu: Simulated, folder: Path) -> None:
+    given = ("tune", "my_nets:Net", "--input", "4,3,12,12", "--store", folder / "store")
+    succeeded(*given, obj=gpu.bench)
+    tuned = [problem for problem, _ in gpu.tuned]
+    # Two layers alike are one problem.
+    assert [(p.op, p.weight_shape) for p in tuned] == [
+        ("fprop", (8, 3, 3, 3)),
+        ("fprop", (8, 4, 3, 3)),
+    ]
+    assert {p.dtype for p in tuned} == {torch.float32}
+    assert {p.memory_format for p in tuned} == {torch.contiguous_format}
+    gpu.tuned.clear()
+    more = ("--train", "--dtype", "float64", "--channels-last")
+    succeeded(*given, *more, obj=gpu.bench)
+    tuned = [problem for problem, _ in gpu.tuned]
+    assert [(p.op, p.input_shape[1]) for p in tuned] == [
+        ("fprop", 3),
+        ("wgrad", 3),
+        ("fprop", 8),
+        ("dgrad", 8),
+        ("wgrad", 8),
+    ]
+    assert {p.dtype for p in tuned} == {torch.float64}
+    assert {p.memory_format for p in tuned} == {torch.channels_last}
+    assert len(kept(folder / "store")) == 7
+
+
+@pytest.mark.parametrize("name", ["my_nets:made", "my_nets:Small.net"])
+def test_ways_to_name_a_model(gpu: Simulated, folder: Path, name: str) -> None:
+    inputs = ("--input", "4,3,12,12", "--input", "7")
+    succeeded("tune", name, *inputs, "--store", folder / "store", obj=gpu.bench)
+    assert len(gpu.tuned) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("resnet50", 2, "must be torchvision:NAME, timm:NAME or MODULE:CALLABLE"),
+        (":x", 2, "'MODEL'"),
+        ("my_nets:", 2, "'MODEL'"),
+        ("no_such_module:x", 2, "cannot import no_such_module"),
+        ("my_nets:absent", 2, "my_nets has no 'absent'"),
+        ("my_nets:number", 2, "neither a model nor a callable"),
+        ("my_nets:text", 2, "must return a torch.nn.Module, got str"),
+        ("my_nets:fails", 1, "my_nets:fails() fails: KeyError"),
+        ("my_nets:Net", 1, "my_nets:Net with --input 4,5,12,12: RuntimeError"),
+    ],
+)
+def test_models_that_are_none(
+    gpu: Simulated, folder: Path, name: str, status: int, said: str
+) -> None:
+    given = ("--input", "4,5,12,12", "--store", folder / "store")
+    assert said in refused("tune", name, *given, status=status, obj=gpu.bench)
+    assert gpu.tuned == []
+
+
+@pytest.mark.parametrize("source", ["torchvision", "timm"])
+def test_models_of_packages(gpu: Simulated, tmp_path: Path, source: str) -> None:
+    given = ("--input", "2,3,64,64", "--store", tmp_path)
+    try:
+        importlib.import_module(source)
+    except ImportError:
+        message = refused("tune", f"{source}:resnet18", *given, obj=gpu.bench)
+        assert f"cannot import {source}" in message
+        return
+    succeeded("tune", f"{source}:resnet18", *given, obj=gpu.bench)
+    assert len(gpu.tuned) > 8
+    message = refused("tune", f"{source}:no_such_net", *given, obj=gpu.bench)
+    assert f"{source} has no 'no_such_net'" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--weight", "4,4,3,3"), "'--input'"),
+        (("--input", "4,4,8,8"), "'--weight'"),
+        (("--input", "4,4,8", "--weight", "4,4,3,3"), "'--weight'"),
+        (("--input", "4,5,8,8", "--weight", "4,4,3,3"), "'--input'"),
+        (("--input", "4,x,8,8", "--weight", "4,4,3,3"), "'--input'"),
+        (("--input", "4,0,8,8", "--weight", "4,4,3,3"), "'--input'"),
+        ((*LAYER, "--input", "4,4,8,8"), "'--input'"),
+        ((*LAYER, "--stride", "0"), "'--stride'"),
+        ((*LAYER, "--padding", "some"), "'--padding'"),
+        ((*LAYER, "--padding", "same", "--stride", "2"), "'--padding'"),
+        ((*LAYER, "--groups", "3"), "'--input'"),
+        ((*LAYER, "--groups", "0"), "'--groups'"),
+        ((*LAYER, "--op", "conv"), "'--op'"),
+        ((*LAYER, "--dtype", "int8"), "'--dtype'"),
+        ((*LAYER, "--sampling", "best"), "'--sampling'"),
+        ((*LAYER, "--sampling", "online"), "decides in a program's own calls"),
+        ((*LAYER, "--budget-ms", "-1"), "'--budget-ms'"),
+        ((*LAYER, "--train"), "--train/--inference"),
+        (("my:net", "--input", "4,4,8,8", "--weight", "4,4,3,3"), "'--weight'"),
+        (("my:net", "--input", "4,4,8,8", "--op", "fprop"), "'--op'"),
+        (("my:net", "--input", "4,4,8,8", "--padding", "1"), "'--padding'"),
+    ],
+)
+def test_bad_input(gpu: Simulated, tmp_path: Path, arguments: Sequence[str], said: str) -> None:
+    assert said in refused("tune", *arguments, "--store", tmp_path, obj=gpu.bench)
+    assert gpu.tuned == []
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_a_store_that_cannot_be_written_to(gpu: Simulated, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    message = refused("tune", *LAYER, "--store", tmp_path / "a file" / "x", obj=gpu.bench)
+    assert "'--store'" in message
+    assert gpu.tuned == []
+
+
+@NO_GPU
+def test_without_a_gpu(tmp_path: Path) -> None:
+    message = refused("tune", *LAYER, "--store", tmp_path)
+    assert "tuning needs a GPU" in message
+    assert "audit --simulate" in message
+    # What is wrong with a layer is said first, wherever.
+    assert "'--input'" in refused("tune", "--input", "4,5,8,8", "--weight", "4,4,3,3")
+    assert "tuning needs a GPU" in refused("tune", "torchvision:resnet50", "--input", "4,3,8,8")
+
+
+def failing(**changes: Any) -> Callable[[str], SimulatedTimer]:
+    """Timers of GPUs that are not as they should be."""
+
+    def timer(name: str) -> SimulatedTimer:
+        sound = preset(name)
+        return SimulatedTimer(dataclasses.replace(sound.gpu, **changes), sound.engines)
+
+    return timer
+
+
+def test_the_gpu_is_lost(tmp_path: Path) -> None:
+    sound, lost = preset, failing(lost_at_ms=50.0)
+    gpu = Simulated(lambda name: (lost if name == SCENES["dgrad"] else sound)(name))
+    message = refused("tune", *LAYER, "--store", tmp_path, status=1, obj=gpu.bench)
+    assert "the GPU fails" in message
+    assert "dgrad 16×64×28×28" in message
+    assert "unspecified launch failure" in message
+    # Nothing more is tried; what was decided before is there.
+    assert [problem.op for problem, _ in gpu.tuned] == ["fprop", "dgrad"]
+    assert [problem.op for problem in kept(tmp_path)] == ["fprop"]
+
+
+def test_one_problem_cannot_be_tuned(tmp_path: Path) -> None:
+    sound, full = preset, failing(out_of_memory_at_ms=50.0)
+    gpu = Simulated(lambda name: (full if name == SCENES["dgrad"] else sound)(name))
+    done = run("tune", *LAYER, "--store", tmp_path, obj=gpu.bench)
+    assert done.exit_code == 1
+    assert "dgrad 16×64×28×28, 64 of 3×3, padding 1: not tuned: out of memory" in done.stdout
+    assert "1 of 3 problems could not be tuned; PyTorch serves them" in done.stderr
+    assert [problem.op for problem in kept(tmp_path)] == ["fprop", "wgrad"]
+
+
+def test_run_by_hand(tmp_path: Path) -> None:
+    """Of any error that says nothing of the GPU, the others go on."""
+
+    def tune(problem: ConvProblem) -> Decision:
+        if problem.op == "dgrad":
+            raise RuntimeError("no choice was made: groups")
+        return simulation("quiet", problem)
+
+    console = Console(quiet=True)
+    problems = [layer(op) for op in ("fprop", "dgrad", "wgrad")]
+    store = Store(tmp_path, H200)
+    outcome = tune_run.run(problems, tune, store, lambda problem: None, console)
+    assert [decision.problem.op for decision in outcome.decisions] == ["fprop", "wgrad"]
+    assert outcome.failed == [(problems[1], "no choice was made: groups")]
+
+    def lose(problem: ConvProblem) -> Decision:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        tune_run.run(problems, lose, store, lambda problem: None, console)
+
+
+def test_estimate() -> None:
+    # The second has three times the work of the first: shares of 3/8 and 5/8.
+    estimate = Estimate([layer(channels=64), layer(channels=192)])
+    assert estimate.left_s is None
+    estimate.done(3.0)
+    assert estimate.left_s == pytest.approx(5.0)
+    estimate.done(9.0)
+    assert estimate.left_s == pytest.approx(0.0)
+    # Problems of a kind: in proportion to how many are left.
+    estimate = Estimate([layer()] * 4)
+    estimate.done(2.0)
+    assert estimate.left_s == pytest.approx(6.0)
+
+
+def test_progress_tells_of_the_time_left(tmp_path: Path) -> None:
+    with (tmp_path / "terminal").open("w+") as file:
+        console = Console(file=file, force_terminal=True, width=100, force_interactive=True)
+        tune_run.run(
+            [layer(channels=c) for c in (32, 64, 96)],
+            lambda problem: simulation("quiet", problem),
+            Store(tmp_path, H200),
+            lambda problem: None,
+            console,
+        )
+        file.seek(0)
+        text = file.read()
+    assert "3/3" in text
+    assert "about 0 ms left" in text

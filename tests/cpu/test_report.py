@@ -1,0 +1,398 @@
+"""The HTML report, as text: complete, well formed, by itself, and safe against what it shows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from stored import H200, decisions, fill, layer, refused, run, simulation, slower, succeeded
+
+from cudnn_autotune.report import page
+from cudnn_autotune.report.against import against_pytorch, pytorchs_entry, total
+from cudnn_autotune.store import Decision, Environment
+
+VOID = {"meta", "br", "input", "link", "img", "hr", "wbr", "base"}
+# In SVG an element may close itself.
+SVG = {"line", "circle", "path", "text", "svg"}
+
+
+class Page(HTMLParser):
+    """Complains of tags that do not match; keeps attributes, and the text of each kind of tag."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        assert len(set(names)) == len(names), (tag, attrs)
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+            self.texts.setdefault(tag, []).append("")
+
+    def handle_startendtag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        assert tag in SVG, tag
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, tag
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self.open):
+            self.texts[tag][-1] += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts["main"][0].split())
+
+
+def rendered(kept: Sequence[Decision] = (), environment: Environment = H200) -> str:
+    return page.render(kept or decisions(), environment, source="h200.json")
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return rendered()
+
+
+@pytest.fixture(scope="module")
+def parsed(html: str) -> Page:
+    return Page(html)
+
+
+def test_well_formed(html: str, parsed: Page) -> None:
+    assert html.lstrip().startswith("<!DOCTYPE html>")
+    assert parsed.of("html")[0]["lang"] == "en"
+    ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    assert len(parsed.of("details")) == len(decisions())
+    assert parsed.texts["h1"] == ["6 decisions"]
+
+
+def test_nothing_from_elsewhere(html: str, parsed: Page) -> None:
+    for tag, attributes in parsed.tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base"), tag
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            assert name not in ("src", "srcset", "action", "style"), (tag, name)
+            assert name != "href" or str(value).startswith("#d"), value
+    assert "http:" not in html
+    assert "https:" not in html
+    assert "url(" not in html
+    assert "@import" not in html
+    policy = next(str(m["content"]) for m in parsed.of("meta") if "http-equiv" in m)
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    links = [str(a["href"])[1:] for a in parsed.of("a")]
+    assert set(links) <= {attributes.get("id") for attributes in parsed.of("div")}
+    assert len(links) == len(decisions())
+
+
+def test_tables_have_headers_and_pictures_have_words(parsed: Page) -> None:
+    for header in parsed.of("th"):
+        assert header["scope"] in ("row", "col")
+    for picture in parsed.of("svg"):
+        is_inner = picture.get("overflow") == "visible"
+        words = picture.get("aria-label") if picture.get("role") == "img" else None
+        assert is_inner or words or picture.get("aria-hidden") == "true", picture
+    assert parsed.texts["caption"]
+    assert any(m.get("name") == "viewport" for m in parsed.of("meta"))
+
+
+def test_every_decision_is_told(parsed: Page) -> None:
+    for decision in decisions():
+        assert decision.chosen is not None
+        assert decision.key in parsed.texts["code"]
+        assert decision.chosen.candidate.text in parsed.texts["code"]
+        assert f"Rule: {decision.selection.evidence.rule}." in parsed.texts["li"]
+        for remark in decision.selection.evidence.remarks:
+            assert remark in parsed.texts["li"]
+        alone = decision.chosen.sustained_ms
+        assert alone is None or f"{alone:.4g}"[:5] in parsed.text
+    assert "NVIDIA H200" in parsed.texts["dd"]
+    assert "9.19.0" in parsed.texts["dd"]
+    assert "580.159.04" in parsed.texts["dd"]
+    assert "relative error 0.0002" in parsed.texts["dd"]
+    assert "sw_power_cap" in parsed.texts["dd"]
+
+
+def test_rows_of_a_decision() -> None:
+    """All that the page is to say of a decision: numbers as they are in it."""
+    decision = decisions()[1]  # resnet50, fprop
+    parsed = Page(rendered([decision]))
+    (chosen, tied), evidence = decision.selection.ranking[:2], decision.selection.evidence
+    assert evidence.tied == (chosen.candidate.text, tied.candidate.text)
+    assert evidence.regret_bound is not None
+    assert "chosen" in parsed.texts["span"]
+    assert "tied" in parsed.texts["span"]
+    assert "PyTorch's pick" in parsed.texts["span"]
+    assert "PyTorch's own path" in parsed.texts["span"]
+    bound = f"At most {100 * evidence.regret_bound:.1f} % slower than the fastest (95 % sure)."
+    assert bound in parsed.texts["li"]
+    labels = [str(picture.get("aria-label")) for picture in parsed.of("svg")]
+    assert any(
+        label.startswith(f"{chosen.time_ms:.5f} ms, interval {chosen.low_ms:.5f} to ")
+        and label.endswith(f"{chosen.sustained_ms:.5f} ms alone")
+        for label in labels
+    )
+    rest = len(decision.selection.ranking) - page.MOST_CANDIDATES - 1  # and `aten`
+    assert f"{rest} more candidates of " in parsed.text
+    assert parsed.of("details")[0] == {"class": "decision", "open": None}
+
+
+def test_marks_lie_where_their_times_are() -> None:
+    decision = decisions()[1]
+    html = rendered([decision])
+    places = [
+        tuple(map(float, found))
+        for found in re.findall(
+            r'class="interval" x1="([\d.]+)%" x2="([\d.]+)%".*?cx="([\d.]+)%"', html, re.DOTALL
+        )
+    ]
+    ranking = decision.selection.ranking
+    own = next(entry for entry in ranking if entry.candidate.text == "aten")
+    listed = [*ranking[: page.MOST_CANDIDATES], own]
+    times = [(entry.low_ms, entry.high_ms, entry.time_ms) for entry in listed]
+    # One scale for all: percents for milliseconds.
+    left, right = min(places), max(places)
+    least, most = (times[places.index(end)] for end in (left, right))
+    assert least[2] is not None
+    assert most[2] is not None
+    scale = (right[2] - left[2]) / (most[2] - least[2])
+    assert scale > 0
+    for there, known in zip(places, times, strict=True):
+        for place, ms in zip(there, known, strict=True):
+            assert ms is not None
+            # Intervals that go on beyond the axis end where it does.
+            wanted = min(left[2] + scale * (ms - least[2]), 96.0)
+            assert place == pytest.approx(wanted, abs=0.02)
+
+
+def test_against_pytorch() -> None:
+    resnet = decisions()[1]
+    found = against_pytorch(resnet)
+    theirs = pytorchs_entry(resnet.selection)
+    assert found is not None
+    assert theirs is not None
+    assert theirs.candidate.text == found.text != "aten"
+    assert found.is_sustained
+    assert resnet.chosen is not None
+    assert found.ours_ms == resnet.chosen.sustained_ms
+    assert found.pytorch_ms == theirs.sustained_ms
+    assert found.ratio == pytest.approx(found.pytorch_ms / found.ours_ms)
+    # It is one of the tied: faster by chance, for all that is known.
+    assert found.text in resnet.selection.evidence.tied
+    assert found.least == 1.0
+    assert not found.is_sure
+    # PyTorch's own kernel, which was chosen.
+    depthwise = against_pytorch(decisions()[4])
+    assert depthwise is not None
+    assert depthwise.text == "aten"
+    assert depthwise.ratio == 1.0
+    assert depthwise.is_sure
+    # By a mode that does not time there is nothing to say.
+    assert against_pytorch(simulation("quiet", layer(), mode="heuristic")) is None
+
+
+def test_what_intervals_do_not_tell_apart_is_said() -> None:
+    vgg = decisions()[2]  # PyTorch's pick dropped out early: its interval is wide
+    found = against_pytorch(vgg)
+    theirs = pytorchs_entry(vgg.selection)
+    assert found is not None
+    assert theirs is not None
+    assert not found.is_sustained
+    assert theirs.candidate.text not in vgg.selection.evidence.tied
+
+    def as_wide(by: float) -> Decision:
+        """With intervals of both that are ``by`` wide, relatively, to each side."""
+        ranking = tuple(
+            replace(e, low_ms=(e.time_ms or 0.0) / by, high_ms=(e.time_ms or 0.0) * by)
+            for e in vgg.selection.ranking
+        )
+        return replace(vgg, selection=replace(vgg.selection, ranking=ranking))
+
+    narrow, wide = as_wide(1.001), as_wide(1.5)
+    sure, unsure = against_pytorch(narrow), against_pytorch(wide)
+    assert sure is not None
+    assert unsure is not None
+    assert sure.ratio == unsure.ratio == found.ratio > 1
+    assert unsure.least == pytest.approx(found.ratio / 1.5**2)
+    assert unsure.most == pytest.approx(found.ratio * 1.5**2)
+    assert sure.is_sure
+    assert not unsure.is_sure
+    assert total([narrow]).is_sure
+    assert not total([wide]).is_sure
+    assert f"≈{found.ratio:.2f}×" in Page(rendered([wide])).texts["td"]
+    assert f"{found.ratio:.2f}×" in Page(rendered([narrow])).texts["td"]
+    said = "in short batches; the two could not be told apart."
+    assert said in rendered([wide])
+    assert said not in rendered([narrow])
+    # A sum is sure as soon as what is unsure in it cannot turn it.
+    many = [slower(narrow, 100.0), wide]
+    assert total(many).is_sure
+
+
+def test_times_of_two_kinds_are_not_compared() -> None:
+    resnet = decisions()[1]
+    theirs = pytorchs_entry(resnet.selection)
+    ranking = tuple(
+        replace(entry, sustained_ms=None) if entry is theirs else entry
+        for entry in resnet.selection.ranking
+    )
+    found = against_pytorch(replace(resnet, selection=replace(resnet.selection, ranking=ranking)))
+    assert found is not None
+    assert not found.is_sustained
+    assert theirs is not None
+    assert resnet.chosen is not None
+    assert (found.ours_ms, found.pytorch_ms) == (resnet.chosen.time_ms, theirs.time_ms)
+
+
+def test_totals() -> None:
+    found = total(decisions())
+    compared = [c for d in decisions() if (c := against_pytorch(d)) is not None]
+    assert found.decisions == found.timed == 6
+    assert found.compared == len(compared)
+    assert found.ours_ms == pytest.approx(sum(c.ours_ms for c in compared))
+    assert found.pytorch_ms == pytest.approx(sum(c.pytorch_ms for c in compared))
+    assert found.ratio == pytest.approx(found.pytorch_ms / found.ours_ms)
+    assert found.ratio > 1
+    # Everything takes twice as long, with PyTorch, too.
+    twice = total([slower(d, 2.0) for d in decisions()])
+    assert twice.time_ms == pytest.approx(2 * found.time_ms)
+    assert twice.ratio == pytest.approx(found.ratio)
+    parsed = Page(rendered())
+    assert f"{found.pytorch_ms:.3f}" in parsed.text
+    assert f"{found.ratio:.2f}×" in parsed.text
+    ops = [text for text in parsed.texts["th"] if text in ("fprop", "dgrad", "wgrad", "all")]
+    assert ops == ["fprop", "dgrad", "wgrad", "all"]
+
+
+def test_modes_are_not_added_up() -> None:
+    kept = [*decisions(), simulation("quiet", layer(), mode="heuristic")]
+    parsed = Page(rendered(kept))
+    assert "auto: all" in parsed.texts["th"]
+    assert "heuristic: all" in parsed.texts["th"]
+    assert "all" not in parsed.texts["th"]
+    assert "Nothing was timed: cuDNN's own order decided." in parsed.texts["li"]
+
+
+def test_only_wrong_outputs() -> None:
+    made = decisions()[3]
+    texts = [entry.candidate.text for entry in made.selection.ranking]
+    some = replace(made, struck=((texts[0], 0.5), (texts[1], math.inf)))
+    parsed = Page(rendered([some]))
+    assert "wrong: relative error 0.5" in parsed.texts["span"]
+    assert "wrong: relative error infinite" in parsed.texts["span"]
+    assert "2 candidates gave wrong results and could not be chosen." in parsed.texts["li"]
+    every = replace(made, struck=tuple((text, 0.5) for text in texts), relative_error=None)
+    parsed = Page(rendered([every]))
+    said = "Every candidate's output was wrong: PyTorch's own path serves it."
+    assert said in parsed.texts["li"]
+
+
+HOSTILE = (
+    "</script></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}\x1b[2J"
+)
+
+
+def test_hostile_names_stay_text() -> None:
+    made = decisions()[1]
+    first, *others = made.selection.ranking
+    candidate = replace(
+        first.candidate,
+        text=HOSTILE,
+        numerical_notes=(HOSTILE,),
+        behavior_notes=(HOSTILE,),
+        heuristic_mode="A",
+    )
+    ranking = (
+        replace(first, candidate=candidate),
+        *(replace(entry, cut=HOSTILE) for entry in others),
+    )
+    evidence = replace(
+        made.selection.evidence,
+        rule=HOSTILE,
+        tied=(HOSTILE, HOSTILE + "2"),
+        remarks=(HOSTILE,),
+        throttle_reasons=(HOSTILE,),
+    )
+    hostile = replace(
+        made,
+        sampling=HOSTILE.replace("\x1b", "").replace('"', ""),
+        selection=replace(made.selection, ranking=ranking, evidence=evidence),
+        provenance=replace(made.provenance, driver=HOSTILE, torch=HOSTILE, cudnn_autotune="\ud800"),
+    )
+    environment = replace(H200, gpu=HOSTILE, cudnn=HOSTILE, mig_profile=HOSTILE)
+    html = page.render([hostile], environment, source=HOSTILE, selected=HOSTILE)
+    html.encode()
+    assert "\x1b" not in html
+    parsed = Page(html)
+    plain = Page(rendered([made]))
+    # The same tags as ever, and the names are all there as text.
+    assert len(parsed.of("script")) == len(parsed.of("style")) == 1
+    assert {tag for tag, _ in parsed.tags} == {tag for tag, _ in plain.tags}
+    assert all(set(a) <= {"href"} for a in parsed.of("a"))
+    assert HOSTILE.replace("\x1b", "\ufffd") in parsed.texts["dd"]
+    assert "49" not in html.replace("{{ 7*7 }}", "").partition("<main>")[0].partition("<body>")[2]
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="decisions must not be empty"):
+        page.render([], H200, source="x")
+    with pytest.raises(ValueError, match="most_candidates must be 1 or more, got 0"):
+        page.render(decisions(), H200, source="x", most_candidates=0)
+
+
+def test_command(tmp_path: Path) -> None:
+    file = fill(tmp_path / "store")
+    out = tmp_path / "folder" / "page.html"
+    text = succeeded("report", out, "--store", file)
+    assert f"6 decisions -> {out}" in text
+    parsed = Page(out.read_text(encoding="utf-8"))
+    assert parsed.texts["h1"] == ["6 decisions"]
+    assert file.name in parsed.texts["dd"]
+    succeeded("report", out, "--store", file, "--op", "dgrad", "--candidates", "2")
+    parsed = Page(out.read_text(encoding="utf-8"))
+    assert parsed.texts["h1"] == ["2 decisions"]
+    assert "op dgrad" in parsed.texts["dd"]
+
+
+def test_command_with_bad_input(tmp_path: Path) -> None:
+    file = fill(tmp_path / "store")
+    out = tmp_path / "page.html"
+    assert "must end in .html or .htm" in refused("report", tmp_path / "x.pdf", "--store", file)
+    assert "'--candidates'" in refused("report", out, "--store", file, "--candidates", "0")
+    message = refused("report", out, "--store", file, "--sampling", "race")
+    assert "none of its 6 decisions has sampling race" in message
+    (tmp_path / "empty").mkdir()
+    nothing = refused("report", out, "--store", tmp_path / "empty")
+    assert "nothing is stored there yet" in nothing
+    assert "does not exist" in refused("report", out, "--store", tmp_path / "absent.json")
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    assert "'FILE.html'" in refused("report", blocked / "x.html", "--store", file)
+    assert not out.exists()
+    assert run("report").exit_code == 2
+
+
+def test_a_page_has_an_end(tmp_path: Path) -> None:
+    made = decisions()[4]
+    many = [replace(made, benchmark_limit=number) for number in range(1, 2002)]
+    file = fill(tmp_path / "store.json", many)
+    message = refused("report", tmp_path / "page.html", "--store", file)
+    assert "2001 decisions are more than the 2000 that a page may have" in message

@@ -1,0 +1,200 @@
+"""A decision: the frontier that is kept, its key, its JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from decisions import FRONTIER, decision, problem, selection, timed
+
+import cudnn_autotune as ca
+from cudnn_autotune import sampling
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.store import Decision, Provenance
+from cudnn_autotune.store.decision import key_of
+
+
+def through_json(known: Decision) -> Decision:
+    return Decision.from_json(json.loads(json.dumps(known.to_json(), allow_nan=False)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"deterministic": True},
+        {"workspace_limit": 0},
+        {"workspace_limit": 2**63 - 1},
+        {"benchmark_limit": 10, "sampling": "race"},
+        {"relative_error": None},
+        {"struck": (("eng1:KERNEL_CFG=3", 0.7), ("eng2", math.inf))},
+        {"sampling": "a mode of Zoë's"},
+    ],
+    ids=str,
+)
+def test_it_round_trips(changes: dict[str, Any]) -> None:
+    known = decision(**changes)
+    assert through_json(known) == known
+
+
+@pytest.mark.parametrize("preset", simulated.preset_names())
+@pytest.mark.parametrize("mode", ca.SAMPLING_MODES)
+def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
+    timer = simulated.preset(preset)
+    chosen = sampling.get(mode).select(timer.candidates, timer, Limits())
+    assert chosen is not None
+    known = decision(selection=chosen, sampling=mode)
+    assert through_json(known) == known
+    assert known.chosen == chosen.winner
+    assert known.selection.evidence == chosen.evidence
+
+
+def test_what_was_never_timed_is_not_kept_but_for_the_chosen_one() -> None:
+    untimed = timed("failed", None, cut="failed: CUDNN_STATUS_NOT_SUPPORTED")
+    known = decision(selection=selection([*FRONTIER, untimed]))
+    assert known.selection == selection()
+    first_plan = timed("first", None)
+    assert decision(selection=selection([first_plan, untimed])).selection.ranking == (first_plan,)
+
+
+def test_a_candidate_is_kept_once() -> None:
+    again = replace(FRONTIER[1], time_ms=9.0)
+    assert decision(selection=selection([*FRONTIER, again])).selection == selection()
+
+
+def test_the_chosen_one_is_the_first_that_is_not_wrong() -> None:
+    known = decision(struck=(("fastest", 0.5),))
+    assert known.chosen == FRONTIER[1]
+    assert known.selection.ranking == FRONTIER  # what was wrong is still told of
+    wrong = tuple((entry.candidate.text, 0.5) for entry in FRONTIER)
+    assert decision(struck=wrong).chosen is None
+
+
+def test_the_key_leaves_out_the_constraints() -> None:
+    key = decision().key
+    assert key.isprintable()
+    for alike in (decision(deterministic=True), decision(workspace_limit=5), decision(day=9)):
+        assert alike.key == key
+    others = [
+        decision(57),
+        decision(sampling="race"),
+        decision(benchmark_limit=10),
+        decision(problem=problem(dtype=torch.bfloat16)),
+    ]
+    assert len({key, *(other.key for other in others)}) == 5
+
+
+def test_the_key_is_that_of_a_lookup() -> None:
+    known = decision(sampling="race", benchmark_limit=10)
+    assert known.key == key_of(problem(), "race", 10)
+    assert decision().key == key_of(problem(deterministic=True)) == key_of(problem())
+
+
+def test_whatever_a_mode_is_called_keys_differ() -> None:
+    names = ["auto", "auto deterministic", " auto", "benchmark_limit=0", "x sampling=auto"]
+    keys = {key_of(problem(), name, limit) for name in names for limit in (0, 1, 10)}
+    assert len(keys) == 3 * len(names)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("sampling", ""),
+        ("sampling", "two\nlines"),
+        ("sampling", 'quo"ted'),
+        ("sampling", "back\\slash"),
+        ("benchmark_limit", -1),
+        ("benchmark_limit", True),
+        ("workspace_limit", -1),
+        ("workspace_limit", 1.5),
+        ("relative_error", math.nan),
+        ("relative_error", math.inf),
+        ("relative_error", -1.0),
+        ("selection", ca.Selection((), 0)),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_named(argument: str, value: object) -> None:
+    with pytest.raises(ValueError, match=argument):
+        decision(**{argument: value})
+
+
+@pytest.mark.parametrize("error", [math.nan, math.inf, 1e300, -1.0])
+def test_an_error_that_is_no_number_is_infinite(error: float) -> None:
+    known = decision(struck=(("wrong", error),))
+    assert known.struck == (("wrong", math.inf),)
+    assert through_json(known) == known
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (("problem", "groups"), 3, "decision.problem: input_shape must have 192 channels"),
+        (("sampling",), 3, "decision.sampling: must be a text"),
+        (("sampling",), "", "decision: sampling must be"),
+        (("benchmark_limit",), -1, "decision.benchmark_limit"),
+        (("workspace_limit",), "much", "decision.workspace_limit"),
+        (("selection",), [], "decision.selection: must be an object"),
+        (("selection", "ranking"), [], "decision: selection.ranking: must not be empty"),
+        (("selection", "ranking", 0, "time_ms"), -1, r"decision: selection.ranking\[0\].time_ms"),
+        (("selection", "ranking", 0, "time_ms"), math.nan, r"selection.ranking\[0\].time_ms"),
+        (("selection", "evidence", "rule"), 1, "selection.evidence.rule"),
+        (("relative_error",), "small", "decision.relative_error"),
+        (("struck",), [["eng1"]], r"decision.struck\[0\]: must be a list of a text and"),
+        (("struck",), [[1, 2]], r"decision.struck\[0\]\[0\]: must be a text"),
+        (("provenance", "time"), "yesterday", "decision.provenance.time: must be ISO 8601"),
+        (("provenance", "driver"), 3, "decision.provenance.driver"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_in_json_is_named(
+    path: tuple[str | int, ...], value: object, named: str
+) -> None:
+    tree: Any = decision().to_json()
+    inner = tree
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    with pytest.raises(ValueError, match=named):
+        Decision.from_json(tree)
+
+
+def test_a_field_more_or_less_is_an_error() -> None:
+    tree = decision().to_json()
+    for name in tree:
+        with pytest.raises(ValueError, match=f"decision.{name}: is missing"):
+            Decision.from_json({k: v for k, v in tree.items() if k != name})
+    with pytest.raises(ValueError, match=r"decision\.code: is not a known field"):
+        Decision.from_json({**tree, "code": "import os"})
+
+
+def test_times_are_kept_in_utc_and_sort_as_texts() -> None:
+    times = [
+        "2026-01-02T00:30:00+01:00",  # 23:30 of the day before
+        "2026-01-01T23:45:00Z",
+        "2026-01-01T23:45:00.000001+00:00",
+        "2026-01-02T00:00:00Z",
+    ]
+    kept = [Provenance(time=time).time for time in times]
+    assert kept == sorted(kept)
+    assert kept[0] == "2026-01-01T23:30:00.000000Z"
+    assert all(Provenance(time=time).time == time for time in kept)
+
+
+@pytest.mark.parametrize("time", ["", "now", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z"])
+def test_a_time_without_a_zone_says_nothing(time: str) -> None:
+    with pytest.raises(ValueError, match="time: must be ISO 8601 with a time zone"):
+        Provenance(time=time)
+
+
+def test_now() -> None:
+    first, second = Provenance.now(), Provenance.now()
+    assert first.time <= second.time
+    assert first.torch == torch.__version__
+    assert first.cudnn_autotune == ca.__version__
+    assert Provenance.now("580.65").driver == "580.65"

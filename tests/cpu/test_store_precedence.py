@@ -1,0 +1,146 @@
+"""Which of several decisions stays: the same ones, whoever came first."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from decisions import H200, L4, at_limit, decision, measured_otherwise
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.store.precedence import prevailing
+
+LOOSE, TIGHT = 1 << 20, 1 << 10
+
+
+def kept(*decisions: Decision) -> list[Decision]:
+    """By what is kept in every order in which they may come, all at once or one by one."""
+    answers = []
+    for order in itertools.permutations(decisions):
+        answers.append(prevailing(order))
+        known: list[Decision] = []
+        for one in order:
+            known = prevailing([*known, one])
+        answers.append(known)
+    assert all(answer == answers[0] for answer in answers)
+    return answers[0]
+
+
+def test_the_later_one_stays() -> None:
+    early, late = at_limit(None, day=1), at_limit(None, day=2)
+    assert kept(early, late, early) == [late]
+
+
+@pytest.mark.parametrize("looser_is_later", [False, True])
+def test_one_of_looser_constraints_stays_whenever_it_was_measured(looser_is_later: bool) -> None:
+    """A capped measurement lacks the rest of the frontier."""
+    days = {"day": 2} if looser_is_later else {"day": 1}
+    other = {"day": 1} if looser_is_later else {"day": 2}
+    for looser, tighter in (
+        (at_limit(None, **days), at_limit(LOOSE, **other)),
+        (at_limit(LOOSE, **days), at_limit(TIGHT, **other)),
+        (at_limit(TIGHT, **days), at_limit(0, **other)),
+        (at_limit(None, **days), at_limit(None, deterministic=True, **other)),
+        (at_limit(LOOSE, **days), at_limit(TIGHT, deterministic=True, **other)),
+        (at_limit(LOOSE, **days), at_limit(LOOSE, deterministic=True, **other)),
+    ):
+        assert kept(looser, tighter) == [looser]
+
+
+def test_where_neither_is_looser_both_stay() -> None:
+    """Deterministic with all the memory, and any engine with little: each can answer what the other
+    cannot."""
+    capped, strict = at_limit(TIGHT, day=1), at_limit(None, day=2, deterministic=True)
+    assert kept(capped, strict) == [capped, strict]
+    assert kept(capped, strict, at_limit(None, day=3)) == [at_limit(None, day=3)]
+    assert kept(capped, strict, at_limit(LOOSE, day=3)) == [at_limit(LOOSE, day=3), strict]
+
+
+def test_two_of_one_moment_are_settled_alike_everywhere() -> None:
+    one = measured_otherwise(decision(), 1.0, day=1)
+    other = measured_otherwise(decision(), 2.0, day=1)
+    assert len(kept(one, other)) == 1
+
+
+measured = st.builds(
+    lambda limit, day, deterministic, ms: measured_otherwise(
+        at_limit(limit, deterministic=deterministic), ms, day
+    ),
+    st.sampled_from([None, LOOSE, TIGHT, 0]),
+    st.integers(1, 3),
+    st.booleans(),
+    st.sampled_from([1.0, 2.0]),
+)
+
+
+@given(st.lists(measured, min_size=1, max_size=4))
+def test_in_whatever_order_any_come(decisions: list[Decision]) -> None:
+    found = kept(*decisions)
+    assert 1 <= len(found) <= 2
+    # Whatever one of them could answer, something that is kept can.
+    for one in decisions:
+        under = (one.problem.deterministic, one.workspace_limit)
+        assert any(known.under(*under) is not None for known in found)
+
+
+def test_a_store_keeps_what_prevails(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    everything = decision()
+    capped = at_limit(TIGHT, day=2)
+    store.add([everything])
+    store.add([capped])
+    assert list(store) == [everything]
+    store.remove([everything.key])
+    store.add([capped])
+    strict = at_limit(None, day=3, deterministic=True)
+    store.add([strict])
+    assert list(store) == list(Store(tmp_path, H200)) == [capped, strict]
+    assert store.find(capped.problem, workspace_limit=TIGHT) == capped
+    assert store.find(strict.problem) == strict
+    assert store.find(capped.problem) is None
+    assert [*store.keys()] == [everything.key]
+    store.add([everything])
+    assert list(store) == list(Store(tmp_path, H200)) == [everything]
+
+
+def test_of_two_that_can_answer_the_later_does(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    strict = at_limit(None, day=1, deterministic=True)
+    capped = at_limit(TIGHT, day=2)
+    store.add([strict, capped])
+    found = store.find(strict.problem, workspace_limit=TIGHT)
+    assert found is not None
+    assert found.provenance == capped.provenance
+
+
+def test_merge_counts_what_it_took(tmp_path: Path) -> None:
+    one, other = Store(tmp_path / "one", H200), Store(tmp_path / "other", H200)
+    one.add([decision(1, day=1), decision(2, day=2), at_limit(None, day=1, size=3)])
+    other.add(
+        [
+            decision(1, day=2),  # later
+            decision(2, day=1),  # earlier
+            at_limit(TIGHT, day=9, size=3),  # later, but it lacks candidates
+            decision(4),  # new
+        ]
+    )
+    assert one.merge(other) == 2
+    assert sorted(known.key for known in one) == sorted(decision(n).key for n in (1, 2, 3, 4))
+    assert one.by_key(decision(1).key) == decision(1, day=2)
+    assert one.by_key(decision(2).key) == decision(2, day=2)
+    assert one.merge(other) == 0
+    assert one.merge(one) == 0
+    assert other.merge(one) == 2  # the later one of 2, and the whole frontier of 3
+    assert sorted(known.key for known in other) == sorted(known.key for known in one)
+    assert {known.key: known for known in other} == {known.key: known for known in one}
+
+
+def test_stores_of_different_environments_do_not_merge(tmp_path: Path) -> None:
+    one, other = Store(tmp_path, H200), Store(tmp_path, L4)
+    other.add([decision()])
+    with pytest.raises(ValueError, match="other must be a store of nvidia-h200"):
+        one.merge(other)
+    assert len(one) == 0

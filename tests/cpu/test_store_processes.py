@@ -1,0 +1,42 @@
+"""Many processes, and processes that are killed: what was acknowledged is there."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from decisions import H200, decision, selection
+from subprocesses import python
+
+from cudnn_autotune.store import Store
+
+WRITERS = Path(__file__).parents[1] / "store_writers.py"
+
+
+def run(command: str, folder: Path, *numbers: int) -> dict[str, Any]:
+    done = python(str(WRITERS), command, str(folder), *map(str, numbers))
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_eight_processes_lose_nothing(tmp_path: Path) -> None:
+    told = run("together", tmp_path, 8, 500)
+    assert told["failed"] == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store = Store(tmp_path, H200)
+        assert set(store.keys()) == {decision(1 + number).key for number in range(4000)}
+        assert all(known.selection == selection() for known in store)
+    assert len(json.loads(store.path.read_bytes())["decisions"]) == 4000
+
+
+def test_a_writer_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
+    told = run("killed", tmp_path, 200, 1)
+    assert told["acknowledged"] >= 200
+    assert told["midway"] >= 20  # kills that left a half-written file, which nobody ever reads
+    Store(tmp_path, H200).add([decision(5)])
+    assert not list(tmp_path.glob(".*.part"))
+    assert not list(tmp_path.glob("*.damaged*"))

@@ -1,0 +1,264 @@
+"""One measurement under other constraints: nothing is timed again."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from decisions import EVIDENCE, FRONTIER, NONDETERMINISTIC, decision, problem, selection, timed
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cudnn_autotune as ca
+from cudnn_autotune import sampling
+from cudnn_autotune.engines import ATEN
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.selection import Timed
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.store import Decision
+
+
+def texts(known: Decision | None) -> list[str] | None:
+    return None if known is None else [e.candidate.text for e in known.selection.ranking]
+
+
+def test_as_it_was_measured_it_stays() -> None:
+    assert decision().under(False, None) == decision()
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "limit", "ranking"),
+    [
+        (False, 1 << 20, ["fastest", "small", "strict", "slow"]),
+        (False, (1 << 20) - 1, ["small", "strict", "slow"]),
+        (False, (1 << 10) - 1, ["slow"]),
+        (False, 0, ["slow"]),
+        (True, None, ["strict", "slow"]),
+        (True, 1 << 15, ["slow"]),
+    ],
+)
+def test_what_fits_is_ranked_again(
+    deterministic: bool, limit: int | None, ranking: list[str]
+) -> None:
+    found = decision().under(deterministic, limit)
+    assert found is not None
+    assert texts(found) == ranking
+    assert found.problem == problem(deterministic=deterministic)
+    assert found.workspace_limit == limit
+
+
+def test_the_winner_that_stays_keeps_its_evidence() -> None:
+    found = decision().under(False, 1 << 20)
+    assert found is not None
+    assert found.selection.evidence == EVIDENCE
+    assert found.relative_error == decision().relative_error
+
+
+def test_another_winner_claims_less() -> None:
+    found = decision().under(True, None)
+    assert found is not None
+    evidence = found.selection.evidence
+    assert evidence.rule == "re-ranked: fastest"
+    assert evidence.tied == ("strict",)
+    assert evidence.regret_bound is None
+    assert evidence.confidence is None
+    assert evidence.clock_mhz == EVIDENCE.clock_mhz
+    assert found.relative_error is None  # its output was not checked
+
+
+def test_of_a_tie_those_that_do_not_fit_are_left_out() -> None:
+    ranking = [FRONTIER[2], *FRONTIER[:2], FRONTIER[3]]
+    evidence = ca.Evidence(rule="tie: deterministic", tied=("strict", "fastest"))
+    found = decision(selection=selection(ranking, evidence)).under(True, None)
+    assert found is not None
+    assert found.selection.evidence.tied == ("strict",)
+    assert found.selection.evidence.rule == "tie: deterministic"
+
+
+def test_looser_constraints_than_measured_have_no_answer() -> None:
+    strict = decision(deterministic=True, selection=selection(FRONTIER[2:]))
+    assert strict.under(False, None) is None
+    assert strict.under(True, None) is not None
+    capped = decision(workspace_limit=1 << 16, selection=selection(FRONTIER[1:]))
+    assert capped.under(False, None) is None
+    assert capped.under(False, (1 << 16) + 1) is None
+    assert texts(capped.under(False, 1 << 16)) == ["small", "strict", "slow"]
+    assert texts(capped.under(True, 1 << 12)) == ["slow"]
+
+
+def test_where_nothing_fits_there_is_no_answer() -> None:
+    assert decision(selection=selection(FRONTIER[:3])).under(False, 5) is None
+    assert decision(selection=selection(FRONTIER[:2])).under(True, None) is None
+
+
+def test_a_negative_limit_is_an_error() -> None:
+    with pytest.raises(ValueError, match="workspace_limit"):
+        decision().under(False, -1)
+
+
+def test_what_was_wrong_is_never_chosen() -> None:
+    struck = decision(struck=(("strict", 0.4),))
+    assert texts(struck.under(True, None)) == ["slow"]
+    assert texts(struck.under(False, None)) == ["fastest", "small", "slow"]
+    of_all = decision(struck=tuple((entry.candidate.text, 0.4) for entry in FRONTIER))
+    assert of_all.under(False, None) is None
+
+
+def test_where_the_first_was_wrong_the_next_of_the_ranking_serves() -> None:
+    """As tuning has it, whatever the times say."""
+    known = decision(
+        selection=selection([FRONTIER[0], FRONTIER[2], FRONTIER[1]]), struck=(("fastest", 0.4),)
+    )
+    assert texts(known.under(False, None)) == ["strict", "small"]
+
+
+def test_what_was_never_timed_is_not_chosen() -> None:
+    """``heuristic`` times nothing: its plan serves where it fits, and says nothing of others."""
+    first = timed("first", None, 1 << 20)
+    known = decision(selection=selection([first, timed("next", None)]))
+    assert texts(known.under(False, 1 << 20)) == ["first"]
+    assert known.under(False, 0) is None
+
+
+def test_the_next_is_the_fastest_and_not_the_next_of_the_ranking() -> None:
+    ranking = [
+        timed("large", 1.0, 100),
+        timed("b", 2.0, rank=2),
+        timed("a", 1.5, rank=1),
+        timed("c", 2.5, rank=3),
+    ]
+    assert texts(decision(selection=selection(ranking)).under(False, 0)) == ["a", "b", "c"]
+
+
+def test_the_steady_time_decides_where_all_that_are_near_have_one() -> None:
+    ranking = [
+        timed("large", 1.0, 100, sustained_ms=1.1),
+        timed("cool", 1.3, rank=2, sustained_ms=1.4),
+        timed("hot", 1.25, rank=1, sustained_ms=1.6),
+    ]
+    assert texts(decision(selection=selection(ranking)).under(False, 0)) == ["cool", "hot"]
+    # Of one that the race left far behind no steady time is needed.
+    far = timed("far", 5.0, rank=3)
+    assert texts(decision(selection=selection([*ranking, far])).under(False, 0)) == [
+        *("cool", "hot", "far")
+    ]
+    # Of one that is near it is: times of one kind are compared, or none.
+    near = timed("near", 1.32, rank=3)
+    assert texts(decision(selection=selection([*ranking, near])).under(False, 0)) == [
+        *("hot", "cool", "near")
+    ]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_ties_are_settled_by_the_rule_in_whatever_order(order: tuple[int, ...]) -> None:
+    equal = [
+        timed("eager", 2.0, 0, NONDETERMINISTIC, rank=1),
+        timed("roomy", 2.002, 64, rank=2),
+        timed("late", 2.004, 8, rank=4),
+        timed("early", 2.009, 8, rank=3),
+    ]
+    ranking = [timed("large", 1.0, 100), *(equal[number] for number in order)]
+    found = decision(selection=selection(ranking)).under(False, 99)
+    assert found is not None
+    assert found.selection.winner.candidate.text == "early"
+    assert found.selection.evidence.rule == "re-ranked: tie: earlier in cuDNN's list"
+    assert found.selection.evidence.tied == ("early", "late", "roomy", "eager")
+    expected = [e.candidate.text for e in ranking[1:] if e.candidate.text != "early"]
+    assert texts(found) == ["early", *expected]
+
+
+def test_beyond_the_tie_width_time_decides() -> None:
+    ranking = [
+        timed("large", 1.0, 100),
+        timed("quick", 2.0, 50, rank=2),
+        timed("small", 2.0 * (1 + ties.TIE_WIDTH) + 1e-6, 0, rank=1),
+    ]
+    assert texts(decision(selection=selection(ranking)).under(False, 99)) == ["quick", "small"]
+
+
+def test_pytorchs_own_path_counts_as_the_plan_that_it_runs() -> None:
+    """It was timed once, as that plan; without it nobody knows what it would take."""
+    same = Timed(ATEN, 1.0, 0, cut="it is fastest")
+    known = decision(selection=selection([*FRONTIER, same]))
+    assert texts(known.under(True, None)) == ["strict", "slow"]
+    assert texts(known.under(False, 1 << 12)) == ["small", "slow"]
+    own = Timed(ATEN, 1.1, 9)
+    known = decision(selection=selection([*FRONTIER, own]))
+    assert texts(known.under(True, None)) == ["aten", "strict", "slow"]
+
+
+@pytest.mark.parametrize("preset", simulated.preset_names())
+def test_of_real_selections_what_is_left_is_right(preset: str) -> None:
+    timer = simulated.preset(preset)
+    found = sampling.get("auto").select(timer.candidates, timer, Limits())
+    assert found is not None
+    known = decision(selection=found)
+    limits = sorted({entry.candidate.workspace_bytes for entry in known.selection.ranking})
+    for deterministic, limit in itertools.product((False, True), (None, *limits)):
+        left = known.under(deterministic, limit)
+        if left is None:
+            continue
+        assert set(left.selection.ranking) <= set(known.selection.ranking)
+        for entry in left.selection.ranking:
+            assert limit is None or entry.candidate.workspace_bytes <= limit
+            assert not (deterministic and NONDETERMINISTIC in entry.candidate.numerical_notes)
+
+
+entries = st.builds(
+    lambda number, ms, alone, workspace, noisy: timed(
+        f"eng{number}",
+        ms,
+        workspace,
+        *([NONDETERMINISTIC] if noisy else []),
+        rank=number,
+        sustained_ms=alone,
+    ),
+    st.integers(0, 9),
+    st.none() | st.floats(0.1, 10),
+    st.none() | st.floats(0.1, 10),
+    st.integers(0, 100),
+    st.booleans(),
+)
+wrong = st.lists(st.integers(0, 9).map(lambda number: (f"eng{number}", 0.5)), max_size=3)
+
+
+@given(
+    ranking=st.lists(entries, min_size=1, max_size=8),
+    struck=wrong,
+    first=st.tuples(st.booleans(), st.none() | st.integers(0, 100)),
+    then=st.tuples(st.booleans(), st.none() | st.integers(0, 100)),
+    seed=st.integers(),
+)
+def test_of_any_selection(
+    ranking: list[Timed],
+    struck: list[tuple[str, float]],
+    first: tuple[bool, int | None],
+    then: tuple[bool, int | None],
+    seed: int,
+) -> None:
+    known = decision(selection=selection(ranking), struck=tuple(struck))
+    found = known.under(*first)
+    if found is None:
+        return
+    names = {text for text, _ in struck}
+    deterministic, limit = first
+    for entry in found.selection.ranking:
+        assert entry.candidate.text not in names
+        assert limit is None or entry.candidate.workspace_bytes <= limit
+        assert not (deterministic and NONDETERMINISTIC in entry.candidate.numerical_notes)
+    # Once more under the same constraints changes nothing.
+    assert found.under(*first) == found
+    # Who wins does not depend on the order of those behind the one that was chosen.
+    rest = list(known.selection.ranking[1:])
+    random.Random(seed).shuffle(rest)
+    mixed = decision(selection=selection([known.selection.ranking[0], *rest]), struck=tuple(struck))
+    if known.chosen == known.selection.ranking[0]:
+        again = mixed.under(*first)
+        assert again is not None
+        assert again.selection.winner == found.selection.winner
+    # What is asked of the answer is answered as if it had been measured so.
+    further = found.under(*then)
+    if further is not None:
+        assert set(further.selection.ranking) <= set(found.selection.ranking)

@@ -1,0 +1,111 @@
+"""Decisions for the tests of stores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines import Candidate
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.store import Decision, Environment, Provenance
+
+H200 = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")
+L4 = Environment("NVIDIA L4", 58, "8.9", "", "9.19.0", "1.28.0")
+NONDETERMINISTIC = "NONDETERMINISTIC"
+
+
+def problem(**changes: Any) -> ca.ConvProblem:
+    """A convolution of half precision; ``size=n`` makes it n high, so that there are many."""
+    values: dict[str, Any] = {
+        "op": "fprop",
+        "weight_shape": (64, 64, 3, 3),
+        "padding": 1,
+        "dtype": torch.float16,
+        "memory_format": torch.channels_last,
+    }
+    values["input_shape"] = (64, 64, changes.pop("size", 56), 56)
+    return ca.ConvProblem(**{**values, **changes})
+
+
+def timed(
+    text: str,
+    time_ms: float | None,
+    workspace_bytes: int = 0,
+    *notes: str,
+    rank: int = 0,
+    **fields: Any,
+) -> Timed:
+    """``notes``: numerical ones."""
+    candidate = Candidate(
+        engine=rank,
+        knobs={"KERNEL_CFG": rank},
+        workspace_bytes=workspace_bytes,
+        numerical_notes=notes,
+        behavior_notes=(),
+        text=text,
+        heuristic_mode="A",
+        rank=rank,
+    )
+    return Timed(candidate, time_ms, 0 if time_ms is None else 9, **fields)
+
+
+FRONTIER = (
+    timed("fastest", 1.0, 1 << 20, NONDETERMINISTIC, rank=1, low_ms=0.99, high_ms=1.01),
+    timed("small", 1.2, 1 << 10, NONDETERMINISTIC, rank=2),
+    timed("strict", 1.5, 1 << 16, rank=3),
+    timed("slow", 3.0, 0, rank=4, cut="out of the race after 9 calls"),
+)
+EVIDENCE = Evidence(
+    rule="fastest", tied=("fastest",), regret_bound=0.003, confidence=0.95, clock_mhz=1980.0
+)
+
+
+def selection(ranking: Iterable[Timed] = FRONTIER, evidence: Evidence = EVIDENCE) -> Selection:
+    return Selection(tuple(ranking), 36, evidence)
+
+
+def decision(size: int = 56, day: int = 1, **changes: Any) -> Decision:
+    """Measured on a day of January 2026; ``deterministic``: under that constraint."""
+    deterministic = changes.pop("deterministic", False)
+    provenance = Provenance("580.65", "2.11.0", "0.1.0", f"2026-01-{day:02}T12:00:00Z")
+    values: dict[str, Any] = {
+        "problem": problem(size=size, deterministic=deterministic),
+        "sampling": "auto",
+        "benchmark_limit": 0,
+        "workspace_limit": None,
+        "selection": selection(),
+        "relative_error": 1e-3,
+        "provenance": provenance,
+    }
+    return Decision(**{**values, **changes})
+
+
+def at_limit(
+    workspace_limit: int | None, day: int = 1, deterministic: bool = False, **changes: Any
+) -> Decision:
+    """Measured under constraints, with the candidates that these allow."""
+    fitting = [
+        entry
+        for entry in FRONTIER
+        if (workspace_limit is None or entry.candidate.workspace_bytes <= workspace_limit)
+        and not (deterministic and NONDETERMINISTIC in entry.candidate.numerical_notes)
+    ]
+    return decision(
+        day=day,
+        workspace_limit=workspace_limit,
+        deterministic=deterministic,
+        selection=selection(fitting, dataclasses.replace(EVIDENCE, tied=())),
+        **changes,
+    )
+
+
+def measured_otherwise(known: Decision, time_ms: float, day: int) -> Decision:
+    """The same decision, measured again."""
+    first, *others = known.selection.ranking
+    ranking = [dataclasses.replace(first, time_ms=time_ms), *others]
+    moment = dataclasses.replace(known.provenance, time=f"2026-01-{day:02}T12:00:00Z")
+    return dataclasses.replace(known, selection=selection(ranking), provenance=moment)

@@ -1,0 +1,82 @@
+"""``cudnn-autotune tune`` on a GPU, and what the other commands tell of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from stored import refused, run, succeeded
+
+from cudnn_autotune import remembering
+from cudnn_autotune.report.against import against_pytorch
+from cudnn_autotune.store import Decision, Environment, Store
+
+pytestmark = pytest.mark.gpu
+
+LAYER = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")
+HALF = ("--dtype", "float16", "--channels-last", "--budget-ms", "300")
+
+NET = """
+from torch import nn
+
+
+def net():
+    layers = [nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1))
+"""
+
+
+def kept(place: Path) -> dict[str, Decision]:
+    return {decision.key: decision for decision in Store(place)}
+
+
+def test_a_layer(tmp_path: Path) -> None:
+    before = remembering.get_store_settings()
+    succeeded("tune", *LAYER, *HALF, "--store", tmp_path)
+    assert remembering.get_store_settings() == before
+    found = kept(tmp_path)
+    assert [d.problem.op for d in found.values()] == ["fprop", "dgrad", "wgrad"]
+    for decision in found.values():
+        assert decision.chosen is not None
+        assert decision.chosen.time_ms
+        assert decision.relative_error is not None
+        assert decision.provenance.torch == torch.__version__
+        # PyTorch's own pick is always among the candidates.
+        assert against_pytorch(decision) is not None
+    text = succeeded("tune", *LAYER, *HALF, "--store", tmp_path)
+    assert "3 problems, 3 of them known already" in text
+    assert kept(tmp_path) == found
+    succeeded("tune", *LAYER, *HALF, "--op", "fprop", "--retune", "--store", tmp_path)
+    again = kept(tmp_path)
+    changed = [key for key in again if again[key].provenance.time > found[key].provenance.time]
+    assert [key.split()[0] for key in changed] == ["fprop"]
+    shown = json.loads(run("show", "--store", tmp_path, "--json").stdout)
+    assert Environment.from_json(shown["environment"]) == Environment.of()
+    assert len(shown["decisions"]) == 3
+    succeeded("report", tmp_path / "page.html", "--store", tmp_path)
+    assert torch.cuda.get_device_name() in (tmp_path / "page.html").read_text()
+
+
+def test_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_gpu_net.py").write_text(NET)
+    given = ("tune", "my_gpu_net:net", "--input", "8,8,24,24", "--store", tmp_path / "store")
+    succeeded(*given, *HALF)
+    assert [d.problem.op for d in kept(tmp_path / "store").values()] == ["fprop", "fprop"]
+    succeeded(*given, *HALF, "--train")
+    ops = sorted(d.problem.op for d in kept(tmp_path / "store").values())
+    # Nothing asks for the gradient of the model's input.
+    assert ops == ["dgrad", "fprop", "fprop", "wgrad", "wgrad"]
+    message = refused(*given[:2], "--input", "8,9,24,24", status=1)
+    assert "RuntimeError" in message
+    sys.modules.pop("my_gpu_net")
+
+
+def test_devices(tmp_path: Path) -> None:
+    count = torch.cuda.device_count()
+    message = refused("tune", *LAYER, "--device", count, "--store", tmp_path)
+    assert "'--device'" in message
