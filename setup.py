@@ -328,6 +328,7 @@ def main() -> None:
         "install_requires": [
             torch_requirement(torch),
             "click>=8",
+            "filelock>=3.12",
             "jinja2>=3.1",
             "numpy>=1.26",
             "nvidia-ml-py>=12",

@@ -34,6 +34,9 @@ BENCHMARKS = {
     "capped": "capped_layers.report",
     "kernel_cfgs": "kernel_portfolio.report",
     "online": "online_mode.report",
+    "warm_start": "warm_processes.report",
+    "neighbours": "neighbour_picks.report",
+    "ranks": "rank_tuning.report",
     "call_overhead": "overhead.report",
     "gpu_tests": "suite.report",
 }

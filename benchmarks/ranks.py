@@ -1,0 +1,145 @@
+#!/usr/bin/env python
+"""Tuning a model on several GPUs of one host: how much faster, and do all ranks choose alike?
+
+`cudnn_autotune.distributed.tune` on ResNet-50, forward and backward, under torchrun, in turns on 1,
+2 and 4 GPUs. Each launch finds an empty store, and nothing compiled. Its time is that of the call,
+from a barrier until the last rank has its table. Then each rank runs a step of the model and tells
+a hash of the decisions that it got and one of the engines that serve the step: they must be equal
+on all ranks, and nothing may be tuned again.
+
+    python benchmarks/ranks.py --json ranks.json --plot ranks.png
+    python benchmarks/ranks.py --gpus 4 --modes race --runs 20 --json ranks_agree.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MODES = ("auto", "race", "sustained")
+WARM_UP = "warm-up"
+
+
+def numbers_of(text: str) -> list[int]:
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = [0]
+    if found[0] < 1:
+        raise argparse.ArgumentTypeError(f"comma-separated numbers of 1 or more: {text!r}")
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--json", type=Path, help="write the record here, as it grows")
+    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p.add_argument("--gpus", type=numbers_of, default="1,2,4", help="ranks: %(default)s")
+    p.add_argument("--modes", default="auto,race", help="%(default)s; of: " + ",".join(MODES))
+    p.add_argument("--runs", type=int, default=1, help="launches of each mode and number of GPUs")
+    p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
+    p.add_argument("--batch", type=int, default=64, help="of each rank")
+    p.add_argument("--size", type=int, default=224, help="of the square images")
+    p.add_argument("--problems", type=int, default=12, help="of a dry run")
+    p.add_argument("--timeout", type=float, default=120, help="seconds that a rank may be silent")
+    p.add_argument("--time-limit", type=float, default=560, help="seconds for all")
+    p.add_argument("--rank-request", type=Path, help=argparse.SUPPRESS)
+    return p
+
+
+def checked(options: argparse.Namespace) -> list[str]:
+    """The modes."""
+    modes = [mode.strip() for mode in options.modes.split(",")]
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        sys.exit(f"--modes: {unknown} unknown; allowed: {', '.join(MODES)}")
+    for name in ("runs", "batch", "size", "problems"):
+        if getattr(options, name) < 1:
+            sys.exit(f"--{name} must be 1 or more, got {getattr(options, name)}")
+    if not options.timeout > 0:
+        sys.exit(f"--timeout must be above 0, got {options.timeout}")
+    if options.device == "cuda":
+        import torch
+
+        here = torch.cuda.device_count()
+        if options.gpus[-1] > here:
+            sys.exit(f"--gpus: {options.gpus[-1]} GPUs asked for, {here} here")
+    return list(dict.fromkeys(modes))
+
+
+def plan(modes: list[str], gpus: list[int], runs: int) -> list[tuple[int, str, int]]:
+    """(run, mode, GPUs): round by round, every other round backwards."""
+    once = [(mode, count) for mode in modes for count in gpus]
+    return [(i, *pair) for i in range(runs) for pair in (once if i % 2 == 0 else once[::-1])]
+
+
+def main() -> int:
+    options = parser().parse_args()
+    if options.rank_request:
+        from rank_tuning.rank import work
+
+        work(options.rank_request)
+        return 0
+    modes = checked(options)
+
+    from common import ending, numbers
+    from common.record import Record
+    from common.telemetry import Telemetry
+    from rank_tuning.launch import LaunchError, launch
+    from rank_tuning.report import plot, tables
+
+    begin = time.monotonic()
+    arguments = {k: v for k, v in vars(options).items() if k != "rank_request"}
+    record = Record("ranks", options.json, device=options.device, arguments=arguments)
+    launches: list[dict[str, Any]] = record.results.setdefault("launches", [])
+    failures: list[str] = record.results.setdefault("failures", [])
+    request = {
+        "device": options.device,
+        "model": options.model,
+        "shape": [options.batch, 3, options.size, options.size],
+        "timeout_s": options.timeout,
+        "problems": options.problems,
+        "layers": str(Path(__file__).with_name("layers.json").resolve()),
+    }
+    planned = plan(modes, options.gpus, options.runs)
+    # The first launch of all loads libraries from the disk, which is no rank's work: not recorded.
+    first = [(WARM_UP, "race", options.gpus[-1])] if options.device == "cuda" else []
+    todo = [*first, *planned]
+    with Telemetry(period_s=0.1) as telemetry:
+        for index, (run, mode, gpus) in enumerate(todo):
+            name = f"{run}: {mode} on {gpus}"
+            left = options.time_limit - (time.monotonic() - begin)
+            if left < 5:
+                rest = len(todo) - index
+                failures.append(f"time limit: {rest} of {len(todo)} launches were not run")
+                break
+            mine = {**request, "mode": mode, "run": 0 if run == WARM_UP else run}
+            start = time.monotonic()
+            try:
+                ranks = launch(Path(__file__).resolve(), gpus, mine, left)
+            except LaunchError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                failures.append(f"{name}: {str(error).splitlines()[0]}")
+                continue
+            finally:
+                took = time.monotonic() - start
+                print(f"{name}: {took:.1f} s with its start", file=sys.stderr, flush=True)
+            if run == WARM_UP:
+                continue
+            for rank in ranks:
+                rank |= {key: numbers.significant(rank[key], 5) for key in ("seconds", "busy_s")}
+            launches.append({"run": run, "mode": mode, "gpus": gpus, "ranks": ranks})
+            record.save(telemetry=telemetry.summary())
+    complete = len(launches) == len(planned)
+    record.save(complete=complete, telemetry=telemetry.summary())
+    ending.show(record.data, tables, plot, options.plot)
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The worker of warm_start.py: the first steps of a model in a process that has just begun."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from common import numbers
+from common.converted import convert
+from common.convolution import set_torch_mode
+from common.timing import synchronize
+
+from .modes import MODES
+
+_LATER_STEPS = 3
+_OPENINGS = 5
+DEVICE = 0
+
+
+class Training:
+    """A model with one batch, on the device, and nothing run yet."""
+
+    def __init__(self, request: dict[str, Any], sampling: str) -> None:
+        import torch
+        from lone.network import build
+
+        self.device = request["device"]
+        dtype = torch.float32 if self.device == "cpu" else torch.float16
+        self.model = build(request["model"], self.device, dtype)
+        self.layers = convert(self.model, sampling, _layer(self.device)) if sampling else 0
+        x = torch.randn(*request["shape"], device=self.device).to(dtype)
+        self.input = x.contiguous(memory_format=torch.channels_last)
+        self.labels = torch.randint(0, 10, (len(x),), device=self.device)
+        synchronize(self.device)
+
+    def step_ms(self) -> tuple[float, float]:
+        """Wall time until the outputs are there, and until the gradients are."""
+        from lone.network import LOSS_SCALE
+        from torch.nn.functional import cross_entropy
+
+        self.model.zero_grad(set_to_none=True)
+        synchronize(self.device)
+        begin = time.perf_counter()
+        outputs = self.model(self.input)
+        synchronize(self.device)
+        forward = time.perf_counter()
+        (cross_entropy(outputs.float(), self.labels) * LOSS_SCALE).backward()
+        synchronize(self.device)
+        return (forward - begin) * 1e3, (time.perf_counter() - begin) * 1e3
+
+
+def _layer(device: str) -> Any:
+    if device != "cpu":
+        return None
+    from .simulated import SimulatedConv2d
+
+    return SimulatedConv2d
+
+
+def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One record: the first step of ``request["mode"]``."""
+    import torch
+
+    torch.manual_seed(0)
+    mode = MODES[request["mode"]]
+    _set(request["mode"], request["store"])
+    training = Training(request, mode.sampling)
+    forward_ms, both_ms = training.step_ms()
+    later_ms = min(training.step_ms()[1] for _ in range(_LATER_STEPS))
+    told: dict[str, Any] = {
+        "forward_ms": numbers.significant(forward_ms),
+        "both_ms": numbers.significant(both_ms),
+        "later_ms": numbers.significant(later_ms),
+    }
+    if mode.sampling:
+        told |= {"layers": training.layers, "choices": _choices()}
+    if mode.store != "off":
+        told["store"] = _store()
+    yield told
+
+
+def warm_up(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The first step of every mode in one process: what they compile, and what they load from the
+    disk, is found by those that come after it. Nothing is recorded of it but how long it took."""
+    import torch
+
+    import cudnn_autotune as ca
+
+    torch.manual_seed(0)
+    begin = time.perf_counter()
+    done = set()
+    for name in request["modes"]:
+        sampling = MODES[name].sampling
+        if (sampling or name) not in done:
+            done.add(sampling or name)
+            _set(name, None)
+            Training(request, sampling).step_ms()
+            ca.forget()
+    yield {"seconds": numbers.significant(time.perf_counter() - begin, 4)}
+
+
+def _set(name: str, store: str | None) -> None:
+    """PyTorch's flags where it is a mode of PyTorch's; the store, if there is to be one."""
+    import cudnn_autotune as ca
+
+    if name.startswith("pytorch"):
+        set_torch_mode(name)
+    ca.set_store(store, mode="off" if store is None else "read_write")
+
+
+def _choices() -> dict[str, Any]:
+    import cudnn_autotune as ca
+
+    made = ca.choices()
+    tuned = [choice for choice in made if choice.origin == "tuned"]
+    return {
+        "made": len(made),
+        "from": dict(Counter(choice.origin for choice in made)),
+        "timed_launches": sum(choice.total_samples for choice in tuned),
+        "choosing_ms": numbers.significant(sum(choice.tuning_ms for choice in made)),
+        "by_pytorch": ca.fallbacks(),
+    }
+
+
+def _store() -> dict[str, Any]:
+    """The file after the step, and what a process pays for it: opening, and every lookup."""
+    import cudnn_autotune as ca
+
+    store = ca.get_store(DEVICE)
+    made = ca.choices()
+    openings, lookups = [], []
+    for _ in range(_OPENINGS):
+        begin = time.perf_counter()
+        opened = ca.Store(store.path, store.environment, read_only=True)
+        openings.append((time.perf_counter() - begin) * 1e3)
+        begin = time.perf_counter()
+        found = [opened.find(choice.problem, sampling=choice.sampling) for choice in made]
+        lookups.append((time.perf_counter() - begin) * 1e3)
+    return {
+        "entries": len(store),
+        "bytes": store.path.stat().st_size,
+        "open_ms": numbers.significant(numbers.median(openings), 4),
+        "lookups": len(found),
+        "found": sum(decision is not None for decision in found),
+        "lookups_ms": numbers.significant(numbers.median(lookups), 4),
+    }

@@ -1,0 +1,77 @@
+"""What is compared: a process of each mode, in each state of CUDA's folder of compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mode:
+    label: str
+    sampling: str = ""
+    """The package's mode; empty: PyTorch's own convolutions."""
+    store: str = "off"
+    """``off``; ``empty``: one of its own; ``filled``: the latest that an ``empty`` one has left."""
+
+
+MODES = {
+    "heuristic": Mode("heuristic", "heuristic"),
+    "auto_empty": Mode("auto, empty store", "auto", "empty"),
+    "auto_filled": Mode("auto, filled store", "auto", "filled"),
+    "pytorch_off": Mode("PyTorch, benchmark off"),
+    "pytorch_on_10": Mode("PyTorch, benchmark on, limit 10"),
+    "pytorch_on_0": Mode("PyTorch, benchmark on, no limit"),
+}
+DEFAULT = ("heuristic", "auto_empty", "auto_filled", "pytorch_off", "pytorch_on_10")
+REFERENCE = "heuristic"
+# What the kernels that are compiled at run time are when a process starts.
+SETTINGS = {
+    "compiled": "found compiled",
+    "empty": "to be compiled",
+}
+WARM_UP = "warm-up"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process."""
+
+    setting: str
+    mode: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}:{self.mode}:{self.number}"
+
+    @property
+    def compiled(self) -> str:
+        """Processes of one such name share CUDA's folder."""
+        return "compiled" if self.setting == "compiled" else self.name
+
+    @classmethod
+    def of(cls, name: str) -> Run:
+        setting, mode, number = name.split(":")
+        return cls(setting, mode, int(number))
+
+
+def plan(modes: list[str], settings: list[str], runs: int, fills: int) -> Iterator[Run]:
+    """Round by round, so that a time limit cuts off rounds and neither a mode nor a setting.
+
+    Every other round goes backwards, but a store is filled before it is used. Tuning a whole model
+    takes a minute or more, so only the first ``fills`` rounds do it; later ones use that store.
+    """
+    for number in range(runs):
+        order = [m for m in modes if MODES[m].store != "filled"]
+        order = order if number % 2 == 0 else order[::-1]
+        filled = [m for m in modes if MODES[m].store == "filled"]
+        for setting in settings:
+            for mode in order:
+                if MODES[mode].store != "empty":
+                    yield Run(setting, mode, number)
+                    continue
+                if number < fills:
+                    yield Run(setting, mode, number)
+                for follower in filled:
+                    yield Run(setting, follower, number)

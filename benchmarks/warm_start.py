@@ -1,0 +1,152 @@
+#!/usr/bin/env python
+"""How long a process takes until the first outputs of a model, and until its first gradients.
+
+Each process builds a model with the package's convolutions (or PyTorch's), puts it and a batch on
+the GPU, and is timed from there: nothing has run yet, libraries are not loaded, plans not built.
+The modes take turns: `heuristic`, `auto` with an empty store, `auto` with the store that such a
+process has left, PyTorch with benchmark off and on.
+
+compiled   the kernels that are compiled at run time are found compiled already, by all modes: a
+           first process, which is not timed, has run them all
+empty      every process has CUDA's folder of compiled kernels for itself, and finds it empty
+
+    python benchmarks/warm_start.py --json warm_start.json --plot warm_start.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from warm_processes.modes import DEFAULT, MODES, REFERENCE, SETTINGS, WARM_UP, Run, plan
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--json", type=Path, help="write the record here, as it grows")
+    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
+    p.add_argument("--batch", type=int, default=64)
+    p.add_argument("--size", type=int, default=224, help="of the square images")
+    p.add_argument("--modes", default=",".join(DEFAULT), help="of: " + ",".join(MODES))
+    p.add_argument("--settings", default=",".join(SETTINGS), help="of: %(default)s")
+    p.add_argument("--runs", type=int, default=5, help="processes of each mode and setting")
+    p.add_argument(
+        "--fills",
+        type=int,
+        default=1,
+        help="of them with an empty store: each tunes the whole model; %(default)s",
+    )
+    p.add_argument("--time-limit", type=float, default=560, help="seconds for all")
+    p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
+    return p
+
+
+def work(name: str) -> int:
+    from common.scratch import find_compiled
+
+    find_compiled("compiled" if name == WARM_UP else Run.of(name).compiled)
+    from common.workers import serve
+    from warm_processes import measure
+
+    return serve(measure.warm_up if name == WARM_UP else measure.measure)
+
+
+def some_of(option: str, text: str, allowed: Any) -> list[str]:
+    values = [value.strip() for value in text.split(",")]
+    if unknown := [value for value in values if value not in allowed]:
+        sys.exit(f"{option}: {unknown} unknown; allowed: {', '.join(allowed)}")
+    return list(dict.fromkeys(values))
+
+
+def checked(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """(modes, settings)"""
+    modes = some_of("--modes", options.modes, MODES)
+    settings = some_of("--settings", options.settings, SETTINGS)
+    stores = {MODES[mode].store for mode in modes}
+    if "filled" in stores and "empty" not in stores:
+        sys.exit("--modes: auto_filled needs auto_empty, which fills its store")
+    if REFERENCE not in modes:
+        sys.exit(f"--modes must have {REFERENCE}, which the others are compared with")
+    for name in ("batch", "size", "runs", "fills"):
+        if getattr(options, name) < 1:
+            sys.exit(f"--{name} must be 1 or more, got {getattr(options, name)}")
+    if options.fills > options.runs:
+        sys.exit(f"--fills must be --runs ({options.runs}) at most, got {options.fills}")
+    return modes, settings
+
+
+def main() -> int:
+    options = parser().parse_args()
+    if options.worker:
+        return work(options.worker)
+    modes, settings = checked(options)
+
+    from common import ending
+    from common.record import Record
+    from common.scratch import scratch
+    from common.telemetry import Telemetry
+    from common.workers import WorkerError, started_ahead
+    from warm_processes.report import plot, tables
+
+    begin = time.monotonic()
+    arguments = {k: v for k, v in vars(options).items() if k != "worker"}
+    record = Record("warm_start", options.json, device=options.device, arguments=arguments)
+    processes: list[dict[str, Any]] = record.results.setdefault("processes", [])
+    failures: list[str] = record.results.setdefault("failures", [])
+    is_dry_run = options.device == "cpu"
+    request = {
+        "device": options.device,
+        "model": options.model,
+        "modes": modes,
+        "shape": [2, 3, 16, 16] if is_dry_run else [options.batch, 3, options.size, options.size],
+    }
+    runs = {run.name: run for run in plan(modes, settings, options.runs, options.fills)}
+    names = [WARM_UP, *runs]
+    stores: dict[str, str] = {}  # setting -> the latest that was filled
+    # All import torch while the first one runs, which is not timed: none may do so beside another.
+    ahead = 1 if is_dry_run else len(names)
+    with scratch() as folder, Telemetry(period_s=0.1) as telemetry:
+        for index, worker in enumerate(started_ahead(__file__, names, ahead=ahead)):
+            left = options.time_limit - (time.monotonic() - begin)
+            if left < 5:
+                rest = len(names) - index
+                failures.append(f"time limit: {rest} of {len(names)} processes were not run")
+                break
+            run = runs.get(worker.name)
+            store = None
+            if run is not None and MODES[run.mode].store == "empty":
+                store = str(folder / f"store_{run.setting}_{run.number}")
+            elif run is not None and MODES[run.mode].store == "filled":
+                store = stores.get(run.setting)
+                if store is None:
+                    failures.append(f"{worker.name}: no store was filled for it")
+                    continue
+            mine = {**request, "store": store, "mode": run.mode if run else ""}
+            try:
+                for entry in worker.run(mine, time_limit_s=left):
+                    if run is None:
+                        record.results["warm_up"] = entry
+                        continue
+                    processes.append({"setting": run.setting, "mode": run.mode, **entry})
+                    if MODES[run.mode].store == "empty" and store is not None:
+                        stores[run.setting] = store
+                    record.save(telemetry=telemetry.summary())
+            except WorkerError as error:
+                print(error, file=sys.stderr)
+                failures.append(str(error))
+            print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    complete = len(processes) == len(runs)
+    record.save(complete=complete, telemetry=telemetry.summary())
+    ending.show(record.data, tables, plot, options.plot)
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
