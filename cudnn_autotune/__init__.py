@@ -1,7 +1,7 @@
 """cudnn_autotune: search, choose, remember and run cuDNN's convolution engines."""
 
 from cudnn_autotune import _fake as _fake
-from cudnn_autotune import distributed, functional, remembering, sampling, settings
+from cudnn_autotune import distributed, functional, sampling, settings, store_settings
 from cudnn_autotune._extension import _C as _C  # first: it checks the build
 from cudnn_autotune._extension import extension_available
 from cudnn_autotune.choice_log import Choice, choices, fallbacks
@@ -17,7 +17,7 @@ from cudnn_autotune.measuring import execute, measure
 from cudnn_autotune.modules import Conv2d, LazyConv2d
 from cudnn_autotune.pins import pin, pins, unpin
 from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.remembering import forget, get_store, set_store
+from cudnn_autotune.remembering import forget
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.settings import (
     get_benchmark_limit,
@@ -31,6 +31,7 @@ from cudnn_autotune.settings import (
     use_sampling,
 )
 from cudnn_autotune.store import Store
+from cudnn_autotune.store_settings import get_store, set_store
 from cudnn_autotune.versions import environment, version
 
 if extension_available():
@@ -42,7 +43,7 @@ else:
     CudnnError = RuntimeError
 
 settings.read_environment()
-remembering.read_environment()
+store_settings.read_environment()
 
 SAMPLING_MODES = sampling.names()
 __version__ = version()

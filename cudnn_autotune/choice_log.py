@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cudnn_autotune._extension import _C, extension_available
@@ -119,6 +119,13 @@ def choices() -> list[Choice]:
     """Every choice of this process, in the order in which they were made."""
     with _lock:
         return list(_records.values())
+
+
+def discard(made: Iterable[Choice]) -> None:
+    """Takes choices off the record that were made to find something out, and are of no use."""
+    with _lock:
+        for choice in made:
+            _records.pop(_key(choice), None)
 
 
 def forget_problem(problem: ConvProblem) -> None:

@@ -1,48 +1,28 @@
 """What is known of a problem before it is tuned, and what is kept of it afterwards.
 
-Asked in this order: a pin, what ranks have agreed upon, the store. What was tuned goes into the
-store; where that is, and whether it is used, is set here.
+Asked in this order: a pin, what ranks have agreed upon, the store (``store_settings``). What was
+tuned goes into the store.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path
 
 import torch
 
-from cudnn_autotune import choice_log
+from cudnn_autotune import choice_log, settings, store_settings
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.measuring import operands, run_operator
 from cudnn_autotune.pins import pinned
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection, Timed
-from cudnn_autotune.store import Decision, Environment, Layered, Provenance, Store
+from cudnn_autotune.store import Decision, Provenance
 from cudnn_autotune.store.decision import key_of
 from cudnn_autotune.store.neighbours import nearest
 from cudnn_autotune.versions import environment
-
-STORE_MODES = ("off", "read", "read_write", "retune")
-_READS = ("read", "read_write")
-_WRITES = ("read_write", "retune")
-
-StorePath = str | PathLike[str]
-
-
-@dataclass(frozen=True)
-class StoreSettings:
-    """Where decisions are kept between processes."""
-
-    path: Path | None = None
-    """A folder, or a file ending in ``.json``; None: the default folder."""
-    mode: str = "read_write"
-    shipped: tuple[Path, ...] = ()
-    """Asked where the user's own store knows nothing; never written to."""
 
 
 @dataclass(frozen=True)
@@ -55,79 +35,8 @@ class Known:
     """None for a pin."""
 
 
-_lock = threading.RLock()
-_settings = StoreSettings()
-_stores: dict[int | None, Layered] = {}
+_lock = threading.Lock()
 _agreed: dict[tuple[int, str], Decision] = {}
-
-
-def set_store(
-    path: StorePath | None = None,
-    *,
-    mode: str | None = None,
-    shipped: Iterable[StorePath] = (),
-) -> None:
-    """Sets where decisions are kept, and how they are used.
-
-    Args:
-        path: a folder, in which each kind of GPU and version of cuDNN has its own file, or a file
-            ending in ``.json``; None: ``CUDNN_AUTOTUNE_CACHE_DIR``, else the user's cache folder.
-        mode: ``"read_write"``, ``"read"``, ``"off"``, or ``"retune"``: tunes what the store knows,
-            and replaces it; None: as it is.
-        shipped: files or folders with decisions that came along with an application: asked where
-            ``path`` knows nothing, never written to.
-
-    Raises:
-        ValueError: an unknown mode.
-    """
-    global _settings
-    if mode is not None:
-        check_store_mode(mode)
-    with _lock:
-        _settings = StoreSettings(
-            path=None if path is None else Path(path),
-            mode=_settings.mode if mode is None else mode,
-            shipped=tuple(Path(one) for one in shipped),
-        )
-        _stores.clear()
-
-
-def check_store_mode(mode: object, argument: str = "mode") -> str:
-    if not isinstance(mode, str) or mode not in STORE_MODES:
-        allowed = ", ".join(map(repr, STORE_MODES))
-        raise ValueError(f"{argument} must be one of {allowed}, got {mode!r}")
-    return mode
-
-
-def get_store_settings() -> StoreSettings:
-    return _settings
-
-
-def restore_settings(settings: StoreSettings) -> None:
-    set_store(settings.path, mode=settings.mode, shipped=settings.shipped)
-
-
-def read_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """``CUDNN_AUTOTUNE_CACHE``: the mode. ValueError naming the variable."""
-    mode = environ.get("CUDNN_AUTOTUNE_CACHE", "").strip() or StoreSettings().mode
-    set_store(mode=check_store_mode(mode, "CUDNN_AUTOTUNE_CACHE"))
-
-
-def get_store(device: int | None = None) -> Store:
-    """The user's store of a CUDA device (an index; None: the current one)."""
-    return _layers(device).user
-
-
-def _layers(device: int | None) -> Layered:
-    with _lock:
-        if device not in _stores:
-            here = Environment.of(device)
-            is_for_reading = _settings.mode not in _WRITES
-            _stores[device] = Layered(
-                Store(_settings.path, here, read_only=is_for_reading),
-                [Store(one, here, read_only=True) for one in _settings.shipped],
-            )
-        return _stores[device]
 
 
 def find(
@@ -146,8 +55,8 @@ def find(
     decision = None if agreed is None else agreed.under(problem.deterministic, workspace_limit)
     if decision is not None:
         return _known(decision, "agreed")
-    if _settings.mode in _READS:
-        layers = _layers(device)
+    if store_settings.is_read():
+        layers = store_settings.layers(device)
         decision = layers.find(
             problem,
             sampling=sampling,
@@ -165,9 +74,9 @@ def _known(decision: Decision, origin: str) -> Known:
 
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:
     """What was chosen for the problems that are most like ``problem``, the nearest first."""
-    if _settings.mode not in _READS:
+    if not store_settings.is_read():
         return []
-    layers = _layers(device)
+    layers = store_settings.layers(device)
     found: dict[str, Candidate] = {}
     for key in nearest(problem, layers.keys()):
         decision = layers.by_key(key)
@@ -179,8 +88,8 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
 def keep(choice: Choice) -> None:
     """Stores what was tuned here; what nobody timed is not worth it."""
     is_measured = choice.selection is not None and choice.selection.total_samples > 0
-    if _settings.mode in _WRITES and choice.origin == "tuned" and choice.chosen and is_measured:
-        _layers(choice.device).add([decision_of(choice)])
+    if store_settings.is_written() and choice.origin == "tuned" and choice.chosen and is_measured:
+        store_settings.layers(choice.device).add([decision_of(choice)])
 
 
 def decision_of(choice: Choice) -> Decision:
@@ -231,8 +140,8 @@ def install(decisions: Iterable[Decision], device: int) -> None:
         choice_log.forget_problem(decision.problem)
         choice_log.record(choice_of(decision, device, "agreed"))
     measured = [d for d in decisions if d.selection.total_samples > 0]
-    if _settings.mode in _WRITES and measured:
-        _layers(device).add(measured)
+    if store_settings.is_written() and measured:
+        store_settings.layers(device).add(measured)
 
 
 def forget() -> None:
@@ -263,12 +172,10 @@ def tune(problem: ConvProblem, device: int, sampling: str) -> Decision:
     with torch.cuda.device(device), flags:
         run_operator(problem, data, sampling)
         torch.cuda.synchronize(device)
-    made = [
-        choice
-        for choice in choice_log.choices()
-        if (choice.problem, choice.device, choice.sampling) == (problem, device, sampling)
-    ]
-    if not made:
-        reasons = ", ".join(choice_log.fallbacks()) or "it is served by PyTorch"
-        raise RuntimeError(f"{problem.text}: no choice was made: {reasons}")
-    return decision_of(made[-1])
+    policy = (sampling, settings.get_workspace_limit(), settings.get_benchmark_limit())
+    for made in choice_log.choices():
+        known = (made.sampling, made.workspace_limit, made.benchmark_limit)
+        if (made.problem, made.device) == (problem, device) and known == policy:
+            return decision_of(made)
+    reasons = ", ".join(choice_log.fallbacks()) or "it is served by PyTorch"
+    raise RuntimeError(f"{problem.text}: no choice was made: {reasons}")

@@ -15,7 +15,7 @@ from benchmark_scripts import BENCHMARKS
 os.environ["CUDNN_AUTOTUNE_CACHE"] = "off"
 
 import cudnn_autotune as ca
-from cudnn_autotune import remembering
+from cudnn_autotune import store_settings
 
 MARKERS = {
     "gpu": "needs a CUDA GPU",
@@ -46,7 +46,7 @@ def clean_slate() -> Iterator[None]:
     workspace_limit = ca.get_workspace_limit()
     benchmark_limit = ca.get_benchmark_limit()
     budget_ms = ca.get_budget_ms()
-    store = remembering.get_store_settings()
+    store = store_settings.get_store_settings()
     deterministic_algorithms = torch.are_deterministic_algorithms_enabled()
     ca.forget()
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def clean_slate() -> Iterator[None]:
     ca.set_workspace_limit(workspace_limit)
     ca.set_benchmark_limit(benchmark_limit)
     ca.set_budget_ms(budget_ms)
-    remembering.restore_settings(store)
+    store_settings.restore_settings(store)
     ca.unpin()
     ca.forget()
 

@@ -18,9 +18,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from decisions import H200, decision
+from decisions import FRONTIER, H200, decision, selection
 
 from cudnn_autotune.store import Store
+
+SMALL = selection(FRONTIER[:1])
 
 
 def together(folder: Path, processes: int, decisions: int) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def together(folder: Path, processes: int, decisions: int) -> dict[str, Any]:
         if child == 0:
             store = Store(folder, H200)
             for number in range(decisions):
-                store.add([decision(1 + process * decisions + number)])
+                store.add([decision(1 + process * decisions + number, selection=SMALL)])
             os._exit(0 if store.is_writable else 1)
         children.append(child)
     failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)

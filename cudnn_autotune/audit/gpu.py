@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudnn_autotune import choice_log, remembering, sampling, settings
+from cudnn_autotune import choice_log, sampling, settings, store_settings
 from cudnn_autotune._extension import require_cuda_build
 from cudnn_autotune.audit.backend import Poisoned
 from cudnn_autotune.audit.comparison import against_pytorch, candidate_of
@@ -53,7 +53,7 @@ class GpuBackend:
         self._settings = decode(OracleSettings, request["oracle"], "oracle")
         self._mode = request["mode"]
         self._budget_ms = request["budget_ms"]
-        remembering.set_store(mode="off")  # what earlier processes chose is no answer
+        store_settings.set_store(mode="off")  # what earlier processes chose is no answer
         torch.manual_seed(self._settings.seed)
         torch.backends.cudnn.allow_tf32 = True
         if self._mode in PYTORCH_MODES:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from cudnn_autotune import remembering, settings, versions
+from cudnn_autotune import settings, store_settings, versions
 from cudnn_autotune.commands.store_option import files_of, nothing, read, store_option
 from cudnn_autotune.store import Environment
 from cudnn_autotune.store.folder import file_in
@@ -61,7 +61,7 @@ def _store(store_path: Path | None) -> dict[str, Any]:
 
 
 def _settings() -> dict[str, Any]:
-    store = dataclasses.asdict(remembering.get_store_settings())
+    store = dataclasses.asdict(store_settings.get_store_settings())
     return {
         "sampling": settings.get_sampling(),
         "workspace_limit": settings.get_workspace_limit(),

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import torch
 
-from cudnn_autotune import remembering, sampling, settings
+from cudnn_autotune import remembering, sampling, settings, store_settings
 from cudnn_autotune._extension import extension_available
 from cudnn_autotune.audit import options
 from cudnn_autotune.audit.options import refuse
@@ -154,10 +154,10 @@ def _bench(ctx: click.Context, given: dict[str, Any], store_path: Path | None) -
         raise refuse("--device", f"there are {torch.cuda.device_count()} CUDA devices")
     from cudnn_autotune.distributed.problems import problems_of
 
-    before = remembering.get_store_settings()
+    before = store_settings.get_store_settings()
     # This command writes itself. What it is to tune anew must not be answered by the store; else
     # the store helps with what was chosen for problems like the new one.
-    remembering.set_store(store_path, mode="off" if given["retune"] else "read")
+    store_settings.set_store(store_path, mode="off" if given["retune"] else "read")
     try:
         with torch.cuda.device(index):
             yield Bench(
@@ -167,7 +167,7 @@ def _bench(ctx: click.Context, given: dict[str, Any], store_path: Path | None) -
                 problems_of,
             )
     finally:
-        remembering.restore_settings(before)
+        store_settings.restore_settings(before)
 
 
 def _run(

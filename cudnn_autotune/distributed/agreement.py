@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from cudnn_autotune.choice_log import choices
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.members import check_timeout_s, members_of
-from cudnn_autotune.distributed.subgroups import Subgroup, meet
+from cudnn_autotune.distributed.subgroups import meet
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 
@@ -71,18 +71,19 @@ def settle(
     if members is None:
         return list(own.values())
     with Exchange(members, timeout_s) as exchange:
-        claims = {key: _claim(decision) for key, decision in own.items()}
-        subgroup = meet(exchange, environment, {"call": "agree"}, claims)
-        return _settled(exchange, subgroup, own)
+        return _settled(exchange, meet(exchange, environment, {"call": "agree"}), own)
 
 
-def _settled(exchange: Exchange, subgroup: Subgroup, own: Mapping[str, Decision]) -> list[Decision]:
-    # Claims first, decisions of winners only: all that all ranks know would be too much to send.
-    winners = _winners(subgroup.told)
+def _settled(
+    exchange: Exchange, ranks: Sequence[int], own: Mapping[str, Decision]
+) -> list[Decision]:
+    # Claims first, then the winners' decisions only: all that all know would be too much to send.
+    claims = {key: _claim(decision) for key, decision in own.items()}
+    winners = exchange.combine("claims", claims, ranks, _winners)
     mine = {k: own[k].to_json() for k, rank in winners.items() if rank == exchange.members.rank}
     exchange.put("won", mine)
     found: dict[str, Decision] = {}
-    for rank, won in exchange.gather("won", subgroup.ranks).items():
+    for rank, won in exchange.gather("won", ranks).items():
         for key, tree in won.items():
             decision = Decision.from_json(tree, f"decision {key}")
             if decision.key != key or winners.get(key) != rank:

@@ -2,7 +2,8 @@
 
 A rank that has seen everybody ready and a rank that has seen another die may speak at the same
 moment. The store's compare-and-set lets one of them win, for all ranks alike: so no rank installs
-what another one gave up.
+what another one gave up. (Nobody can help it where the store itself dies at that very moment: who
+has read the ending keeps to it, who has not gives up.)
 """
 
 from __future__ import annotations

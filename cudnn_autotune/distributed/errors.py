@@ -6,12 +6,12 @@ from __future__ import annotations
 class DistributedTuningError(RuntimeError):
     """Ranks could not tune together, or not agree: every rank of the group raises it."""
 
-    rank: int | None
-    """Whose fault it was: a global rank; None where no single rank is to blame."""
-    reason: str
-
     def __init__(self, rank: int | None, reason: str) -> None:
+        super().__init__(rank, reason)  # what it is pickled with: launchers pass errors on
         self.rank = rank
+        """Whose fault it was: a global rank; None where no single rank is to blame."""
         self.reason = reason
-        who = "" if rank is None else f"rank {rank}: "
-        super().__init__(f"{who}{reason} (nothing of this call was installed on any rank)")
+
+    def __str__(self) -> str:
+        who = "" if self.rank is None else f"rank {self.rank}: "
+        return f"{who}{self.reason} (this rank has installed nothing)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -54,10 +54,22 @@ class Exchange:
         self._written.append(name)
         self._mailbox.put_long(name, json.dumps(tree, allow_nan=False))
 
-    def gather(self, name: str, of: Iterable[int] | None = None) -> dict[int, Any]:
-        """What each rank (places in the group; None: all) has put there, or will put."""
-        ranks = range(self.members.size) if of is None else of
-        return {rank: json.loads(self._take(f"{name}/{rank}", rank)) for rank in ranks}
+    def gather(self, name: str, of: Sequence[int]) -> dict[int, Any]:
+        """What each of these ranks (places in the group) has put there, or will put."""
+        return {rank: json.loads(self._take(f"{name}/{rank}", rank)) for rank in of}
+
+    def combine(
+        self, name: str, tree: Any, of: Sequence[int], how: Callable[[dict[int, Any]], Any]
+    ) -> Any:
+        """What the first of these ranks makes of what each of them tells; the same for all.
+
+        Every one of them reads one text, and the first all: with N ranks, 2 N go through the store.
+        """
+        self.put(name, tree)
+        first, combined = of[0], f"{name} of all"
+        if self.members.rank == first:
+            self.put(combined, how(self.gather(name, of)))
+        return self.gather(combined, [first])[first]
 
     def turn(self, first: int) -> int:
         """0, 1, 2 ...: each number once in the sub-group whose lowest rank is ``first``."""
@@ -97,7 +109,9 @@ class Exchange:
         if error is not None and ending is None:
             ending = self._pulse.propose(self._told(error))
         self._leave(ending)
-        if isinstance(error, Exception) and ending is not None and not ending.is_agreed:
+        if ending is None or ending.is_agreed or not isinstance(error, Exception):
+            return
+        if self._told(error) != ending or not isinstance(error, DistributedTuningError):
             raise DistributedTuningError(ending.rank, ending.reason) from error
 
     def _told(self, error: BaseException) -> Ending:
@@ -159,8 +173,11 @@ class Exchange:
 
     def _see_others_off(self, ending: Ending | None) -> None:
         is_agreed = ending is not None and ending.is_agreed
+        others = self.members.size - 1
+        if ending is not None and ending.rank not in (None, self.members.ranks[0]):
+            others -= 1  # it may be dead
         until_s = time.monotonic() + (SILENT_S if is_agreed else _FAREWELL_S)
-        while self._mailbox.add(_LEFT, 0) < self.members.size - 1 and time.monotonic() < until_s:
+        while self._mailbox.add(_LEFT, 0) < others and time.monotonic() < until_s:
             time.sleep(0.01)
 
 

@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 _ABSENT = "?"
 # A TCPStore of libuv drops the connection of who sends more than 8 MiB.
 _MOST_CHARACTERS = 2**20
+_WHOLE = "whole:"
 
 
 class Mailbox:
@@ -34,7 +35,7 @@ class Mailbox:
         self._prefix = prefix
 
     def put(self, name: str, text: str) -> None:
-        """Replaces what is there; at most a mebibyte (see :meth:`put_long`)."""
+        """Replaces what is there; some mebibytes at most (see :meth:`put_long`)."""
         _ask(lambda: self._store.set(self._key(name), "=" + text))
 
     def peek(self, name: str) -> str | None:
@@ -51,25 +52,29 @@ class Mailbox:
         return _ask(lambda: self._store.add(self._key(name), amount))
 
     def put_long(self, name: str, text: str) -> None:
-        """Of any length, in parts; the name itself comes last and says how many."""
-        parts = range(0, len(text), _MOST_CHARACTERS)
-        for i, start in enumerate(parts):
+        """Of any length: in parts where it must be, and then the name itself comes last."""
+        if len(text) <= _MOST_CHARACTERS:
+            self.put(name, _WHOLE + text)
+            return
+        starts = range(0, len(text), _MOST_CHARACTERS)
+        for i, start in enumerate(starts):
             self.put(f"{name}/{i}", text[start : start + _MOST_CHARACTERS])
-        self.put(name, str(len(parts)))
+        self.put(name, str(len(starts)))
 
     def peek_long(self, name: str) -> str | None:
         """What :meth:`put_long` has put, once it is there in full; None: not yet, or no more."""
-        count = self.peek(name)
-        if count is None:
-            return None
-        parts = [self.peek(f"{name}/{i}") for i in range(int(count))]
+        found = self.peek(name)
+        if found is None or found.startswith(_WHOLE):
+            return found and found[len(_WHOLE) :]
+        parts = [self.peek(f"{name}/{i}") for i in range(int(found))]
         whole = [part for part in parts if part is not None]
         return "".join(whole) if len(whole) == len(parts) else None
 
     def remove_long(self, name: str) -> None:
-        count = self.peek(name)
-        for i in range(int(count or 0)):
-            self.remove(f"{name}/{i}")
+        found = self.peek(name)
+        if found is not None and not found.startswith(_WHOLE):
+            for i in range(int(found)):
+                self.remove(f"{name}/{i}")
         self.remove(name)
 
     def remove(self, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -12,6 +13,7 @@ from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.members import check_timeout_s, members_of
 from cudnn_autotune.distributed.problems import find
 from cudnn_autotune.distributed.sharing import share_in
+from cudnn_autotune.distributed.untouched import generators_kept
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store.decision import Decision
@@ -30,7 +32,8 @@ def tune(
     Every rank of the group calls it, with a model and inputs on its own CUDA device. The model runs
     once (see ``problems_of``); then each problem is tuned by one rank, in the sampling mode of the
     settings, and at the end all ranks have the same choices, at about the cost of one rank's share.
-    Ranks with unequal GPUs or versions of cuDNN share with their equals only. Without
+    Ranks with unequal GPUs or versions of cuDNN share with their equals only. Random number
+    generators are left as they were. Without
     torch.distributed it tunes alone. A layer with a ``sampling=`` of its own that is not the
     settings' mode goes on tuning itself at its first call.
 
@@ -53,23 +56,23 @@ def tune(
     """
     from cudnn_autotune import remembering
 
+    def tune_one(problem: ConvProblem) -> Decision:
+        with generators_kept([device] if torch.cuda.is_available() else []):  # operands are random
+            return remembering.tune(problem, device, mode)
+
     check_timeout_s(timeout_s)
     members = members_of(group)
     if members is None:
         mode = _mode()
         found = find(model, inputs, kwargs)
         device = found.device
-        decisions = [remembering.tune(problem, device, mode) for problem in found.problems]
+        decisions = [tune_one(problem) for problem in found.problems]
     else:
         with Exchange(members, timeout_s) as exchange:
             mode = _mode()
             exchange.note("a first run of the model")
             found = find(model, inputs, kwargs)
             device = found.device
-
-            def tune_one(problem: ConvProblem) -> Decision:
-                return remembering.tune(problem, device, mode)
-
             terms = {
                 "call": "tune",
                 "sampling": mode,

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cudnn_autotune.choice_log import choices
+from cudnn_autotune.choice_log import choices, discard
 from cudnn_autotune.distributed.untouched import run_once
 from cudnn_autotune.modules import Conv2d
 from cudnn_autotune.problem import ConvProblem
@@ -58,6 +58,7 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     with _modes_of_layers_set_aside(model), use_sampling(_MODE, benchmark_limit=limit):
         run_once(model, inputs, kwargs)
     made = [c for c in choices() if c.sampling == _MODE and c.benchmark_limit == limit]
+    discard(made)
     if not made:
         raise ValueError(
             "model must have a convolution that cudnn_autotune serves with these inputs, and all "

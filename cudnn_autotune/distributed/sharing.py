@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.members import check_timeout_s, members_of
-from cudnn_autotune.distributed.subgroups import Subgroup, meet
+from cudnn_autotune.distributed.subgroups import meet
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
@@ -67,17 +67,14 @@ def share_in(
     terms: Mapping[str, Any],
 ) -> list[Decision]:
     """:func:`share` within a call that has begun, and that this ends; ``terms``: see ``meet``."""
+    ranks = meet(exchange, environment, terms)
     brought = [problem_to_json(problem) for problem in problems]
-    subgroup = meet(exchange, environment, terms, brought)
-    shared = list(
-        dict.fromkeys(
-            problem_from_json(tree) for rank in subgroup.ranks for tree in subgroup.told[rank]
-        )
-    )
-    exchange.put("tuned", _tune_share(exchange, subgroup, shared, tune_one))
+    trees = exchange.combine("problems", brought, ranks, _united)
+    shared = [problem_from_json(tree) for tree in trees]
+    exchange.put("tuned", _tune_share(exchange, ranks, shared, tune_one))
     decisions: dict[int, Decision] = {}
     # This rank's own as well come back as the others see them, so that all lists are equal.
-    for rank, tuned in exchange.gather("tuned", subgroup.ranks).items():
+    for rank, tuned in exchange.gather("tuned", ranks).items():
         for number, tree in tuned.items():
             index = int(number)
             decision = Decision.from_json(tree, f"decision {index}")
@@ -91,20 +88,26 @@ def share_in(
     return [decisions[i] for i in range(len(shared))]
 
 
+def _united(brought: Mapping[int, Sequence[Any]]) -> list[Any]:
+    """Each problem once, as the ranks bring them up."""
+    trees = [tree for rank in sorted(brought) for tree in brought[rank]]
+    return list({problem_from_json(tree): tree for tree in trees}.values())
+
+
 def _tune_share(
-    exchange: Exchange, subgroup: Subgroup, shared: Sequence[ConvProblem], tune_one: TuneOne
+    exchange: Exchange, ranks: Sequence[int], shared: Sequence[ConvProblem], tune_one: TuneOne
 ) -> dict[str, Any]:
     """This rank's part: problems are taken one by one, not dealt out beforehand.
 
-    What a problem takes is known afterwards only (the number of engines, how many are compiled at
-    run time, how soon a winner shows), up to ten times as much as for another of equal FLOPs. The
-    largest come first, so that none of them is what the others wait for at the end: Graham, Bounds
-    on multiprocessing timing anomalies, SIAM J. Appl. Math. 17 (1969).
+    FLOPs are only part of what a problem takes: how many engines there are, how many are compiled
+    at run time, and how soon a winner shows is known afterwards. The largest come first, so that
+    none of them is what the others wait for at the end (Graham, Bounds on multiprocessing timing
+    anomalies, SIAM J. Appl. Math. 17, 1969).
     """
     start_s = time.perf_counter()
     queue = sorted(range(len(shared)), key=lambda i: (-flops(shared[i]), i))
     tuned: dict[str, Any] = {}
-    while (turn := exchange.turn(subgroup.first)) < len(queue):
+    while (turn := exchange.turn(ranks[0])) < len(queue):
         index = queue[turn]
         problem = shared[index]
         exchange.note(problem_text(problem))

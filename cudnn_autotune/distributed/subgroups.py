@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.store.environment import Environment
 
 
-@dataclass(frozen=True)
-class Subgroup:
-    """The ranks (places in the group, ascending) of one environment, this one among them."""
-
-    ranks: tuple[int, ...]
-    told: Mapping[int, Any]
-    """What each of them said of itself when it came."""
-
-    @property
-    def first(self) -> int:
-        return self.ranks[0]
-
-
-def meet(
-    exchange: Exchange, environment: Environment, terms: Mapping[str, Any], tells: Any
-) -> Subgroup:
+def meet(exchange: Exchange, environment: Environment, terms: Mapping[str, Any]) -> tuple[int, ...]:
     """Waits for all ranks of the group.
 
     Args:
         environment: of this rank's GPU.
         terms: what has to be equal on all ranks, as plain JSON.
-        tells: what the ranks of the same environment should know of this one, as plain JSON.
+
+    Returns:
+        The ranks (places in the group, ascending) of this environment, this one among them.
 
     Raises:
         DistributedTuningError: terms differ; a rank did not come.
     """
-    mine = environment.to_json()
-    exchange.put("hello", {"environment": mine, "terms": terms, "tells": tells})
-    hellos = exchange.gather("hello")
-    expected = hellos[0]["terms"]
-    for rank, hello in hellos.items():
-        for name in {**expected, **hello["terms"]}:
-            wanted, given = expected.get(name), hello["terms"].get(name)
-            if given != wanted:
-                first = exchange.members.ranks[0]
-                exchange.fail(
-                    rank, f"{name} must be {wanted!r}, as on rank {first}, and is {given!r}"
-                )
-    ranks = tuple(rank for rank, hello in hellos.items() if hello["environment"] == mine)
-    return Subgroup(ranks, {rank: hellos[rank]["tells"] for rank in ranks})
+
+    def sort(hellos: dict[int, Any]) -> list[list[int]]:
+        subgroups: dict[str, list[int]] = {}
+        for rank, hello in hellos.items():
+            _compare(exchange, hellos[0]["terms"], hello["terms"], rank)
+            told = json.dumps(hello["environment"], sort_keys=True)
+            subgroups.setdefault(told, []).append(rank)
+        return list(subgroups.values())
+
+    hello = {"environment": environment.to_json(), "terms": terms}
+    everybody = range(exchange.members.size)
+    subgroups = exchange.combine("hello", hello, everybody, sort)
+    return next(tuple(ranks) for ranks in subgroups if exchange.members.rank in ranks)
+
+
+def _compare(
+    exchange: Exchange, wanted: Mapping[str, Any], given: Mapping[str, Any], rank: int
+) -> None:
+    for name in {**wanted, **given}:
+        if wanted.get(name) != given.get(name):
+            first = exchange.members.ranks[0]
+            exchange.fail(
+                rank,
+                f"{name} must be {wanted.get(name)!r}, as on rank {first}, "
+                f"and is {given.get(name)!r}",
+            )

@@ -20,7 +20,8 @@ def run_once(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any
     (PyTorch's and Python's) are what they were. Hooks that are registered on the model run.
 
     Raises:
-        ValueError: lazy parameters that no call has given a shape. What the model raises.
+        ValueError: lazy parameters that no call has given a shape. What the model raises;
+        RuntimeError by PyTorch for ``torch.utils.checkpoint`` with ``use_reentrant=True``.
     """
     if any(is_lazy(entry) for entry in (*model.parameters(), *model.buffers())):
         raise ValueError(
@@ -28,7 +29,9 @@ def run_once(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any
             "their random values) in the first call"
         )
     given = list(_tensors((inputs, kwargs)))
-    with _generators_kept([*model.parameters(), *model.buffers(), *given]), _buffers_kept(model):
+    everything = [*model.parameters(), *model.buffers(), *given]
+    devices = {tensor.device.index for tensor in everything if tensor.is_cuda}
+    with generators_kept(devices), _buffers_kept(model):
         outputs = [t for t in _tensors(model(*inputs, **kwargs)) if t.requires_grad]
         leaves = [t for t in (*model.parameters(), *given) if t.requires_grad]
         if torch.is_grad_enabled() and outputs and leaves:
@@ -55,8 +58,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _generators_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    devices = {t.device.index for t in tensors if t.is_cuda}
+def generators_kept(devices: Iterable[int]) -> Iterator[None]:
+    """PyTorch's random numbers, of the CPU and of these CUDA devices, and Python's."""
     python = random.getstate()
     with torch.random.fork_rng(sorted(devices)):
         try:

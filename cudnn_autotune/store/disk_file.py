@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
+from typing import NamedTuple
 
 from filelock import FileLock
 
@@ -18,11 +19,18 @@ from filelock import FileLock
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.005
 
-Stamp = tuple[int, int, int, int] | None
+
+class Stamp(NamedTuple):
+    """Differs where a file does."""
+
+    mtime_ns: int
+    size: int
+    inode: int
+    ctime_ns: int
 
 
-def stamp(path: Path) -> Stamp:
-    """Changes when the file does; None where there is none. Raises OSError where it is unknown."""
+def stamp(path: Path) -> Stamp | None:
+    """Of the file as it is; None where there is none. Raises OSError where that is not known."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -30,11 +38,11 @@ def stamp(path: Path) -> Stamp:
     return _stamp(status)
 
 
-def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
-    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)
 
 
-def read(path: Path) -> tuple[bytes, Stamp]:
+def read(path: Path) -> tuple[bytes, Stamp | None]:
     """The whole file, and the stamp of what was read; ``(b"", None)`` where there is none.
 
     Raises:
@@ -73,7 +81,7 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def replace(path: Path, data: bytes) -> Stamp:
+def replace(path: Path, data: bytes) -> Stamp | None:
     """Replaces the file in one step; when this returns, it is on the disk. To be called under the
     lock. Raises OSError; the file is then as it was."""
     partial = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(4)}.part")

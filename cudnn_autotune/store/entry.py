@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from cudnn_autotune.store.decision import Decision
@@ -31,7 +32,10 @@ def name_of(decision: Decision) -> bytes:
 
 def key_of(name: bytes) -> str:
     """The key of an entry, by its name in the file."""
-    text = name[1:-1].decode(errors="replace") if b"\\" not in name else str(json.loads(name))
+    text = name[1:-1].decode(errors="replace")
+    if b"\\" in name:
+        with suppress(ValueError):
+            text = json.loads(name)
     problem, separator, policy = text.partition(_POLICY)
     return problem.removesuffix(_DETERMINISTIC) + separator + policy
 
@@ -78,6 +82,7 @@ def parse(line: bytes, environment: Environment) -> tuple[bytes, dict[str, Any]]
     if not line.startswith(b'"') or line[end : end + 3] != b": {":
         raise NoEntryError('a line is not of the form "name": {...}')
     try:
+        json.loads(line[:end])
         tree = json.loads(line[end + 2 :])
     except RecursionError as error:
         raise NoEntryError("an entry is nested too deeply") from error

@@ -11,9 +11,9 @@ from pathlib import Path
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.store import entry
+from cudnn_autotune.store.content import Content
 from cudnn_autotune.store.decision import Decision, key_of
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.file_format import Content
 from cudnn_autotune.store.folder import file_in
 from cudnn_autotune.store.notices import say_once
 from cudnn_autotune.store.pending import Pending

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from cudnn_autotune.store import entry
+from cudnn_autotune.store.content import Changes, Content
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.file_format import Changes, Content
 from cudnn_autotune.store.precedence import prevailing
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from cudnn_autotune.store import disk_file, file_format
+from cudnn_autotune.store.content import Changes, Content, State
 from cudnn_autotune.store.entry import NoEntryError
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.file_format import Changes, Content, State
 from cudnn_autotune.store.notices import say_once
 
 # Files that are left alone.
@@ -31,7 +31,7 @@ class SyncedFile:
         self.content = Content(State.ABSENT)
         self._environment = environment
         self._read_only = read_only
-        self._stamp: disk_file.Stamp = None
+        self._stamp: disk_file.Stamp | None = None
         self._has_failed = False
         self._has_written = False
 
@@ -46,20 +46,15 @@ class SyncedFile:
         """Looks whether the file changed, and reads it if so; whether it did."""
         try:
             stamp = disk_file.stamp(self.path)
-            if stamp == self._stamp:
-                return False
+        except OSError:
+            stamp = None  # reading it tells why
+        before = self.content
+        if stamp != self._stamp or before.state is State.UNREADABLE:
             self._read()
-        except OSError as error:
-            is_known = self.content.state is State.UNREADABLE
-            # What was read before is still served.
-            self.content = replace(self.content, state=State.UNREADABLE, why=str(error))
-            self._stamp = None
+            if self.content.state is State.DAMAGED:
+                self.update(lambda content: {})
             self._tell_blocked()
-            return not is_known
-        if self.content.state is State.DAMAGED:
-            self.update(lambda content: {})
-        self._tell_blocked()
-        return True
+        return self.content is not before
 
     def check(self) -> None:
         """Looks through every entry, one of them being no JSON; what is damaged is set aside."""
@@ -79,6 +74,11 @@ class SyncedFile:
         if self._read_only:
             self._tell_damaged("it is left as it is", self.content, self._stamp)
             return False
+        if self.content.state in _BLOCKED:
+            self._read()  # before a lock is put beside a file that is none of ours
+            if self.content.state in _BLOCKED:
+                self._tell_blocked()
+                return False
         try:
             with disk_file.locked(self.path):
                 self._read()
@@ -108,12 +108,20 @@ class SyncedFile:
         return True
 
     def _read(self) -> None:
-        data, stamp = disk_file.read(self.path)
-        if stamp is None:
+        before = self.content
+        try:
+            data, self._stamp = disk_file.read(self.path)
+        except OSError as error:
+            # What was read before is still served.
+            why = str(error)
+            if (before.state, before.why) != (State.UNREADABLE, why):
+                self.content = replace(before, state=State.UNREADABLE, why=why)
+            self._stamp = None
+            return
+        if self._stamp is None:
             self.content = Content(State.ABSENT)
-        elif self.content.state is not State.SOUND or data != self.content.data:
-            self.content = file_format.decode(data, self._environment, self.content)
-        self._stamp = stamp
+        elif before.state is not State.SOUND or data != before.data:
+            self.content = file_format.decode(data, self._environment, before)
 
     def _write(self, changes: Changes) -> None:
         """To be called under the lock, on what was read under it."""
@@ -137,10 +145,11 @@ class SyncedFile:
         if aside is not None:
             self._tell_damaged(f"set aside as {aside.name}", *before)
 
-    def _tell_damaged(self, done: str, content: Content, stamp: disk_file.Stamp) -> None:
+    def _tell_damaged(self, done: str, content: Content, stamp: disk_file.Stamp | None) -> None:
         if content.state is State.DAMAGED:
             say_once(
-                (self.path, "damaged", stamp),
+                # Setting it aside has changed its ctime.
+                (self.path, "damaged", stamp and stamp[:3]),
                 f"{self.path} is damaged ({content.why}); {done}; decisions in it that are intact "
                 f"and served: {len(content.spans)}",
             )

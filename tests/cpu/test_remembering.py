@@ -14,7 +14,7 @@ import torch
 from simulations import candidate
 
 import cudnn_autotune as ca
-from cudnn_autotune import choice_log, remembering
+from cudnn_autotune import choice_log, remembering, store_settings
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.engines import ATEN
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
@@ -234,9 +234,9 @@ def test_get_store_is_the_users_own(folder: Path) -> None:
 @pytest.mark.parametrize("mode", ["", "on", "READ", None, 3])
 def test_an_unknown_mode_is_refused(mode: object) -> None:
     with pytest.raises(ValueError, match="mode must be one of 'off', 'read'"):
-        remembering.check_store_mode(mode)
+        store_settings.check_store_mode(mode)
     with pytest.raises(ValueError, match="CUDNN_AUTOTUNE_CACHE must be one of"):
-        remembering.read_environment({"CUDNN_AUTOTUNE_CACHE": "always"})
+        store_settings.read_environment({"CUDNN_AUTOTUNE_CACHE": "always"})
 
 
 def test_forgetting_a_problem_leaves_the_others() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from stored import refused, run, succeeded
 
-from cudnn_autotune import remembering
+from cudnn_autotune import store_settings
 from cudnn_autotune.report.against import against_pytorch
 from cudnn_autotune.store import Decision, Environment, Store
 
@@ -34,9 +34,9 @@ def kept(place: Path) -> dict[str, Decision]:
 
 
 def test_a_layer(tmp_path: Path) -> None:
-    before = remembering.get_store_settings()
+    before = store_settings.get_store_settings()
     succeeded("tune", *LAYER, *HALF, "--store", tmp_path)
-    assert remembering.get_store_settings() == before
+    assert store_settings.get_store_settings() == before
     found = kept(tmp_path)
     assert [d.problem.op for d in found.values()] == ["fprop", "dgrad", "wgrad"]
     for decision in found.values():

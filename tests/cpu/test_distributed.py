@@ -1,0 +1,186 @@
+"""Ranks share and agree: real processes, gloo's store, engines timed on simulated GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import distributed_cases as cases
+import pytest
+import torch.distributed as dist
+from gloo_ranks import Ranks
+
+from cudnn_autotune.distributed import settle, share
+from cudnn_autotune.store.problem_json import problem_to_json
+
+RUNS = 20
+# Noise makes ranks choose differently there: (mode, simulated GPU).
+DISAGREEABLE = [("sample_once", "co-tenant"), ("race", "aa")]
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(four: Ranks) -> Iterator[None]:
+    """Every call that ends well leaves no key in the store, and no thread."""
+    yield
+    assert four.stored() == []
+    assert four.values(cases.threads) == [[], [], [], []]
+
+
+@pytest.mark.parametrize(("mode", "scene"), DISAGREEABLE)
+def test_every_rank_has_the_same_choices_in_every_run(four: Ranks, mode: str, scene: str) -> None:
+    disputed = 0
+    for run in range(RUNS):
+        disputed += len(set(map(tuple, four.values(cases.alone, mode, scene, 6, 4 * run)))) > 1
+        results = four.values(cases.shared, mode, scene, 6, 4 * run)
+        lists = [decisions for _, decisions in results]
+        assert len(lists[0]) == 6
+        assert lists[1:] == lists[:1] * 3
+    assert disputed > RUNS / 4  # they had to agree
+
+
+def test_each_problem_is_tuned_once_and_comes_back_in_order(four: Ranks) -> None:
+    results = four.values(cases.shared, "race", "quiet", 30, 0)
+    counts = Counter(problem for tuned, _ in results for problem in tuned)
+    assert counts == Counter(cases.problems(30))
+    assert all(tuned for tuned, _ in results)
+    asked = [problem_to_json(problem) for problem in cases.problems(30)]
+    assert [decision["problem"] for decision in results[0][1]] == asked
+
+
+def test_the_largest_problems_go_first(four: Ranks) -> None:
+    results = four.values(cases.shared, "race", "quiet", 30, 0)
+    for tuned, _ in results:
+        sizes = [problem.input_shape[0] * problem.input_shape[2] for problem in tuned]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_slow_rank_gets_less_to_do(four: Ranks) -> None:
+    # Dealt out beforehand, the slow one alone would take ten times 0.5 s.
+    assert max(four.values(cases.shared_of_unequal_cost, 40)) < 2.5
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_more_ranks_than_problems(four: Ranks, count: int) -> None:
+    results = four.values(cases.shared, "race", "quiet", count, 0)
+    assert sum(len(tuned) for tuned, _ in results) == count
+    assert [len(decisions) for _, decisions in results] == [count] * 4
+
+
+def test_unequal_gpus_share_among_their_equals(four: Ranks) -> None:
+    results = four.values(cases.shared_between_unequal, 12)
+    for first, second, count in ((0, 2, 12), (1, 3, 13)):
+        counts = Counter(results[first][0] + results[second][0])
+        assert counts == Counter(cases.problems(count))
+        assert results[first][1] == results[second][1]
+        assert len(results[first][1]) == count
+    assert results[0][1] != results[1][1][:12]
+
+
+def test_a_subset_of_the_ranks(four: Ranks) -> None:
+    results = four.values(cases.shared, "race", "aa", 12, 0, (1, 3))
+    assert Counter(results[1][0] + results[3][0]) == Counter(cases.problems(12))
+    assert results[1][1] == results[3][1]
+    assert results[0] == results[2] == ([], [])
+
+
+def test_a_process_that_is_not_in_the_group(four: Ranks) -> None:
+    done = four.run(cases.not_a_member)
+    assert [ran.error for ran in done[:2]] == [None, None]
+    for rank in (2, 3):
+        assert isinstance(done[rank].error, ValueError)
+        assert f"group must be one that this process (rank {rank}) is" in str(done[rank].error)
+
+
+def test_calls_one_after_the_other_have_nothing_in_common(four: Ranks) -> None:
+    first = four.values(cases.shared, "race", "aa", 6, 0)
+    second = four.values(cases.shared, "race", "aa", 8, 100)
+    third = four.values(cases.settled, "race", "aa", 6, 0)
+    assert [len(r[1]) for r in (first[0], second[0], third[0])] == [6, 8, 6]
+    assert second[0][1][:6] != first[0][1]
+    assert second[1:] == [(tuned, second[0][1]) for tuned, _ in second[1:]]
+
+
+@pytest.mark.parametrize(("mode", "scene"), DISAGREEABLE)
+def test_what_was_measured_best_wins(four: Ranks, mode: str, scene: str) -> None:
+    results = four.values(cases.settled, mode, scene, 8, 3)
+    agreed = results[0][1]
+    assert [decisions for _, decisions in results] == [agreed] * 4
+    assert [d["problem"] for d in agreed] == [problem_to_json(p) for p in cases.problems(8)]
+    for number, decision in enumerate(agreed):
+        rivals = [own[number - rank] for rank, (own, _) in enumerate(results) if rank <= number]
+        most = max(rival["selection"]["total_samples"] for rival in rivals)
+        # The first of those: the lowest rank.
+        assert decision == next(r for r in rivals if r["selection"]["total_samples"] == most)
+    # They did not agree before, nor did one rank simply prevail.
+    assert any(own != agreed[rank:] for rank, (own, _) in enumerate(results))
+
+
+def test_a_model_leaves_every_rank_with_the_same_choices(four: Ranks) -> None:
+    results = four.values(cases.model_tuned, 9)
+    assert results[0]["error"] is None
+    assert results[1:] == results[:1] * 3
+    assert [origin for origin, _ in results[0]["known"]] == ["agreed"] * 9
+    assert [problem for problem, _ in results[0]["choices"]] == cases.problems(9)
+
+
+def test_agree_installs_the_same_on_all(four: Ranks) -> None:
+    results = four.values(cases.agreed, 6)
+    assert len({tuple(result.pop("own")) for result in results}) > 1
+    assert results[0]["error"] is None
+    assert results[1:] == results[:1] * 3
+    assert [origin for origin, _ in results[0]["known"]] == ["agreed"] * 6
+
+
+def test_alone() -> None:
+    """Without torch.distributed; exceptions are the tuner's own."""
+    problems = cases.problems(3)
+    tuned: list[object] = []
+    tune_one = cases.tuner("race", "aa", 0, tuned)  # type: ignore[arg-type]
+    decisions = share([*problems, problems[0]], tune_one, cases.environment())
+    assert [decision.problem for decision in decisions] == problems == tuned
+    assert settle(decisions, cases.environment()) == decisions
+    with pytest.raises(ValueError, match="tune_one must decide on fprop"):
+        share(problems, lambda problem: decisions[1], cases.environment())
+    for timeout_s in (0, -1.0, float("nan"), float("inf"), None, True):
+        with pytest.raises(ValueError, match="timeout_s must be"):
+            share([], tune_one, cases.environment(), timeout_s=timeout_s)  # type: ignore[arg-type]
+
+
+def test_a_group_of_one(tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        tuned, decisions = cases.shared("race", "aa", 3, 0)
+        assert len(tuned) == len(decisions) == 3
+        with pytest.raises(ValueError, match="group must be a torch"):
+            share([], cases.tuner("race", "aa", 0), cases.environment(), "world")  # type: ignore[arg-type]
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(ValueError, match="group must be None where"):
+        share([], cases.tuner("race", "aa", 0), cases.environment(), "world")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tighter", [{"deterministic": True}, {"workspace_limit": 2**20}])
+def test_looser_constraints_win_over_more_samples(tighter: dict[str, object]) -> None:
+    from dataclasses import replace
+
+    from problems import make
+
+    problem = make("resnet_fp16_nhwc")
+    tune_one = cases.tuner("race", "aa", 0)
+    loose = tune_one(problem)
+    tight = replace(loose, selection=replace(loose.selection, total_samples=10**6))
+    if "deterministic" in tighter:
+        tight = replace(tight, problem=make("resnet_fp16_nhwc", deterministic=True))
+    else:
+        tight = replace(tight, workspace_limit=2**20)
+    assert tight.key == loose.key
+    assert settle([tight, loose], cases.environment()) == [loose]
+    assert settle([loose, tight], cases.environment()) == [loose]

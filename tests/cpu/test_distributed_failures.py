@@ -1,0 +1,199 @@
+"""A rank that raises, dies, hangs or does not come: an error on every rank, and no decision."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+import distributed_cases as cases
+import pytest
+from gloo_ranks import Ran, Ranks
+
+from cudnn_autotune.distributed import DistributedTuningError
+from cudnn_autotune.distributed.pulse import SILENT_S
+
+# The silence itself, the heartbeats before and after it, and two busy cores.
+SOON_S = SILENT_S + 5.0
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+def assert_failed(done: list[Ran], rank: int | None, reason: str) -> None:
+    """Those that still live all say the same."""
+    errors = [ran.error for ran in done if not ran.died]
+    assert all(isinstance(error, DistributedTuningError) for error in errors), errors
+    assert {(error.rank, error.reason) for error in errors} == {(rank, errors[0].reason)}  # type: ignore[union-attr]
+    assert reason in str(errors[0])
+    if rank is not None:
+        assert str(errors[0]).startswith(f"rank {rank}: ")
+
+
+def assert_well(four: Ranks) -> None:
+    """The next call finds nothing of the one that failed."""
+    assert four.stored() == []
+    assert four.values(cases.threads) == [[]] * 4
+    assert len({str(decisions) for _, decisions in four.values(cases.shared, "race", "aa", 6, 0)})
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_a_rank_that_raises(four: Ranks, culprit: int) -> None:
+    done = four.run(cases.shared_where_one, "raise", culprit)
+    assert_failed(done, culprit, "RuntimeError: the GPU is lost")
+    assert max(ran.seconds for ran in done) < 5.0
+    assert_well(four)
+
+
+def test_in_a_part_of_the_group_ranks_keep_their_names(four: Ranks) -> None:
+    done = four.run(cases.shared_where_one, "raise", 3, 30.0, (1, 3))
+    assert_failed([done[1], done[3]], 3, "RuntimeError: the GPU is lost")
+    assert (done[0].value, done[2].value) == ([], [])
+    assert_well(four)
+
+
+def test_a_rank_that_exits() -> None:
+    with Ranks(2) as two:
+        done = two.run(cases.shared_where_one, "exit", 1)
+        assert done[1].died
+        assert_failed(done, 1, "SystemExit: 3")
+        assert done[0].seconds < 5.0
+        assert two.stored() == []
+
+
+def test_its_own_error_is_the_cause(four: Ranks) -> None:
+    assert four.values(cases.cause_of, 1) == [
+        "None",
+        "RuntimeError('the GPU is lost')",
+        *["None"] * 2,
+    ]
+
+
+def test_a_rank_that_hangs(four: Ranks) -> None:
+    done = four.run(cases.shared_where_one, "hang", 1, 2.0)
+    assert_failed(done, 1, "timeout: no progress for 2 s at ")
+    assert all(2.0 < ran.seconds < 2.0 + 3.0 for ran in (done[0], *done[2:]))
+    assert_well(four)
+
+
+def test_a_rank_that_does_not_come(four: Ranks) -> None:
+    done = four.run(cases.shared_where_one, "late", 3, 1.5)
+    assert_failed(done, 3, "timeout: it has not come within 1.5 s")
+    assert all(1.5 < ran.seconds < 1.5 + 3.0 for ran in done[:3])
+    # It gets the same answer, at once, and clears what was left for it.
+    assert done[3].seconds < 3.0 + 3.0
+    assert_well(four)
+
+
+def test_problems_longer_than_the_timeout_together_are_no_hang(four: Ranks) -> None:
+    results = four.values(cases.shared_slowly, 16, 0.4, 1.0)
+    assert [len(decisions) for decisions in results] == [16] * 4
+
+
+def test_a_rank_that_decides_on_another_problem(four: Ranks) -> None:
+    done = four.run(cases.shared_wrongly)
+    assert_failed(done, 1, "ValueError: tune_one must decide on ")
+    assert_well(four)
+
+
+def test_ranks_that_call_different_functions(four: Ranks) -> None:
+    done = four.run(cases.called_differently)
+    assert_failed(done, 2, "call must be 'share', as on rank 0, and is 'agree'")
+    assert_well(four)
+
+
+def test_nothing_of_a_failed_call_is_installed(four: Ranks) -> None:
+    results = four.values(cases.model_tuned, 9, 2)
+    for result in results:
+        assert result["error"].startswith("rank 2: RuntimeError: the GPU is lost")
+        assert (result["known"], result["choices"]) == ([None] * 9, [])
+    results = four.values(cases.agreed, 4, True)
+    for result in results:
+        assert result["error"].startswith("rank 3: timeout: it has not come within 1 s")
+        assert (result["known"], result["choices"]) == ([None] * 4, [])
+
+
+def test_settings_that_differ(four: Ranks) -> None:
+    for result in four.values(cases.model_tuned, 3, None, "auto"):
+        assert result["error"].startswith("rank 1: sampling must be 'auto', as on rank 0, and is")
+        assert result["known"] == [None] * 3
+    for result in four.values(cases.model_tuned, 3, None, "online"):
+        assert result["error"].startswith("rank 0: ValueError: sampling must be a mode that")
+
+
+def test_a_model_on_the_cpu(four: Ranks) -> None:
+    """Whichever rank is the first to say so."""
+    done = four.run(cases.model_on_the_cpu)
+    assert {type(ran.error) for ran in done} == {DistributedTuningError}
+    assert all("ValueError: model must have a convolution" in str(ran.error) for ran in done)
+    assert_well(four)
+
+
+def test_a_rank_that_was_stopped_and_comes_back(four: Ranks) -> None:
+    """It was taken for dead: it gets the error as the others do, not a table of its own."""
+    for rank in range(4):
+        four.begin(rank, cases.shared_where_one, "stop", 2)
+    done = {rank: four.end(rank) for rank in (0, 1, 3)}
+    four.send(2, signal.SIGCONT)
+    done[2] = four.end(2)
+    assert_failed(list(done.values()), 2, "the process died: no sign of life for ")
+    assert max(done[rank].seconds for rank in (0, 1, 3)) < SOON_S
+    assert_well(four)
+
+
+def test_a_rank_that_is_killed_while_it_tunes() -> None:
+    with Ranks(4) as ranks:
+        done = ranks.run(cases.shared_where_one, "die", 2)
+        assert [ran.died for ran in done] == [False, False, True, False]
+        assert max(ran.seconds for ran in done) < SOON_S
+        assert_failed(done, 2, "the process died: no sign of life for ")
+        # What the dead has written, and for who comes late, how the call ended; no decision.
+        left = {key.split("cudnn_autotune/0/")[1] for key in ranks.stored()}
+        assert left == {"ending", "left", "turns/0", "beat/2", "hello/2", "problems/2"}
+
+
+def test_a_rank_that_is_killed_while_it_waits() -> None:
+    """For rank 0, which comes late, and is told at once."""
+    with Ranks(4) as ranks:
+        for rank in range(4):
+            ranks.begin(rank, cases.settled_late, 0, 12.0, 60.0)
+        ranks.wait_for_key("/beat/2")
+        ranks.send(2, signal.SIGKILL)
+        done = [ranks.end(rank) for rank in range(4)]
+        assert [ran.died for ran in done] == [False, False, True, False]
+        assert max(done[rank].seconds for rank in (1, 3)) < SOON_S
+        assert 12.0 < done[0].seconds < 12.0 + 2.0
+        assert_failed(done, 2, "the process died: no sign of life for ")
+
+
+@pytest.mark.parametrize("trial", range(6))
+def test_killed_at_any_moment_the_others_have_all_or_nothing(trial: int) -> None:
+    """Above all in the last moments, when some know that all have agreed, and others not yet."""
+    moment = random.Random(trial)
+    with Ranks(3) as ranks:
+        for rank in range(3):
+            ranks.begin(rank, cases.shared_while_killed, 1.0)
+        ranks.wait_for_key("/beat/0")
+        time.sleep(moment.uniform(0.3, 0.6))
+        victim = moment.randrange(3)
+        ranks.send(victim, signal.SIGKILL)
+        done = [ranks.end(rank) for rank in range(3) if rank != victim]
+    errors = {str(ran.error) for ran in done}
+    assert len(errors) == 1
+    assert done[0].value == done[1].value
+    assert (done[0].error is None) == (done[0].value is not None and len(done[0].value) == 15)
+
+
+def test_the_rank_that_hosts_the_store_is_killed() -> None:
+    with Ranks(3, host="rank 0") as ranks:
+        start_s = time.monotonic()
+        done = ranks.run(cases.shared_where_one, "die", 0)
+        assert [ran.died for ran in done] == [True, False, False]
+        assert time.monotonic() - start_s < SOON_S
+        for ran in done[1:]:
+            assert isinstance(ran.error, DistributedTuningError)
+            assert "the store of the process group cannot be reached" in str(ran.error)

@@ -1,0 +1,103 @@
+"""Keys of a store: nothing waits, long texts arrive whole, the first ending stands."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from cudnn_autotune.distributed import DistributedTuningError
+from cudnn_autotune.distributed.ending import AGREED, Ending
+from cudnn_autotune.distributed.mailbox import Mailbox
+from cudnn_autotune.distributed.pulse import Pulse
+
+
+@pytest.fixture(params=["tcp", "tcp without libuv", "file", "hash"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dist.Store]:  # type: ignore[name-defined]
+    if request.param == "hash":
+        yield dist.HashStore()
+    elif request.param == "file":
+        yield dist.FileStore(str(tmp_path / "store"), 1)
+    else:
+        use_libuv = request.param == "tcp"
+        yield dist.TCPStore("127.0.0.1", 0, is_master=True, use_libuv=use_libuv)
+
+
+def test_what_is_put_is_there(store: dist.Store) -> None:  # type: ignore[name-defined]
+    mailbox, other = Mailbox(store, "calls/0"), Mailbox(store, "calls/1")
+    start_s = time.monotonic()
+    assert mailbox.peek("a") is None
+    assert mailbox.peek_long("a") is None
+    assert time.monotonic() - start_s < 1.0  # a plain get would wait for minutes
+    for text in ("", "?", "=", "text"):
+        mailbox.put("a", text)
+        assert mailbox.peek("a") == text
+    assert other.peek("a") is None
+    assert [mailbox.add("n"), mailbox.add("n"), mailbox.add("n", 0), other.add("n")] == [1, 2, 2, 1]
+    assert [mailbox.put_first("b", "one"), mailbox.put_first("b", "two")] == ["one", "one"]
+    for name in ("a", "b", "n", "never there"):
+        mailbox.remove(name)
+    assert [mailbox.peek("a"), mailbox.peek("b"), mailbox.add("n")] == [None, None, 1]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**20, 2**20 + 1, 9 * 2**20])
+def test_texts_of_any_length(size: int) -> None:
+    """A TCPStore refuses more than 8 MiB at once, and hangs up."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    mailbox = Mailbox(store, "calls/0")
+    text = "".join(chr(33 + i % 90) for i in range(min(size, 1000))) * (
+        size // min(size or 1, 1000)
+    )
+    text += "?" * (size - len(text))
+    mailbox.put_long("a", text)
+    assert mailbox.peek_long("a") == text
+    mailbox.remove_long("a")
+    assert mailbox.peek_long("a") is None
+    assert [key for key in store.list_keys() if "calls" in key] == []
+
+
+def test_a_long_text_that_is_being_removed_is_not_there(store: dist.Store) -> None:  # type: ignore[name-defined]
+    mailbox = Mailbox(store, "calls/0")
+    mailbox.put_long("a", "x" * (2**20 + 1))
+    mailbox.remove("a/1")
+    assert mailbox.peek_long("a") is None
+
+
+def test_a_store_that_is_gone() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    mailbox = Mailbox(dist.TCPStore("127.0.0.1", server.port, is_master=False), "calls/0")
+    mailbox.put("a", "text")
+    del server
+    with pytest.raises(DistributedTuningError, match="cannot be reached") as raised:
+        mailbox.peek("a")
+    assert raised.value.rank is None
+    assert "\n" not in str(raised.value)
+
+
+def test_the_first_ending_stands_for_all(store: dist.Store) -> None:  # type: ignore[name-defined]
+    pulses = [Pulse(Mailbox(store, "calls/0"), rank, (4, 5), 10.0) for rank in range(2)]
+    died = Ending(5, "the process died")
+    assert pulses[0].look() is None
+    assert pulses[0].propose(died) == died
+    assert pulses[1].propose(AGREED) == died
+    assert pulses[1].look() == died
+    assert all(pulse.ended.is_set() for pulse in pulses)
+
+
+def test_endings_as_text() -> None:
+    for ending in (AGREED, Ending(3, "dïed\n"), Ending(None, "x")):
+        assert Ending.from_text(ending.to_text()) == ending
+        assert ending.to_text().isascii()
+    for text in ('{"rank": -1, "reason": ""}', '{"reason": ""}', "[]", "{"):
+        with pytest.raises(ValueError):
+            Ending.from_text(text)
+
+
+def test_the_error_survives_being_passed_on() -> None:
+    error = pickle.loads(pickle.dumps(DistributedTuningError(3, "the GPU is lost")))
+    assert (error.rank, error.reason) == (3, "the GPU is lost")
+    assert str(error).startswith("rank 3: the GPU is lost (this rank has installed nothing")

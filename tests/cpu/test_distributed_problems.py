@@ -1,0 +1,199 @@
+"""What a model asks for is found without a trace in the model."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import distributed_cases as cases
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import cudnn_autotune as ca
+from cudnn_autotune import choice_log
+from cudnn_autotune.choice_log import Choice
+from cudnn_autotune.distributed import problems_of, tune
+from cudnn_autotune.distributed.untouched import run_once
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    rest: list[dict[str, Tensor]]
+
+
+class Model(nn.Module):
+    """All that could change in a model by running it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = ca.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()))
+        self.calls: Tensor
+        self.backwards = 0
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Answer:
+        random.random()
+        self.calls = self.calls + 1  # another tensor
+        self.register_buffer("latest", x.detach())
+        y = self.drop(self.norm(self.conv(x)))
+        if y.requires_grad:
+            y.register_hook(self._count)
+        return Answer(y * scale, [{"mean": y.mean()}])
+
+    def _count(self, gradient: Tensor) -> None:
+        self.backwards += 1
+
+
+def state(model: nn.Module) -> tuple[Any, ...]:
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return (
+        {name: (id(t), t.detach().clone().tolist()) for name, t in tensors.items()},
+        {name: id(p.grad) for name, p in model.named_parameters()},
+        {n: None if p.grad is None else p.grad.tolist() for n, p in model.named_parameters()},
+        [module.training for module in model.modules()],
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_of_the_model_changes(training: bool) -> None:
+    model = Model().train(training)
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    model(x).logits.sum().backward()
+    model.conv.bias.grad = None  # type: ignore[union-attr]
+    gradient, before, backwards = x.grad, state(model), model.backwards
+    run_once(model, (x,), {"scale": 2.0})
+    assert state(model) == before
+    assert x.grad is gradient
+    assert model.backwards == backwards + 1
+
+
+def test_nothing_changes_where_the_model_fails() -> None:
+    model, x = Model(), torch.randn(2, 3, 8, 8)
+    before = state(model)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        run_once(model, (x,), {"scale": torch.ones(77)})
+    assert state(model) == before
+
+
+def test_no_backward_where_none_is_asked_for() -> None:
+    model, x = Model(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        run_once(model, (x,), {})
+    with torch.inference_mode():
+        run_once(model, (x,), {})
+    run_once(model.requires_grad_(False), (x,), {})
+    assert model.backwards == 0
+    run_once(model, (x.requires_grad_(),), {})
+    assert model.backwards == 1
+
+
+def test_a_pending_graph_of_the_users_survives() -> None:
+    model = Model().eval()
+    loss = model(torch.randn(2, 3, 8, 8)).logits.sum()
+    deeper = torch.randn(2, 3, 8, 8, requires_grad=True) ** 2  # an input with a graph of its own
+    run_once(model, (deeper,), {})
+    (loss + deeper.sum()).backward()
+    assert model.conv.weight.grad is not None
+
+
+def test_parameters_are_not_updated_by_hooks_on_their_gradients() -> None:
+    model = Model()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: p.data.zero_())
+    x = torch.randn(2, 3, 8, 8)
+    before = state(model)
+    run_once(model, (x,), {})
+    assert state(model) == before
+
+
+def test_the_problems_that_a_call_asks_for() -> None:
+    model = cases.Asking(5)
+    with ca.use_sampling("race"):
+        model(torch.ones(1))  # what was chosen before is found as well
+    for _ in range(2):
+        assert problems_of(model, torch.ones(1)) == cases.problems(5)
+    assert problems_of(nn.Sequential(model, cases.Asking(7)), torch.ones(1)) == cases.problems(7)
+    assert ca.get_benchmark_limit() == 0
+
+
+def test_a_model_whose_gradients_are_averaged_over_ranks(tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(nn.Sequential(ca.Conv2d(3, 4, 3), cases.Asking(2)))
+        x = torch.randn(1, 3, 8, 8)
+        assert problems_of(model, x) == cases.problems(2)
+        assert all(p.grad is None for p in model.parameters())
+        for _ in range(2):  # its bookkeeping of who has a gradient is intact
+            model(x).sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_what_is_pinned_needs_no_tuning() -> None:
+    class Pinned(cases.Asking):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)
+            first = next(c for c in ca.choices() if c.benchmark_limit == ca.get_benchmark_limit())
+            choice_log.record(replace(first, origin="pinned"))
+            return x
+
+    assert problems_of(Pinned(3), torch.ones(1)) == cases.problems(3)[1:]
+
+
+def test_a_layer_with_a_mode_of_its_own_does_not_tune_meanwhile() -> None:
+    seen = []
+
+    class Layer(ca.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            seen.append((self.sampling, ca.get_sampling()))
+            return super().forward(input)
+
+    layer = Layer(3, 4, 3, sampling="race")
+    with pytest.raises(ValueError, match="model must have a convolution"):
+        problems_of(layer, torch.randn(1, 3, 8, 8))
+    assert seen == [(None, "heuristic")]
+    assert layer.sampling == "race"
+    assert ca.get_sampling() == "auto"
+
+
+def test_a_model_on_two_devices() -> None:
+    class Two(cases.Asking):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)
+            choice: Choice = ca.choices()[-1]
+            choice_log.record(replace(choice, device=1))
+            return x
+
+    with pytest.raises(ValueError, match=r"one CUDA device, and runs on \[0, 1\]"):
+        problems_of(Two(2), torch.ones(1))
+
+
+def test_bad_input() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, got function"):
+        problems_of(lambda x: x, x)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="model must have a convolution that cudnn_autotune"):
+        problems_of(ca.Conv2d(3, 4, 3), x)
+    with pytest.raises(ValueError, match="model must have been called once"):
+        problems_of(ca.LazyConv2d(4, 3), x)
+    with pytest.raises(ValueError, match="model must have a convolution that cudnn_autotune"):
+        tune(ca.Conv2d(3, 4, 3), x)
+    with pytest.raises(ValueError, match="timeout_s must be a time in seconds above 0, got 0"):
+        tune(ca.Conv2d(3, 4, 3), x, timeout_s=0)
+    with (
+        ca.use_sampling("online"),
+        pytest.raises(ValueError, match="sampling must be a mode that decides at once"),
+    ):
+        tune(ca.Conv2d(3, 4, 3), x)

@@ -1,0 +1,254 @@
+"""What cannot be written stays in memory: it is served, it is said once, and it is tried again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decisions import H200, decision, problem, selection
+from subprocesses import evaluate
+
+from cudnn_autotune.store import Store, disk_file
+
+TESTS = str(Path(__file__).parents[1])
+
+
+def in_a_child(body: str, folder: Path) -> Any:
+    """What ``body`` leaves in ``told``; ``said`` holds the warnings."""
+    code = f"""
+import json, os, resource, sys, warnings
+from pathlib import Path
+sys.path.insert(0, {TESTS!r})
+from decisions import *
+from cudnn_autotune.store import Store
+folder = {str(folder)!r}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    said = lambda: [str(warning.message) for warning in caught]
+{"".join(f"    {line}{chr(10)}" for line in body.strip().splitlines())}
+print(json.dumps(told))
+"""
+    return json.loads(evaluate(code))
+
+
+def test_a_path_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    folder = tmp_path / "file" / "below"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store = Store(folder, H200)
+        assert store.get(problem()) is None
+        assert not store.is_writable
+    with pytest.warns(UserWarning, match=r"cannot be written.*memory") as said:
+        store.add([decision(1)])
+    assert len(said) == 1
+    assert str(store.path) in str(said[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it has been said, whichever store it was
+        store.add([decision(2)])
+        store.add([decision(3)])
+        assert store.get(problem(size=1)) == selection()
+        assert [known.key for known in store] == [decision(n).key for n in (1, 2, 3)]
+        assert store.remove([decision(2).key]) == 1
+        assert store.get(problem(size=2)) is None
+        assert len(store) == 2
+        other = Store(folder, H200)
+        other.add([decision(4)])
+        assert store.merge(other) == 1
+    # The file goes, and the next change brings everything along.
+    (tmp_path / "file").unlink()
+    store.add([decision(5)])
+    assert store.is_writable
+    assert sorted(known.key for known in Store(folder, H200)) == sorted(
+        decision(n).key for n in (1, 3, 4, 5)
+    )
+
+
+FULL_DISK = """
+store = Store(folder, H200)
+store.add([decision(1)])
+size = store.path.stat().st_size
+before = store.path.read_bytes()
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+store.add([decision(2)])
+store.add([decision(3)])
+told = {
+    "said": said(),
+    "is_writable": store.is_writable,
+    "served": [known.key for known in store],
+    "same": store.path.read_bytes() == before,
+    "files": sorted(os.listdir(folder)),
+}
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+store.add([decision(4)])
+told["written"] = [known.key for known in Store(folder, H200)]
+told["is_writable_again"] = store.is_writable
+"""
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A file cannot grow: as on a disk without space, the write fails half way."""
+    told = in_a_child(FULL_DISK, tmp_path)
+    assert len(told["said"]) == 1
+    assert "cannot be written" in told["said"][0]
+    assert not told["is_writable"]
+    assert told["served"] == [decision(n).key for n in (1, 2, 3)]
+    assert told["same"]
+    assert told["files"] == [H200.file_name, f"{H200.file_name}.lock"]
+    assert told["written"] == [decision(n).key for n in (1, 2, 3, 4)]
+    assert told["is_writable_again"]
+
+
+DAMAGED_ON_A_FULL_DISK = """
+data = Path(folder, H200.file_name).read_bytes()
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+store = Store(folder, H200)
+store.add([decision(4)])
+told = {
+    "said": said(),
+    "served": [known.key for known in store],
+    "same": store.path.read_bytes() == data,
+    "files": sorted(os.listdir(folder)),
+}
+"""
+
+
+def test_a_damaged_file_on_a_full_disk(tmp_path: Path) -> None:
+    """It stays as it is, since nothing could take its place."""
+    store = Store(tmp_path, H200)
+    store.add([decision(n) for n in (1, 2, 3)])
+    store.path.write_bytes(store.path.read_bytes()[:-30])
+    told = in_a_child(DAMAGED_ON_A_FULL_DISK, tmp_path)
+    assert len(told["said"]) == 1
+    assert "damaged" in told["said"][0]
+    assert told["served"] == [decision(n).key for n in (1, 2, 4)]
+    assert told["same"]
+    assert told["files"] == [H200.file_name, f"{H200.file_name}.lock"]
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can get at, unlike pytest's."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+READ_ONLY = """
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+store = Store(folder, H200)
+first = [known.key for known in store], store.is_writable, said()
+store.add([decision(2)])
+told = [*first, [known.key for known in store], said(), sorted(os.listdir(folder))]
+"""
+
+
+def test_a_folder_without_permission(open_folder: Path) -> None:
+    store = Store(open_folder, H200)
+    store.add([decision(1)])
+    store.path.with_name(f"{store.path.name}.lock").unlink()
+    open_folder.chmod(0o555)
+    served, is_writable, said, then_served, then_said, files = in_a_child(READ_ONLY, open_folder)
+    assert (served, is_writable, said) == ([decision(1).key], False, [])
+    assert then_served == [decision(1).key, decision(2).key]
+    assert len(then_said) == 1
+    assert "cannot be written" in then_said[0]
+    assert files == [H200.file_name]
+
+
+NO_READING = READ_ONLY.replace("store.add([decision(2)])", "store.put(problem(), selection())")
+
+
+def test_a_file_without_permission(open_folder: Path) -> None:
+    store = Store(open_folder, H200)
+    store.add([decision(1)])
+    store.path.chmod(0)
+    open_folder.chmod(0o777)
+    data = store.path.read_bytes() if os.geteuid() == 0 else b""
+    told = in_a_child(NO_READING, open_folder)
+    assert told[:2] == [[], False]
+    assert len(told[2]) == 1
+    assert "Permission denied" in told[2][0]
+    assert told[3] == [decision().key]
+    assert told[4] == told[2]  # nothing new was said
+    store.path.chmod(0o600)
+    assert store.path.read_bytes() == data or os.geteuid() != 0
+    assert list(Store(open_folder, H200)) == [decision(1)]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / H200.file_name
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/full")
+    with pytest.warns(UserWarning, match="left alone") as said:
+        store = Store(tmp_path, H200)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.add([decision(1)])
+        assert list(store) == [decision(1)]
+        assert not store.is_writable
+    assert not path.is_file()
+    assert not Path(f"{store.path}.lock").exists()
+
+
+HOLDER = """
+import sys, time
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_that_is_never_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_file, "LOCK_TIMEOUT_S", 0.2)
+    store = Store(tmp_path, H200)
+    store.add([decision(1)])
+    command = [sys.executable, "-c", HOLDER, f"{store.path}.lock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        begin = time.monotonic()
+        with pytest.warns(UserWarning, match="cannot be written"):
+            store.add([decision(2)])
+        assert time.monotonic() - begin < 5
+        assert store.by_key(decision(2).key) == decision(2)
+        # It is read as ever.
+        assert list(Store(tmp_path, H200)) == [decision(1)]
+        holder.kill()
+    store.add([decision(3)])  # a process that dies takes its lock along
+    assert len(Store(tmp_path, H200)) == 3
+
+
+def test_a_file_that_can_no_longer_be_read_is_served_from_memory(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    store.add([decision(1)])
+    store.path.unlink()
+    store.path.mkdir()
+    with pytest.warns(UserWarning, match="left alone"):
+        assert store.find(problem(size=2)) is None
+    assert store.find(problem(size=1)) == decision(1)
+    store.path.rmdir()
+    assert store.find(problem(size=2)) is None
+    store.add([decision(2)])
+    assert decision(2) in list(Store(tmp_path, H200))

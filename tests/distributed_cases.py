@@ -1,0 +1,280 @@
+"""What the ranks of the distributed tests do; every function here runs in each of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from problems import make
+from torch import Tensor, nn
+
+import cudnn_autotune as ca
+from cudnn_autotune import ConvProblem, choice_log, remembering, sampling
+from cudnn_autotune.choice_log import Choice
+from cudnn_autotune.distributed import DistributedTuningError, agree, pulse, settle, share, tune
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
+
+OPS = ("fprop", "dgrad", "wgrad")
+TuneOne = Callable[[ConvProblem], Decision]
+
+
+def environment(multiprocessors: int = 132) -> Environment:
+    return Environment("simulated GPU", multiprocessors, "9.0", "", "9.19.0", "1.28.0")
+
+
+def problems(count: int) -> list[ConvProblem]:
+    """The same on every rank; of different sizes."""
+    return [
+        make("resnet_fp16_nhwc", OPS[i % 3], input_shape=(8 * (i * 7 % 5 + 1), 64, 28 + i, 28))
+        for i in range(count)
+    ]
+
+
+def tuner(mode: str, scene: str, seed: int, tuned: list[ConvProblem] | None = None) -> TuneOne:
+    """Tunes on a simulated GPU whose noise depends on the seed; notes what it was asked for."""
+
+    def tune_one(problem: ConvProblem) -> Decision:
+        if tuned is not None:
+            tuned.append(problem)
+        timer = simulated.preset(scene, seed * 1009 + sum(problem.input_shape))
+        selection = sampling.get(mode).select(timer.candidates, timer, Limits())
+        assert selection is not None
+        return Decision(problem, mode, 0, None, selection)
+
+    return tune_one
+
+
+def trees(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+    return [decision.to_json() for decision in decisions]
+
+
+def alone(mode: str, scene: str, count: int, seed: int) -> list[str]:
+    """What this rank would choose on its own."""
+    tune_one = tuner(mode, scene, seed + dist.get_rank())
+    return [tune_one(p).selection.winner.candidate.text for p in problems(count)]
+
+
+def shared(
+    mode: str, scene: str, count: int, seed: int, members: Sequence[int] | None = None
+) -> tuple[list[ConvProblem], list[dict[str, Any]]]:
+    """What this rank has tuned, and what it got; ``members``: with these ranks only."""
+    tuned: list[ConvProblem] = []
+    tune_one = tuner(mode, scene, seed + dist.get_rank(), tuned)
+    group = None
+    if members is not None:
+        group = dist.new_group(list(members))
+        if dist.get_rank() not in members:
+            return [], []
+    return tuned, trees(share(problems(count), tune_one, environment(), group, 30.0))
+
+
+def shared_between_unequal(count: int) -> tuple[list[ConvProblem], list[dict[str, Any]]]:
+    """Ranks 0 and 2 have another GPU than 1 and 3, and rank 3 a problem more than rank 1."""
+    rank = dist.get_rank()
+    tuned: list[ConvProblem] = []
+    mine = problems(count + 1) if rank == 3 else problems(count)
+    tune_one = tuner("race", "aa", rank, tuned)
+    here = environment(132 if rank % 2 == 0 else 114)
+    return tuned, trees(share(mine, tune_one, here, timeout_s=30.0))
+
+
+def shared_of_unequal_cost(count: int) -> float:
+    """Seconds; the last rank takes ten times as long for a problem as the others."""
+    slow = dist.get_rank() == dist.get_world_size() - 1
+    decide = tuner("race", "quiet", 0)
+
+    def tune_one(problem: ConvProblem) -> Decision:
+        time.sleep(0.5 if slow else 0.05)
+        return decide(problem)
+
+    start_s = time.perf_counter()
+    share(problems(count), tune_one, environment(), timeout_s=30.0)
+    return time.perf_counter() - start_s
+
+
+def shared_where_one(
+    deed: str, culprit: int, timeout_s: float = 30.0, members: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """At its second problem, or before it comes, one rank misbehaves."""
+    rank = dist.get_rank()
+    tuned: list[ConvProblem] = []
+    decide = tuner("race", "aa", rank, tuned)
+    if rank == culprit and deed == "late":
+        time.sleep(2 * timeout_s)
+
+    def tune_one(problem: ConvProblem) -> Decision:
+        time.sleep(0.05)  # all get some
+        decision = decide(problem)
+        if rank == culprit and len(tuned) == 2:
+            misbehave(deed, timeout_s)
+        return decision
+
+    group = None if members is None else dist.new_group(list(members))
+    if members is not None and rank not in members:
+        return []
+    return trees(share(problems(12), tune_one, environment(), group, timeout_s))
+
+
+def misbehave(deed: str, timeout_s: float) -> None:
+    if deed == "raise":
+        raise RuntimeError("the GPU is lost")
+    if deed == "exit":
+        sys.exit(3)
+    if deed == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if deed == "stop":  # until another process sends SIGCONT
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if deed == "hang":
+        time.sleep(2 * timeout_s)
+
+
+def shared_slowly(count: int, problem_s: float, timeout_s: float) -> list[dict[str, Any]]:
+    decide = tuner("race", "quiet", 0)
+
+    def tune_one(problem: ConvProblem) -> Decision:
+        time.sleep(problem_s)
+        return decide(problem)
+
+    return trees(share(problems(count), tune_one, environment(), timeout_s=timeout_s))
+
+
+def cause_of(culprit: int) -> str:
+    """What the error that this rank gets was raised from."""
+    try:
+        shared_where_one("raise", culprit)
+    except DistributedTuningError as error:
+        return repr(error.__cause__)
+    return "no error"
+
+
+def shared_while_killed(silent_s: float) -> list[dict[str, Any]]:
+    """A call of about half a second, in a group that is less patient than usual."""
+    pulse.SILENT_S, pulse.BEAT_S = silent_s, silent_s / 10
+    return shared_slowly(15, 0.08, 30.0)
+
+
+def shared_wrongly() -> list[dict[str, Any]]:
+    """Rank 1's tuner answers another question."""
+    decide = tuner("race", "aa", 0)
+    wrong = make("one_dimension")
+
+    def tune_one(problem: ConvProblem) -> Decision:
+        time.sleep(0.05)
+        return decide(wrong if dist.get_rank() == 1 else problem)
+
+    return trees(share(problems(12), tune_one, environment(), timeout_s=30.0))
+
+
+def called_differently() -> None:
+    """Rank 2 agrees while the others share."""
+    if dist.get_rank() == 2:
+        settle([], environment(), timeout_s=30.0)
+    else:
+        share(problems(4), tuner("race", "aa", 0), environment(), timeout_s=30.0)
+
+
+def settled(mode: str, scene: str, count: int, seed: int) -> tuple[list[Any], list[Any]]:
+    """What this rank had, and what it has then. Rank r knows only problems from number r on."""
+    rank = dist.get_rank()
+    tune_one = tuner(mode, scene, seed + rank)
+    own = [tune_one(problem) for problem in problems(count)[rank:]]
+    return trees(own), trees(settle(own, environment(), timeout_s=30.0))
+
+
+def settled_late(late: int, after_s: float, timeout_s: float) -> list[Any]:
+    """One rank comes later than the others."""
+    own = [tuner("race", "aa", dist.get_rank())(problem) for problem in problems(4)]
+    if dist.get_rank() == late:
+        time.sleep(after_s)
+    return trees(settle(own, environment(), timeout_s=timeout_s))
+
+
+def not_a_member() -> None:
+    """Every rank shares in a group of rank 0 and 1."""
+    group = dist.new_group([0, 1])
+    share(problems(2), tuner("race", "aa", 0), environment(), group, 5.0)
+
+
+def threads() -> list[str]:
+    """Of this package, that still run."""
+    return [t.name for t in threading.enumerate() if "cudnn_autotune" in t.name]
+
+
+class Asking(nn.Module):
+    """Asks for problems as a model on a GPU does: each gets its choice at its first call."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        policy = (ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit())
+        for problem in problems(self.count):
+            choice_log.record(Choice(problem, 0, *policy, "aten", None, 0.0, None, None, ()))
+        return x
+
+
+def model_tuned(count: int, culprit: int | None = None, mode: str = "race") -> dict[str, Any]:
+    """``distributed.tune``, but that the GPU is a simulated one; what it returns and leaves."""
+    rank = dist.get_rank()
+    ca.forget()
+    simulate = tuner("race", "aa", rank)
+
+    def tune_one(problem: ConvProblem, device: int, sampling_mode: str) -> Decision:
+        time.sleep(0.02)
+        if rank == culprit:
+            raise RuntimeError("the GPU is lost")
+        return simulate(problem)
+
+    before, remembering.tune = remembering.tune, tune_one
+    result: dict[str, Any] = {"error": None, "decisions": []}
+    try:
+        with ca.use_sampling("race" if rank else mode):
+            result["decisions"] = trees(tune(Asking(count), torch.ones(1), timeout_s=30.0))
+    except DistributedTuningError as error:
+        result["error"] = str(error)
+    finally:
+        remembering.tune = before
+    return {**result, **standing(count)}
+
+
+def standing(count: int) -> dict[str, Any]:
+    """What would serve the problems on this rank."""
+    known = [remembering.find(problem, "race", None, 0, 0) for problem in problems(count)]
+    return {
+        "known": [None if k is None else (k.origin, k.text) for k in known],
+        "choices": [(c.problem, c.text) for c in ca.choices() if c.origin == "agreed"],
+    }
+
+
+def agreed(count: int, is_late: bool = False) -> dict[str, Any]:
+    """``agree`` on what each rank has tuned on its own."""
+    rank = dist.get_rank()
+    ca.forget()
+    for problem in problems(count):
+        decision = tuner("sample_once", "co-tenant", rank)(problem)
+        own = replace(decision, sampling="race")
+        choice_log.record(remembering.choice_of(own, 0, "tuned"))
+    result: dict[str, Any] = {"error": None, "own": [c.text for c in ca.choices()]}
+    if is_late and rank == 3:
+        time.sleep(2.0)
+    try:
+        result["decisions"] = trees(agree(timeout_s=1.0 if is_late else 30.0))
+    except DistributedTuningError as error:
+        result["error"] = str(error)
+    return {**result, **standing(count)}
+
+
+def model_on_the_cpu() -> None:
+    tune(ca.Conv2d(3, 8, 3), torch.ones(1, 3, 8, 8), timeout_s=30.0)
