@@ -36,6 +36,7 @@ BENCHMARKS = {
     "online": "online_mode.report",
     "warm_start": "warm_processes.report",
     "neighbours": "neighbour_picks.report",
+    "store": "store_files.report",
     "ranks": "rank_tuning.report",
     "call_overhead": "overhead.report",
     "gpu_tests": "suite.report",

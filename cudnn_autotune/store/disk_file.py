@@ -61,7 +61,7 @@ def read(path: Path) -> tuple[bytes, Stamp | None]:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
     """Holds the lock of ``path``, ``<path>.lock``, against other processes and threads.
 
     Makes the folder if need be. A process that dies leaves no lock behind.
@@ -70,7 +70,7 @@ def locked(path: Path) -> Iterator[None]:
         OSError: no lock is to be had there; TimeoutError: not in time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S)
+    lock = FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
     try:
         lock.acquire(poll_interval=_POLL_S)
     except NotImplementedError as error:  # a file system without locks

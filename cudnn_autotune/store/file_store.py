@@ -201,6 +201,7 @@ class Store:
 
     def _names(self) -> list[bytes]:
         with self._lock:
+            self._refresh()
             names = dict.fromkeys([*self._file.content.spans, *self._unwritten])
             return [name for name in names if self._unwritten.get(name, b"") is not None]
 

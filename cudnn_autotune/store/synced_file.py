@@ -16,6 +16,7 @@ from cudnn_autotune.store.notices import say_once
 
 # Files that are left alone.
 _BLOCKED = (State.FOREIGN, State.NEWER, State.UNREADABLE)
+_RETRY_TIMEOUT_S = 0.5
 _IN_MEMORY = "new decisions stay in the memory of this process"
 
 
@@ -80,7 +81,9 @@ class SyncedFile:
                 self._tell_blocked()
                 return False
         try:
-            with disk_file.locked(self.path):
+            # Whoever has waited once for a process that hangs does not do so at every change.
+            timeout_s = _RETRY_TIMEOUT_S if self._has_failed else None
+            with disk_file.locked(self.path, timeout_s):
                 self._read()
                 if is_thorough:
                     self.content = file_format.checked(self.content, self._environment)

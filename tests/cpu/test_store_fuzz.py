@@ -27,8 +27,8 @@ FILE = layout.encode(H200, LINES)
 TREE: dict[str, Any] = json.loads(FILE)
 FOREIGN = layout.encode(L4, [entry.encode(known, L4) for known in KNOWN])
 
-often = settings(max_examples=6000, deadline=None)
-on_disk = settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+often = settings(max_examples=300, deadline=None)
+on_disk = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @contextmanager
