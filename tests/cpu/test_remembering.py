@@ -209,7 +209,7 @@ def test_another_process_knows_it(folder: Path) -> None:
         "CUDNN_AUTOTUNE_CACHE_DIR": str(folder),
     }
     told = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", code], env=environ, capture_output=True, text=True, check=True
     )
     assert told.stdout.strip() == "eng1"
 
