@@ -126,7 +126,7 @@ def _simulated(request: dict[str, Any]) -> dict[str, Any]:
 def _told(decisions: list[Any], mode: str, device: int) -> dict[str, Any]:
     """What the ranks' tables are compared by, and the store that they share."""
     import cudnn_autotune as ca
-    from cudnn_autotune.store.problem_json import problem_text
+    from cudnn_autotune.problem_json import problem_text
 
     served = [c for c in ca.choices() if c.sampling == mode]
     table = sorted((problem_text(c.problem), c.text) for c in served)

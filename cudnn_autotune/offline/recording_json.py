@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
-
 from cudnn_autotune.engines import HEURISTIC_MODES, Candidate
 from cudnn_autotune.json_node import Node
 from cudnn_autotune.offline.recording_parts import (
@@ -16,7 +14,7 @@ from cudnn_autotune.offline.recording_parts import (
     Row,
     SoloTrace,
 )
-from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
+from cudnn_autotune.problem_json import problem_from_json, problem_to_json
 from cudnn_autotune.sampling.timer import Cache, GpuState
 
 FORMAT = "cudnn-autotune recording"
@@ -25,7 +23,6 @@ VERSION = 1
 _DIGITS = 5
 _LEAST = 1e-9
 """Below any time or clock: what is divided by must not underflow."""
-_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
 _STATE_NUMBERS = ("power_w", "power_limit_w", "temperature_c", "clock_mhz", "max_clock_mhz")
 
 
@@ -35,7 +32,7 @@ def to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "environment": dict(fields["environment"]),
-        "problem": _problem_to_json(fields["problem"]),
+        "problem": problem_to_json(fields["problem"]),
         "aten_uses_cudnn": fields["aten_uses_cudnn"],
         "candidates": [_candidate_to_json(c) for c in fields["candidates"]],
         "cold": _rounds_to_json(fields["cold"]),
@@ -94,7 +91,7 @@ def fields_from_json(tree: Any) -> dict[str, Any]:
     )
     return {
         "environment": {n: _plain(v) for n, v in fields["environment"].object().items()},
-        "problem": _problem(fields["problem"]),
+        "problem": problem_from_json(fields["problem"].value, fields["problem"].place),
         "aten_uses_cudnn": fields["aten_uses_cudnn"].boolean(),
         "candidates": tuple(_candidate(c) for c in fields["candidates"].items()),
         "cold": _rounds(fields["cold"]),
@@ -118,54 +115,6 @@ def _rounded(row: Row) -> list[float | None]:
 
 def _clocks(row: Row) -> list[int | None]:
     return [None if clock is None else round(clock) for clock in row]
-
-
-def _problem_to_json(problem: ConvProblem) -> dict[str, Any]:
-    plain = problem.memory_format == torch.contiguous_format
-    return {
-        "op": problem.op,
-        "input_shape": list(problem.input_shape),
-        "weight_shape": list(problem.weight_shape),
-        "stride": list(problem.stride),
-        "padding": list(problem.padding),
-        "dilation": list(problem.dilation),
-        "groups": problem.groups,
-        "dtype": DTYPES[problem.dtype],
-        "memory_format": "contiguous" if plain else "channels_last",
-        "deterministic": problem.deterministic,
-        "allow_tf32": problem.allow_tf32,
-        "allow_reduced_precision": problem.allow_reduced_precision,
-        "alignment": list(problem.alignment),
-    }
-
-
-def _problem(node: Node) -> ConvProblem:
-    flags = ("deterministic", "allow_tf32", "allow_reduced_precision")
-    lists = ("input_shape", "weight_shape", "stride", "padding", "dilation", "alignment")
-    fields = node.fields("op", *lists, "groups", "dtype", "memory_format", *flags)
-    values: dict[str, Any] = {
-        name: tuple(n.integer() for n in fields[name].items()) for name in lists
-    }
-    values.update({name: fields[name].boolean() for name in flags})
-    dtype = fields["dtype"].one_of(tuple(DTYPES.values()))
-    memory_format = torch.contiguous_format
-    if fields["memory_format"].one_of(("contiguous", "channels_last")) == "channels_last":
-        dims = len(values["input_shape"]) - 2
-        if dims not in _FORMATS:
-            raise fields["memory_format"].error(f"contiguous with {dims} spatial dimension(s)")
-        memory_format = _FORMATS[dims]
-    try:
-        return ConvProblem(
-            op=fields["op"].one_of(OPERATIONS),
-            groups=fields["groups"].integer(1),
-            dtype=next(d for d, name in DTYPES.items() if name == dtype),
-            memory_format=memory_format,
-            **values,
-        )
-    except (TypeError, ValueError) as error:
-        if str(error).startswith(node.place):
-            raise
-        raise ValueError(f"{node.place}: {error}") from error
 
 
 def _candidate_to_json(recorded: RecordedCandidate) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.exploration import explore, selection
+from cudnn_autotune.sampling.finals import SoloRules, could_win
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.solo import SoloRules, could_win, is_throttled
+from cudnn_autotune.sampling.solo import is_throttled
 from cudnn_autotune.sampling.strategy import Candidates, Limits, Work
 from cudnn_autotune.sampling.sustained import PROBE_CHUNKS, decided, probed
 from cudnn_autotune.sampling.timer import Timer

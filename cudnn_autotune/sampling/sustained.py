@@ -12,19 +12,16 @@ from dataclasses import dataclass, field
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.exploration import Field, explore, selection, told
-from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.solo import (
-    CHUNK_MS,
+from cudnn_autotune.sampling.finals import (
     OUT_OF_BUDGET,
-    Block,
     SoloRules,
     charge,
     could_win,
     finish,
-    is_throttled,
-    solo,
 )
+from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.sampling.solo import CHUNK_MS, Block, is_throttled, solo
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Timer
 

@@ -9,9 +9,9 @@ from typing import Any
 from cudnn_autotune.engines import check_workspace_limit
 from cudnn_autotune.json_node import Node
 from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.problem_json import problem_from_json, problem_text, problem_to_json
 from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.store import rerank
-from cudnn_autotune.store.problem_json import problem_from_json, problem_text, problem_to_json
 from cudnn_autotune.store.provenance import Provenance as Provenance
 
 # Above it JSON readers of other languages may give up, and so does json_node.

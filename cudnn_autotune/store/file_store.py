@@ -15,6 +15,7 @@ from cudnn_autotune.store.content import Content
 from cudnn_autotune.store.decision import Decision, key_of
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.folder import file_in
+from cudnn_autotune.store.lookup import Lookup
 from cudnn_autotune.store.notices import say_once
 from cudnn_autotune.store.pending import Pending
 from cudnn_autotune.store.provenance import Provenance
@@ -23,7 +24,7 @@ from cudnn_autotune.store.synced_file import SyncedFile
 _log = logging.getLogger(__name__)
 
 
-class Store:
+class Store(Lookup):
     """The decisions of one environment, in one file.
 
     Threads and processes may share it. Every change is on the disk when the call returns, and loses
@@ -66,23 +67,6 @@ class Store:
     def is_writable(self) -> bool:
         """Whether what is put in will outlive this process, as far as is known."""
         return self._file.is_writable
-
-    def get(
-        self,
-        problem: ConvProblem,
-        *,
-        sampling: str = "auto",
-        workspace_limit: int | None = None,
-        benchmark_limit: int = 0,
-    ) -> Selection | None:
-        """The selection of :meth:`find`."""
-        found = self.find(
-            problem,
-            sampling=sampling,
-            workspace_limit=workspace_limit,
-            benchmark_limit=benchmark_limit,
-        )
-        return None if found is None else found.selection
 
     def find(
         self,

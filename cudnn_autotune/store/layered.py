@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.file_store import Store
+from cudnn_autotune.store.lookup import Lookup
 
 
-class Layered:
+class Layered(Lookup):
     """Asked from the top: what the user's store can serve is served, else the first of ``shipped``
     that can. Changes go to the user's store.
 
@@ -27,23 +27,6 @@ class Layered:
                 )
         self.user = user
         self.shipped = tuple(shipped)
-
-    def get(
-        self,
-        problem: ConvProblem,
-        *,
-        sampling: str = "auto",
-        workspace_limit: int | None = None,
-        benchmark_limit: int = 0,
-    ) -> Selection | None:
-        """The selection of :meth:`find`."""
-        found = self.find(
-            problem,
-            sampling=sampling,
-            workspace_limit=workspace_limit,
-            benchmark_limit=benchmark_limit,
-        )
-        return None if found is None else found.selection
 
     def find(
         self,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.finals import SoloRules
 from cudnn_autotune.sampling.selection import Selection, Timed
-from cudnn_autotune.sampling.solo import SoloRules
 from cudnn_autotune.unlisted import MATMUL
 
 # How the race tells that PyTorch's own path runs one of the plans that it timed.

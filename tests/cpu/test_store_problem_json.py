@@ -7,66 +7,18 @@ import json
 from typing import Any
 
 import pytest
-import torch
+from problem_fields import BASE, CHANGES
 from problems import OPS, PROBLEMS, make
 
 import cudnn_autotune as ca
-from cudnn_autotune.store.problem_json import problem_from_json, problem_text, problem_to_json
+from cudnn_autotune.problem_json import problem_from_json, problem_text, problem_to_json
 
-BASE: dict[str, Any] = {
-    "op": "fprop",
-    "input_shape": (2, 8, 10, 12),
-    "weight_shape": (8, 8, 3, 3),
-    "stride": (1, 1),
-    "padding": (1, 1, 1, 1),
-    "dilation": (1, 1),
-    "groups": 1,
-    "dtype": torch.float32,
-    "memory_format": torch.contiguous_format,
-    "deterministic": False,
-    "allow_tf32": True,
-    "allow_reduced_precision": True,
-    "alignment": (32, 32, 32),
-}
-# Each changes one field; of the tuples, each element.
-CHANGES: list[dict[str, Any]] = [
-    {"op": "dgrad"},
-    {"op": "wgrad"},
-    {"input_shape": (3, 8, 10, 12)},
-    {"input_shape": (2, 8, 11, 12)},
-    {"input_shape": (2, 8, 10, 13)},
-    {"input_shape": (2, 16, 10, 12), "weight_shape": (8, 16, 3, 3)},
-    {"weight_shape": (16, 8, 3, 3)},
-    {"weight_shape": (8, 8, 2, 3)},
-    {"weight_shape": (8, 8, 3, 2)},
-    {"stride": (2, 1)},
-    {"stride": (1, 2)},
-    {"padding": (2, 1, 1, 1)},
-    {"padding": (1, 2, 1, 1)},
-    {"padding": (1, 1, 2, 1)},
-    {"padding": (1, 1, 1, 2)},
-    {"padding": (2, 1, 2, 1)},
-    {"dilation": (2, 1)},
-    {"dilation": (1, 2)},
-    {"groups": 2, "weight_shape": (8, 4, 3, 3)},
-    {"dtype": torch.float16},
-    {"dtype": torch.bfloat16},
-    {"dtype": torch.float64},
-    {"memory_format": torch.channels_last},
-    {"allow_tf32": False},
-    {"allow_reduced_precision": False, "dtype": torch.float16},
-    {"alignment": (16, 32, 32)},
-    {"alignment": (32, 16, 32)},
-    {"alignment": (32, 32, 16)},
-    {"input_shape": (2, 8, 120), "weight_shape": (8, 8, 3), "stride": 1, "padding": 1,
-     "dilation": 1},
-    {"input_shape": (2, 8, 1, 10, 12), "weight_shape": (8, 8, 1, 3, 3), "stride": 1,
-     "padding": (0, 1, 1), "dilation": 1},
-]  # fmt: skip
+# What a text leaves out is not told by it.
+TOLD = [change for change in CHANGES if "deterministic" not in change]
 
 
 def changed() -> list[ca.ConvProblem]:
-    return [ca.ConvProblem(**{**BASE, **change}) for change in [{}, *CHANGES]]
+    return [ca.ConvProblem(**{**BASE, **change}) for change in [{}, *TOLD]]
 
 
 def through_json(problem: ca.ConvProblem) -> ca.ConvProblem:
@@ -79,7 +31,7 @@ def test_problems_round_trip(name: str, op: str) -> None:
     assert through_json(make(name, op)) == make(name, op)
 
 
-@pytest.mark.parametrize("change", [*CHANGES, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("change", [*TOLD, {"deterministic": True}], ids=str)
 def test_a_changed_field_round_trips(change: dict[str, Any]) -> None:
     problem = ca.ConvProblem(**{**BASE, **change})
     assert through_json(problem) == problem
@@ -87,14 +39,14 @@ def test_a_changed_field_round_trips(change: dict[str, Any]) -> None:
 
 def test_no_two_problems_share_a_text() -> None:
     texts = [problem_text(problem) for problem in changed()]
-    assert len(set(texts)) == len(CHANGES) + 1
+    assert len(set(texts)) == len(TOLD) + 1
     assert all(text.isprintable() for text in texts)
 
 
 def test_the_changes_name_every_field_but_determinism() -> None:
     """A field added to ConvProblem must be added here."""
     assert set(ca.ConvProblem.__dataclass_fields__) == set(BASE)
-    assert {name for change in CHANGES for name in change} == set(BASE) - {"deterministic"}
+    assert {name for change in TOLD for name in change} == set(BASE) - {"deterministic"}
 
 
 def test_determinism_is_a_constraint_and_not_part_of_the_text() -> None:
