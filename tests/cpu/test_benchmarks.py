@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_scripts import record, run
+from benchmark_scripts import dry_runs_into, record, run
 
 SCRIPTS = ("audit_layers", "forum_repro", "call_overhead", "kernel_cfgs", "render_results")
 DRY_RUNS = {
@@ -25,17 +24,7 @@ def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the record of a dry run of each script, and the plot of one: rendering
     draws them all."""
     folder = tmp_path_factory.mktemp("dry")
-
-    def dry_run(script: str) -> subprocess.CompletedProcess[str]:
-        files: list[str | Path] = ["--json", folder / f"{script}.json"]
-        if script == "forum_repro":
-            files += ["--plot", folder / f"{script}.png"]
-        return run(script, "--device", "cpu", *DRY_RUNS[script].split(), *files, cwd=folder)
-
-    with ThreadPoolExecutor() as pool:
-        for done in pool.map(dry_run, DRY_RUNS):
-            assert done.returncode == 0, done.stderr
-            assert done.stdout.strip(), "a script prints its table last"
+    dry_runs_into(folder, DRY_RUNS, plotted=["forum_repro"])
     return folder
 
 

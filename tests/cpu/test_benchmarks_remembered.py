@@ -6,15 +6,13 @@ import copy
 import json
 import math
 import os
-import subprocess
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmark_scripts import BENCHMARKS, record, run
+from benchmark_scripts import BENCHMARKS, dry_runs_into, record, run
 from torch import nn
 
 import cudnn_autotune as ca
@@ -38,16 +36,7 @@ ARMS = ["heuristic", "neighbour", "race", "race+neighbours", "race@20", "race@20
 def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the record and the plot of a dry run of each script."""
     folder = tmp_path_factory.mktemp("dry")
-
-    def dry_run(script: str) -> subprocess.CompletedProcess[str]:
-        files: list[str | Path] = ["--json", folder / f"{script}.json"]
-        files += ["--plot", folder / f"{script}.png"]
-        return run(script, "--device", "cpu", *DRY_RUNS[script].split(), *files, cwd=folder)
-
-    with ThreadPoolExecutor() as pool:
-        for done in pool.map(dry_run, DRY_RUNS):
-            assert done.returncode == 0, done.stderr
-            assert "DRY RUN" in " ".join(done.stdout.split()), "its tables say so"
+    dry_runs_into(folder, DRY_RUNS, plotted=DRY_RUNS, tells="DRY RUN")
     return folder
 
 

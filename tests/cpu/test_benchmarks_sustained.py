@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmark_scripts import BENCHMARKS, record, run
+from benchmark_scripts import BENCHMARKS, dry_runs_into, record, run
 from simulations import engine, timer_of
 
 import cudnn_autotune as ca
@@ -32,15 +30,7 @@ LONE_CASES = [
 def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the record and the plot of a dry run of each script."""
     folder = tmp_path_factory.mktemp("dry")
-
-    def dry_run(script: str) -> subprocess.CompletedProcess[str]:
-        files = ["--json", folder / f"{script}.json", "--plot", folder / f"{script}.png"]
-        return run(script, "--device", "cpu", *DRY_RUNS[script].split(), *files, cwd=folder)
-
-    with ThreadPoolExecutor() as pool:
-        for done in pool.map(dry_run, DRY_RUNS):
-            assert done.returncode == 0, done.stderr
-            assert "DRY RUN" in " ".join(done.stdout.split()), "its tables say so"
+    dry_runs_into(folder, DRY_RUNS, plotted=DRY_RUNS, tells="DRY RUN")
     return folder
 
 
