@@ -61,9 +61,10 @@ def of_model(
         click.BadParameter, click.ClickException: saying what cannot be had.
     """
     dtype, channels_last = _DTYPES_BY_NAME[given["dtype"]], given["channels_last"]
-    model = adopted(load(text)).to(device, dtype)
+    # Any: torch's annotations before 2.15 lack the form of `to` that takes a memory format alone.
+    model: Any = adopted(load(text)).to(device, dtype)
     if channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)
     model.train(given["train"])
     inputs = [
         torch.randn(shape, device=device)
