@@ -114,6 +114,18 @@ void bind_choice_table(py::module_& m) {
                         answer[2].cast<std::shared_ptr<OnlineTrial>>()};
     });
   });
+  // handler(problem, sampling, workspace_limit, benchmark_limit, device)
+  //   -> engine text, "aten", "matmul" or None
+  m.def("set_known_handler", [](const py::function& function) {
+    auto* handler = new py::function(function);  // never released, as above
+    set_known_handler([handler](const ChoiceKey& key) {
+      const py::gil_scoped_acquire gil;
+      const Policy& policy = key.policy;
+      return (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
+                        policy.benchmark_limit, policy.device)
+          .cast<std::optional<std::string>>();
+    });
+  });
   m.def("forget_choices", [] { ChoiceTable::instance().clear(); }, WithoutGilCall());
   m.def(
       "forget_problem", [](const ConvProblem& problem) { ChoiceTable::instance().erase(problem); },

@@ -26,6 +26,11 @@ MissHandler& miss_handler() {
   return handler;
 }
 
+KnownHandler& known_handler() {
+  static KnownHandler handler;
+  return handler;
+}
+
 // Throws CudnnError where the config no longer builds.
 CachedPlan build(const ChoiceKey& key, const std::string& text) {
   if (text == kAten) return {key, nullptr};
@@ -64,6 +69,24 @@ std::optional<CachedPlan> remembered(const ChoiceKey& key) {
   }
 }
 
+// What serves a problem that is first met while a stream is being captured: what an earlier process
+// or a pin says of it, else the heuristics' plan. To be served properly at the next call outside.
+CachedPlan provisional_plan(const ChoiceKey& key) {
+  CachedPlan plan{key, nullptr};
+  const auto known = known_handler()(key);
+  try {
+    if (known) plan = build(key, *known);
+  } catch (const CudnnError&) {
+    // It no longer builds.
+  }
+  // Padding that differs before and after needs a check of the output, which waits for the GPU.
+  const bool needs_check = key.problem.pre_padding != key.problem.post_padding;
+  const bool is_found = plan.plan != nullptr || plan.is_matmul || known == kAten;
+  if (!is_found && !needs_check) plan.plan = heuristic_plan(key);
+  plan.provisional = true;
+  return plan;
+}
+
 CachedPlan& miss(const TuneRequest& request) {
   auto& table = ChoiceTable::instance();
   auto& cache = PlanCache::of_this_thread();
@@ -75,13 +98,7 @@ CachedPlan& miss(const TuneRequest& request) {
   // stop the one that tunes.
   const WithoutGil without_gil;
   if (auto plan = remembered(key)) return keep(*std::move(plan));
-  if (is_capturing()) {
-    // Padding that differs before and after needs a check of the output, which waits for the GPU.
-    const bool needs_check = key.problem.pre_padding != key.problem.post_padding;
-    CachedPlan plan{key, needs_check ? nullptr : heuristic_plan(key)};
-    plan.provisional = true;
-    return keep(std::move(plan));
-  }
+  if (is_capturing()) return keep(provisional_plan(key));
   const std::lock_guard tuning(table.tuning_mutex());
   if (auto plan = remembered(key)) return keep(*std::move(plan));
   TuneResult result = miss_handler()(request);
@@ -156,6 +173,7 @@ class NamedRange {
 }  // namespace
 
 void set_miss_handler(MissHandler handler) { miss_handler() = std::move(handler); }
+void set_known_handler(KnownHandler handler) { known_handler() = std::move(handler); }
 
 bool run_chosen(const TuneRequest& request) {
   CachedPlan& cached = chosen(request);

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/conv_plan.h"
@@ -26,6 +27,11 @@ struct TuneResult {
 };
 using MissHandler = std::function<TuneResult(const TuneRequest&)>;
 void set_miss_handler(MissHandler handler);
+
+// What the policy is asked while a stream is being captured, when nothing may be timed or checked:
+// the text of what is known of the key, and has been checked, already; nullopt where there is none.
+using KnownHandler = std::function<std::optional<std::string>(const ChoiceKey&)>;
+void set_known_handler(KnownHandler handler);
 
 // Runs the engine chosen for `request.key`, choosing it first where it is not chosen yet. False
 // where ATen is the choice and nothing was run. Throws CudnnError, c10::OutOfMemoryError.

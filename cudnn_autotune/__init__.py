@@ -35,10 +35,11 @@ from cudnn_autotune.store_settings import get_store, set_store
 from cudnn_autotune.versions import environment, version
 
 if extension_available():
-    from cudnn_autotune import tuning
+    from cudnn_autotune import remembering, tuning
 
     CudnnError: type[RuntimeError] = _C.CudnnError
     _C.set_miss_handler(tuning.choose)
+    _C.set_known_handler(remembering.checked)
 else:
     CudnnError = RuntimeError
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from cudnn_autotune import choice_log, settings, store_settings
+from cudnn_autotune._extension import _C
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.measuring import operands, run_operator
@@ -66,6 +67,28 @@ def find(
         if decision is not None:
             return _known(decision, "store")
     return None
+
+
+def checked(
+    native: _C.ConvProblem,
+    sampling: str,
+    workspace_limit: int,
+    benchmark_limit: int,
+    device: int,
+) -> str | None:
+    """What serves a problem where nothing can be checked: while a stream is being captured. Called
+    by C++, with the key of the choice (workspace_limit in bytes, -1: no limit).
+
+    Returns:
+        What is pinned, or what is known and was checked when it was tuned; None where it must be
+        tuned, or checked first.
+    """
+    limit = None if workspace_limit < 0 else workspace_limit
+    problem = ConvProblem.from_native(native)
+    known = find(problem, sampling, limit, benchmark_limit, device)
+    if known is None or (known.decision is not None and known.decision.relative_error is None):
+        return None
+    return known.text
 
 
 def _known(decision: Decision, origin: str) -> Known:

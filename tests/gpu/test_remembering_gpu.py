@@ -42,6 +42,33 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_capture_takes_what_is_remembered(tmp_path: Path) -> None:
+    """By the range of the profiler, which names it."""
+    x, w = operands()
+    call(x, w)
+    (decision,) = ca.get_store()
+    # One that the heuristics would not take: the slowest that was timed takes the winner's place.
+    engines = [
+        e for e in decision.selection.ranking if e.time_ms and e.candidate.engine is not None
+    ]
+    slowest = max(engines, key=lambda entry: entry.time_ms or 0.0)
+    others = [entry for entry in decision.selection.ranking if entry is not slowest]
+    selection = dataclasses.replace(decision.selection, ranking=(slowest, *others))
+    Store(tmp_path / "turned").add([dataclasses.replace(decision, selection=selection)])
+    ca.set_store(tmp_path / "turned")
+    ca.forget()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU]) as told, torch.cuda.graph(graph):
+        y = call(x, w)
+    names = {event.name for event in told.events()}
+    assert f"cudnn_autotune::{slowest.candidate.text}" in names
+    assert not ca.choices()
+    y.fill_(float("nan"))
+    graph.replay()
+    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
+
+
 @pytest.mark.parametrize("mode", ["race", "auto", "till_stable"])
 def test_a_second_start_times_nothing(mode: str) -> None:
     x, w = operands()
