@@ -47,6 +47,7 @@ settings.read_environment()
 store_settings.read_environment()
 
 SAMPLING_MODES = sampling.names()
+"""The modes of this package; ``sampling.names()`` has those that were registered later too."""
 __version__ = version()
 
 __all__ = [

@@ -15,14 +15,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cudnn_autotune import demo_replay, sampling
+from cudnn_autotune import demo_replay, sampling, store_settings
 from cudnn_autotune._extension import extension_available
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.plot import plot as draw
-from cudnn_autotune.choice_log import Choice, choices, forget
+from cudnn_autotune.choice_log import Choice, choices
 from cudnn_autotune.engines import candidates
 from cudnn_autotune.modules import Conv2d
 from cudnn_autotune.problem import OPERATIONS, ConvProblem
+from cudnn_autotune.remembering import forget
 from cudnn_autotune.versions import environment
 
 
@@ -82,7 +83,12 @@ def run(console: Console | None = None, plot: Path | None = None) -> None:
     """
     console = console or Console()
     if torch.cuda.is_available() and extension_available():
-        _with_gpu(console)
+        before = store_settings.get_store_settings()
+        store_settings.set_store(mode="off")  # what was chosen once is not shown, nor is this kept
+        try:
+            _with_gpu(console)
+        finally:
+            store_settings.restore_settings(before)
         replayed = demo_replay.replay() if plot else None
     else:
         replayed = _without_gpu(console)

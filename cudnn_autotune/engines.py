@@ -28,12 +28,21 @@ class Candidate:
     numerical_notes: tuple[str, ...]
     behavior_notes: tuple[str, ...]
     text: str
-    """``eng67:KERNEL_CFG=3,WORKSPACE=0``: leads back to the same plan by :func:`build_plan`."""
+    """``eng67:KERNEL_CFG=3,WORKSPACE=0``: leads back to the same plan by :func:`build_plan`;
+    ``aten`` and ``matmul`` where cuDNN has no part in it."""
     heuristic_mode: str
     """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``; empty
     where none does."""
     rank: int
-    """Its place in the heuristics' order, from 0."""
+    """Its place among those that were asked for with it, of one heuristic mode or of all, from 0;
+    :attr:`place` compares candidates however they were asked for."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Sorts candidates as cuDNN's heuristics list them: mode A, B, FALLBACK, then the rest."""
+        mode = self.heuristic_mode
+        behind = len(HEURISTIC_MODES)
+        return HEURISTIC_MODES.index(mode) if mode in HEURISTIC_MODES else behind, self.rank
 
     @property
     def is_compiled(self) -> bool:

@@ -46,7 +46,8 @@ def conv2d(
             float64. Others go to PyTorch.
         bias: ``(K,)``, or None.
         stride, padding, dilation, groups: as PyTorch's; padding may be ``"same"`` or ``"valid"``.
-        sampling: a mode (``cudnn_autotune.SAMPLING_MODES``); None: the settings'.
+        sampling: a mode (one of ``cudnn_autotune.SAMPLING_MODES``, or a registered one); None: the
+            settings'.
         workspace_limit: the most bytes of workspace that the engine may need; None: the settings'.
 
     Returns:

@@ -49,8 +49,8 @@ class Conv2d(_WithPolicy, nn.Conv2d):
     bit.
 
     Args:
-        sampling: how engines are chosen: one of ``cudnn_autotune.SAMPLING_MODES``, or None for
-            ``cudnn_autotune.get_sampling()`` at the time of the call.
+        sampling: how engines are chosen: one of ``cudnn_autotune.SAMPLING_MODES``, a registered
+            one, or None for ``cudnn_autotune.get_sampling()`` at the time of the call.
         workspace_limit: the most bytes of workspace that an engine may need, or None for
             ``cudnn_autotune.get_workspace_limit()``.
 

@@ -2,9 +2,9 @@
 
 The callers' threads never wait for it: C++ gives turns and keeps their times
 (csrc/online_trial.h), this thread judges them (``sampling.online``). It does arithmetic only.
-Whatever needs the GPU is done in the calls (``tuning.OnlineChores``): cuDNN captures streams of its
-own when it builds and runs plans, and a ``torch.cuda.synchronize()`` of any other thread fails
-meanwhile ("operation not permitted when stream is capturing").
+Whatever needs the GPU is done in the calls (``online_calls.OnlineChores``): cuDNN captures streams
+of its own when it builds and runs plans, and a ``torch.cuda.synchronize()`` of any other thread
+fails meanwhile ("operation not permitted when stream is capturing").
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ tuned goes into the store.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ class Known:
     """None for a pin."""
 
 
+_log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _agreed: dict[tuple[int, str], Decision] = {}
 
@@ -112,7 +114,10 @@ def keep(choice: Choice) -> None:
     """Stores what was tuned here; what nobody timed is not worth it."""
     is_measured = choice.selection is not None and choice.selection.total_samples > 0
     if store_settings.is_written() and choice.origin == "tuned" and choice.chosen and is_measured:
-        store_settings.layers(choice.device).add([decision_of(choice)])
+        try:
+            store_settings.layers(choice.device).add([decision_of(choice)])
+        except ValueError as error:  # what a strategy of the user's has brought
+            _log.warning("%s: %s is not kept: %s", choice.problem.text, choice.text, error)
 
 
 def decision_of(choice: Choice) -> Decision:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from os import PathLike
 from pathlib import Path
+from typing import Any, Literal
 
 from cudnn_autotune.store import Environment, Layered, Store
 
@@ -34,19 +36,26 @@ _settings = StoreSettings()
 _stores: dict[int | None, Layered] = {}
 
 
+class _Keep(Enum):
+    AS_IT_IS = "as it is"
+
+
+_KEEP = _Keep.AS_IT_IS
+
+
 def set_store(
-    path: StorePath | None = None,
+    path: StorePath | Literal[_Keep.AS_IT_IS] | None = _KEEP,
     *,
     mode: str | None = None,
-    shipped: Iterable[StorePath] = (),
+    shipped: Iterable[StorePath] | None = None,
 ) -> None:
-    """Sets where decisions are kept, and how they are used.
+    """Sets where decisions are kept, and how they are used. What is not given stays as it is.
 
     Args:
         path: a folder, in which each kind of GPU and version of cuDNN has its own file, or a file
             ending in ``.json``; None: ``CUDNN_AUTOTUNE_CACHE_DIR``, else the user's cache folder.
         mode: ``"read_write"``, ``"read"``, ``"off"``, or ``"retune"``: tunes what the store knows,
-            and replaces it; None: as it is.
+            and replaces it.
         shipped: files or folders with decisions that came along with an application: asked where
             ``path`` knows nothing, never written to.
 
@@ -54,14 +63,15 @@ def set_store(
         ValueError: an unknown mode.
     """
     global _settings
+    changes: dict[str, Any] = {}
+    if path is not _KEEP:
+        changes["path"] = None if path is None else Path(path)
     if mode is not None:
-        check_store_mode(mode)
+        changes["mode"] = check_store_mode(mode)
+    if shipped is not None:
+        changes["shipped"] = tuple(Path(one) for one in shipped)
     with _lock:
-        _settings = StoreSettings(
-            path=None if path is None else Path(path),
-            mode=_settings.mode if mode is None else mode,
-            shipped=tuple(Path(one) for one in shipped),
-        )
+        _settings = replace(_settings, **changes)
         _stores.clear()
 
 

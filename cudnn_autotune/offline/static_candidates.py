@@ -37,10 +37,7 @@ class StaticCandidates:
                     f"candidates: heuristic_mode of {candidate.text!r} must be empty or one of "
                     f"{', '.join(HEURISTIC_MODES)}, got {candidate.heuristic_mode!r}"
                 )
-        self._engines = sorted(
-            (c for c in candidates if c.heuristic_mode),
-            key=lambda c: (HEURISTIC_MODES.index(c.heuristic_mode), c.rank),
-        )
+        self._engines = sorted((c for c in candidates if c.heuristic_mode), key=lambda c: c.place)
         self._beyond = sorted(
             (c for c in candidates if not c.heuristic_mode), key=lambda c: c.text != ATEN.text
         )

@@ -1,6 +1,6 @@
 """Recordings of real GPUs: raw samples of every candidate of a problem, to replay without a GPU.
 
-`cudnn-autotune record` made them (see `sampling.recording`); the GPU, the versions and the date are
+`cudnn-autotune record` made them (see `offline.recording`); the GPU, the versions and the date are
 in each file's `environment`. `h200_forum` is the convolution of
 https://discuss.pytorch.org/t/torch-cudnn-benchmark-true-picks-slower-algorithm/215906, the others
 are layers of ResNet-50 and VGG in float16. What a replay tells of a strategy holds for that problem

@@ -9,9 +9,6 @@ from cudnn_autotune.engines import ATEN
 from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.store.decision import Decision
 
-# How a ranking says that PyTorch's own path is one of cuDNN's plans (sampling.exploration).
-_SAME = "it is "
-
 
 @dataclass(frozen=True)
 class Against:
@@ -52,9 +49,7 @@ def pytorchs_entry(selection: Selection) -> Timed | None:
     """
     by_text = {entry.candidate.text: entry for entry in selection.ranking}
     own = by_text.get(ATEN.text)
-    if own is None or not own.cut.startswith(_SAME):
-        return own
-    return by_text.get(own.cut.removeprefix(_SAME), own)
+    return own if own is None or not own.runs else by_text.get(own.runs, own)
 
 
 def against_pytorch(decision: Decision) -> Against | None:

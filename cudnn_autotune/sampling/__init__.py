@@ -10,7 +10,7 @@ from cudnn_autotune.sampling.neighbour import Neighbour
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.sampling.strategy import Candidates, Limits, Strategy, Work
+from cudnn_autotune.sampling.strategy import Candidates, Limits, Strategy, Work, check_mode_name
 from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.sampling.timer import Batch, GpuState, Sample, Timer
 
@@ -38,11 +38,10 @@ def register(strategy: Strategy) -> None:
     """Makes ``strategy`` available as ``sampling=strategy.name``.
 
     Raises:
-        ValueError: the name is empty, or taken by another strategy.
+        ValueError: a name that is empty, not printable or has quotes or backslashes in it, or
+            that is taken by another strategy.
     """
-    name = strategy.name
-    if not name or not isinstance(name, str):
-        raise ValueError(f"strategy.name must be a text that is not empty, got {name!r}")
+    name = check_mode_name(strategy.name, "strategy.name")
     if name in _strategies and _strategies[name] is not strategy:
         raise ValueError(f"strategy.name: {name!r} is registered already")
     _C.register_sampling(name)

@@ -224,7 +224,8 @@ def told(
     ]
     if found.atens_plan is not None:
         same = _timed(found.atens_plan, found)
-        cut.append(replace(same, candidate=ATEN, cut=f"it is {same.candidate.text}"))
+        text = same.candidate.text
+        cut.append(replace(same, candidate=ATEN, cut=f"it is {text}", runs=text))
     cut.sort(key=lambda entry: math.inf if entry.time_ms is None else entry.time_ms)
     samples = sum(n for outcome in found.races for n in outcome.samples.values())
     return Selection(

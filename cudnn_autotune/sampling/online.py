@@ -7,7 +7,7 @@ or until it no longer matters. It alone sees the true cache, power and tenants. 
 consecutive calls may differ in the last bits; under deterministic settings the first plan stays,
 and while a stream is being captured the leader so far runs.
 
-Here is what it believes; ``online_tuner`` and ``tuning.OnlineChores`` carry it out.
+Here is what it believes; ``online_tuner`` and ``online_calls.OnlineChores`` carry it out.
 """
 
 from __future__ import annotations

@@ -31,6 +31,9 @@ class Timed:
     """Milliseconds a call when it runs alone until the clock is steady; None: not measured."""
     cut: str = ""
     """Why it left the search early; empty for a candidate that stayed to the end."""
+    runs: str = ""
+    """The text of another candidate that this one is, and whose times it has: PyTorch's own path
+    where it runs one of cuDNN's plans; else empty."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ _TIMED: dict[str, _Read] = {
     "candidate": lambda node: _read(node, Candidate, _CANDIDATE),
     "samples": Node.integer,
     "cut": Node.text,
+    "runs": Node.text,
     **dict.fromkeys(("time_ms", "low_ms", "high_ms", "sustained_ms"), Node.number_or_null),
 }
 _MHZ = ("clock_mhz", "sustained_clock_mhz", "max_clock_mhz")

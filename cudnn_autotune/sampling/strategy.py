@@ -58,6 +58,20 @@ class Candidates(Protocol):
         """What the problem takes; None where that is not known."""
 
 
+def check_mode_name(name: object, argument: str) -> str:
+    """What a sampling mode may be called. It is part of the keys of decisions on disk.
+
+    Raises:
+        ValueError: naming ``argument``.
+    """
+    if isinstance(name, str) and name and name.isprintable() and not set(name) & set('"\\'):
+        return name
+    raise ValueError(
+        f"{argument} must be a printable text that is not empty, without quotes and backslashes, "
+        f"got {name!r}"
+    )
+
+
 class Strategy(Protocol):
     """A way of choosing. ``name`` is what users pass as ``sampling=``."""
 

@@ -14,7 +14,7 @@ _RULES: tuple[tuple[str, Callable[[Candidate], object]], ...] = (
     ("deterministic", lambda c: "NONDETERMINISTIC" in c.numerical_notes),
     ("an engine of cuDNN", lambda c: c.engine is None),
     ("less workspace", lambda c: c.workspace_bytes),
-    ("earlier in cuDNN's list", lambda c: c.rank),
+    ("earlier in cuDNN's list", lambda c: c.place),
     ("the first by name", lambda c: c.text),
 )
 

@@ -11,6 +11,7 @@ from cudnn_autotune.json_node import Node
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.problem_json import problem_from_json, problem_text, problem_to_json
 from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store import rerank
 from cudnn_autotune.store.provenance import Provenance as Provenance
 
@@ -47,11 +48,7 @@ class Decision:
     provenance: Provenance = field(default_factory=Provenance)
 
     def __post_init__(self) -> None:
-        name = self.sampling
-        if not name or not name.isprintable() or set(name) & set('"\\'):
-            raise ValueError(
-                f"sampling must be a mode's name, without quotes, got {self.sampling!r}"
-            )
+        check_mode_name(self.sampling, "sampling")
         Node(self.benchmark_limit, "benchmark_limit").integer()
         check_workspace_limit(self.workspace_limit)
         Node(self.relative_error, "relative_error").number_or_null()

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
-from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.finals import SoloRules
 from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.unlisted import MATMUL
-
-# How the race tells that PyTorch's own path runs one of the plans that it timed.
-_SAME = "it is "
 
 
 def under(
@@ -48,8 +45,8 @@ def under(
         if entry is not chosen and entry.time_ms is None:
             return False
         # The time of PyTorch's own path is that of the plan which it runs: without it, unknown.
-        if entry.candidate.text == ATEN.text and entry.cut.startswith(_SAME):
-            plan = by_text.get(entry.cut.removeprefix(_SAME))
+        if entry.runs:
+            plan = by_text.get(entry.runs)
             return plan is None or fits(plan)
         return True
 

@@ -163,6 +163,26 @@ def test_the_users_decisions_win_over_shipped_ones(tmp_path: Path) -> None:
     assert find() == ("eng1", "store")
 
 
+def test_what_is_not_given_stays_as_it_is(tmp_path: Path) -> None:
+    ca.set_store(tmp_path / "user", mode="read", shipped=[tmp_path / "shipped"])
+    ca.set_store(mode="off")
+    ca.set_store(shipped=[tmp_path / "other"])
+    settings = store_settings.get_store_settings()
+    assert settings == store_settings.StoreSettings(tmp_path / "user", "off", (tmp_path / "other",))
+    ca.set_store(None, shipped=())
+    assert store_settings.get_store_settings() == store_settings.StoreSettings(None, "off", ())
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_cannot_be_stored_serves_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    """A strategy of the user's may bring evidence that makes no sense."""
+    nonsense = dataclasses.replace(SELECTION, evidence=Evidence("mine", regret_bound=-0.5))
+    remembering.keep(choice(selection=nonsense))
+    assert find() is None
+    assert "is not kept" in caplog.text
+    assert "regret_bound" in caplog.text
+
+
 @pytest.mark.usefixtures("folder")
 def test_agreed_wins_over_the_store_and_a_pin_over_both() -> None:
     remembering.keep(choice())

@@ -261,6 +261,18 @@ def test_pytorchs_own_path_comes_last() -> None:
     assert [c.text for c in ties.order(tied)] == ["a", MATMUL.text, ATEN.text]
 
 
+def test_the_earlier_mode_comes_first_however_ranks_are_counted() -> None:
+    """A search asks mode by mode, and each mode's ranks start at 0."""
+    tied = [
+        config("last", heuristic_mode="", rank=1),
+        config("fallback", heuristic_mode="FALLBACK", rank=0),
+        config("b", heuristic_mode="B", rank=0),
+        config("a", heuristic_mode="A", rank=3),
+    ]
+    assert [c.text for c in ties.order(tied)] == ["a", "b", "fallback", "last"]
+    assert ties.rule(tied) == "tie: earlier in cuDNN's list"
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     found=st.lists(candidates, min_size=1, max_size=6, unique_by=lambda c: c.text),

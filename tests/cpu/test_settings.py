@@ -257,9 +257,12 @@ def test_names_of_modes_are_taken_once() -> None:
 
     with pytest.raises(ValueError, match="till_stable"):
         ca.sampling.register(Impostor())  # type: ignore[arg-type]
-    Impostor.name = ""
-    with pytest.raises(ValueError, match="name"):
-        ca.sampling.register(Impostor())  # type: ignore[arg-type]
+    # A decision's key on disk holds the name.
+    for name in ("", 'my"mode', "my\\mode", "two\nlines", 3):
+        Impostor.name = name  # type: ignore[assignment]
+        with pytest.raises(ValueError, match=r"strategy\.name"):
+            ca.sampling.register(Impostor())  # type: ignore[arg-type]
+        assert name not in ca.sampling.names()
 
 
 @pytest.mark.skipif(not ca.extension_available(), reason="built with a CPU-only torch: no plans")

@@ -180,7 +180,7 @@ def test_beyond_the_tie_width_time_decides() -> None:
 
 def test_pytorchs_own_path_counts_as_the_plan_that_it_runs() -> None:
     """It was timed once, as that plan; without it nobody knows what it would take."""
-    same = Timed(ATEN, 1.0, 0, cut="it is fastest")
+    same = Timed(ATEN, 1.0, 0, runs="fastest")
     known = decision(selection=selection([*FRONTIER, same]))
     assert texts(known.under(True, None)) == ["strict", "slow"]
     assert texts(known.under(False, 1 << 12)) == ["small", "slow"]
