@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from cudnn_autotune.audit import options
-from cudnn_autotune.audit.commands import audit
+from cudnn_autotune import command_options as options
 from cudnn_autotune.audit.plot import SUFFIXES
-from cudnn_autotune.audit.record_command import record
+from cudnn_autotune.commands.audit import audit
 from cudnn_autotune.commands.diff import diff
 from cudnn_autotune.commands.env import env
 from cudnn_autotune.commands.exchange import export, import_
 from cudnn_autotune.commands.prune import prune
+from cudnn_autotune.commands.record import record
 from cudnn_autotune.commands.report import report
 from cudnn_autotune.commands.show import show
 from cudnn_autotune.commands.tune import tune

@@ -70,7 +70,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def truths(
     source: Source, picked: set[str], request: dict[str, Any], begin: float
 ) -> Iterator[dict[str, Any]]:
-    from cudnn_autotune.audit import plain_json
+    from cudnn_autotune import json_dataclass
     from cudnn_autotune.audit.analysis import truth_of
     from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, Oracle
     from cudnn_autotune.audit.oracle_settings import OracleSettings
@@ -103,7 +103,7 @@ def truths(
         clocks = turns.clocks_mhz
         yield {
             "part": "burst",
-            "truths": plain_json.encode(burst),
+            "truths": json_dataclass.encode(burst),
             "candidates": len(known),
             "clock_mhz": numbers.significant(statistics.median(clocks)) if clocks else None,
             "least_clock_mhz": numbers.significant(min(clocks)) if clocks else None,
@@ -128,7 +128,7 @@ def truths(
                 blocks[text].append(block["time_ms"])
         complete = {text: row for text, row in blocks.items() if len(row) == 2}
         if complete:
-            yield {"part": "sustained", "truth": plain_json.encode(of_blocks(complete))}
+            yield {"part": "sustained", "truth": json_dataclass.encode(of_blocks(complete))}
     finally:
         source.close(timer)
 

@@ -13,18 +13,18 @@ TRUTHS = ("burst", "sustained")
 
 def judged(entry: dict[str, Any]) -> dict[str, Any]:
     """``burst`` and ``sustained``, those of them that were measured, as ``audit.model.Truth``."""
-    from cudnn_autotune.audit import plain_json
+    from cudnn_autotune import json_dataclass
     from cudnn_autotune.audit.analysis import truth_of
     from cudnn_autotune.audit.model import BURST, Oracle, Truth
 
     found: dict[str, Any] = {}
     if "burst" in entry:
-        burst = {k: plain_json.decode(Truth, v) for k, v in entry["burst"]["truths"].items()}
+        burst = {k: json_dataclass.decode(Truth, v) for k, v in entry["burst"]["truths"].items()}
         mean = truth_of(Oracle(burst), BURST)
         if mean is not None:
             found["burst"] = mean
     if "sustained" in entry:
-        found["sustained"] = plain_json.decode(Truth, entry["sustained"]["truth"])
+        found["sustained"] = json_dataclass.decode(Truth, entry["sustained"]["truth"])
     return found
 
 

@@ -129,7 +129,7 @@ def failure(error: BaseException) -> str:
 
 def shortened(pick: Any) -> dict[str, Any]:
     """A pick for a record, as plain JSON."""
-    from cudnn_autotune.audit import plain_json
+    from cudnn_autotune import json_dataclass
 
-    tree: dict[str, Any] = plain_json.encode(dataclasses.replace(pick, lacking=()))
+    tree: dict[str, Any] = json_dataclass.encode(dataclasses.replace(pick, lacking=()))
     return tree

@@ -15,13 +15,13 @@ ALL = "all"
 def truths(case: dict[str, Any]) -> dict[str, Any]:
     """``burst cold``, ``burst hot`` and their mean ``burst`` as ``audit.model.Truth``; empty where
     the case was not judged."""
-    from cudnn_autotune.audit import plain_json
+    from cudnn_autotune import json_dataclass
     from cudnn_autotune.audit.analysis import truth_of
     from cudnn_autotune.audit.model import BURST, Oracle
 
     if "oracle" not in case:
         return {}
-    found = plain_json.decode(Oracle, case["oracle"])
+    found = json_dataclass.decode(Oracle, case["oracle"])
     mean = truth_of(found, BURST)
     return {} if mean is None else {**found.truths, BURST: mean}
 

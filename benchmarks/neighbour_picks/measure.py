@@ -91,7 +91,8 @@ def _told(choice: Any) -> dict[str, Any]:
 def judge(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Times of all that was picked for each case, and of the race's leaders, in interleaved rounds
     of short batches, cold and hot."""
-    from cudnn_autotune.audit import oracle, plain_json
+    from cudnn_autotune import json_dataclass
+    from cudnn_autotune.audit import oracle
     from cudnn_autotune.audit.comparison import candidate_of
     from cudnn_autotune.audit.oracle_settings import OracleSettings
 
@@ -107,7 +108,7 @@ def judge(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             texts = dict.fromkeys([*case["picked"], *case["leaders"]])
             contenders = [candidate_of(text, known) for text in texts]
             found = oracle.measure(timer, contenders, case["picked"], settings)
-            yield {"case": name, "oracle": plain_json.encode(found)}
+            yield {"case": name, "oracle": json_dataclass.encode(found)}
         except (RuntimeError, ValueError) as error:
             yield {"case": name, "error": failure(error)}
         finally:

@@ -20,9 +20,9 @@ from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import PYTORCH_MODES, Oracle, Pick, PytorchRow
 from cudnn_autotune.audit.oracle import measure
 from cudnn_autotune.audit.oracle_settings import OracleSettings
-from cudnn_autotune.audit.plain_json import decode
 from cudnn_autotune.audit.scenes import pick_of
 from cudnn_autotune.engines import ATEN, Candidate, open_search
+from cudnn_autotune.json_dataclass import decode
 from cudnn_autotune.measuring import Operands, operands, run_operator
 from cudnn_autotune.online_tuner import TUNER
 from cudnn_autotune.problem import ConvProblem

@@ -11,8 +11,8 @@ from typing import Any
 
 from cudnn_autotune.audit.analysis import left_out
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.audit.plain_json import decode, encode
 from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.json_dataclass import decode, encode
 
 FORMAT = "cudnn-autotune audit"
 VERSION = 1

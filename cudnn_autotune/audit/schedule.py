@@ -16,10 +16,10 @@ from typing import Any
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.model import BURST, PYTORCH_MODES, Oracle, Pick, PytorchRow, Record
 from cudnn_autotune.audit.oracle_settings import SOLO
-from cudnn_autotune.audit.plain_json import decode, encode
 from cudnn_autotune.audit.plan import ORACLE, Plan, Step, steps
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
 from cudnn_autotune.audit.worker import BACKENDS
+from cudnn_autotune.json_dataclass import decode, encode
 
 # What a process costs before its first case, and rough seconds of a case: they share out the time
 # of a first session; later ones know better.

@@ -27,7 +27,7 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
     for name in modules:
         importlib.import_module(name)
     from cudnn_autotune.audit.backend import Backend, Poisoned
-    from cudnn_autotune.audit.plain_json import encode
+    from cudnn_autotune.json_dataclass import encode
 
     def say(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message, allow_nan=False) + "\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from cudnn_autotune.audit.options import read_by, refuse
+from cudnn_autotune.command_options import read_by, refuse
 from cudnn_autotune.commands import filters
 from cudnn_autotune.commands.store_option import StoreFile, nothing_there, open_store
 from cudnn_autotune.report.wording import count, milliseconds, printable

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cudnn_autotune.audit.options import refuse
+from cudnn_autotune.command_options import refuse
 from cudnn_autotune.commands import filters
 from cudnn_autotune.commands.store_option import (
     nothing,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cudnn_autotune.audit.options import refuse
+from cudnn_autotune.command_options import refuse
 from cudnn_autotune.commands import filters
 from cudnn_autotune.commands.store_option import nothing_there, open_store, store_option
 from cudnn_autotune.report.wording import count

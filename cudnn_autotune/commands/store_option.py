@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cudnn_autotune.audit.options import refuse
+from cudnn_autotune.command_options import refuse
 from cudnn_autotune.store import disk_file, entry, file_format
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment

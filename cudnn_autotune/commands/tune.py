@@ -11,10 +11,10 @@ from typing import Any
 import click
 import torch
 
+from cudnn_autotune import command_options as options
 from cudnn_autotune import remembering, sampling, settings, store_settings
 from cudnn_autotune._extension import extension_available
-from cudnn_autotune.audit import options
-from cudnn_autotune.audit.options import refuse
+from cudnn_autotune.command_options import refuse
 from cudnn_autotune.commands.store_option import store_option
 from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
 from cudnn_autotune.report.wording import count
@@ -152,7 +152,7 @@ def _bench(ctx: click.Context, given: dict[str, Any], store_path: Path | None) -
     index = torch.cuda.current_device() if given["device"] is None else given["device"]
     if index >= torch.cuda.device_count():
         raise refuse("--device", f"there are {torch.cuda.device_count()} CUDA devices")
-    from cudnn_autotune.distributed.problems import problems_of
+    from cudnn_autotune.model_problems import problems_of
 
     before = store_settings.get_store_settings()
     # This command writes itself. What it is to tune anew must not be answered by the store; else

@@ -13,7 +13,7 @@ import click
 import torch
 from torch import nn
 
-from cudnn_autotune.audit.options import refuse
+from cudnn_autotune.command_options import refuse
 from cudnn_autotune.modules import Conv2d
 from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
 

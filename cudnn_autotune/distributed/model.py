@@ -11,13 +11,13 @@ from torch import nn
 from cudnn_autotune import sampling, settings
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.members import check_timeout_s, members_of
-from cudnn_autotune.distributed.problems import find
 from cudnn_autotune.distributed.sharing import share_in
-from cudnn_autotune.distributed.untouched import generators_kept
+from cudnn_autotune.model_problems import find
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.untouched import generators_kept
 
 
 def tune(

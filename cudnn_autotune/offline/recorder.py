@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.offline import solo_block
+from cudnn_autotune.offline import solo_trace
 from cudnn_autotune.offline.recording_admission import Admission
 from cudnn_autotune.offline.recording_format import Recording
 from cudnn_autotune.offline.recording_parts import (
@@ -149,14 +149,14 @@ class Recorder:
         )[:count]
         for number, candidate in enumerate(leading):
             left_ms = self._limit_ms - self._timer.elapsed_ms()
-            if left_ms < min(solo_block.CHUNK_MS, longest_ms):
+            if left_ms < min(solo_trace.CHUNK_MS, longest_ms):
                 self.remarks.append(f"time limit: {number} of {len(leading)} solo blocks")
                 break
             for _ in range(_ROUNDS_BEFORE_SOLO):
                 self._round(self._taking_part(self._members(), _SLOW_ROUNDS), "cold")
             if candidate.text in self._alive:
                 text = candidate.text
-                trace, error = solo_block.measure(
+                trace, error = solo_trace.trace(
                     self._timer, candidate, cold_ms[text], min(longest_ms, left_ms)
                 )
                 self._solo += [trace] if trace else []

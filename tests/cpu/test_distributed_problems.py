@@ -18,7 +18,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import choice_log
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.distributed import problems_of, tune
-from cudnn_autotune.distributed.untouched import run_once
+from cudnn_autotune.untouched import run_once
 
 
 @dataclass

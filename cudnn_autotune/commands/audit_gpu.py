@@ -10,13 +10,14 @@ from typing import Any
 import click
 import torch
 
-from cudnn_autotune.audit import layers, options, record_file
+from cudnn_autotune import command_options as options
+from cudnn_autotune.audit import layers, record_file
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
 from cudnn_autotune.audit.oracle_settings import OracleSettings
-from cudnn_autotune.audit.plain_json import encode
 from cudnn_autotune.audit.plan import Plan
 from cudnn_autotune.audit.processes import ProcessFailure
 from cudnn_autotune.audit.schedule import Session
+from cudnn_autotune.json_dataclass import encode
 from cudnn_autotune.telemetry import Gpu, Telemetry
 
 

@@ -1,5 +1,5 @@
-"""Options of the command line that audit and record share: click callbacks that read a text and
-refuse one that does not fit, saying what is allowed."""
+"""Options of the command line: click callbacks that read a text and refuse one that does not fit,
+saying what is allowed."""
 
 from __future__ import annotations
 

@@ -12,10 +12,11 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cudnn_autotune import command_options as options
 from cudnn_autotune import sampling
-from cudnn_autotune.audit import options, plot, record_file, report
-from cudnn_autotune.audit.gpu_command import audit_gpu
+from cudnn_autotune.audit import plot, record_file, report
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
+from cudnn_autotune.commands.audit_gpu import audit_gpu
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.versions import environment

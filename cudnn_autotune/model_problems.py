@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cudnn_autotune.choice_log import choices, discard
-from cudnn_autotune.distributed.untouched import run_once
 from cudnn_autotune.modules import Conv2d
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.settings import use_sampling
+from cudnn_autotune.untouched import run_once
 
 _MODE = "heuristic"
 # Choices are made, and noted, at the first call under a policy. So each run gets a policy of its

@@ -11,7 +11,8 @@ from typing import Any
 import click
 import torch
 
-from cudnn_autotune.audit import layers, options
+from cudnn_autotune import command_options as options
+from cudnn_autotune.audit import layers
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.offline.recording import record as record_samples
 from cudnn_autotune.offline.recording_format import Recording

@@ -18,7 +18,7 @@ _LEAST_MS = 600.0
 _STEADY = 0.003
 
 
-def measure(
+def trace(
     timer: Timer, candidate: Candidate, time_ms: float, longest_ms: float
 ) -> tuple[SoloTrace | None, str]:
     """Batches of some 10 ms, until the last quarter is like the second one within 0.3 %.
