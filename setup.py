@@ -32,6 +32,7 @@ OLDEST_TORCH = (2, 11)
 OLDEST_FRONTEND = (1, 26)
 # These need the cuDNN frontend and CUDA; a CPU-only torch is built without them.
 CUDA_SOURCES = (
+    "captured_plans.cpp",
     "choices_binding.cpp",
     "conv_cuda.cpp",
     "measuring_binding.cpp",

@@ -95,6 +95,12 @@ class BelowAutogradUnlessRecording {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
+// A batch of gradients (`is_grads_batched`) knows no memory format.
+bool is_batched(const at::Tensor& tensor) {
+  return tensor.key_set().has_any(
+      c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
+}
+
 at::Tensor bias_gradient(const at::Tensor& grad_output) {
   std::vector<int64_t> all_but_channels{0};
   for (int64_t d = 2; d < grad_output.dim(); ++d) all_but_channels.push_back(d);
@@ -123,8 +129,9 @@ struct ConvFprop : torch::autograd::Function<ConvFprop> {
     const Arguments arguments(ctx);
     const BelowAutogradUnlessRecording guard(grads[0]);
     // Once for both gradients, and in the forward's layout.
-    const Variable grad_output =
-        grads[0].is_cuda() ? grads[0].contiguous(conv_memory_format(saved[0], saved[1])) : grads[0];
+    const Variable grad_output = grads[0].is_cuda() && !is_batched(grads[0])
+                                     ? grads[0].contiguous(conv_memory_format(saved[0], saved[1]))
+                                     : grads[0];
     if (ctx->needs_input_grad(0)) {
       result[0] = arguments.dgrad(grad_output, saved[1], saved[0].sym_sizes());
     }

@@ -1,5 +1,5 @@
 #include <ATen/Context.h>
-#include <ATen/ops/empty.h>
+#include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/library.h>
 
@@ -21,6 +21,8 @@ namespace {
 const char* why_not_cudnn(const at::Tensor& a, const at::Tensor& b, const ConvGeometry& geometry) {
   if (!at::globalContext().userEnabledCuDNN()) return "torch.backends.cudnn.enabled is False";
   if (!data_type(a.scalar_type())) return "a dtype that cuDNN has no convolution for";
+  // First: the output's extent would overflow with them.
+  if (!geometry.fits_int32()) return "a stride, padding, dilation or group count of 2**31 or more";
   if (a.scalar_type() != b.scalar_type() || a.device() != b.device() || !geometry.is_valid()) {
     return "arguments that PyTorch refuses, or takes in a way of its own";
   }
@@ -39,11 +41,28 @@ bool bias_fits(const at::Tensor& input, const at::Tensor& weight, const at::Tens
          bias.scalar_type() == input.scalar_type() && bias.device() == input.device();
 }
 
-// Runs the chosen engine; false where it is ATen's.
-bool run(ConvOp op, const at::Tensor& x, const at::Tensor& w, const at::Tensor& y,
-         at::MemoryFormat format, const ConvGeometry& geometry, std::string_view sampling,
-         int64_t workspace_limit) {
-  TuneRequest request{{}, x, w, y};
+// One of the forward's three tensors: an operand, or the result, which is allocated when an engine
+// is to write it.
+struct Part {
+  const at::Tensor* given = nullptr;  // null: the result
+  at::IntArrayRef size = {};
+
+  // Memory that the caching allocator gives anew is aligned to more than is looked at.
+  uint8_t alignment_in(at::MemoryFormat format) const {
+    return given != nullptr && given->is_contiguous(format) ? alignment(*given) : kMostAligned;
+  }
+  // at::empty would fill the result under deterministic algorithms, for which no engine needs it.
+  at::Tensor in(at::MemoryFormat format, const at::Tensor& like) const {
+    if (given != nullptr) return given->contiguous(format);
+    return at::Tensor(at::detail::empty_cuda(size, like.options().memory_format(format)));
+  }
+};
+
+// The result by the chosen engine; undefined where ATen is the choice.
+at::Tensor run(ConvOp op, const Part& x, const Part& w, const Part& y, at::MemoryFormat format,
+               const ConvGeometry& geometry, std::string_view sampling, int64_t workspace_limit) {
+  const at::Tensor& like = *(op == ConvOp::fprop ? x : y).given;
+  TuneRequest request;
   ConvProblem& problem = request.key.problem;
   const size_t n = geometry.spatial_dims();
   for (size_t d = 0; d < n + 2; ++d) {
@@ -59,26 +78,33 @@ bool run(ConvOp op, const at::Tensor& x, const at::Tensor& w, const at::Tensor& 
   problem.groups = static_cast<int32_t>(geometry.groups);
   problem.spatial_dims = static_cast<uint8_t>(n);
   problem.op = op;
-  problem.dtype = *data_type(x.scalar_type());
+  problem.dtype = *data_type(like.scalar_type());
   problem.layout =
       format == at::MemoryFormat::Contiguous ? Layout::channels_first : Layout::channels_last;
   const GlobalFlags flags = global_flags(problem.dtype);
   problem.deterministic = flags.deterministic;
   problem.allow_tf32 = flags.allow_tf32;
   problem.allow_reduced_precision = flags.allow_reduced_precision;
-  problem.x_alignment = alignment(x);
-  problem.w_alignment = alignment(w);
-  problem.y_alignment = alignment(y);
+  problem.x_alignment = x.alignment_in(format);
+  problem.w_alignment = w.alignment_in(format);
+  problem.y_alignment = y.alignment_in(format);
 
   const CallPolicy call = resolve(sampling, workspace_limit);
   Policy& policy = request.key.policy;
   policy.sampling = call.sampling;
   policy.workspace_limit = call.workspace_limit;
   policy.benchmark_limit = settings().benchmark_limit;
-  policy.device = x.device().index();
-  if (run_chosen(request)) return true;
+  policy.device = like.device().index();
+  if (!is_atens(request.key)) {
+    request.x = x.in(format, like);
+    request.w = w.in(format, like);
+    request.y = y.in(format, like);
+    if (run_chosen(request)) {
+      return op == ConvOp::fprop ? request.y : op == ConvOp::dgrad ? request.x : request.w;
+    }
+  }
   count_fallback("PyTorch's own path was chosen (see choices())");
-  return false;
+  return {};
 }
 
 // Where ATen serves a call, its result is brought into the layout that the fake kernels promise,
@@ -106,11 +132,10 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
   }
   const c10::cuda::CUDAGuard device(input.device());
   const auto format = conv_memory_format(input, weight);
-  const auto y = at::empty(geometry.output_size(), input.options(), format);
-  if (!run(ConvOp::fprop, input.contiguous(format), weight.contiguous(format), y, format, geometry,
-           sampling, workspace_limit)) {
-    return aten();
-  }
+  const auto output_size = geometry.output_size();
+  const auto y = run(ConvOp::fprop, {&input}, {&weight}, {nullptr, output_size}, format, geometry,
+                     sampling, workspace_limit);
+  if (!y.defined()) return aten();
   if (has_bias) {
     std::vector<int64_t> over_channels(input.dim(), 1);
     over_channels[1] = weight.size(0);
@@ -138,12 +163,9 @@ at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weig
   }
   const c10::cuda::CUDAGuard device(grad_output.device());
   const auto format = conv_memory_format(grad_output, weight);
-  const auto x = at::empty(input_size, grad_output.options(), format);
-  if (!run(ConvOp::dgrad, x, weight.contiguous(format), grad_output.contiguous(format), format,
-           geometry, sampling, workspace_limit)) {
-    return aten();
-  }
-  return x;
+  const auto x = run(ConvOp::dgrad, {nullptr, input_size}, {&weight}, {&grad_output}, format,
+                     geometry, sampling, workspace_limit);
+  return x.defined() ? x : aten();
 }
 
 at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& input,
@@ -165,12 +187,9 @@ at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& inpu
   }
   const c10::cuda::CUDAGuard device(grad_output.device());
   const auto format = conv_memory_format(grad_output, input);
-  const auto w = at::empty(weight_size, grad_output.options(), format);
-  if (!run(ConvOp::wgrad, input.contiguous(format), w, grad_output.contiguous(format), format,
-           geometry, sampling, workspace_limit)) {
-    return aten();
-  }
-  return w;
+  const auto w = run(ConvOp::wgrad, {&input}, {nullptr, weight_size}, {&grad_output}, format,
+                     geometry, sampling, workspace_limit);
+  return w.defined() ? w : aten();
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace cudnn_autotune {
@@ -21,6 +23,15 @@ struct ConvGeometry {
   int64_t pre_padding(size_t d) const { return padding[d]; }
   int64_t post_padding(size_t d) const {
     return padding[padding.size() == spatial_dims() ? d : d + spatial_dims()];
+  }
+
+  // cuDNN counts in 32 bits.
+  bool fits_int32() const {
+    constexpr int64_t most = std::numeric_limits<int32_t>::max();
+    const auto fit = [](at::IntArrayRef values) {
+      return std::all_of(values.begin(), values.end(), [](int64_t v) { return v <= most; });
+    };
+    return groups <= most && fit(stride) && fit(padding) && fit(dilation);
   }
 
   // Whether all of it fits together; where it does not, ATen says why in its own words.

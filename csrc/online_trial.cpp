@@ -1,13 +1,14 @@
 #include "online_trial.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
+#include "captured_plans.h"
 #include "core/check.h"
 #include "other_paths.h"
 
@@ -17,16 +18,6 @@ namespace {
 const at::Tensor& written(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                           const at::Tensor& y) {
   return problem.op == ConvOp::fprop ? y : problem.op == ConvOp::dgrad ? x : w;
-}
-
-// A graph replays a plan's kernels, which may be unloaded with the plan; and a trial drops plans as
-// a matter of course. So those that were captured stay.
-void keep_for_graphs(const std::shared_ptr<ConvPlan>& plan) {
-  if (plan == nullptr) return;
-  static std::mutex mutex;
-  static auto* captured = new std::set<std::shared_ptr<ConvPlan>>();
-  const std::lock_guard lock(mutex);
-  captured->insert(plan);
 }
 
 }  // namespace
@@ -140,6 +131,8 @@ void OnlineTrial::do_chore(const at::Tensor& x, const at::Tensor& w, const at::T
   if (!chore_ || ledger_->calls() < 2) return;
   // A chore allocates, loads and waits, while another thread may be capturing.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+  // And a backward may run under autocast, which would recast what is compared.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   // It is over where it throws, and it may run this very problem.
   Chore chore = std::exchange(chore_, nullptr);
   Done done = chore(x, w, y);
@@ -148,7 +141,9 @@ void OnlineTrial::do_chore(const at::Tensor& x, const at::Tensor& w, const at::T
 }
 
 void OnlineTrial::read_finished() {
-  if (in_flight_ == 0) return;
+  // Many at once: each look costs about as much as an event, and a look that comes too early twice.
+  if (in_flight_ < kReadAt || ++calls_since_look_ < kLookEvery) return;
+  calls_since_look_ = 0;
   // Another thread may be capturing: a query would break its capture.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   while (in_flight_ > 0) {
@@ -178,10 +173,17 @@ void OnlineTrial::make_timings() {
 void OnlineTrial::launch(const Way& way, const ConvProblem& problem, const at::Tensor& x,
                          const at::Tensor& w, const at::Tensor& y, Timing* timing) {
   const auto stream = c10::cuda::getCurrentCUDAStream();
+  // Before the first event: an idle GPU would wait for it in between.
+  c10::DataPtr workspace;
+  cudnnHandle_t handle = nullptr;
+  if (way.plan != nullptr) {
+    workspace = workspace_of(*way.plan);
+    handle = current_handle();
+  }
   if (timing != nullptr) C10_CUDA_CHECK(cudaEventRecord(timing->begin, stream));
   at::Tensor result;
   if (way.plan != nullptr) {
-    execute(*way.plan, pointers(x, w, y));
+    way.plan->execute(handle, pointers(x, w, y), workspace.get());
   } else if (way.text == kMatmul) {
     run_matmul(problem, x, w, y);
   } else {

@@ -125,6 +125,8 @@ class OnlineTrial {
     bool reported = true;
   };
   static constexpr size_t kTimings = 64;
+  static constexpr size_t kReadAt = 8;
+  static constexpr size_t kLookEvery = 8;
 
   void do_chore(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y);
   void read_finished();
@@ -135,6 +137,7 @@ class OnlineTrial {
   std::vector<Timing> timings_;  // a ring
   size_t oldest_ = 0;
   size_t in_flight_ = 0;
+  size_t calls_since_look_ = 0;
   std::deque<Way> ways_;  // addresses stay
   Chore chore_;           // empty when all is prepared
   std::shared_ptr<TrialLedger> ledger_ = std::make_shared<TrialLedger>();

@@ -1,6 +1,7 @@
 #include "other_paths.h"
 
 #include <ATen/ops/mm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <vector>
 
@@ -27,6 +28,8 @@ at::Tensor as_rows(const at::Tensor& tensor) {
 
 at::Tensor run_aten(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                     const at::Tensor& y) {
+  // The problem's types are those of the tensors, also in a backward under autocast.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const size_t n = problem.spatial_dims;
   const SymInts stride = leading(problem.stride, n);
   const SymInts dilation = leading(problem.dilation, n);
@@ -64,6 +67,7 @@ bool is_matmul(const ConvProblem& problem) {
 
 void run_matmul(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                 const at::Tensor& y) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   at::Tensor inputs = as_rows(x);
   at::Tensor weights = as_rows(w);
   at::Tensor outputs = as_rows(y);

@@ -85,6 +85,9 @@ size_t PlanTimer::add(const std::string& text, std::shared_ptr<ConvPlan> plan) {
 }
 
 void PlanTimer::set_workspace(at::Tensor workspace) {
+  const c10::cuda::CUDAGuard device(operands_[0][0].device());
+  // It is of the caller's stream, whose earlier kernels may still use that memory.
+  c10::cuda::getCurrentCUDAStream().synchronize();
   graphs_.clear();  // they hold the old address
   workspace_ = std::move(workspace);
 }

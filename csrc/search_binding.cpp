@@ -1,10 +1,11 @@
 #include "search_binding.h"
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -43,6 +44,13 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
   if (n < 1 || n > kMaxSpatialDims || input_shape.size() != n + 2 || weight_shape.size() != n + 2 ||
       padding.size() != 2 * n || dilation.size() != n) {
     throw std::invalid_argument("ConvProblem: the lists' lengths do not fit together");
+  }
+  const auto any_below = [](const std::vector<int32_t>& values, int32_t least) {
+    return std::any_of(values.begin(), values.end(), [=](int32_t v) { return v < least; });
+  };
+  if (any_below(stride, 1) || any_below(dilation, 1) || any_below(padding, 0) || groups < 1) {
+    throw std::invalid_argument(
+        "ConvProblem: stride, dilation and groups must be 1 or more, padding 0 or more");
   }
   ConvProblem problem;
   std::copy(input_shape.begin(), input_shape.end(), problem.x.begin());
@@ -124,8 +132,16 @@ struct Search {
   std::unique_ptr<EngineSearch> engines;
   std::optional<c10::DeviceIndex> device;
 
+  // For the time of a call.
+  c10::cuda::OptionalCUDAGuard on_device() const {
+    return c10::cuda::OptionalCUDAGuard(
+        device ? std::optional<c10::Device>(c10::Device(c10::kCUDA, *device)) : std::nullopt);
+  }
+  // For good: a thread that is to build, and that ends with it.
   void enter() const {
-    if (device) c10::cuda::set_device(*device);
+    if (!device) return;
+    allow_capture_elsewhere();
+    c10::cuda::set_device(*device);
   }
 };
 
@@ -167,16 +183,14 @@ void bind_engine_search(py::module_& m) {
       .def(
           "query",
           [](Search& search, const std::string& mode) {
-            const c10::cuda::OptionalCUDAGuard guard(
-                search.device ? std::optional<c10::Device>(c10::Device(c10::kCUDA, *search.device))
-                              : std::nullopt);
+            const auto guard = search.on_device();
             return search.engines->query(mode);
           },
           py::arg("heuristic_mode"), WithoutGilCall())
       .def(
           "build",
           [](Search& search, const std::string& text) {
-            search.enter();
+            const auto guard = search.on_device();
             return search.engines->build(EngineConfig::parse(text));
           },
           py::arg("engine_text"), WithoutGilCall())
@@ -186,10 +200,11 @@ void bind_engine_search(py::module_& m) {
             std::vector<EngineConfig> configs;
             for (const auto& text : texts) configs.push_back(EngineConfig::parse(text));
             std::vector<std::pair<std::shared_ptr<ConvPlan>, std::string>> built;
-            for (auto& result : search.engines->build(configs, threads, [&search] {
-                   if (search.device) allow_capture_elsewhere();
-                   search.enter();
-                 })) {
+            const auto guard = search.on_device();
+            std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed;
+            if (search.device) relaxed.emplace(cudaStreamCaptureModeRelaxed);
+            for (auto& result :
+                 search.engines->build(configs, threads, [&search] { search.enter(); })) {
               built.emplace_back(std::move(result.plan), std::move(result.error));
             }
             return built;

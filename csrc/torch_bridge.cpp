@@ -6,6 +6,7 @@
 #include <ATen/cudnn/Handle.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
 
@@ -27,7 +28,7 @@ std::optional<DataType> data_type(at::ScalarType dtype) {
 }
 
 uint8_t alignment(const at::Tensor& tensor) {
-  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) | 32u;
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) | kMostAligned;
   return static_cast<uint8_t>(address & (~address + 1));
 }
 
@@ -54,6 +55,8 @@ GlobalFlags global_flags(DataType dtype) {
 cudnnHandle_t current_handle() { return at::native::getCudnnHandle(); }
 
 bool is_capturing() {
+  // The legacy stream cannot capture: the common case costs no call of CUDA.
+  if (c10::cuda::getCurrentCUDAStream().stream() == nullptr) return false;
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
@@ -61,11 +64,13 @@ ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor
   return {x.data_ptr(), w.data_ptr(), y.data_ptr()};
 }
 
+c10::DataPtr workspace_of(const ConvPlan& plan) {
+  if (plan.workspace_bytes() == 0) return {};
+  return c10::cuda::CUDACachingAllocator::get()->allocate(plan.workspace_bytes());
+}
+
 void execute(ConvPlan& plan, const ConvPointers& pointers) {
-  c10::DataPtr workspace;
-  if (plan.workspace_bytes() > 0) {
-    workspace = c10::cuda::CUDACachingAllocator::get()->allocate(plan.workspace_bytes());
-  }
+  const c10::DataPtr workspace = workspace_of(plan);
   plan.execute(current_handle(), pointers, workspace.get());
 }
 

@@ -15,6 +15,7 @@ namespace cudnn_autotune {
 std::optional<DataType> data_type(at::ScalarType dtype);
 
 // The largest power of two, up to 32 bytes, that the tensor's address is a multiple of.
+constexpr uint8_t kMostAligned = 32;
 uint8_t alignment(const at::Tensor& tensor);
 
 // What torch's global switches say: cudnn.deterministic or use_deterministic_algorithms, TF32
@@ -33,8 +34,10 @@ bool is_capturing();
 
 ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y);
 
-// Allocates the plan's workspace from torch's caching allocator for the time of one launch.
-// Throws c10::OutOfMemoryError, CudnnError.
+// From torch's caching allocator, for the time of one launch. Throws c10::OutOfMemoryError.
+c10::DataPtr workspace_of(const ConvPlan& plan);
+
+// With a workspace of its own. Throws c10::OutOfMemoryError, CudnnError.
 void execute(ConvPlan& plan, const ConvPointers& pointers);
 
 // Lets go of the GIL, where this thread holds it, while in scope.

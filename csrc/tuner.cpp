@@ -2,12 +2,14 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "captured_plans.h"
 #include "core/check.h"
 #include "core/choice_table.h"
 #include "core/engine_search.h"
@@ -101,10 +103,21 @@ CachedPlan& miss(const TuneRequest& request) {
   if (is_capturing()) return keep(provisional_plan(key));
   const std::lock_guard tuning(table.tuning_mutex());
   if (auto plan = remembered(key)) return keep(*std::move(plan));
-  TuneResult result = miss_handler()(request);
+  const uint64_t epoch = table.epoch();
+  const uint64_t forgettings = table.forgettings();
+  TuneResult result = [&] {
+    // A backward may run under autocast, which would recast what is measured and compared.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return miss_handler()(request);
+  }();
+  CachedPlan plan{key, std::move(result.plan), result.text == kMatmul, std::move(result.trial)};
   // A trial's outcome is remembered when there is one.
-  if (result.trial == nullptr) table.put(key, result.text);
-  return keep({key, std::move(result.plan), result.text == kMatmul, std::move(result.trial)});
+  const bool is_settled = plan.trial == nullptr;
+  if (is_settled && !table.put_unless_forgotten(key, result.text, forgettings)) {
+    // It serves this call; the next one looks again.
+    return cache.put(std::move(plan), epoch);
+  }
+  return keep(std::move(plan));
 }
 
 CachedPlan& chosen(const TuneRequest& request) {
@@ -175,6 +188,12 @@ class NamedRange {
 void set_miss_handler(MissHandler handler) { miss_handler() = std::move(handler); }
 void set_known_handler(KnownHandler handler) { known_handler() = std::move(handler); }
 
+bool is_atens(const ChoiceKey& key) {
+  const CachedPlan* cached = PlanCache::of_this_thread().find(key, ChoiceTable::instance().epoch());
+  return cached != nullptr && cached->plan == nullptr && !cached->is_matmul &&
+         cached->trial == nullptr && !cached->provisional;
+}
+
 bool run_chosen(const TuneRequest& request) {
   CachedPlan& cached = chosen(request);
   const bool is_undecided = cached.trial != nullptr && !is_over(cached);
@@ -188,6 +207,7 @@ bool run_chosen(const TuneRequest& request) {
   const auto plan = cached.plan;
   const auto trial = cached.trial;
   try {
+    if (is_capturing()) keep_for_graphs(plan);
     if (is_undecided) {
       trial->run(request.key.problem, request.x, request.w, request.y);
     } else {

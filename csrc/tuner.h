@@ -33,6 +33,10 @@ void set_miss_handler(MissHandler handler);
 using KnownHandler = std::function<std::optional<std::string>(const ChoiceKey&)>;
 void set_known_handler(KnownHandler handler);
 
+// Whether ATen is the choice, as far as this thread knows: then no memory need be had for an
+// engine.
+bool is_atens(const ChoiceKey& key);
+
 // Runs the engine chosen for `request.key`, choosing it first where it is not chosen yet. False
 // where ATen is the choice and nothing was run. Throws CudnnError, c10::OutOfMemoryError.
 bool run_chosen(const TuneRequest& request);

@@ -1,6 +1,7 @@
 """cudnn_autotune: search, choose, remember and run cuDNN's convolution engines."""
 
 from cudnn_autotune import _fake as _fake
+from cudnn_autotune import _flops as _flops
 from cudnn_autotune import distributed, functional, sampling, settings, store_settings
 from cudnn_autotune._extension import _C as _C  # first: it checks the build
 from cudnn_autotune._extension import extension_available

@@ -88,12 +88,9 @@ def _compare(output: Tensor, compared: Tensor, reference: Tensor) -> float | Non
 
 
 def _wide_type(problem: ConvProblem) -> torch.dtype:
-    if problem.dtype == torch.float64:
-        return torch.float64
-    # The reference is a matrix product, and is rounded to TF32 where those may be.
-    rounds = torch.backends.cuda.matmul.allow_tf32
+    """One whose matrix products are exact enough, also where float32's may be rounded to TF32."""
     is_exact = problem.dtype == torch.float32 and not problem.allow_tf32
-    return torch.float64 if rounds and is_exact else torch.float32
+    return torch.float64 if is_exact or problem.dtype == torch.float64 else torch.float32
 
 
 def _taps(problem: ConvProblem) -> Tensor:
@@ -200,7 +197,8 @@ def _wgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tenso
 
 def _spread(size: int, most: int) -> Tensor:
     """Up to ``most`` indices below ``size``, evenly spread, the first and the last among them."""
-    return torch.linspace(0, size - 1, min(size, most)).round().long()
+    # In the default type, which may be bfloat16, the last index would be rounded out of bounds.
+    return torch.linspace(0, size - 1, min(size, most), dtype=torch.float64).round().long()
 
 
 def _overlap(

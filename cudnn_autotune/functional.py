@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from cudnn_autotune._extension import _C, extension_available
 from cudnn_autotune.problem import DTYPES, same_padding
@@ -68,6 +70,7 @@ def conv2d(
         and isinstance(weight, Tensor)
         and input.is_cuda
         and weight.dim() == _SPATIAL_DIMS + 2
+        and not any(_has_rules_of_its_own(tensor) for tensor in (input, weight, bias))
     )
     is_unbatched = takes_part and input.dim() == _SPATIAL_DIMS + 1
     strides, dilations = _pair(stride), _pair(dilation)
@@ -94,6 +97,16 @@ def conv2d(
         -1 if workspace_limit is None else workspace_limit,
     )
     return output.squeeze(0) if is_unbatched else output
+
+
+def _has_rules_of_its_own(tensor: Tensor | None) -> bool:
+    """Whether it is of a class (DTensor, a quantized one) that knows ATen's operators by name."""
+    if torch.compiler.is_compiling():
+        return False  # Dynamo has unwrapped it, or unwraps what comes of it
+    dispatch = type(tensor).__torch_dispatch__ if isinstance(tensor, Tensor) else None
+    if dispatch in (None, Tensor.__torch_dispatch__):
+        return False
+    return not isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
 def _pair(value: Ints) -> Sequence[int] | None:

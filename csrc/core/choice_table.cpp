@@ -20,6 +20,18 @@ std::optional<std::string> ChoiceTable::find(const ChoiceKey& key) const {
 
 void ChoiceTable::put(const ChoiceKey& key, std::string text) {
   const std::unique_lock lock(mutex_);
+  put_locked(key, std::move(text));
+}
+
+bool ChoiceTable::put_unless_forgotten(const ChoiceKey& key, std::string text,
+                                       uint64_t forgettings) {
+  const std::unique_lock lock(mutex_);
+  if (forgettings != forgettings_) return false;
+  put_locked(key, std::move(text));
+  return true;
+}
+
+void ChoiceTable::put_locked(const ChoiceKey& key, std::string text) {
   const auto [entry, is_new] = choices_.try_emplace(key, text);
   if (is_new || entry->second == text) return;
   entry->second = std::move(text);
@@ -36,18 +48,20 @@ void ChoiceTable::erase(const ConvProblem& problem) {
   for (auto entry = choices_.begin(); entry != choices_.end();) {
     entry = entry->first.problem == problem ? choices_.erase(entry) : std::next(entry);
   }
+  ++forgettings_;
   epoch_.fetch_add(1, std::memory_order_release);
 }
 
 void ChoiceTable::clear() {
   const std::unique_lock lock(mutex_);
   choices_.clear();
+  ++forgettings_;
   epoch_.fetch_add(1, std::memory_order_release);
 }
 
-size_t ChoiceTable::size() const {
+uint64_t ChoiceTable::forgettings() const {
   const std::shared_lock lock(mutex_);
-  return choices_.size();
+  return forgettings_;
 }
 
 }  // namespace cudnn_autotune

@@ -23,11 +23,15 @@ class ChoiceTable {
 
   std::optional<std::string> find(const ChoiceKey& key) const;
   void put(const ChoiceKey& key, std::string text);
+  // Not where anything was forgotten since `forgettings()` was that number: false then.
+  bool put_unless_forgotten(const ChoiceKey& key, std::string text, uint64_t forgettings);
   void erase(const ChoiceKey& key);
   // Under every policy. What is being decided by calls is stale as well.
   void erase(const ConvProblem& problem);
   void clear();
-  size_t size() const;
+  // How often choices were taken back on purpose (a pin, an agreement, a new start): what was found
+  // out of a problem meanwhile may be what is not wanted any more.
+  uint64_t forgettings() const;
 
   // Grows whenever a choice that stood was changed or removed: what was cached before is stale.
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
@@ -40,7 +44,10 @@ class ChoiceTable {
   mutable std::shared_mutex mutex_;
   std::recursive_mutex tuning_mutex_;
   std::unordered_map<ChoiceKey, std::string, ChoiceKeyHash> choices_;
+  uint64_t forgettings_ = 0;
   std::atomic<uint64_t> epoch_{0};
+
+  void put_locked(const ChoiceKey& key, std::string text);
 };
 
 }  // namespace cudnn_autotune

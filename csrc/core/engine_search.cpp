@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -165,13 +166,22 @@ std::vector<EngineSearch::BuildResult> EngineSearch::build(
       }
     }
   };
-  const auto others = std::min<size_t>(std::max(threads, 1), configs.size());
+  const auto most = std::min<size_t>(std::max(threads, 1), configs.size());
   std::vector<std::thread> pool;
-  for (size_t t = 1; t < others; ++t) {
-    pool.emplace_back([&] {
-      enter_thread();
-      work();
-    });
+  pool.reserve(most);
+  while (pool.size() + 1 < most) {
+    try {
+      pool.emplace_back([&] {
+        try {
+          enter_thread();
+        } catch (const std::exception&) {
+          return;  // where CUDA fails, the caller's own thread meets it too, and tells
+        }
+        work();
+      });
+    } catch (const std::system_error&) {
+      break;  // no more threads to be had: those that there are do the work
+    }
   }
   work();
   for (auto& thread : pool) thread.join();

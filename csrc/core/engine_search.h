@@ -51,8 +51,9 @@ class EngineSearch {
     std::shared_ptr<ConvPlan> plan;  // null where it did not build
     std::string error;
   };
-  // Builds on `threads` threads, each of which first calls `enter_thread` (it makes the CUDA
-  // device current). Configs that do not build carry the reason.
+  // Builds on the caller's thread and on `threads` - 1 more, as far as they can be had, each of
+  // which first calls `enter_thread` (it makes the CUDA device current, as it must be on the
+  // caller's). Configs that do not build carry the reason.
   std::vector<BuildResult> build(const std::vector<EngineConfig>& configs, int threads,
                                  const std::function<void()>& enter_thread);
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +149,31 @@ def test_a_text_of_another_gpu_does_not_build_silently() -> None:
 def test_the_other_dtypes_have_candidates(op: str, dtype: torch.dtype) -> None:
     problem = make("resnet_fp16_nhwc", op, dtype=dtype)
     assert ca.candidates(problem, device="h200")
+
+
+FEW_THREADS = """
+import resource
+from pathlib import Path
+import torch
+import cudnn_autotune as ca
+
+problem = ca.ConvProblem("fprop", (8, 64, 28, 28), (64, 64, 3, 3), padding=1, dtype=torch.float16,
+                         memory_format=torch.channels_last)
+properties = (Path(ca.__file__).parent / "devices" / "h200.json").read_text()
+search = ca._C.EngineSearch.by_properties(problem.native(), properties)
+texts = [candidate.text for candidate in search.query("A")]
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20),) * 2)
+built = search.build_many(texts, 8)
+print(len(texts), len(built))
+"""
+
+
+def test_where_threads_cannot_be_had_fewer_build() -> None:
+    """A container's limit of processes, or of memory for their stacks."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", FEW_THREADS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    wanted, built = done.stdout.split()
+    assert int(wanted) == int(built) > 8

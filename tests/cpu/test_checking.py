@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -338,6 +339,31 @@ def test_operands_are_left_alone_and_the_sample_is_fixed(op: str) -> None:
     for now, then in zip(tensors, copies, strict=True):
         assert now is written or torch.equal(now, then)
     assert torch.equal(written, right)
+
+
+@pytest.mark.parametrize("kernels", [512, 1024, 4096])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_default_type_that_is_narrow_does_no_harm(dtype: torch.dtype, kernels: int) -> None:
+    problem = ca.ConvProblem("wgrad", (2, 4, 6, 6), (kernels, 4, 3, 3))
+    torch.set_default_dtype(dtype)
+    try:
+        assert error_of(problem) == pytest.approx(0.0, abs=ROUNDING[torch.float32])
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("scope", ["torch.backends", "torch.backends.cuda.matmul"])
+def test_however_tf32_is_switched_on(scope: str, op: str) -> None:
+    """By the newer of PyTorch's two names; to read the older one is an error from then on."""
+    place = functools.reduce(getattr, scope.split(".")[1:], torch)
+    problem = ca.ConvProblem(op, (2, 4, 6, 6), (6, 4, 3, 3), dtype=torch.float16)
+    before = place.fp32_precision
+    place.fp32_precision = "tf32"
+    try:
+        assert error_of(problem) == pytest.approx(0.0, abs=ROUNDING[torch.float16])
+    finally:
+        place.fp32_precision = before
 
 
 def test_tolerances() -> None:

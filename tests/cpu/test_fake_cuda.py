@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 import cudnn_autotune as ca
 
@@ -113,6 +114,53 @@ def test_what_cudnn_lacks_is_pytorchs(dtype: torch.dtype) -> None:
     operands = cuda(2, 4, 9, 8, dtype=dtype), cuda(6, 4, 3, 3, dtype=dtype)
     targets = {str(n.target) for n in make_fx(program)(*operands).graph.nodes}
     assert not any("cudnn_autotune" in target for target in targets)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_flops_are_counted_as_pytorchs(groups: int) -> None:
+    """Those of the weight's gradient as many as the others, in groups too (PyTorch's are more)."""
+    x, w = cuda(2, 4, 9, 8), cuda(6, 4 // groups, 3, 3)
+    stride, padding, dilation, ours = [2, 2], [1, 1], [1, 1], torch.ops.cudnn_autotune
+    policy = (stride, padding, dilation, groups, "", -1)
+
+    def flops(call: Callable[[], Tensor]) -> int:
+        with FlopCounterMode(display=False) as counter:
+            call()
+        return int(counter.get_total_flops())
+
+    theirs = flops(lambda: nn.functional.conv2d(x, w, None, 2, 1, 1, groups))
+    assert theirs == 2 * 2 * 5 * 4 * 6 * (4 // groups) * 9
+    y = cuda(2, 6, 5, 4)
+    assert flops(lambda: ca.functional.conv2d(x, w, None, 2, 1, 1, groups)) == theirs
+    assert flops(lambda: ours.conv_dgrad(y, w, list(x.shape), *policy)) == theirs
+    assert flops(lambda: ours.conv_wgrad(y, x, list(w.shape), *policy)) == theirs
+
+
+def test_tensors_with_rules_of_their_own_are_pytorchs() -> None:
+    """A class that knows ATen's operators only, as DTensor and quantized tensors do."""
+    seen = []
+
+    class Wrapped(Tensor):
+        inner: Tensor
+
+        @staticmethod
+        def __new__(cls, inner: Tensor) -> Wrapped:
+            made = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype,
+                                                 device=inner.device)  # fmt: skip
+            made.inner = inner
+            return made
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(str(function))
+            assert function.namespace == "aten"
+            inner = [a.inner if isinstance(a, Wrapped) else a for a in args]
+            return Wrapped(function(*inner, **(kwargs or {})))
+
+    output = ca.functional.conv2d(Wrapped(cuda(2, 4, 9, 8)), cuda(6, 4, 3, 3), padding=1)
+    assert type(output) is Wrapped
+    assert seen == ["aten.convolution.default"]
+    assert type(ca.functional.conv2d(cuda(2, 4, 9, 8), Wrapped(cuda(6, 4, 3, 3)))) is Wrapped
 
 
 def test_no_gpu_is_touched() -> None:

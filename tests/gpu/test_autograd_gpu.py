@@ -85,6 +85,39 @@ def test_autocast(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, dtype: tor
     assert {c.problem.dtype for c in ca.choices()} == {dtype, torch.float32}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_backward_under_autocast_is_judged_in_its_own_type(
+    layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, dtype: torch.dtype
+) -> None:
+    """Autocast would recast the reference, and right engines would be struck for it."""
+    _, ours = layers
+    ours.sampling = "race"
+    output = ours(input)
+    with torch.autocast("cuda", dtype=dtype):
+        output.sum().backward()
+    made = {choice.problem.op: choice for choice in ca.choices()}
+    assert set(made) == {"fprop", "wgrad"}
+    assert all(choice.problem.dtype is torch.float32 for choice in made.values())
+    assert not made["wgrad"].struck
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_batched_gradients(
+    layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, layout: torch.memory_format
+) -> None:
+    found = []
+    for layer in layers:
+        layer.to(memory_format=layout)
+        sample = input.contiguous(memory_format=layout).requires_grad_()
+        output = layer(sample)
+        seeds = torch.linspace(1, 2, 3 * output.numel(), device="cuda").view(3, *output.shape)
+        found.append(
+            torch.autograd.grad(output, (sample, layer.weight), seeds, is_grads_batched=True)
+        )
+    for actual, expected in zip(found[1], found[0], strict=True):
+        assert_close(actual, expected.double(), 1e-5)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, backend: str) -> None:
     torch._dynamo.reset()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from references import assert_close
@@ -66,6 +68,26 @@ def test_cold_capture_neither_tunes_nor_fails(mode: str) -> None:
     if mode != "heuristic":
         assert len(choices_of(mode)) == 1
     check_replays(graph, input, weight, output)
+
+
+def test_a_graph_outlives_the_plan_that_it_captured(mode: str) -> None:
+    """Kernels that are compiled at run time may be unloaded with their plan."""
+    before = ca._C.plan_cache_capacity()
+    ca._C.set_plan_cache_capacity(1)
+    try:
+        input, weight = operands()
+        ca.functional.conv2d(input, weight, sampling=mode)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = ca.functional.conv2d(input, weight, sampling=mode)
+        ca.forget()
+        for batch in (1, 2, 3):
+            ca.functional.conv2d(input[:batch], weight, sampling="heuristic")
+        gc.collect()
+        check_replays(graph, input, weight, output)
+    finally:
+        ca._C.set_plan_cache_capacity(before)
 
 
 def test_capture_on_another_thread_does_not_stop_tuning_here() -> None:

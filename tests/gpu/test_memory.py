@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from references import TF32_TOLERANCE, assert_close, random_operands, reference
-from strategies import HUNGRIEST
+from strategies import HUNGRIEST, ONLY_ATEN
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -102,3 +102,24 @@ def test_a_result_that_cannot_be_had_is_out_of_memory(crowd: Callable[[int], Non
     for convolution in (torch.nn.functional.conv2d, ca.functional.conv2d):
         with pytest.raises(torch.OutOfMemoryError):
             convolution(input, weight)
+
+
+def test_where_pytorchs_path_is_chosen_nothing_else_is_allocated() -> None:
+    """No output that nobody writes, and no copy in another layout."""
+    input = torch.randn(64, 64, 56, 56, device="cuda", dtype=torch.float16)
+    weight = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.float16)
+    weight = weight.contiguous(memory_format=torch.channels_last)
+
+    def peak(call: Callable[[], Tensor]) -> int:
+        for _ in range(2):
+            call()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+
+    theirs = peak(lambda: torch.nn.functional.conv2d(input, weight, padding=1))
+    ours = peak(lambda: ca.functional.conv2d(input, weight, padding=1, sampling=ONLY_ATEN.name))
+    assert {choice.text for choice in ca.choices()} == {"aten"}
+    assert ours == theirs

@@ -40,6 +40,28 @@ def test_odd_inputs(kind: str) -> None:
     assert_same_step(*twin_layers(8, 12, 3, padding=1), ODD_INPUTS[kind](input))
 
 
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation"])
+def test_what_cudnn_cannot_count_is_pytorchs(name: str) -> None:
+    """2**32 + 1 is 1 in cuDNN's 32 bits, and its output would be written out of bounds."""
+    input = torch.randn(2, 4, 8, 8, device="cuda")
+    weight = torch.randn(6, 4, 1, 1, device="cuda")
+    # With such padding only such a stride leaves an output that fits into memory.
+    arguments = {name: 2**32 + 1, **({"stride": 2**33} if name == "padding" else {})}
+
+    def outcome(call: Callable[..., Tensor], **more: str) -> Tensor | None:
+        try:
+            return call(input, weight, **arguments, **more)
+        except RuntimeError:
+            return None
+
+    theirs = outcome(nn.functional.conv2d)
+    ours = outcome(ca.functional.conv2d, sampling="heuristic")
+    assert (theirs is None) == (ours is None)
+    if theirs is not None and ours is not None:
+        assert_close(ours, theirs.double(), 1e-5)
+    assert any("2**31" in reason for reason in ca.fallbacks())
+
+
 def test_one_channel_is_ambiguous_about_layout() -> None:
     ca.set_sampling("heuristic")
     for shape in ((4, 1, 9, 9), (4, 6, 1, 1), (1, 1, 5, 5)):
