@@ -11,7 +11,7 @@ Precedence, the first that is given wins:
    ``CUDNN_AUTOTUNE_BUDGET_MS``,
 5. the defaults: ``auto``, no limit, every candidate, the mode's own budget.
 
-A backward uses what its forward used. Like ``torch.backends.cudnn.flags``, a context holds for
+A backward uses the mode and the workspace limit of its forward. Like ``torch.backends.cudnn.flags``, a context holds for
 all threads of the process.
 
 ``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` (256) is how many built plans each thread keeps. A thread that
