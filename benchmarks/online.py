@@ -8,7 +8,11 @@ first_call    wall time of a layer's first call, `heuristic` against `online`, i
 overhead      host time of a call of a tiny convolution while its trial is undecided, against
               `heuristic`'s decided call: one process, blocks in turns. A trial lasts some hundred
               calls, so it is forgotten and started again; its first calls, each of which builds
-              and checks a candidate as well, are timed one by one and shown apart.
+              and checks a candidate as well, are timed one by one and shown apart. The mean is
+              shown beside the median: what the tuner's thread computes hits few calls. And the CPU
+              time of that thread, a turn.
+turns         not by default: what one call of each finalist seems to take, after another's kernel,
+              after its own, and in batches.
 
     python benchmarks/online.py --json online.json --plot online.png
 """
@@ -22,10 +26,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from online_mode.problems import CONVERGENCE, FIRST_CALL, wanted
+from online_mode.problems import CONVERGENCE, FIRST_CALL, TURNS, wanted
 
 # The shares of the time; processes of first_call import while convergence is measured.
-PARTS = {"convergence": 0.5, "first_call": 0.6, "overhead": 1.0}
+PARTS = {"turns": 1.0, "convergence": 0.5, "first_call": 0.6, "overhead": 1.0}
+DEFAULT_PARTS = "convergence,first_call,overhead"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,7 +40,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--json", type=Path, help="write the record here, as it grows")
     p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
-    p.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of: %(default)s")
+    p.add_argument(
+        "--parts",
+        default=DEFAULT_PARTS,
+        help=f"comma-separated, of: {', '.join(PARTS)}; %(default)s",
+    )
     p.add_argument("--layers", type=Path, default=Path(__file__).with_name("layers.json"))
     p.add_argument(
         "--cases",
@@ -43,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
         help="of convergence: comma-separated parts of case ids; %(default)s",
     )
     p.add_argument("--first-cases", default=",".join(FIRST_CALL), help="of first_call; %(default)s")
+    p.add_argument("--turns-cases", default=",".join(TURNS), help="of turns; %(default)s")
     p.add_argument("--processes", type=int, default=5, help="of each mode, for first_call")
     p.add_argument("--trials", type=int, default=20, help="for overhead, at most")
     p.add_argument("--calls", type=int, default=25, help="in a block of overhead")
@@ -53,9 +63,14 @@ def parser() -> argparse.ArgumentParser:
 
 def work(name: str) -> int:
     from common.workers import serve
-    from online_mode import convergence, first_call, overhead
+    from online_mode import convergence, first_call, overhead, turns
 
-    modules = {"convergence": convergence, "first_call": first_call, "overhead": overhead}
+    modules = {
+        "turns": turns,
+        "convergence": convergence,
+        "first_call": first_call,
+        "overhead": overhead,
+    }
     return serve(modules[name.split(":")[0]].measure)
 
 
@@ -87,11 +102,13 @@ def main() -> int:
     arguments = {k: v for k, v in vars(options).items() if k != "worker"}
     record = Record("online", options.json, device=options.device, arguments=arguments)
     cases = {
+        "turns": described(options.layers, options.turns_cases, "--turns-cases"),
         "convergence": described(options.layers, options.cases, "--cases"),
         "first_call": described(options.layers, options.first_cases, "--first-cases"),
         "overhead": {},
     }
     of_part: dict[str, list[str]] = {
+        "turns": ["turns"],
         "convergence": ["convergence"],
         "first_call": [
             f"first_call:{mode}:{i}"
@@ -142,9 +159,10 @@ def main() -> int:
                 print(error, file=sys.stderr)
                 failures.append(str(error))
             print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-        measured = {entry["case"] for entry in kept.get("convergence", [])}
-        is_complete = not failures and (
-            "convergence" not in parts or measured == set(cases["convergence"])
+        is_complete = not failures and all(
+            {entry["case"] for entry in kept[part]} == set(cases[part])
+            for part in ("turns", "convergence")
+            if part in parts
         )
         save(is_complete)
     for table in tables(record.data):

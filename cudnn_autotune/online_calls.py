@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -35,11 +37,19 @@ class OnlineChores:
         choice: of the first one.
         first, plan: what serves until all is decided.
         prepared: is told what has been done.
+        budget_ms: wall time that all pieces together may take, in milliseconds; once it is spent,
+            nobody else joins. None: no limit. The piece in hand is never broken off.
     """
 
     def __init__(
-        self, choice: Choice, first: Candidate, plan: _C.Plan | None, prepared: Prepared
+        self,
+        choice: Choice,
+        first: Candidate,
+        plan: _C.Plan | None,
+        prepared: Prepared,
+        budget_ms: float | None = None,
     ) -> None:
+        self._left_ms = math.inf if budget_ms is None else budget_ms
         self._choice = choice
         self._problem = choice.problem
         self._first, self._plan = first, plan
@@ -51,6 +61,7 @@ class OnlineChores:
         self, x: Tensor, w: Tensor, y: Tensor
     ) -> tuple[tuple[str, _C.Plan | None] | None, bool]:
         """Does the next piece: ``_C.Chore``."""
+        start_s = time.perf_counter()
         try:
             joins = self._do((x, w, y))
         except Exception:
@@ -61,6 +72,9 @@ class OnlineChores:
         except BaseException:
             self._end(broken=True)
             raise
+        self._left_ms -= (time.perf_counter() - start_s) * 1e3
+        if self._left_ms <= 0:
+            self._leave_out()
         if joins is not None:
             self._prepared.joining.append(joins[0])
         is_more = bool(self._pending)
@@ -93,6 +107,12 @@ class OnlineChores:
             self._prepared.first_fails = "wrong" if is_first else self._prepared.first_fails
             return None
         return None if is_first else (candidate, plan)
+
+    def _leave_out(self) -> None:
+        others = sum(candidate is not self._first for candidate in self._pending)
+        if others:
+            self._prepared.remarks.append(online.LEFT_OUT.format(others))
+        self._pending.clear()
 
     def _ask(self, tensors: Tensors) -> None:
         native = self._problem.native()

@@ -1,7 +1,7 @@
 """Carries out ``online``: reads its candidates' turns on a thread of its own, and decides.
 
 The callers' threads never wait for it: C++ gives turns and keeps their times
-(csrc/online_trial.h), this thread judges them (``sampling.online``). It does arithmetic only.
+(csrc/online_trial.h), this thread judges them (``sampling.online_race``). It does arithmetic only.
 Whatever needs the GPU is done in the calls (``online_calls.OnlineChores``): cuDNN captures streams
 of its own when it builds and runs plans, and a ``torch.cuda.synchronize()`` of any other thread
 fails meanwhile ("operation not permitted when stream is capturing").
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.sampling.online import OnlineRace
+from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 
 if TYPE_CHECKING:
@@ -28,12 +28,13 @@ _log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.01
 # Where nothing happens, as between two epochs.
-_LONGEST_PERIOD_S = 0.16
+_LONGEST_IDLE_S = 0.16
+# What the thread computes costs the callers Python's lock: with many trials it looks less often, so
+# that it takes this share of a core, but not so seldom that decisions come late.
+_SHARE = 0.01
+_LONGEST_S = 0.5
 # At exit a step is waited for, some milliseconds.
 _EXIT_S = 10.0
-# Turns are judged when there are this many more (relative): each look costs the callers some time
-# of Python's lock, and some confidence.
-_LOOK_AFTER = 0.1
 
 
 class Policy(Protocol):
@@ -67,6 +68,8 @@ class Prepared:
     """Of each one that was checked, by its text: as ``checking.relative_error``."""
     struck: list[tuple[str, float]] = field(default_factory=list)
     """Those of them that are wrong."""
+    remarks: list[str] = field(default_factory=list)
+    """What the evidence should say of it."""
     is_broken: bool = False
     """Whether it ended by an error, which was logged or raised."""
     is_over: bool = False
@@ -98,21 +101,22 @@ class Trial:
             # Mostly nobody has it any more; it may also have been made while all was forgotten.
             self.ledger.decide(self.race.next_best() or 0)
             return False
-        if self._adopt():
-            return False
         is_over = self.prepared.is_over  # asked first: all that joins has then joined
-        chosen = self._read()
+        self.is_idle = not self._read()
+        if not self.is_idle and self._adopt():
+            return False
         if self.prepared.is_broken:
             if 0 in self.race.failed:
                 self.settle()
             else:
                 self.ledger.decide(0)
             return False
+        chosen = self._judge()
         if not is_over:
             return True
         if chosen is not None:
             wall_ms = (time.perf_counter() - self._start) * 1e3
-            self.policy.tell(self.race.selection(chosen, wall_ms))
+            self.policy.tell(self.race.selection(chosen, wall_ms, self.prepared.remarks))
             self.ledger.decide(chosen)
             return False
         if len(self.race.candidates) == 1 or not self.race.active:
@@ -122,13 +126,15 @@ class Trial:
 
     def settle(self) -> None:
         """Ends what cannot be decided: the first stays, or who is left, or PyTorch's own path."""
-        if 0 in self.race.active:
-            self.ledger.decide(0)
-            return
-        left = self.race.next_best()
-        candidate = ATEN if left is None else self.race.candidates[left]
-        evidence = Evidence(rule="the others fail", tied=(candidate.text,))
+        stays = 0 in self.race.active
+        left = 0 if stays else self.race.next_best()
         self.ledger.decide(left)
+        remarks = tuple(self.prepared.remarks)
+        if stays and not remarks:
+            return  # what was said of it stands, too
+        candidate = ATEN if left is None else self.race.candidates[left]
+        rule = "the first stays" if stays else "the others fail"
+        evidence = Evidence(rule=rule, tied=(candidate.text,), remarks=remarks)
         self.policy.tell(Selection((Timed(candidate, None, 0),), self.race.turns, evidence))
 
     def _adopt(self) -> bool:
@@ -140,25 +146,27 @@ class Trial:
                 return True
         return False
 
-    def _read(self) -> int | None:
-        """What the turns since the last step say: the choice's number once there is one."""
-        turns = self.race.turns
-        samples, failures = self.ledger.take_samples(), self.ledger.failures()
-        while len(self.race.candidates) < self.ledger.ways:
-            self.race.join([self.prepared.joining.popleft()])
-        if self.prepared.first_fails and 0 not in self.race.failed:
+    def _read(self) -> bool:
+        """Takes what the calls have left; False where that is nothing."""
+        samples, ways = self.ledger.take_samples(), self.ledger.ways
+        failures = set(self.ledger.failures()) - self.race.failed
+        first_fails = bool(self.prepared.first_fails) and 0 not in self.race.failed
+        joining = ways - len(self.race.candidates)
+        self.race.join([self.prepared.joining.popleft() for _ in range(joining)])
+        if first_fails:
             self._fail(0, self.prepared.first_fails)
         self.race.add(samples)
         for number in failures:
             self.race.fail(number, "failed")
-        self.is_idle = self.race.turns == turns
+        return bool(samples or failures or joining or first_fails)
+
+    def _judge(self) -> int | None:
+        """What the turns say, where enough are new: the choice's number once there is one."""
         if self.race.turns < self._judge_at:
             return None
-        self._judge_at = self.race.turns + max(
-            len(self.race.active), int(_LOOK_AFTER * self.race.turns)
-        )
         before = set(self.race.active)
         chosen = self.race.judge()
+        self._judge_at = self.race.turns + self.race.turns_to_next_look()
         for number in before - self.race.active:
             self.ledger.drop(number)
         leader = self.race.leader()
@@ -172,6 +180,12 @@ class Trial:
         self._judge_at = 0
 
 
+def next_period_s(last_s: float, is_idle: bool, spent_s: float, trials: int) -> float:
+    """How long to sleep after a look at all trials that took ``spent_s`` of CPU time; seconds."""
+    wanted_s = min(2 * last_s, _LONGEST_IDLE_S) if is_idle else _PERIOD_S
+    return max(wanted_s, min(spent_s / _SHARE, trials * _PERIOD_S, _LONGEST_S))
+
+
 class OnlineTuner:
     """The thread; it lives while there are trials."""
 
@@ -180,6 +194,7 @@ class OnlineTuner:
         self._trials: list[Trial] = []
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
+        self._cpu_s = 0.0
 
     def add(self, trial: Trial) -> None:
         with self._lock:
@@ -204,6 +219,11 @@ class OnlineTuner:
         with self._lock:
             return sum(not trial.prepared.is_over for trial in self._trials)
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of all steps so far, in seconds: what the callers' Python may have waited."""
+        return self._cpu_s
+
     def stop(self) -> None:
         """Ends the thread for good. At exit it must be done before the interpreter goes."""
         self._stopped.set()
@@ -220,6 +240,7 @@ class OnlineTuner:
                 if not trials:
                     self._thread = None
                     return
+            begin_s = time.thread_time()
             for trial in trials:
                 if self._stopped.is_set():
                     return
@@ -227,7 +248,9 @@ class OnlineTuner:
                     with self._lock:
                         self._trials.remove(trial)
             is_idle = all(trial.is_idle for trial in trials)
-            period_s = min(2 * period_s, _LONGEST_PERIOD_S) if is_idle else _PERIOD_S
+            spent_s = time.thread_time() - begin_s
+            self._cpu_s += spent_s
+            period_s = next_period_s(period_s, is_idle, spent_s, len(trials))
             # What is over is let go before the next sleep.
             del trial, trials
 
@@ -247,4 +270,4 @@ class OnlineTuner:
 TUNER = OnlineTuner()
 atexit.register(TUNER.stop)
 
-__all__ = ["TUNER", "OnlineTuner", "Policy", "Prepared", "Trial"]
+__all__ = ["TUNER", "OnlineTuner", "Policy", "Prepared", "Trial", "next_period_s"]

@@ -11,8 +11,8 @@ Precedence, the first that is given wins:
    ``CUDNN_AUTOTUNE_BUDGET_MS``,
 5. the defaults: ``auto``, no limit, every candidate, the mode's own budget.
 
-A backward uses the mode and the workspace limit of its forward. Like ``torch.backends.cudnn.flags``, a context holds for
-all threads of the process.
+A backward uses the mode and the workspace limit of its forward. Like
+``torch.backends.cudnn.flags``, a context holds for all threads of the process.
 
 ``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` (256) is how many built plans each thread keeps. A thread that
 goes round more problems than that builds a plan at every call.
@@ -122,8 +122,10 @@ def set_budget_ms(budget_ms: float | None) -> None:
 
     None: what the mode takes. A smaller budget looks at fewer candidates, in cuDNN's order, and at
     each less closely; the choice's evidence says what was left out. A kernel that runs is never
-    broken off, so that the first look at a slow candidate can overrun it. It is not part of what a
-    choice is remembered by: what was chosen stays.
+    broken off, so that the first look at a slow candidate can overrun it. With ``online`` it bounds
+    what calls wait for in all while candidates are built and checked: once it is spent, nobody
+    else joins; their turns are not counted. It is not part of what a choice is remembered by: what
+    was chosen stays.
     """
     global _budget_ms
     _budget_ms = check_budget_ms(budget_ms)

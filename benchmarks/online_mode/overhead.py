@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 from common import numbers
 from common.timing import synchronize
 
+from .convergence import made
 from .problems import Call, our_call, tiny, warm_up
 
 MODES = ("heuristic", "online")
+# The tuner's thread has noted by then what its last step took.
+_LAST_STEP_S = 0.02
 # Blocks of a dry run's trial, which has no thread that would tell.
 _DRY = {"chores": 4, "undecided": 12}
 PHASES = tuple(_DRY)
@@ -62,6 +66,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     import cudnn_autotune as ca
     from cudnn_autotune.measuring import operands
+    from cudnn_autotune.online_tuner import TUNER
 
     device, per_block = request["device"], request["calls"]
     end = time.monotonic() + request["seconds"]
@@ -79,10 +84,17 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for _ in range(per_block):
             calls["heuristic"]()
         quiet = [enqueue_us(calls["heuristic"], per_block, device) for _ in range(20)]
+        before_s = TUNER.cpu_s
         calls["online"]()  # starts the trial
         synchronize(device)
         found = list(trial(calls, per_block, device, end))
-        record: dict[str, Any] = {"quiet_us": numbers.all_significant(quiet)}
+        time.sleep(_LAST_STEP_S)
+        decided = made(problem, "online")
+        record: dict[str, Any] = {
+            "quiet_us": numbers.all_significant(quiet),
+            "tuner_cpu_us": numbers.significant((TUNER.cpu_s - before_s) * 1e6),
+            "turns": decided.total_samples if decided else 0,
+        }
         for name in PHASES:
             record[name] = {
                 mode: numbers.all_significant([block[i] for block in found if block[0] == name])
@@ -108,12 +120,18 @@ def compared(records: list[dict[str, Any]]) -> dict[str, Any]:
             "difference_us": paired,
             "difference_to_quiet_us": alone,
         }
-        result[name] = {
-            key: {k: numbers.significant(v) for k, v in numbers.spread(values).items()}
-            for key, values in spreads.items()
-        }
+        result[name] = {key: told(values) for key, values in spreads.items()}
     quiet = [us for r in records for us in r["quiet_us"]]
     if quiet:
-        spread = numbers.spread(quiet)
-        result["quiet_us"] = {k: numbers.significant(v) for k, v in spread.items()}
+        result["quiet_us"] = told(quiet)
+    turns = sum(r["turns"] for r in records)
+    if turns:
+        cpu_us = math.fsum(r["tuner_cpu_us"] for r in records)
+        result["tuner_cpu_us_a_turn"] = numbers.significant(cpu_us / turns)
     return result
+
+
+def told(values: list[float]) -> dict[str, float | None]:
+    """The spread, and the mean: what costs much and seldom is in no median."""
+    found = {**numbers.spread(values), "mean": math.fsum(values) / len(values)}
+    return {k: numbers.significant(v) for k, v in found.items()}

@@ -8,6 +8,8 @@ from typing import Any
 from common import numbers
 from common.tables import Table, number, percent
 
+from .turns import ARMS
+
 
 def first_call_table(data: dict[str, Any]) -> Table:
     table = Table(
@@ -40,6 +42,7 @@ def quartiles(spread: dict[str, float]) -> str:
 def overhead_table(data: dict[str, Any]) -> Table:
     found = data["results"].get("overhead", {}).get("compared", {})
     quiet = found.get("quiet_us")
+    thread = found.get("tuner_cpu_us_a_turn")
     table = Table(
         "Host time of one call while `online` is undecided (us), 1x16x8x8 * 16 filters 3x3",
         (
@@ -49,10 +52,12 @@ def overhead_table(data: dict[str, Any]) -> Table:
             "difference, paired",
             "quartiles",
             "difference to a quiet process",
+            "its mean",
             "blocks",
         ),
         note="Medians of blocks that take turns. "
-        + (f"heuristic in a quiet process: {quiet['median']:.2f} us." if quiet else ""),
+        + (f"heuristic in a quiet process: {quiet['median']:.2f} us. " if quiet else "")
+        + (f"CPU time of the tuner's thread: {thread:.2f} us a turn." if thread else ""),
     )
     for name, what in (
         ("chores", "with a chore: a candidate is built and checked"),
@@ -69,6 +74,8 @@ def overhead_table(data: dict[str, Any]) -> Table:
                 number(entry["difference_us"]["median"], 2),
                 quartiles(entry["difference_us"]),
                 number(entry["difference_to_quiet_us"]["median"], 2),
+                # Not in records of before 2026-11-21 20:00.
+                number(entry["difference_to_quiet_us"].get("mean"), 2),
                 str(int(entry["difference_us"]["n"])),
             )
         )
@@ -132,8 +139,41 @@ def convergence_table(data: dict[str, Any]) -> Table:
     return table
 
 
+def turns_table(data: dict[str, Any]) -> Table:
+    table = Table(
+        "One call of each finalist, by what ran before it (us; quartiles)",
+        ("case", "finalist", *ARMS),
+        note="calls: as `online` times them; idle: single calls to an idle GPU; queued: single "
+        "calls, the GPU busy before; second: the second of two; batch: the mean of eight.",
+    )
+    for entry in data["results"].get("turns", []):
+        if "error" in entry:
+            table.rows.append((entry["case"], entry["error"], *[""] * len(ARMS)))
+            continue
+        times = entry["times_ms"]
+        for text in times["batch"]:
+            cells = [_us(times[arm].get(text)) for arm in ARMS]
+            table.rows.append((entry["case"], text, *cells))
+        regrets = [entry["regret"].get(arm) for arm in ARMS]
+        cells = ["–" if regret is None else percent(1 + regret) for regret in regrets]
+        table.rows.append((entry["case"], "its fastest, in batches", *cells))
+    return table
+
+
+def _us(spread: dict[str, float] | None) -> str:
+    if spread is None:
+        return "–"
+    median, low, high = (1e3 * spread[key] for key in ("median", "q1", "q3"))
+    return f"{median:.2f} ({low:.2f} to {high:.2f})"
+
+
 def tables(data: dict[str, Any]) -> list[Table]:
-    shown = [first_call_table(data), overhead_table(data), convergence_table(data)]
+    shown = [
+        first_call_table(data),
+        overhead_table(data),
+        convergence_table(data),
+        turns_table(data),
+    ]
     return [table for table in shown if table.rows]
 
 

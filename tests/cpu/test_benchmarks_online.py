@@ -42,12 +42,34 @@ def test_dry_run_leaves_a_whole_record(tmp_path: Path) -> None:
         assert text in done.stdout
 
 
+def test_what_ran_before_a_call(tmp_path: Path) -> None:
+    path = tmp_path / "online.json"
+    done = python(
+        str(BENCHMARKS / "online.py"),
+        *("--device", "cpu", "--parts", "turns", "--turns-cases", "resnet50_layer4_3x3/wgrad"),
+        *("--time-limit", "120", "--json", str(path)),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(path.read_text())
+    assert record["complete"]
+    (entry,) = record["results"]["turns"]
+    arms = {"calls", "idle", "queued", "second", "batch"}
+    assert set(entry["times_ms"]) == set(entry["regret"]) == arms
+    assert {len(of_text) for of_text in entry["times_ms"].values()} == {
+        len(entry["times_ms"]["batch"])
+    }
+    assert entry["regret"]["batch"] == 0
+    assert "One call of each finalist" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (("--parts", "nonsense"), "--parts"),
         (("--cases", "nonsense"), "--cases"),
         (("--first-cases", ","), "--first-cases"),
+        (("--turns-cases", "nonsense"), "--turns-cases"),
         (("--processes", "0"), "--processes"),
     ],
 )
@@ -57,6 +79,20 @@ def test_bad_options_are_named(arguments: tuple[str, ...], named: str) -> None:
     assert named in done.stderr
 
 
+def test_regret_of_an_arm_is_that_of_its_fastest_in_batches(modules: None) -> None:
+    from online_mode.turns import compared
+
+    found = compared(
+        {
+            "calls": {"a": [1.0, 1.1, 1.2], "b": [1.3, 1.3, 9.0], "c": []},
+            "batch": {"a": [1.02], "b": [1.0], "c": [1.5]},
+        }
+    )
+    assert found["regret"] == {"calls": pytest.approx(0.02), "batch": 0.0}
+    assert found["times_ms"]["calls"]["a"]["median"] == 1.1
+    assert "c" not in found["times_ms"]["calls"]
+
+
 def test_differences_are_paired_block_by_block(modules: None) -> None:
     from online_mode.overhead import compared
 
@@ -64,6 +100,8 @@ def test_differences_are_paired_block_by_block(modules: None) -> None:
         [
             {
                 "quiet_us": [10.0, 10.0, 12.0],
+                "tuner_cpu_us": 300.0,
+                "turns": 75,
                 "chores": {"heuristic": [], "online": []},
                 "undecided": {"heuristic": [10.0, 20.0, 30.0], "online": [12.0, 23.0, 32.0]},
             }
@@ -72,6 +110,8 @@ def test_differences_are_paired_block_by_block(modules: None) -> None:
     assert "chores" not in found
     assert found["undecided"]["difference_us"]["median"] == 2.0
     assert found["undecided"]["difference_to_quiet_us"]["median"] == 13.0
+    assert found["undecided"]["difference_us"]["mean"] == pytest.approx(7 / 3, rel=1e-4)
+    assert found["tuner_cpu_us_a_turn"] == 4.0
 
 
 def test_first_calls_are_compared_where_both_modes_were_measured(modules: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -9,19 +10,24 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from simulations import GPU, candidate, engine, timer_of
 
-from cudnn_autotune import sampling
+from cudnn_autotune import online_calls, sampling, verdict
 from cudnn_autotune._extension import _C
+from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.offline.simulated import SimulatedEngine, StaticCandidates
-from cudnn_autotune.online_tuner import OnlineTuner, Prepared, Trial
-from cudnn_autotune.sampling.online import OnlineRace, offered
+from cudnn_autotune.online_calls import OnlineChores
+from cudnn_autotune.online_tuner import OnlineTuner, Prepared, Trial, next_period_s
+from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling.online import offered
+from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.strategy import Limits
@@ -297,6 +303,78 @@ def test_a_selection_survives_json() -> None:
     assert (never.time_ms, never.samples, never.cut) == (None, 0, "failed")
 
 
+def test_there_is_room_for_many_and_for_long() -> None:
+    race = race_of(2)
+    calls = Calls(race, [1.0, 1.0])
+    for i in range(2, 45):
+        race.join([candidate(f"c{i}", i)])
+        calls.times_ms.append(1.4)
+        calls.round()
+    for _ in range(200):
+        calls.round()
+    race.fail(0, "failed")
+    assert race.judge() == 1
+    many = {t.candidate.text: t.samples for t in race.selection(1).ranking}
+    assert (many["c1"], many["c2"], many["c44"]) == (243, 243, 201)
+
+
+# How often it looks: a look takes its time under Python's lock
+
+
+def looked_at(times_ms: Sequence[float], noise: float, seed: int = 0) -> tuple[OnlineRace, int]:
+    """A race that is judged when it asks for it, and how often that was."""
+    race = race_of(len(times_ms))
+    calls = Calls(race, times_ms, seed)
+    judge_at = looks = 0
+    for _ in range(MOST_ROUNDS):
+        calls.round(noise=noise)
+        if race.turns < judge_at:
+            continue
+        before = len(race.active)
+        looks += 1
+        if race.judge() is not None:
+            return race, looks
+        assert race.turns_to_next_look() >= len(race.active), "at least a full round more"
+        assert len(race.active) <= before
+        judge_at = race.turns + race.turns_to_next_look()
+    raise AssertionError("undecided")
+
+
+def test_few_looks_are_taken() -> None:
+    """Each after a third more rounds or so, where some look each round."""
+    race, looks = looked_at([1.0, 1.0, 1.003, 1.006], 0.3)
+    assert race.rounds == 200, "the most there are, not some look after"
+    assert looks <= 20
+    for seed in range(10):
+        race, looks = looked_at([1.0, 1.01, 1.02, 1.05], 0.02, seed)
+        assert looks <= 20
+
+
+@pytest.mark.parametrize("noise", [0.004, 0.02])
+def test_looking_less_often_takes_few_more_rounds(noise: float) -> None:
+    """Against a look a round, which is more looks than share the confidence."""
+    rounds = {"each": 0, "asked": 0}
+    for seed in range(20):
+        times = [1.0, 1.012, 1.03, 1.1]
+        race = race_of(len(times))
+        calls = Calls(race, times, seed)
+        calls.decide(noise=noise)
+        rounds["each"] += calls.rounds
+        rounds["asked"] += looked_at(times, noise, seed)[0].rounds
+    assert rounds["asked"] <= 1.25 * rounds["each"]
+
+
+def test_what_could_not_be_decided_is_said() -> None:
+    race = race_of(4)
+    chosen = Calls(race, [1.0, 1.0, 1.003, 1.006]).decide(noise=0.3)
+    assert race.selection(chosen).evidence.remarks == (
+        "undecided after 200 rounds: the best so far",
+    )
+    race = race_of(2)
+    chosen = Calls(race, [1.0, 1.1]).decide()
+    assert race.selection(chosen, 1.0, ["a remark"]).evidence.remarks == ("a remark",)
+
+
 # Who takes part
 
 
@@ -364,6 +442,17 @@ def test_benchmark_limit(limit: int) -> None:
     assert {t.candidate.text for t in selection.ranking} == {"e3", "e2"} - (
         {"e2"} if limit == 1 else set()
     )
+
+
+def test_a_budget_bounds_who_is_built() -> None:
+    engines = [engine(f"e{i}", 1.0 - 0.1 * i, build_ms=50.0) for i in range(5)]
+    selection = select(timer_of(*engines, built=False), Limits(budget_ms=120.0))
+    assert selection is not None
+    assert {t.candidate.text for t in selection.ranking} == {"e0", "e1", "e2"}
+    assert selection.evidence.remarks == ("the budget was spent: 2 candidates left out",)
+    selection = select(timer_of(*engines, built=False), Limits(budget_ms=1e6))
+    assert selection is not None
+    assert (len(selection.ranking), selection.evidence.remarks) == (5, ())
 
 
 def test_one_candidate() -> None:
@@ -564,10 +653,148 @@ def test_what_another_thread_has_decided_is_adopted() -> None:
     one.policy.standing = "eng1:"
     assert one.trial.step(), "not here yet"
     one.join(candidate("eng1:", 1))
-    assert one.trial.step()
     assert not one.trial.step()
     assert one.native.decided == "eng1:"
     assert one.policy.told == []
+
+
+class Asked(Told):
+    """Counts how often it is asked for another thread's choice: that is a look-up under a lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    @property
+    def standing(self) -> str | None:  # type: ignore[override]
+        self.asked += 1
+        return None
+
+
+@pytest.mark.search
+def test_where_nothing_is_new_nothing_is_done() -> None:
+    one = Undecided()
+    policy = one.trial.policy = Asked()
+    one.join(candidate("eng1:", 1))
+    one.turns(20, [1.0, 1.01])
+    assert one.trial.step()
+    assert not one.trial.is_idle
+    assert policy.asked == 1
+    for _ in range(5):
+        assert one.trial.step()
+        assert one.trial.is_idle
+    assert policy.asked == 1
+
+
+def test_the_threads_share_is_bounded() -> None:
+    """Many trials are looked at less often, if that takes long; and where nothing happens."""
+    assert next_period_s(0.01, False, 0.0, 100) == 0.01
+    assert next_period_s(0.16, False, 0.0, 100) == 0.01
+    assert next_period_s(0.02, True, 0.0, 1) == 0.04
+    assert next_period_s(0.16, True, 0.0, 1) == 0.16
+    assert next_period_s(0.01, False, 0.0008, 20) == pytest.approx(0.08)
+    assert next_period_s(0.01, True, 0.0008, 20) == pytest.approx(0.08)
+    assert next_period_s(0.01, False, 0.0008, 1) == 0.01, "one alone is soon decided"
+    assert next_period_s(0.01, False, 5.0, 1000) == 0.5
+
+
+@pytest.mark.search
+def test_trials_without_callers_are_dropped_at_once_and_leave_nothing() -> None:
+    """A thread that lived for one step, a plan cache that was full, another epoch."""
+    tuner = OnlineTuner()
+    others = [Undecided() for _ in range(3)]
+    policies = [one.policy for one in others]
+    alive = [weakref.ref(one.trial) for one in others]
+    races = [weakref.ref(one.trial.race) for one in others]
+    stays = Undecided()
+    for one in (*others, stays):
+        one.join(candidate("eng1:", 1))
+        one.turns(8, [1.0, 1.1])
+        tuner.add(one.trial)
+    before_s = tuner.cpu_s
+    assert tuner.undecided == 4
+    others.clear()
+    del one
+    deadline = time.monotonic() + 30
+    while any(trial() is not None for trial in alive) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert tuner.undecided == 1
+    assert [trial() for trial in (*alive, *races)] == [None] * 6
+    assert all(policy.told == [] for policy in policies)
+    assert tuner.cpu_s > before_s
+    assert stays.native.decided is None
+    tuner.stop()
+
+
+# What the calls prepare: all but the GPU's part
+
+
+class Pieces(OnlineChores):
+    """Candidates that need no cuDNN; each piece takes a millisecond of a clock that is not real."""
+
+    others = tuple(candidate(f"eng{i}:", i) for i in range(1, 5))
+
+    def _ask(self, tensors: object) -> None:
+        self._search = cast("_C.EngineSearch", object())
+        self._pending.extend([self._first, *self.others])
+
+    def _build(self, candidate: Candidate) -> None:
+        return None
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count(0.0, 1e-3)
+    monkeypatch.setattr(online_calls.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(verdict, "error_of", lambda *args: 0.0)
+
+
+def prepare(budget_ms: float | None) -> tuple[Prepared, int]:
+    """All pieces, and after how many calls nothing was left to do."""
+    problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3), padding=1)
+    first = Choice(problem, 0, "online", None, 0, FIRST.text, None, 0.0, None, None, ())
+    prepared = Prepared()
+    chores = Pieces(first, FIRST, None, prepared, budget_ms)
+    tensors = (torch.empty(0),) * 3
+    for calls in range(1, 20):
+        if not chores(*tensors)[1]:
+            assert prepared.is_over
+            return prepared, calls
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.search
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("budget_ms", "join"), [(None, 4), (1e6, 4), (0.5, 0), (1.5, 0), (2.5, 1), (3.5, 2), (5.5, 4)]
+)
+def test_the_budget_bounds_what_calls_wait_for(budget_ms: float | None, join: int) -> None:
+    """A millisecond to ask, one for the first, one for each of the others."""
+    prepared, _ = prepare(budget_ms)
+    assert [c.text for c in prepared.joining] == [c.text for c in Pieces.others[:join]]
+    assert prepared.remarks == (
+        [f"the budget was spent: {4 - join} candidates left out"] if join < 4 else []
+    )
+
+
+@pytest.mark.search
+def test_the_evidence_says_that_the_budget_was_spent() -> None:
+    one = Undecided()
+    one.join(candidate("eng1:", 1))
+    one.turns(400, [1.0, 1.2])
+    one.prepared.remarks.append("the budget was spent")
+    one.prepared.is_over = True
+    assert not one.trial.step()
+    (selection,) = one.policy.told
+    assert selection.evidence.remarks == ("the budget was spent",)
+    alone = Undecided()
+    alone.prepared.remarks.append("the budget was spent")
+    alone.prepared.is_over = True
+    assert not alone.trial.step()
+    assert alone.native.decided == FIRST.text
+    (selection,) = alone.policy.told
+    assert (selection.winner.candidate, selection.total_samples) == (FIRST, 0)
+    assert selection.evidence.remarks == ("the budget was spent",)
 
 
 @pytest.mark.search

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cudnn_autotune.sampling.statistics import Floats, Standing, median_polish, standing
+from cudnn_autotune.sampling.statistics import (
+    Floats,
+    Standing,
+    median_polish,
+    medians,
+    quantile,
+    standing,
+)
 
 RULES: dict[str, Any] = {
     "delta": 0.05,
@@ -93,6 +100,45 @@ def test_what_a_round_has_in_common_cancels(table: Floats, data: st.DataObject) 
     fit = median_polish(additive)
     assert fit.mu - fit.mu[0] == pytest.approx(table[0] - table[0, 0], abs=1e-9)
     assert np.abs(fit.residuals).max() < 1e-9
+
+
+@settings(max_examples=200, deadline=None)
+@given(table=tables, share=st.floats(0, 1))
+def test_medians_and_quantiles_are_numpys(table: Floats, share: float) -> None:
+    assert medians(table) == pytest.approx(np.median(table, axis=1), abs=1e-12)
+    assert medians(table.T) == pytest.approx(np.median(table, axis=0), abs=1e-12)
+    ordered = np.sort(table.ravel())
+    assert quantile(ordered, share) == pytest.approx(float(np.quantile(ordered, share)), abs=1e-12)
+
+
+def polished_with_numpy(log_times: Floats, iterations: int = 8) -> tuple[Floats, Floats]:
+    """(mu, residuals): the definition, both effects added up as they are taken off."""
+    residuals = log_times.copy()
+    mu, rho = np.zeros(log_times.shape[1]), np.zeros(log_times.shape[0])
+    for _ in range(iterations):
+        step = np.median(residuals, axis=0)
+        residuals -= step
+        mu += step
+        step_rho = np.median(residuals, axis=1)
+        residuals -= step_rho[:, None]
+        rho += step_rho
+        if np.abs(step).max() < 1e-9 and np.abs(step_rho).max() < 1e-9:
+            break
+    return mu + float(np.median(rho)), residuals
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7, 40])
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+def test_the_quick_polish_is_the_plain_one(rounds: int, count: int) -> None:
+    rng = np.random.default_rng(rounds * 100 + count)
+    for table in (
+        rounds_of(np.linspace(0, 0.5, count).tolist(), rounds, 0.02, rng, shared=0.2),
+        rng.integers(0, 4, (rounds, count)).astype(float),  # with equal numbers
+    ):
+        fit = median_polish(table)
+        mu, residuals = polished_with_numpy(table)
+        assert np.abs(fit.mu - mu).max() < 1e-12
+        assert np.abs(fit.residuals - residuals).max() < 1e-12
 
 
 def test_spoilt_samples_do_not_move_it() -> None:

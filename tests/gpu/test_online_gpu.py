@@ -22,7 +22,7 @@ from cudnn_autotune import _C, verdict
 from cudnn_autotune.engines import ATEN
 from cudnn_autotune.online_tuner import TUNER
 from cudnn_autotune.sampling import online
-from cudnn_autotune.sampling.online import OnlineRace
+from cudnn_autotune.sampling.online_race import OnlineRace
 
 pytestmark = pytest.mark.gpu
 
@@ -303,6 +303,29 @@ def test_limits() -> None:
     assert choice.selection is not None
     listed = [e.candidate for e in choice.selection.ranking if e.candidate.engine is not None]
     assert 1 <= len(listed) <= 4, "three of the list and what served first"
+
+
+def test_a_budget_bounds_what_calls_wait_for() -> None:
+    """Not the turns: who joined before it was spent takes part to the end."""
+    input, weight = operands()
+    right = expected("dense", input, weight)
+    with ca.use_sampling("online", budget_ms=1e-3):
+        first = call("dense", input, weight)
+        converge(lambda: call("dense", input, weight))
+        (choice,) = ca.choices()
+        assert_close(call("dense", input, weight), right, ALLOWED)
+    assert_close(first, right, ALLOWED)
+    assert choice.selection is not None
+    assert choice.total_samples == 0, "to ask for the candidates takes longer than that"
+    (remark,) = choice.selection.evidence.remarks
+    assert "the budget was spent" in remark
+    ca.forget()
+    with ca.use_sampling("online", budget_ms=1e6):
+        converge(lambda: call("dense", input, weight))
+    (choice,) = ca.choices()
+    assert choice.selection is not None
+    assert choice.total_samples > 0
+    assert not any("budget" in remark for remark in choice.selection.evidence.remarks)
 
 
 def test_pytorchs_own_kernels_take_part() -> None:

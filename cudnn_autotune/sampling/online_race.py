@@ -1,0 +1,207 @@
+"""What ``online`` believes of its candidates' turns: who is out, who leads, when it is decided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudnn_autotune.engines import Candidate
+from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.sampling.statistics import Floats
+
+# After two turns: one is out that took so much longer than the best in each of them.
+_SLOW = 1.5
+# Rounds after which the best so far is taken, decided or not.
+_MOST_ROUNDS = 200
+_UNDECIDED = f"undecided after {_MOST_ROUNDS} rounds: the best so far"
+# Rounds are judged when there are this many more (relative), and one at least: a look costs the
+# callers some time of Python's lock, and all looks share the confidence. By simulation a tenth
+# decides no earlier, and half takes a tenth more turns.
+_LOOK_AFTER = 0.35
+
+
+@dataclass(eq=False)
+class OnlineRace:
+    """Turns go in, beliefs come out."""
+
+    candidates: list[Candidate]
+    rules: RaceRules = field(default_factory=lambda: RaceRules(least_rounds=8))
+    active: set[int] = field(default_factory=set)
+    turns: int = 0
+    rounds: int = 0
+    half_width: float = math.inf
+    mu: dict[int, float] = field(default_factory=dict)
+    cut: dict[int, str] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    is_undecided: bool = False
+    """Whether the rounds are over though nobody is sure to be the fastest."""
+    _more_rounds: int = 1
+    _log_ms: Floats = field(default_factory=lambda: np.full((32, 16), math.inf))
+    """Rounds by candidates, with room for more; infinite where there was no turn."""
+
+    def __post_init__(self) -> None:
+        self.active = set(range(len(self.candidates)))
+        self._make_room(0, len(self.candidates))
+
+    def join(self, candidates: Sequence[Candidate]) -> None:
+        known = len(self.candidates)
+        self.candidates += candidates
+        self.active |= set(range(known, len(self.candidates)))
+        self._make_room(0, len(self.candidates))
+
+    def add(self, samples: Iterable[tuple[int, int, float]]) -> None:
+        """``(candidate's number, round, milliseconds)`` of turns that are over."""
+        for number, round_, time_ms in samples:
+            self.turns += 1
+            if time_ms > 0:
+                if round_ >= len(self._log_ms):
+                    self._make_room(round_ + 1, 0)
+                self._log_ms[round_, number] = math.log(time_ms)
+
+    def fail(self, number: int, why: str) -> None:
+        """It cannot serve at all."""
+        self.failed.add(number)
+        self._drop(number, why)
+
+    def judge(self) -> int | None:
+        """Drops who cannot be the fastest; the choice's number once there is one."""
+        if not self.active:
+            return None
+        self._more_rounds = 1
+        self._drop_slow()
+        alive = sorted(self.active)
+        turns = self._log_ms[:, alive]
+        shared = turns[np.isfinite(turns).all(axis=1)]
+        if len(shared) < 2:
+            return None
+        judged = self.rules.standing([shared])
+        self.rounds, self.half_width = len(shared), judged.half_width
+        best = judged.mu[judged.best]
+        for i, mu, is_out in zip(alive, judged.mu, judged.is_out, strict=True):
+            self.mu[i] = float(mu)
+            if is_out:
+                self._drop(i, f"out after {self._samples(i)} turns")
+        leads = {i: best - self.mu[i] + judged.half_width for i in self.active}
+        leads.pop(alive[judged.best], None)
+        self._more_rounds = self._next_look(max(leads.values(), default=0.0)) - self.rounds
+        is_decided = all(lead < self.rules.tie_width for lead in leads.values())
+        self.is_undecided = not is_decided and self.rounds >= _MOST_ROUNDS
+        if self.is_undecided or (is_decided and self.rounds >= self.rules.least_rounds):
+            return self._chosen()
+        return None
+
+    def turns_to_next_look(self) -> int:
+        """How many more turns make it worth to judge anew."""
+        return self._more_rounds * len(self.active)
+
+    def leader(self) -> int | None:
+        """The best so far; None while nothing is known."""
+        known = [i for i in self.active if i in self.mu]
+        return min(known, key=self.mu.__getitem__, default=None)
+
+    def next_best(self) -> int | None:
+        """Who serves where nothing can be decided, those that were dropped included."""
+        left = [i for i in range(len(self.candidates)) if i not in self.failed]
+        return min(left, key=lambda i: (i not in self.active, self._low(i)), default=None)
+
+    def revive(self) -> None:
+        """The best has failed: those that it drove out are back."""
+        self.active = set(range(len(self.candidates))) - self.failed
+        for number in self.active:
+            self.cut.pop(number, None)
+
+    def selection(
+        self, chosen: int, wall_ms: float = 0.0, remarks: Sequence[str] = ()
+    ) -> Selection:
+        best = min(self.mu[i] for i in self.active)
+        tied = [i for i in self.active if self.mu[i] - best <= self.rules.tie_width]
+        unsure = [i for i in self.active if self.mu[i] - best <= self.half_width]
+        others = [best - self.mu[i] for i in self.active if i != chosen]
+        behind = self.mu[chosen] - best
+        bound = behind + max([0.0, *(other + self.half_width for other in others)])
+        order = ties.order([self.candidates[i] for i in tied])
+        by_text = {c.text: i for i, c in enumerate(self.candidates)}
+        rest = sorted(
+            (i for i in range(len(self.candidates)) if i not in tied),
+            key=lambda i: self.mu.get(i, math.inf),
+        )
+        ranking = [chosen, *(i for c in order if (i := by_text[c.text]) != chosen), *rest]
+        ranking = list(dict.fromkeys(ranking))
+        texts = [self.candidates[i].text for i in dict.fromkeys([*ranking[: len(tied)], *unsure])]
+        return Selection(
+            tuple(self._timed(i) for i in ranking),
+            self.turns,
+            Evidence(
+                rule=ties.rule([self.candidates[i] for i in tied]),
+                tied=tuple(texts),
+                regret_bound=max(0.0, math.expm1(bound)),
+                confidence=self.rules.confidence,
+                gpu_ms=float(np.exp(self._log_ms[np.isfinite(self._log_ms)]).sum()),
+                wall_ms=wall_ms,
+                remarks=(*remarks, *([_UNDECIDED] if self.is_undecided else [])),
+            ),
+        )
+
+    def _timed(self, number: int) -> Timed:
+        samples = self._samples(number)
+        if number not in self.mu:
+            rough = math.exp(self._low(number)) if samples else None
+            return Timed(self.candidates[number], rough, samples, cut=self.cut.get(number, ""))
+        time_ms = math.exp(self.mu[number])
+        spread = math.exp(self.half_width / math.sqrt(2))
+        return Timed(
+            self.candidates[number],
+            time_ms,
+            samples,
+            low_ms=time_ms / spread,
+            high_ms=time_ms * spread,
+            cut=self.cut.get(number, ""),
+        )
+
+    def _next_look(self, lead: float) -> int:
+        """The round of it; ``lead``: by how much another may still be faster than the best."""
+        # The half width falls as the root of the rounds rises.
+        too_wide = self.half_width / (self.half_width - lead + self.rules.tie_width)
+        enough = max(math.ceil(self.rounds * too_wide**2), self.rules.least_rounds)
+        soon = max(self.rounds + 1, int((1 + _LOOK_AFTER) * self.rounds))
+        return max(self.rounds + 1, min(soon, enough, _MOST_ROUNDS))
+
+    def _drop(self, number: int, why: str) -> None:
+        self.active.discard(number)
+        self.cut[number] = why
+
+    def _drop_slow(self) -> None:
+        alive = sorted(self.active)
+        turns = self._log_ms[:, alive]
+        is_known = np.isfinite(turns).sum(axis=0) >= 2
+        lows = np.where(is_known, turns.min(axis=0), math.inf)
+        best = lows.min()
+        for i, low in zip(alive, lows, strict=True):
+            if math.isfinite(low) and low - best > math.log(_SLOW):
+                self._drop(i, f"{math.exp(low - best):.2f} times the best")
+
+    def _samples(self, number: int) -> int:
+        return int(np.isfinite(self._log_ms[:, number]).sum())
+
+    def _low(self, number: int) -> float:
+        return float(self._log_ms[:, number].min())
+
+    def _make_room(self, rounds: int, candidates: int) -> None:
+        sizes = self._log_ms.shape
+        lacking = (rounds - sizes[0], candidates - sizes[1])
+        if max(lacking) > 0:
+            more = [
+                (0, max(n, size) if n > 0 else 0) for n, size in zip(lacking, sizes, strict=True)
+            ]
+            self._log_ms = np.pad(self._log_ms, more, constant_values=math.inf)
+
+    def _chosen(self) -> int:
+        best = min(self.mu[i] for i in self.active)
+        tied = [i for i in self.active if self.mu[i] - best <= self.rules.tie_width]
+        first = ties.order([self.candidates[i] for i in tied])[0]
+        return self.candidates.index(first)
