@@ -134,7 +134,7 @@ def main() -> int:
     with Telemetry() as telemetry:
         for index, worker in enumerate(started_ahead(__file__, by_id)):
             left = options.time_limit - (time.monotonic() - begin)
-            if left < 5:
+            if left < options.case_s / 2:  # it would be cut off, and its picks not judged
                 failures.append(f"time limit: {len(cases) - index} layers not measured")
                 print(failures[-1], file=sys.stderr)
                 break

@@ -146,7 +146,7 @@ def main() -> int:
                 request["seconds"] = left * FILL_SHARE
             elif worker.name == JUDGE:
                 asked = {n: {"case": described[n], **to_judge(c)} for n, c in cases.items()}
-                request["seconds"] = left
+                request["seconds"] = left - 5  # it ends by itself, and is not ended
             else:
                 asked = {n: {"case": described[n], "store": stores[n]} for n in cases}
                 for_judge = JUDGE_SHARE * options.time_limit

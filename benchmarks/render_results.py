@@ -4,8 +4,9 @@
 Every benchmarks/results/<gpu>/*.json becomes tables between ``<!-- results:begin -->`` and
 ``<!-- results:end -->`` of the README and a plot of the same name beside the record. Figures
 without a whole environment record (GPU, driver, versions, commit, command), and dry runs on a
-CPU, are refused. `--check` writes nothing: it exits with 1 where the README does not say
-what the records say, or a plot is missing.
+CPU, are refused: they are named and left out, the others are rendered, and it exits with 1.
+`--check` writes nothing: it exits with 1 where one is refused, the README does not say what the
+records say, or a plot is missing.
 
     python benchmarks/render_results.py
     python benchmarks/render_results.py --check
@@ -148,9 +149,15 @@ def main() -> int:
     p.add_argument("--results", type=Path, default=HERE / "results")
     p.add_argument("--readme", type=Path, default=ROOT / "README.md")
     options = p.parse_args()
+    records: dict[Path, dict[str, Any]] = {}
+    refused = 0
+    for path in sorted(options.results.glob("*/*.json")):
+        try:
+            records[path] = publishable(path)
+        except Refused as error:
+            print(f"left out: {error}", file=sys.stderr)
+            refused += 1
     try:
-        paths = sorted(options.results.glob("*/*.json"))
-        records = {path: publishable(path) for path in paths}
         old = options.readme.read_text()
         new = replaced(old, section(options.results, options.readme, records))
     except (Refused, OSError) as error:
@@ -161,12 +168,12 @@ def main() -> int:
         stale += [f"{plot_path(q).name} is missing" for q in records if not plot_path(q).exists()]
         for line in stale:
             print(f"{line}: run benchmarks/render_results.py", file=sys.stderr)
-        return 1 if stale else 0
+        return 1 if stale or refused else 0
     for path, data in records.items():
         importlib.import_module(BENCHMARKS[data["benchmark"]]).plot(data, plot_path(path))
     options.readme.write_text(new)
     print(f"{options.readme.name}: {len(records)} records")
-    return 0
+    return 1 if refused else 0
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 
 stores     stores of 1,000 to 100,000 decisions: opened (their lines are indexed), asked for 200
            decisions that are there, again, and for 200 that are not; then some are put in
-writers    processes that each add 500 decisions to one store, one by one: how long, and whether
+writers    processes that each add 200 decisions to one store, one by one: how long, and whether
            any is lost
 
-Files lie in a temporary folder (`TMPDIR`). No GPU is used.
+Files lie in a temporary folder (`TMPDIR`). No GPU is used; its readings are in the record as in
+every other.
 
     python benchmarks/store.py --json store.json --plot store.png
 """
@@ -16,7 +17,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 DRY = {"entries": "20,200", "writers": "1,2", "decisions": 5, "repeat": 2}
 
@@ -32,7 +35,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--candidates", type=int, default=12, help="of each decision")
     p.add_argument("--repeat", type=int, default=5, help="openings and puts of each store")
     p.add_argument("--writers", default="1,2,8", help="processes at the same time")
-    p.add_argument("--decisions", type=int, default=500, help="of each writer")
+    p.add_argument("--decisions", type=int, default=200, help="of each writer")
+    p.add_argument("--time-limit", type=float, default=300, help="seconds for all")
     return p
 
 
@@ -56,27 +60,40 @@ def main() -> int:
 
     from common import ending
     from common.record import Record
+    from common.telemetry import Telemetry
     from store_files import measure
     from store_files.report import plot, tables
 
+    begin = time.monotonic()
     record = Record("store", options.json, device=options.device, arguments=vars(options))
-    stores = record.results.setdefault("stores", [])
-    writers = record.results.setdefault("writers", [])
-    with tempfile.TemporaryDirectory() as folder:
-        for count in entries:
-            found = measure.sizes(Path(folder), count, options.candidates, options.repeat)
-            stores.append(found)
-            record.save()
-            print(f"{count} decisions", file=sys.stderr, flush=True)
-        for count in processes:
-            writers.append(
-                measure.writers(Path(folder), count, options.decisions, options.candidates)
-            )
-            record.save()
-            print(f"{count} writers", file=sys.stderr, flush=True)
-    record.save(complete=True)
+    results = record.results
+    failures: list[str] = results.setdefault("failures", [])
+    todo = [("stores", count) for count in entries] + [("writers", count) for count in processes]
+    with tempfile.TemporaryDirectory() as folder, Telemetry(period_s=0.1) as telemetry:
+        for index, (part, count) in enumerate(todo):
+            left = options.time_limit - (time.monotonic() - begin)
+            if left <= 0:
+                rest = ", ".join(f"{count} {part}" for part, count in todo[index:])
+                failures.append(f"time limit: not run: {rest}")
+                break
+            sizes = Path(folder), count
+            try:
+                found: dict[str, Any] = (
+                    measure.sizes(*sizes, options.candidates, options.repeat)
+                    if part == "stores"
+                    else measure.writers(*sizes, options.decisions, options.candidates, left)
+                )
+            except RuntimeError as error:
+                print(error, file=sys.stderr)
+                failures.append(str(error))
+                continue
+            results.setdefault(part, []).append(found)
+            record.save(telemetry=telemetry.summary())
+            took = time.monotonic() - begin
+            print(f"{part} of {count}: {took:.0f} s", file=sys.stderr, flush=True)
+    record.save(complete=not failures, telemetry=telemetry.summary())
     ending.show(record.data, tables, plot, options.plot)
-    return 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--size", type=int, default=224, help="of the square images")
     p.add_argument("--modes", default=",".join(DEFAULT), help="of: " + ",".join(MODES))
     p.add_argument("--settings", default=",".join(SETTINGS), help="of: %(default)s")
-    p.add_argument("--runs", type=int, default=5, help="processes of each mode and setting")
+    p.add_argument("--runs", type=int, default=3, help="processes of each mode and setting")
     p.add_argument(
         "--fills",
         type=int,

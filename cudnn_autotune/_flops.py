@@ -1,31 +1,44 @@
 """FLOPs of the operators, for ``torch.utils.flop_counter.FlopCounterMode``: as PyTorch counts those
-of its own convolutions, two for a multiplication and an addition."""
+of its own convolutions, two for a multiplication and an addition.
+
+That module imports triton where it is installed, which this package must not do on its own: the
+formulas are registered where the module is there already.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from cudnn_autotune import _extension as _extension  # defines the operators
 
 Shape = Sequence[int]
 
-_OPERATORS = torch.ops.cudnn_autotune
+_COUNTER = "torch.utils.flop_counter"
+_is_registered = False
 
 
-@register_flop_formula(_OPERATORS.conv_fprop)
-def fprop(input: Shape, weight: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
-    return conv_flop_count(list(input), list(weight), list(out_shape))
+def register_if_counted() -> None:
+    """Registers the formulas, once, if something has imported PyTorch's counter."""
+    global _is_registered
+    if _is_registered or _COUNTER not in sys.modules:
+        return
+    _is_registered = True
+    from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
+    def fprop(x: Shape, w: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
+        return conv_flop_count(list(x), list(w), list(out_shape))
 
-@register_flop_formula(_OPERATORS.conv_dgrad)
-def dgrad(grad_output: Shape, weight: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
-    return conv_flop_count(list(out_shape), list(weight), list(grad_output))
+    def dgrad(y: Shape, w: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
+        return conv_flop_count(list(out_shape), list(w), list(y))
 
+    def wgrad(y: Shape, x: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
+        return conv_flop_count(list(x), list(out_shape), list(y))
 
-@register_flop_formula(_OPERATORS.conv_wgrad)
-def wgrad(grad_output: Shape, input: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
-    return conv_flop_count(list(input), list(out_shape), list(grad_output))
+    operators = torch.ops.cudnn_autotune
+    register_flop_formula(operators.conv_fprop)(fprop)
+    register_flop_formula(operators.conv_dgrad)(dgrad)
+    register_flop_formula(operators.conv_wgrad)(wgrad)

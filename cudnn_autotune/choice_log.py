@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cudnn_autotune._extension import _C, extension_available
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection, Timed
-
-ATEN = "aten"
+from cudnn_autotune.store.provenance import Provenance
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Choice:
     origin: str = "tuned"
     """Where it comes from: ``tuned`` here and now, ``store``, ``agreed`` (between ranks) or
     ``pinned``."""
+    provenance: Provenance | None = None
+    """Who measured, and when: not necessarily this process. None where nobody has."""
 
     @property
     def engine(self) -> int | None:
@@ -83,7 +85,8 @@ class Choice:
 
 _lock = threading.Lock()
 _records: dict[tuple[object, ...], Choice] = {}
-_generation = 0
+_forgettings = 0
+_forgettings_of: Counter[ConvProblem] = Counter()
 
 
 def _key(choice: Choice) -> tuple[object, ...]:
@@ -96,17 +99,20 @@ def _key(choice: Choice) -> tuple[object, ...]:
     )
 
 
-def generation() -> int:
-    """Grows with each :func:`forget`."""
+def generation(problem: ConvProblem) -> int:
+    """Grows whenever what stands for a problem is forgotten."""
     with _lock:
-        return _generation
+        return _forgettings + _forgettings_of[problem]
 
 
-def record(choice: Choice, since: int | None = None) -> None:
-    """Notes a choice; not where all was forgotten after the :func:`generation` ``since``."""
+def record(choice: Choice, since: int | None = None) -> bool:
+    """Notes a choice, and says so; not where its problem was forgotten after the
+    :func:`generation` ``since``: what was found out before is then not wanted any more."""
     with _lock:
-        if since is None or since == _generation:
-            _records[_key(choice)] = choice
+        if since not in (None, _forgettings + _forgettings_of[choice.problem]):
+            return False
+        _records[_key(choice)] = choice
+        return True
 
 
 def find(choice: Choice) -> Choice | None:
@@ -121,31 +127,25 @@ def choices() -> list[Choice]:
         return list(_records.values())
 
 
-def discard(made: Iterable[Choice]) -> None:
-    """Takes choices off the record that were made to find something out, and are of no use."""
-    with _lock:
-        for choice in made:
-            _records.pop(_key(choice), None)
-
-
 def forget_problem(problem: ConvProblem) -> None:
     """Clears what stands for one problem, under every policy: its next call looks anew."""
     with _lock:
         for key in [key for key in _records if key[0] == problem]:
             del _records[key]
+        _forgettings_of[problem] += 1
     if extension_available():
         _C.forget_problem(problem.native())
 
 
 def forget() -> None:
     """Clears all choices, built plans and counts."""
-    global _generation
+    global _forgettings
     _C.clear_fallbacks()
     if extension_available():
         _C.forget_choices()
     with _lock:
         _records.clear()
-        _generation += 1
+        _forgettings += 1
 
 
 def fallbacks() -> dict[str, int]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import click
 
 from cudnn_autotune import command_options as options
-from cudnn_autotune.audit.plot import SUFFIXES
 from cudnn_autotune.commands.audit import audit
 from cudnn_autotune.commands.diff import diff
 from cudnn_autotune.commands.env import env
 from cudnn_autotune.commands.exchange import export, import_
+from cudnn_autotune.commands.output import warnings_in_lines
+from cudnn_autotune.commands.plot_option import plot_option
 from cudnn_autotune.commands.prune import prune
 from cudnn_autotune.commands.record import record
 from cudnn_autotune.commands.report import report
@@ -23,17 +23,15 @@ from cudnn_autotune.versions import version
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version(), prog_name="cudnn-autotune")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Search, choose, remember and run cuDNN's convolution engines."""
+    ctx.with_resource(warnings_in_lines())
 
 
 @main.command()
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help=f"Draw what the modes choose on the recordings ({', '.join(SUFFIXES)}; needs matplotlib).",
-)
-def demo(plot: Path | None) -> None:
+@plot_option("Draw what the modes choose on the recordings")
+def demo(plot_path: Path | None) -> None:
     """Every sampling mode on two well-known layers, side by side.
 
     Without a GPU: every mode on recordings of an H200 and on a simulated L4, what cuDNN offers for
@@ -41,18 +39,8 @@ def demo(plot: Path | None) -> None:
     """
     from cudnn_autotune import demo as demonstration
 
-    if plot is not None:
-        if plot.suffix.lower() not in SUFFIXES:
-            raise options.refuse("--plot", f"must end in {', '.join(SUFFIXES)}")
-        try:
-            importlib.import_module("matplotlib")
-        except ImportError as error:
-            raise options.refuse("--plot", f"needs matplotlib: {error}") from error
-        try:
-            plot.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise options.refuse("--plot", f"cannot make its folder: {error}") from error
-    demonstration.run(plot=plot)
+    options.check_output("--plot", plot_path)
+    demonstration.run(plot=plot_path)
 
 
 main.add_command(audit)

@@ -4,10 +4,15 @@ saying what is allowed."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from cudnn_autotune.problem import DTYPES, OPERATIONS
 
 T = TypeVar("T")
 
@@ -58,19 +63,50 @@ def _runs(text: str) -> dict[str, int]:
     return {"": 1, **runs}
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """``"1,2"`` as ``(1, 2)``; ValueError where it is something else."""
     return tuple(int(part) for part in text.split(","))
+
+
+def _padding(text: str) -> tuple[int, ...] | str:
+    return text if text in ("same", "valid") else whole_numbers(text)
 
 
 share = read_by(_share, "I/N with 1 <= I <= N, as 1/4")
 positive = read_by(_positive, "a finite number above 0")
 names = read_by(_names, "names with commas between, each once")
 runs = read_by(_runs, "a number of 1 or more, or MODE=NUMBER, with commas between")
-sizes = read_by(_sizes, "whole numbers with commas between")
+sizes = read_by(whole_numbers, "whole numbers with commas between")
+padding = read_by(_padding, "same, valid, or whole numbers with commas between")
 
 
 def refuse(option: str, message: str) -> click.BadParameter:
     return click.BadParameter(message, param_hint=f"'{option}'")
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Makes the folder of a file that is to be written, and tries whether that will do: before
+    anything is measured. Raises BadParameter."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        raise refuse(option, f"cannot write {path}: {error.strerror}") from error
+    if path.exists() and not path.is_file():
+        raise refuse(option, f"{path} is no regular file")
+
+
+@contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """An OSError within becomes a ClickException that names the option and the file."""
+    try:
+        yield
+    except OSError as error:
+        told = error.strerror or error
+        raise click.ClickException(f"{option}: cannot write {path}: {told}") from error
 
 
 def check_modes(option: str, given: Sequence[str], allowed: Sequence[str]) -> None:
@@ -90,6 +126,34 @@ def layer_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--layers", type=path, metavar="FILE", help="A layer list; else the one that ships."
         ),
+    ):
+        command = option(command)
+    return command
+
+
+def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a layer is beside its ``--input``, as ``tune_problems.of_layer`` reads it."""
+    per_dimension: dict[str, Any] = {
+        "callback": sizes,
+        "metavar": "A[,B,...]",
+        "help": "Of a layer.",
+    }
+    for option in (
+        click.option("--channels-last", is_flag=True, help="Else contiguous."),
+        click.option(
+            "--dtype",
+            type=click.Choice(list(DTYPES.values())),
+            default="float32",
+            show_default=True,
+        ),
+        click.option("--groups", type=click.IntRange(1), help="Of a layer."),
+        click.option("--dilation", **per_dimension),
+        click.option("--padding", callback=padding, metavar="A[,B,...]", help="Or same, or valid."),
+        click.option("--stride", **per_dimension),
+        click.option(
+            "--op", multiple=True, type=click.Choice(OPERATIONS), help="[default: all three]"
+        ),
+        click.option("--weight", callback=sizes, metavar="K,C,R,S", help="Of a layer."),
     ):
         command = option(command)
     return command

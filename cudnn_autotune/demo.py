@@ -20,6 +20,7 @@ from cudnn_autotune._extension import extension_available
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.plot import plot as draw
 from cudnn_autotune.choice_log import Choice, choices
+from cudnn_autotune.command_options import writing
 from cudnn_autotune.engines import candidates
 from cudnn_autotune.modules import Conv2d
 from cudnn_autotune.problem import OPERATIONS, ConvProblem
@@ -80,6 +81,7 @@ def run(console: Console | None = None, plot: Path | None = None) -> None:
     Raises:
         ImportError: ``plot``, and matplotlib is not installed.
         ValueError: ``plot`` with a suffix other than .png, .svg and .pdf.
+        click.ClickException: ``plot`` cannot be written.
     """
     console = console or Console()
     if torch.cuda.is_available() and extension_available():
@@ -93,7 +95,8 @@ def run(console: Console | None = None, plot: Path | None = None) -> None:
     else:
         replayed = _without_gpu(console)
     if plot and replayed:
-        draw(replayed, plot)
+        with writing("--plot", plot):
+            draw(replayed, plot)
         console.print(f"Drawn: {plot}", soft_wrap=True, highlight=False, markup=False)
 
 
@@ -183,7 +186,7 @@ def _offer_table(layer: Layer) -> Table:
     table.add_column("configs", justify="right")
     table.add_column("engines", justify="right")
     table.add_column("most MiB", justify="right")
-    table.add_column("the heuristics' first", overflow="fold", min_width=28)
+    table.add_column("the heuristics' first", overflow="fold", min_width=24)
     for device in ("l4", "h200"):
         for op in OPERATIONS:
             offered = candidates(layer.problem(op), device)

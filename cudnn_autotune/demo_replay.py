@@ -115,8 +115,8 @@ def _table(case: str, gpu: str, problem: str, found: Sequence[Row]) -> Table:
     table.add_column("engine", justify="center", no_wrap=True)
     for column in ("picked", "burst", "sustained"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("slower than the best", width=_BAR_WIDTH)
-    table.add_column("tuning, ms", justify="right")
+    table.add_column("slower than the best", max_width=_BAR_WIDTH)  # the one that may shrink
+    table.add_column("tuning,\nms", justify="right", no_wrap=True)
     longest = max([_LEAST_BAR, *(_shown(row) for row in found)])
     for text, letter in _letters(found).items():
         for row in [row for row in found if row.text == text]:
@@ -126,7 +126,7 @@ def _table(case: str, gpu: str, problem: str, found: Sequence[Row]) -> Table:
                 f"{row.often} of {_RUNS}",
                 _percent(row.burst),
                 _percent(row.sustained),
-                Bar(longest, 0, _shown(row), width=_BAR_WIDTH),
+                Bar(longest, 0, _shown(row)),
                 f"{row.tuning_ms:.0f}",
             )
         table.add_section()

@@ -7,8 +7,10 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+from cudnn_autotune.json_node import Node
 
 T = TypeVar("T")
 
@@ -36,12 +38,12 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: type[T], tree: Any, where: str = "") -> T:
-    """The inverse of :func:`encode` for a dataclass ``kind``.
+    """The inverse of :func:`encode` for a dataclass ``kind``, whose floats are 0 or more.
 
     Raises:
         ValueError: naming the field (``where`` goes before it), what it must be and what it is.
     """
-    return typing.cast(T, _decode(kind, tree, where or kind.__name__))
+    return typing.cast(T, _decode(kind, Node(tree, where or kind.__name__)))
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -52,56 +54,48 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return dataclasses.MISSING
 
 
-def _wrong(where: str, expected: str, tree: Any) -> ValueError:
-    told = repr(tree)
-    return ValueError(f"{where}: expected {expected}, got {told[:60]}{'…' * (len(told) > 60)}")
+_LEAVES: dict[Any, Callable[[Node], Any]] = {
+    str: Node.text,
+    bool: Node.boolean,
+    int: lambda node: node.integer(-(2**63)),  # a seed may be negative
+    float: Node.number,
+}
 
 
-def _decode(kind: Any, tree: Any, where: str) -> Any:
+def _decode(kind: Any, node: Node) -> Any:
     if kind is Any:
-        return tree
+        return node.value
     if dataclasses.is_dataclass(kind):
-        return _decode_fields(kind, tree, where)
+        return _decode_fields(kind, node)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        if tree is None and type(None) in arguments:
+        if node.value is None and type(None) in arguments:
             return None
         (inner,) = (a for a in arguments if a is not type(None))
-        return _decode(inner, tree, where)
+        return _decode(inner, node)
     if origin is typing.Literal:
-        if tree not in arguments:
-            raise _wrong(where, f"one of {', '.join(map(repr, arguments))}", tree)
-        return tree
+        return node.one_of(arguments)
     if origin is dict:
-        if not isinstance(tree, dict):
-            raise _wrong(where, "an object", tree)
-        return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in tree.items()}
+        return {key: _decode(arguments[1], item) for key, item in node.object().items()}
     if origin in (list, tuple):
-        if not isinstance(tree, list):
-            raise _wrong(where, "a list", tree)
-        items = (_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(tree))
-        return origin(items)
-    if kind is float:
-        if isinstance(tree, bool) or not isinstance(tree, (int, float)) or not math.isfinite(tree):
-            raise _wrong(where, "a finite number", tree)
-        return float(tree)
-    if not isinstance(tree, kind) or (kind is int and isinstance(tree, bool)):
-        raise _wrong(where, {str: "a text", int: "a whole number"}.get(kind, kind.__name__), tree)
-    return tree
+        return origin(_decode(arguments[0], item) for item in node.items())
+    return _LEAVES[kind](node)
 
 
-def _decode_fields(kind: Any, tree: Any, where: str) -> Any:
-    if not isinstance(tree, dict):
-        raise _wrong(where, "an object", tree)
+def _decode_fields(kind: Any, node: Node) -> Any:
+    given = node.object()
     types_of = _types_of(kind)
-    if unknown := sorted(tree.keys() - types_of.keys()):
-        raise ValueError(f"{where}: unknown field {unknown[0]!r}")
+    for name, item in given.items():
+        if name not in types_of:
+            raise ValueError(f"{item.place}: is not a known field")
     for field in dataclasses.fields(kind):
-        if field.name not in tree and _default(field) is dataclasses.MISSING:
-            raise ValueError(f"{where}: field {field.name!r} is missing")
-    return kind(
-        **{name: _decode(types_of[name], item, f"{where}.{name}") for name, item in tree.items()}
-    )
+        if field.name not in given and _default(field) is dataclasses.MISSING:
+            raise ValueError(f"{node.place}.{field.name}: is missing")
+    values = {name: _decode(types_of[name], item) for name, item in given.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"{node.place}: {error}") from error
 
 
 @functools.cache

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-_MOST = 1e15
+MOST = 1e15
+"""The largest number; above it JSON readers of other languages may give up."""
 
 
 class Node:
@@ -56,11 +57,12 @@ class Node:
             raise self.error("true or false")
         return self.value
 
-    def integer(self, least: int = 0) -> int:
+    def integer(self, least: int = 0, most: int = 2**63 - 1) -> int:
         value = self.value
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not least <= value < 2**63:
-            raise self.error(f"a whole number from {least} to 2**63 - 1")
+        if not whole or not least <= value <= most:
+            shown = "2**63 - 1" if most == 2**63 - 1 else most
+            raise self.error(f"a whole number from {least} to {shown}")
         return int(value)
 
     def number(self, *, above: float | None = None) -> float:
@@ -68,10 +70,10 @@ class Node:
         value = self.value
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         # NaN is in no range.
-        if is_number and (value >= 0 if above is None else above < value) and value <= _MOST:
+        if is_number and (value >= 0 if above is None else above < value) and value <= MOST:
             return float(value)
         limit = "from 0" if above is None else f"above {above:g}"
-        raise self.error(f"a number {limit} to {_MOST:g}")
+        raise self.error(f"a number {limit} to {MOST:g}")
 
     def number_or_null(self, *, above: float | None = None) -> float | None:
         return None if self.value is None else self.number(above=above)

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from cudnn_autotune.choice_log import choices, discard
 from cudnn_autotune.modules import Conv2d
+from cudnn_autotune.probing import probe
 from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.settings import use_sampling
 from cudnn_autotune.untouched import run_once
 
-_MODE = "heuristic"
-# Choices are made, and noted, at the first call under a policy. So each run gets a policy of its
-# own: a limit on the candidates to time, of which this mode times none.
-_limits = itertools.count(2**31 - 1, -1)
+NOTHING_SERVED = (
+    "model must have a convolution that cudnn_autotune serves with these inputs, and all were "
+    "served by PyTorch: are both on a CUDA device, and the layers cudnn_autotune.Conv2d? "
+    "(cudnn_autotune.fallbacks() counts reasons)"
+)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Found:
     problems: tuple[ConvProblem, ...]
-    device: int
-    """Index of the CUDA device that all of them run on."""
+    device: int | None
+    """Index of the CUDA device that all of them run on; None: this package serves nothing."""
 
 
 def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProblem]:
@@ -35,8 +37,9 @@ def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProbl
 
     The model runs once, with cuDNN's heuristics: forward, and backward from the sum of its outputs,
     unless gradients are off (``torch.no_grad()``) or nothing asks for them. It is in the state
-    (training, autocast, ...) that the caller has put it in; its gradients, buffers and the random
-    number generators are as before afterwards.
+    (training, autocast, ...) that the caller has put it in; its gradients and buffers, the inputs
+    and the random number generators are as before afterwards. Nobody hears of it
+    (``on_decision``).
 
     Returns:
         Without those for which an engine is pinned: there is nothing to tune.
@@ -45,25 +48,27 @@ def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProbl
         ValueError: there are none, they are spread over several devices, or the model has lazy
             parameters. Whatever the model raises.
     """
-    return list(find(model, inputs, kwargs).problems)
+    found = find(model, inputs, kwargs)
+    if found.device is None:
+        raise ValueError(NOTHING_SERVED)
+    return list(found.problems)
 
 
 def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
-    """:func:`problems_of`, and where they run."""
+    """:func:`problems_of`, and where they run; there may be none."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, DistributedDataParallel):
-        model = model.module  # its own forward prepares for gradients to be averaged
-    limit = next(_limits)
-    with _modes_of_layers_set_aside(model), use_sampling(_MODE, benchmark_limit=limit):
+    layers = [module for module in model.modules() if isinstance(module, Conv2d)]
+    # Asked beforehand: FSDP changes them.
+    learns = torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
+    with _modes_set_aside(layers), probe() as made:
         run_once(model, inputs, kwargs)
-    made = [c for c in choices() if c.sampling == _MODE and c.benchmark_limit == limit]
-    discard(made)
     if not made:
-        raise ValueError(
-            "model must have a convolution that cudnn_autotune serves with these inputs, and all "
-            "were served by PyTorch: are both on a CUDA device, and the layers "
-            "cudnn_autotune.Conv2d? (cudnn_autotune.fallbacks() counts reasons)"
+        return Found((), None)
+    if learns and not any(choice.problem.op == "wgrad" for choice in made):
+        _log.warning(
+            "the model's weights require gradients, and its backward asked for none: is there a "
+            "tensor with a gradient in what it returns? Its backward is tuned when it first runs"
         )
     devices = {choice.device for choice in made}
     if len(devices) > 1:
@@ -73,9 +78,9 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 @contextmanager
-def _modes_of_layers_set_aside(model: nn.Module) -> Iterator[None]:
+def _modes_set_aside(layers: list[Conv2d]) -> Iterator[None]:
     """A layer with a mode of its own would tune at once."""
-    own = [(m, m.sampling) for m in model.modules() if isinstance(m, Conv2d) and m.sampling]
+    own = [(layer, layer.sampling) for layer in layers if layer.sampling]
     try:
         for layer, _ in own:
             layer.sampling = None

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cudnn_autotune import functional
+from cudnn_autotune._flops import register_if_counted
 from cudnn_autotune.functional import fast_conv2d
 from cudnn_autotune.settings import check_policy
 
@@ -31,6 +32,7 @@ class _WithPolicy(nn.Module):
         check_policy(sampling, workspace_limit)
         self.sampling = sampling
         self.workspace_limit = workspace_limit
+        register_if_counted()
 
     def extra_repr(self) -> str:
         text = super().extra_repr()

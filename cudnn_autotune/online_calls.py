@@ -19,6 +19,7 @@ from cudnn_autotune.online_tuner import Prepared
 from cudnn_autotune.outcome import Outcome
 from cudnn_autotune.queried import QueriedCandidates, Tensors
 from cudnn_autotune.sampling import online
+from cudnn_autotune.sampling.budget import left_unseen
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.unlisted import without_cudnn
 
@@ -49,7 +50,9 @@ class OnlineChores:
         prepared: Prepared,
         budget_ms: float | None = None,
     ) -> None:
+        self._budget_ms = budget_ms
         self._left_ms = math.inf if budget_ms is None else budget_ms
+        self._seen = 0
         self._choice = choice
         self._problem = choice.problem
         self._first, self._plan = first, plan
@@ -92,6 +95,7 @@ class OnlineChores:
         if not self._pending:
             return None
         candidate = self._pending.popleft()
+        self._seen += 1
         is_first = candidate is self._first
         try:
             plan = self._plan if is_first else self._build(candidate)
@@ -111,7 +115,8 @@ class OnlineChores:
     def _leave_out(self) -> None:
         others = sum(candidate is not self._first for candidate in self._pending)
         if others:
-            self._prepared.remarks.append(online.LEFT_OUT.format(others))
+            self._prepared.budget_ms = self._budget_ms
+            self._prepared.remarks.append(left_unseen(others, self._seen + len(self._pending)))
         self._pending.clear()
 
     def _ask(self, tensors: Tensors) -> None:
@@ -146,21 +151,26 @@ class OnlinePolicy:
 
     Args:
         first: what serves until then.
-        remember: notes the outcome, unless all was forgotten since a generation of the log.
+        remember: notes the outcome, unless the problem was forgotten meanwhile.
         prepared: says who was checked.
+        since: the problem's ``choice_log.generation`` when it was asked for.
     """
 
     def __init__(
-        self, first: Choice, remember: Callable[[Outcome, int], Choice], prepared: Prepared
+        self,
+        first: Choice,
+        remember: Callable[[Outcome], Choice],
+        prepared: Prepared,
+        since: int,
     ) -> None:
         self._first = first
-        self._since = choice_log.generation()
+        self._since = since
         self._remember = remember
         self._prepared = prepared
 
     @property
     def is_wanted(self) -> bool:
-        return choice_log.generation() == self._since
+        return choice_log.generation(self._first.problem) == self._since
 
     @property
     def standing(self) -> str | None:
@@ -171,4 +181,4 @@ class OnlinePolicy:
         chosen = selection.winner
         error = self._prepared.errors.get(chosen.candidate.text)
         outcome = Outcome(selection, chosen, None, error, tuple(self._prepared.struck))
-        self._remember(outcome, self._since)
+        self._remember(outcome)

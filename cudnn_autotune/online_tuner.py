@@ -70,6 +70,8 @@ class Prepared:
     """Those of them that are wrong."""
     remarks: list[str] = field(default_factory=list)
     """What the evidence should say of it."""
+    budget_ms: float | None = None
+    """The budget, where it left candidates out."""
     is_broken: bool = False
     """Whether it ended by an error, which was logged or raised."""
     is_over: bool = False
@@ -116,7 +118,10 @@ class Trial:
             return True
         if chosen is not None:
             wall_ms = (time.perf_counter() - self._start) * 1e3
-            self.policy.tell(self.race.selection(chosen, wall_ms, self.prepared.remarks))
+            prepared = self.prepared
+            self.policy.tell(
+                self.race.selection(chosen, wall_ms, prepared.remarks, prepared.budget_ms)
+            )
             self.ledger.decide(chosen)
             return False
         if len(self.race.candidates) == 1 or not self.race.active:
@@ -134,7 +139,12 @@ class Trial:
             return  # what was said of it stands, too
         candidate = ATEN if left is None else self.race.candidates[left]
         rule = "the first stays" if stays else "the others fail"
-        evidence = Evidence(rule=rule, tied=(candidate.text,), remarks=remarks)
+        evidence = Evidence(
+            rule=rule,
+            tied=(candidate.text,),
+            remarks=remarks,
+            budget_ms=self.prepared.budget_ms,
+        )
         self.policy.tell(Selection((Timed(candidate, None, 0),), self.race.turns, evidence))
 
     def _adopt(self) -> bool:

@@ -28,9 +28,13 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
             a 1x1 convolution.
 
     Raises:
+        TypeError: a problem, or a text, that is none.
         ValueError: a text that does not parse; ``"matmul"`` where the problem is none.
         CudnnError: the config does not exist for the problem, or does not build.
     """
+    _check_problem(problem)
+    if not isinstance(engine_text, str):
+        raise TypeError(f"engine_text must be a text, got {engine_text!r}")
     if engine_text == MATMUL.text:
         if not require_cuda_build().is_matmul(problem.native()):
             raise ValueError(
@@ -47,12 +51,19 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
     choice_log.forget_problem(problem)
 
 
+def _check_problem(problem: object) -> None:
+    if not isinstance(problem, ConvProblem):
+        raise TypeError(f"problem must be a ConvProblem, got {problem!r}")
+
+
 def unpin(problem: ConvProblem | None = None) -> None:
     """Ends :func:`pin` for a problem, or for all: the next call chooses as ever.
 
     Raises:
-        KeyError: the problem is not pinned.
+        TypeError: a problem that is none; KeyError: it is not pinned.
     """
+    if problem is not None:
+        _check_problem(problem)
     with _lock:
         if problem is not None and problem not in _pins:
             raise KeyError(f"problem is not pinned: {problem}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,8 +18,9 @@ DTYPES = {
     torch.float32: "float32",
     torch.float64: "float64",
 }
-_DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
-_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+"""By number of spatial dimensions."""
 _INT32_MAX = 2**31 - 1
 
 Ints = int | Iterable[int]
@@ -106,10 +108,10 @@ class ConvProblem:
                 f"dtype must be one of {', '.join(f'torch.{d}' for d in DTYPES.values())}, "
                 f"got {dtype}"
             )
-        if memory_format not in (torch.contiguous_format, _CHANNELS_LAST.get(n)):
+        if memory_format not in (torch.contiguous_format, CHANNELS_LAST.get(n)):
             allowed = ["torch.contiguous_format"]
-            if n in _CHANNELS_LAST:
-                allowed.append(str(_CHANNELS_LAST[n]))
+            if n in CHANNELS_LAST:
+                allowed.append(str(CHANNELS_LAST[n]))
             raise ValueError(
                 f"memory_format must be {' or '.join(allowed)} with {n} spatial dimension(s), "
                 f"got {memory_format}"
@@ -168,6 +170,12 @@ class ConvProblem:
         return (self.input_shape[0], self.weight_shape[0], *spatial)
 
     @property
+    def flops(self) -> float:
+        """Floating-point operations of one call, a multiplication and an addition being two:
+        ``2 N K P Q (C / groups) R S``, the same for all three operations."""
+        return 2.0 * math.prod(self.weight_shape[1:]) * math.prod(self.output_shape)
+
+    @property
     def text(self) -> str:
         """One line, canonical: different problems have different texts."""
         return str(self.native().text)
@@ -183,10 +191,10 @@ class ConvProblem:
     @classmethod
     def from_native(cls, native: _C.ConvProblem) -> ConvProblem:
         values = {field.name: getattr(native, field.name) for field in fields(cls)}
-        values["dtype"] = _DTYPES_BY_NAME[native.dtype]
+        values["dtype"] = DTYPES_BY_NAME[native.dtype]
         is_plain = native.memory_format == "contiguous"
         n = len(native.stride)
-        values["memory_format"] = torch.contiguous_format if is_plain else _CHANNELS_LAST[n]
+        values["memory_format"] = torch.contiguous_format if is_plain else CHANNELS_LAST[n]
         return cls(**values)
 
 

@@ -8,11 +8,15 @@ from typing import Any
 import torch
 
 from cudnn_autotune.json_node import Node
-from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
+from cudnn_autotune.problem import (
+    CHANNELS_LAST,
+    DTYPES,
+    DTYPES_BY_NAME,
+    OPERATIONS,
+    ConvProblem,
+)
 
-_DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 _MEMORY_FORMATS = ("contiguous", "channels_last")
-_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 _LISTS = ("input_shape", "weight_shape", "stride", "padding", "dilation", "alignment")
 _FLAGS = ("deterministic", "allow_tf32", "allow_reduced_precision")
 _FULL_ALIGNMENT = (32, 32, 32)
@@ -47,13 +51,13 @@ def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
     values.update({name: fields[name].boolean() for name in _FLAGS})
     values["op"] = fields["op"].one_of(OPERATIONS)
     values["groups"] = fields["groups"].integer(1)
-    values["dtype"] = _DTYPES_BY_NAME[fields["dtype"].one_of(tuple(_DTYPES_BY_NAME))]
+    values["dtype"] = DTYPES_BY_NAME[fields["dtype"].one_of(tuple(DTYPES_BY_NAME))]
     values["memory_format"] = torch.contiguous_format
     if fields["memory_format"].one_of(_MEMORY_FORMATS) == "channels_last":
         dims = len(values["input_shape"]) - 2
-        if dims not in _CHANNELS_LAST:
+        if dims not in CHANNELS_LAST:
             raise fields["memory_format"].error(f"contiguous with {dims} spatial dimension(s)")
-        values["memory_format"] = _CHANNELS_LAST[dims]
+        values["memory_format"] = CHANNELS_LAST[dims]
     try:
         return ConvProblem(**values)
     except (TypeError, ValueError) as error:

@@ -93,7 +93,7 @@ class QueriedCandidates:
         problem = self._problem
         x, w, y = problem.input_shape, problem.weight_shape, problem.output_shape
         return Work(
-            flops=2.0 * math.prod(w[1:]) * math.prod(y),
+            flops=problem.flops,
             bytes=float(sum(map(math.prod, (x, w, y))) * problem.dtype.itemsize),
             device=str(self._operands[0].device),
             dtype=str(problem.dtype),

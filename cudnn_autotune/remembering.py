@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,6 +41,7 @@ class Known:
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _agreed: dict[tuple[int, str], Decision] = {}
+_tuned_anew: set[ConvProblem] = set()
 
 
 def find(
@@ -54,6 +56,8 @@ def find(
     if text is not None:
         return Known(text, "pinned")
     with _lock:
+        if problem in _tuned_anew:
+            return None
         agreed = _agreed.get((device, key_of(problem, sampling, benchmark_limit)))
     decision = None if agreed is None else agreed.under(problem.deterministic, workspace_limit)
     if decision is not None:
@@ -122,7 +126,6 @@ def keep(choice: Choice) -> None:
 
 def decision_of(choice: Choice) -> Decision:
     """A choice as it is kept: the frontier with the chosen one first."""
-    driver = environment(choice.device)["driver"] if torch.cuda.is_available() else None
     chosen = choice.chosen or Timed(ATEN, None, 0)
     selection = choice.selection or Selection((chosen,), 0)
     others = [entry for entry in selection.ranking if entry.candidate.text != choice.text]
@@ -134,8 +137,14 @@ def decision_of(choice: Choice) -> Decision:
         selection=replace(selection, ranking=(chosen, *others)),
         relative_error=choice.relative_error,
         struck=choice.struck,
-        provenance=Provenance.now(driver or ""),
+        provenance=choice.provenance or provenance_now(choice.device),
     )
+
+
+def provenance_now(device: int) -> Provenance:
+    """Of what is measured on ``device`` by this process, at this moment."""
+    driver = environment(device)["driver"] if torch.cuda.is_available() else None
+    return Provenance.now(driver or "")
 
 
 def choice_of(known: Decision, device: int, origin: str) -> Choice:
@@ -154,6 +163,7 @@ def choice_of(known: Decision, device: int, origin: str) -> Choice:
         relative_error=known.relative_error,
         struck=known.struck,
         origin=origin,
+        provenance=known.provenance,
     )
 
 
@@ -180,24 +190,20 @@ def forget() -> None:
     choice_log.forget()
 
 
-def tune(problem: ConvProblem, device: int, sampling: str) -> Decision:
+def tune(problem: ConvProblem, device: int, sampling: str, *, anew: bool = False) -> Decision:
     """The decision for a problem, by tuning it now unless it is known already.
 
+    Args:
+        anew: what has been chosen for it, in this process or before, does not count as known.
+
     Raises:
-        RuntimeError: cuDNN and this package have no part in the problem (PyTorch serves it), or
-            it cannot be tuned on the device.
+        RuntimeError: cuDNN and this package have no part in the problem (PyTorch serves it), it
+            cannot be tuned on the device, or an engine is pinned for it.
     """
+    if (text := pinned(problem)) is not None:
+        raise RuntimeError(f"{problem.text}: {text} is pinned, which leaves nothing to tune")
     data = operands(problem, torch.device("cuda", device))
-    cudnn = torch.backends.cudnn
-    flags = cudnn.flags(
-        enabled=True,
-        benchmark=cudnn.benchmark,
-        benchmark_limit=cudnn.benchmark_limit,
-        deterministic=problem.deterministic,
-        allow_tf32=problem.allow_tf32,
-        fp32_precision=None,  # the newer name of allow_tf32: as it is
-    )
-    with torch.cuda.device(device), flags:
+    with torch.cuda.device(device), _as_asked(problem, "cuda"), _forgotten(problem, anew):
         run_operator(problem, data, sampling)
         torch.cuda.synchronize(device)
     policy = (sampling, settings.get_workspace_limit(), settings.get_benchmark_limit())
@@ -207,3 +213,35 @@ def tune(problem: ConvProblem, device: int, sampling: str) -> Decision:
             return decision_of(made)
     reasons = ", ".join(choice_log.fallbacks()) or "it is served by PyTorch"
     raise RuntimeError(f"{problem.text}: no choice was made: {reasons}")
+
+
+@contextmanager
+def _forgotten(problem: ConvProblem, is_wanted: bool) -> Iterator[None]:
+    if not is_wanted:
+        yield
+        return
+    choice_log.forget_problem(problem)
+    with _lock:
+        _tuned_anew.add(problem)
+    try:
+        yield
+    finally:
+        with _lock:
+            _tuned_anew.discard(problem)
+
+
+@contextmanager
+def _as_asked(problem: ConvProblem, device_type: str) -> Iterator[None]:
+    """What a problem says is what is computed, whatever the caller's settings are."""
+    cudnn = torch.backends.cudnn
+    flags = cudnn.flags(
+        enabled=True,
+        benchmark=cudnn.benchmark,
+        benchmark_limit=cudnn.benchmark_limit,
+        deterministic=problem.deterministic,
+        allow_tf32=problem.allow_tf32,
+        fp32_precision=None,  # the newer name of allow_tf32: as it is
+    )
+    # Autocast would turn the operands of a forward convolution into another problem's.
+    with flags, torch.autocast(device_type, enabled=False):
+        yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from cudnn_autotune import verdict
+from cudnn_autotune import store_settings, verdict
 from cudnn_autotune._extension import _C
 from cudnn_autotune.engines import ATEN, Candidate, parse_engine_text
 from cudnn_autotune.outcome import Outcome
@@ -12,6 +12,7 @@ from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.queried import Tensors
 from cudnn_autotune.remembering import Known
 from cudnn_autotune.sampling.selection import Timed
+from cudnn_autotune.store import Decision
 from cudnn_autotune.unlisted import MATMUL
 
 _log = logging.getLogger(__name__)
@@ -35,18 +36,27 @@ def served_by(
                 raise  # a pin is an order
             _log.warning("%s: %s no longer builds: tuned again", problem.text, known.text)
             _log.debug("%s", failure)
+            _retract(decision, device)
             return None
     error = None if decision is None else decision.relative_error
     if error is None:
         error = verdict.error_of(problem, known.text, plan, tensors)
         is_right = verdict.is_right(problem, known.text, error)
         if not is_right and decision is not None:
+            _retract(decision, device)
             return None
         if not is_right:
             _log.warning("%s: %s serves all the same: it is pinned", problem.text, known.text)
     if decision is None:
         return Outcome(None, _forced(known.text, plan), plan, error)
     return Outcome(decision.selection, decision.selection.winner, plan, error, decision.struck)
+
+
+def _retract(decision: Decision, device: int) -> None:
+    """Makes room for what will be tuned instead: a store may prefer what it has, and answer alike
+    for ever."""
+    if store_settings.is_read() or store_settings.is_written():
+        store_settings.layers(device).retract(decision)
 
 
 def _forced(text: str, plan: _C.Plan | None) -> Timed:

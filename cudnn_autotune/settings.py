@@ -122,7 +122,8 @@ def set_budget_ms(budget_ms: float | None) -> None:
 
     None: what the mode takes. A smaller budget looks at fewer candidates, in cuDNN's order, and at
     each less closely; the choice's evidence says what was left out. A kernel that runs is never
-    broken off, so that the first look at a slow candidate can overrun it. With ``online`` it bounds
+    broken off, so that the first look at a slow candidate can overrun it; and what PyTorch would
+    run is looked at whatever it takes: nothing is chosen over it unseen. With ``online`` it bounds
     what calls wait for in all while candidates are built and checked: once it is spent, nobody
     else joins; their turns are not counted. It is not part of what a choice is remembered by: what
     was chosen stays.

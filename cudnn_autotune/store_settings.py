@@ -11,7 +11,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from cudnn_autotune.store import Environment, Layered, Store
+from cudnn_autotune.store.folder import SUFFIX, located
+from cudnn_autotune.store.notices import say_once
 
 STORE_MODES = ("off", "read", "read_write", "retune")
 READS = ("read", "read_write")
@@ -33,7 +37,7 @@ class StoreSettings:
 
 _lock = threading.RLock()
 _settings = StoreSettings()
-_stores: dict[int | None, Layered] = {}
+_stores: dict[int, Layered] = {}
 
 
 class _Keep(Enum):
@@ -57,22 +61,38 @@ def set_store(
         mode: ``"read_write"``, ``"read"``, ``"off"``, or ``"retune"``: tunes what the store knows,
             and replaces it.
         shipped: files or folders with decisions that came along with an application: asked where
-            ``path`` knows nothing, never written to.
+            ``path`` knows nothing, never written to. Those of other GPUs and versions of cuDNN are
+            passed over.
+
+    Paths may be relative to the current folder, as it is at this call, or begin with ``~``.
 
     Raises:
-        ValueError: an unknown mode.
+        ValueError: an unknown mode; one path for ``shipped``, which takes several.
+        TypeError: what is no path.
     """
     global _settings
     changes: dict[str, Any] = {}
     if path is not _KEEP:
-        changes["path"] = None if path is None else Path(path)
+        changes["path"] = None if path is None else located(path)
     if mode is not None:
         changes["mode"] = check_store_mode(mode)
     if shipped is not None:
-        changes["shipped"] = tuple(Path(one) for one in shipped)
+        changes["shipped"] = _shipped(shipped)
     with _lock:
         _settings = replace(_settings, **changes)
         _stores.clear()
+
+
+def _shipped(paths: Iterable[StorePath]) -> tuple[Path, ...]:
+    if isinstance(paths, (str, bytes, PathLike)):
+        raise ValueError(f"shipped must be a list of paths, got one: {paths!r}")
+    if not isinstance(paths, Iterable):
+        raise TypeError(f"shipped must be a list of paths, got {paths!r}")
+    found = tuple(located(one, "shipped") for one in paths)
+    for one in found:
+        if one.suffix == SUFFIX and not os.path.exists(one):
+            say_once((one, "shipped"), f"shipped: {one} does not exist")
+    return found
 
 
 def check_store_mode(mode: object, argument: str = "mode") -> str:
@@ -97,21 +117,36 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def get_store(device: int | None = None) -> Store:
-    """The user's store of a CUDA device (an index; None: the current one)."""
+    """The user's store of a CUDA device (an index; None: the current one), or of this machine where
+    there is none. ValueError for a device that is not there."""
     return layers(device).user
 
 
 def layers(device: int | None) -> Layered:
-    """The user's store of a device, and what was shipped."""
+    """The user's store of a device, and what was shipped; raises as :func:`get_store`."""
+    index = _index(device)
     with _lock:
-        if device not in _stores:
-            here = Environment.of(device)
+        if index not in _stores:
+            here = Environment.of(index)
             is_for_reading = _settings.mode not in WRITES
-            _stores[device] = Layered(
+            _stores[index] = Layered(
                 Store(_settings.path, here, read_only=is_for_reading),
                 [Store(one, here, read_only=True) for one in _settings.shipped],
             )
-        return _stores[device]
+        return _stores[index]
+
+
+def _index(device: int | None) -> int:
+    """Without a GPU there is one store, at 0."""
+    has_gpu = torch.cuda.is_available()
+    if device is None:
+        return torch.cuda.current_device() if has_gpu else 0
+    count = torch.cuda.device_count() if has_gpu else 1
+    if type(device) is not int or not 0 <= device < count:
+        raise ValueError(
+            f"device must be None or the index of one of {count} CUDA device(s), got {device!r}"
+        )
+    return device
 
 
 def is_read() -> bool:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from cudnn_autotune import choice_log, events, remembering, sampling, settings, verdict
+from cudnn_autotune import choice_log, events, probing, remembering, sampling, settings, verdict
 from cudnn_autotune._extension import _C
-from cudnn_autotune.choice_log import ATEN, Choice
+from cudnn_autotune.choice_log import Choice
+from cudnn_autotune.engines import ATEN
 from cudnn_autotune.online_calls import OnlineChores, OnlinePolicy
 from cudnn_autotune.online_tuner import TUNER, Prepared, Trial
 from cudnn_autotune.outcome import Outcome
@@ -51,29 +52,39 @@ def choose(
     """
     start = time.perf_counter()
     problem = ConvProblem.from_native(native)
+    since = choice_log.generation(problem)
     limit = None if workspace_limit < 0 else workspace_limit
     limits = Limits(benchmark_limit, settings.get_budget_ms())
     tensors = (x, w, y)
 
-    def remember(outcome: Outcome, since: int | None = None, origin: str = "tuned") -> Choice:
+    def remember(outcome: Outcome, source: remembering.Known | None = None) -> Choice:
+        if source is not None:
+            provenance = None if source.decision is None else source.decision.provenance
+        else:
+            is_measured = outcome.selection is not None and outcome.selection.total_samples > 0
+            provenance = remembering.provenance_now(device) if is_measured else None
         choice = Choice(
             problem=problem,
             device=device,
             sampling=mode,
             workspace_limit=limit,
             benchmark_limit=benchmark_limit,
-            text=outcome.chosen.candidate.text if outcome.chosen else ATEN,
+            text=outcome.chosen.candidate.text if outcome.chosen else ATEN.text,
             chosen=outcome.chosen,
             tuning_ms=(time.perf_counter() - start) * 1e3,
             selection=outcome.selection,
             relative_error=outcome.relative_error,
             struck=outcome.struck,
-            origin=origin,
+            origin="tuned" if source is None else source.origin,
+            provenance=provenance,
         )
+        if probing.takes(choice):
+            return choice
         # What calls have decided is not taken back by another thread's first call.
         known = choice_log.find(choice)
         if choice.total_samples > 0 or known is None or known.total_samples == 0:
-            choice_log.record(choice, since)
+            if not choice_log.record(choice, since):
+                return choice
             remembering.keep(choice)
         events.tell(choice)
         return choice
@@ -81,16 +92,16 @@ def choose(
     known = remembering.find(problem, mode, limit, benchmark_limit, device)
     served = None if known is None else served_by(native, problem, known, device, tensors)
     if known is not None and served is not None:
-        choice = remember(served, origin=known.origin)
+        choice = remember(served, source=known)
         return choice.text, served.plan, None
     outcome = _search(native, problem, mode, limit, limits, device, tensors)
     choice = remember(outcome)
     trial = None
     if isinstance(sampling.get(mode), Online) and outcome.chosen and not problem.deterministic:
         first, prepared = outcome.chosen.candidate, Prepared()
-        chores = OnlineChores(choice, first, outcome.plan, prepared)
+        chores = OnlineChores(choice, first, outcome.plan, prepared, limits.budget_ms)
         trial = _C.OnlineTrial((choice.text, outcome.plan), chores)
-        policy = OnlinePolicy(choice, remember, prepared)
+        policy = OnlinePolicy(choice, remember, prepared, since)
         TUNER.add(Trial(trial.ledger, first, policy, prepared))
     return choice.text, outcome.plan, trial
 
@@ -129,7 +140,7 @@ def _search(
     finally:
         timer.close()  # the check and the plans take their workspace from here on, one at a time
     if selection is None:
-        return Outcome()
+        return Outcome(timer.broken_off("no candidate runs"))
     n = problem.spatial_dims
     asymmetric = problem.padding[:n] != problem.padding[n:]
     # Where nothing was searched, cuDNN's first plan is what PyTorch runs too, and as unchecked;

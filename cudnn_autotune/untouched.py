@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 
 def run_once(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """The model's forward, and the backward of its summed outputs if they have one.
 
-    Afterwards gradients, buffers (the statistics of a BatchNorm) and random number generators
-    (PyTorch's and Python's) are what they were. Hooks that are registered on the model run.
+    Afterwards gradients, buffers (the statistics of a BatchNorm), what the tensors in ``inputs``
+    and ``kwargs`` hold, and random number generators (PyTorch's and Python's) are what they were.
+    Hooks that are registered on the model run, but those by which a DistributedDataParallel
+    averages gradients do not.
 
     Raises:
         ValueError: lazy parameters that no call has given a shape. What the model raises;
@@ -28,13 +32,18 @@ def run_once(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any
             "model must have been called once: it has lazy parameters, which get their shapes (and "
             "their random values) in the first call"
         )
-    given = list(_tensors((inputs, kwargs)))
+    given = _tensors((inputs, kwargs))
     everything = [*model.parameters(), *model.buffers(), *given]
     devices = {tensor.device.index for tensor in everything if tensor.is_cuda}
-    with generators_kept(devices), _buffers_kept(model):
-        outputs = [t for t in _tensors(model(*inputs, **kwargs)) if t.requires_grad]
-        leaves = [t for t in (*model.parameters(), *given) if t.requires_grad]
-        if torch.is_grad_enabled() and outputs and leaves:
+    with (
+        generators_kept(devices),
+        _buffers_kept(model),
+        _contents_kept(given),
+        _gradients_not_averaged(model),
+    ):
+        outputs = [t for t in _tensors(model(*inputs, **kwargs)) if t.grad_fn is not None]
+        leaves = _leaves(outputs, given) if torch.is_grad_enabled() else []
+        if leaves:
             # Not `backward()`: it adds to what is in `.grad`, and runs the hooks with which
             # gradients are averaged over ranks, or parameters updated. Ones in the outputs' own
             # layout are what a sum's gradient is, but for its strides of 0.
@@ -42,19 +51,47 @@ def run_once(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any
             torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Those in ``value``, which may be any nest of containers and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _tensors(entry)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for entry in value:
-            yield from _tensors(entry)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+def _tensors(value: Any) -> list[Tensor]:
+    """Those in ``value``, each once: it may be any nest of containers and objects."""
+    found: list[Tensor] = []
+    seen: dict[int, Any] = {}  # holds them: no number is used again
+    left = [value]
+    while left:
+        entry = left.pop()
+        if id(entry) in seen:
+            continue
+        seen[id(entry)] = entry
+        if isinstance(entry, Tensor):
+            found.append(entry)
+        elif isinstance(entry, Mapping):
+            left += reversed(list(entry.values()))
+        elif isinstance(entry, (list, tuple, set, frozenset)):
+            left += reversed(list(entry))
+        elif isinstance(entry, (nn.Module, ModuleType, type)) or callable(entry):
+            continue
+        elif is_dataclass(entry):
+            left += reversed([getattr(entry, field.name) for field in fields(entry)])
+        elif hasattr(entry, "__dict__"):
+            left += reversed(list(vars(entry).values()))
+    return found
+
+
+def _leaves(outputs: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """What a backward from ``outputs`` leads to: what was given, and the parameters as the forward
+    had them, which are no longer those of the model where FSDP has put parts in their place."""
+    ends = {tensor.grad_fn for tensor in given}  # a graph of the user's own begins there
+    leaves = {id(tensor): tensor for tensor in given if tensor.requires_grad}
+    seen: set[Any] = set()
+    left: list[Any] = [output.grad_fn for output in outputs]
+    while left:
+        node = left.pop()
+        if node is None or node in seen or node in ends:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            leaves[id(node.variable)] = node.variable
+        left += [next_node for next_node, _ in node.next_functions]
+    return list(leaves.values())
 
 
 @contextmanager
@@ -72,16 +109,44 @@ def generators_kept(devices: Iterable[int]) -> Iterator[None]:
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
     """Also where the forward puts other tensors in their place, or adds some."""
     tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-    copies = {buffer: buffer.detach().clone() for buffer in model.buffers()}
+    with _contents_kept(list(model.buffers())):
+        try:
+            yield
+        finally:
+            for table, before in tables:
+                table.clear()
+                table.update(before)
+
+
+@contextmanager
+def _contents_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Of dense tensors."""
+    dense = [t for t in tensors if t.layout == torch.strided and not t.is_nested]
+    copies = [(tensor, tensor.detach().clone()) for tensor in dense]
     try:
         yield
     finally:
-        for table, before in tables:
-            table.clear()
-            table.update(before)
         with torch.no_grad():
-            for buffer, copy in copies.items():
+            for tensor, copy in copies:
                 # A write, even of the same values, would spoil a graph of the user's that has yet
                 # to be run backward.
-                if not torch.equal(buffer, copy):
-                    buffer.copy_(copy)
+                if not torch.equal(tensor, copy):
+                    tensor.copy_(copy)
+
+
+@contextmanager
+def _gradients_not_averaged(model: nn.Module) -> Iterator[None]:
+    """A DistributedDataParallel in the model only calls its module. Its own forward prepares for
+    hooks on gradients that never run here; with ``static_graph`` it learns from its first backward
+    which there are, and would average none ever after."""
+    replicas = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
+    before = [replica.__dict__.get("forward") for replica in replicas]
+    try:
+        for replica in replicas:
+            replica.__dict__["forward"] = replica.module.__call__
+        yield
+    finally:
+        for replica, own in zip(replicas, before, strict=True):
+            del replica.__dict__["forward"]
+            if own is not None:
+                replica.__dict__["forward"] = own

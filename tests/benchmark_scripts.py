@@ -38,6 +38,34 @@ def dry_runs_into(
                 assert tells in " ".join(done.stdout.split()), "its tables say so"
 
 
+def publish(folder: Path, scripts: Collection[str], results: Path) -> None:
+    """Copies what ``scripts`` wrote into ``folder`` to ``results/gpu``, as if it were of a GPU;
+    such records never leave a test."""
+    (results / "gpu").mkdir(parents=True)
+    for script in scripts:
+        data = record(folder, script)
+        data["environment"].update(
+            device="cuda", gpu="Test GPU", driver="1.0", cuda="13.0", cudnn=91900
+        )
+        data["environment"].update(cudnn_frontend="1.28.0", commit="0" * 40, dirty=False)
+        (results / "gpu" / f"{script}.json").write_text(json.dumps(data))
+
+
+def assert_rendered(folder: Path, scripts: Collection[str], place: Path) -> None:
+    """The records of ``scripts`` in ``folder`` can be published: in ``place``, a README has their
+    tables, and their plots are drawn."""
+    results, readme = place / "results", place / "README.md"
+    publish(folder, scripts, results)
+    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
+    done = run("render_results", "--results", results, "--readme", readme)
+    assert done.returncode == 0, done.stderr
+    text = readme.read_text()
+    assert "DRY RUN" not in text
+    for script in scripts:
+        assert f"results/gpu/{script}.json" in text
+        assert (results / "gpu" / f"{script}.png").exists()
+
+
 def record(folder: Path, script: str) -> dict[str, Any]:
     """What ``script`` wrote into ``folder``."""
     data: dict[str, Any] = json.loads((folder / f"{script}.json").read_text())

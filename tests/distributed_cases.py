@@ -17,13 +17,13 @@ from problems import make
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune import ConvProblem, choice_log, remembering, sampling
+from cudnn_autotune import ConvProblem, choice_log, probing, remembering, sampling
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.distributed import DistributedTuningError, agree, pulse, settle, share, tune
+from cudnn_autotune.distributed.call import Call
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store.decision import Decision
-from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store import Decision, Environment, Provenance
 
 OPS = ("fprop", "dgrad", "wgrad")
 TuneOne = Callable[[ConvProblem], Decision]
@@ -126,6 +126,13 @@ def shared_where_one(
     return trees(share(problems(12), tune_one, environment(), group, timeout_s))
 
 
+def shared_but_killed(victim: int) -> list[dict[str, Any]]:
+    """One rank is killed as soon as all have agreed: what it has put into the store stays."""
+    if dist.get_rank() == victim:
+        Call.leave = lambda *_: misbehave("die", 0.0)  # type: ignore[assignment, method-assign]
+    return shared("race", "aa", 6, 0)[1]
+
+
 def misbehave(deed: str, timeout_s: float) -> None:
     if deed == "raise":
         raise RuntimeError("the GPU is lost")
@@ -176,10 +183,12 @@ def shared_wrongly() -> list[dict[str, Any]]:
     return trees(share(problems(12), tune_one, environment(), timeout_s=30.0))
 
 
-def called_differently() -> None:
-    """Rank 2 agrees while the others share."""
+def called_differently(call: str) -> None:
+    """Rank 2 agrees while the others share, or tune."""
     if dist.get_rank() == 2:
         settle([], environment(), timeout_s=30.0)
+    elif call == "tune":
+        tune(Asking(2), torch.ones(1), timeout_s=30.0)
     else:
         share(problems(4), tuner("race", "aa", 0), environment(), timeout_s=30.0)
 
@@ -221,12 +230,26 @@ class Asking(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         policy = (ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit())
         for problem in problems(self.count):
-            choice_log.record(Choice(problem, 0, *policy, "aten", None, 0.0, None, None, ()))
+            self.choose(Choice(problem, 0, *policy, "aten", None, 0.0, None, None, ()))
         return x
 
+    def choose(self, choice: Choice) -> None:
+        if choice.problem in ca.pins():
+            choice = replace(choice, origin="pinned")
+        if not probing.takes(choice):
+            choice_log.record(choice)
 
-def model_tuned(count: int, culprit: int | None = None, mode: str = "race") -> dict[str, Any]:
-    """``distributed.tune``, but that the GPU is a simulated one; what it returns and leaves."""
+
+def model_tuned(
+    counts: Sequence[int],
+    culprit: int | None = None,
+    mode: str = "race",
+    pinned: Sequence[int] = (),
+) -> dict[str, Any]:
+    """``distributed.tune``, but that the GPU is a simulated one; what it returns and leaves.
+
+    Rank r's model has the first ``counts[r]`` problems; the first of all is pinned on some ranks.
+    """
     rank = dist.get_rank()
     ca.forget()
     simulate = tuner("race", "aa", rank)
@@ -239,14 +262,18 @@ def model_tuned(count: int, culprit: int | None = None, mode: str = "race") -> d
 
     before, remembering.tune = remembering.tune, tune_one
     result: dict[str, Any] = {"error": None, "decisions": []}
+    if rank in pinned:
+        ca.pin(problems(1)[0], "aten")
     try:
         with ca.use_sampling("race" if rank else mode):
-            result["decisions"] = trees(tune(Asking(count), torch.ones(1), timeout_s=30.0))
+            model = Asking(counts[rank])
+            result["decisions"] = trees(tune(model, torch.ones(1), timeout_s=30.0))
     except DistributedTuningError as error:
         result["error"] = str(error)
     finally:
         remembering.tune = before
-    return {**result, **standing(count)}
+        ca.unpin()
+    return {**result, **standing(max(counts))}
 
 
 def standing(count: int) -> dict[str, Any]:
@@ -258,14 +285,17 @@ def standing(count: int) -> dict[str, Any]:
     }
 
 
-def agreed(count: int, is_late: bool = False) -> dict[str, Any]:
-    """``agree`` on what each rank has tuned on its own."""
+def agreed(count: int, is_late: bool = False, nonsense_on: int | None = None) -> dict[str, Any]:
+    """``agree`` on what each rank has tuned on its own, on the day of its number."""
     rank = dist.get_rank()
     ca.forget()
+    measured = Provenance(time=f"2026-01-{rank + 1:02}T12:00:00Z")
     for problem in problems(count):
         decision = tuner("sample_once", "co-tenant", rank)(problem)
-        own = replace(decision, sampling="race")
-        choice_log.record(remembering.choice_of(own, 0, "tuned"))
+        own = remembering.choice_of(replace(decision, sampling="race"), 0, "tuned")
+        if rank == nonsense_on:
+            own = replace(own, relative_error=-1.0)
+        choice_log.record(replace(own, provenance=measured))
     result: dict[str, Any] = {"error": None, "own": [c.text for c in ca.choices()]}
     if is_late and rank == 3:
         time.sleep(2.0)

@@ -32,12 +32,22 @@ class Ran:
 
 
 class Ranks:
-    """``size`` processes; ``host`` hosts their store: ``launcher`` (as torchrun) or ``rank 0``."""
+    """``size`` processes; ``host`` hosts their store: ``launcher`` (as torchrun) or ``rank 0``.
 
-    def __init__(self, size: int, host: str = "launcher") -> None:
+    ``after``: earlier ranks, whose store serves these too, as after a restart by torchrun.
+    """
+
+    def __init__(self, size: int, host: str = "launcher", after: Ranks | None = None) -> None:
         self.size = size
         self.store: dist.TCPStore | None = None
-        if host == "launcher":
+        if after is not None:
+            self.store = after.store
+            assert self.store is not None
+            port = self.store.port
+            for key in self.store.list_keys():
+                if "cudnn_autotune" not in key:  # gloo's own, with addresses that are no more
+                    self.store.delete_key(key)
+        elif host == "launcher":
             self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             port = self.store.port
         else:
@@ -81,15 +91,22 @@ class Ranks:
     def end(self, rank: int, timeout_s: float = 60.0) -> Ran:
         return self._result(rank, timeout_s)
 
+    def kill(self) -> None:
+        for rank in range(self.size):
+            self.send(rank, signal.SIGKILL)
+        for process in self._processes:
+            process.join()
+
     def send(self, rank: int, signal_number: signal.Signals) -> None:
         pid = self._processes[rank].pid
         assert pid is not None
         os.kill(pid, signal_number)
 
     def stored(self) -> list[str]:
-        """The keys of this package in the store."""
+        """The keys of this package's calls in the store."""
         assert self.store is not None
-        return [key for key in self.store.list_keys() if "cudnn_autotune" in key]
+        keys = [key for key in self.store.list_keys() if "cudnn_autotune" in key]
+        return [key for key in keys if not key.endswith("/latest")]
 
     def wait_for_key(self, end: str, timeout_s: float = 30.0) -> None:
         """Returns once the store has a key of this package with such an end."""

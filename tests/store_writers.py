@@ -23,6 +23,7 @@ from decisions import FRONTIER, H200, decision, selection
 from cudnn_autotune.store import Store
 
 SMALL = selection(FRONTIER[:1])
+_MOST_PUTS = 4  # of a writer that is killed, about
 
 
 def together(folder: Path, processes: int, decisions: int) -> dict[str, Any]:
@@ -42,13 +43,16 @@ def together(folder: Path, processes: int, decisions: int) -> dict[str, Any]:
 
 
 def killed(folder: Path, kills: int, seed: int) -> dict[str, Any]:
-    """Again and again a writer is killed at a random moment; after each, the store is opened and
-    must hold all that was acknowledged until then."""
+    """Again and again a writer is killed at a random moment, some decisions after its start; after
+    each, the store is opened and must hold all that was acknowledged until then."""
     rng = random.Random(seed)
     keys: set[str] = set()
     midway = 0
     store = Store(folder, H200)
     store.add(decision(10**6 + number) for number in range(200))  # so that a write takes a while
+    begin = time.perf_counter()
+    Store(folder, H200).add([decision(10**6 + 200)])
+    one_s = time.perf_counter() - begin  # however slow the disk is
     for kill in range(kills):
         reading, writing = os.pipe()
         child = os.fork()
@@ -59,7 +63,7 @@ def killed(folder: Path, kills: int, seed: int) -> dict[str, Any]:
                 os.write(writing, b"%08d" % (1 + 1000 * kill + number))
             os._exit(0)
         os.close(writing)
-        time.sleep(rng.uniform(0.0, 0.06))
+        time.sleep(rng.uniform(0.0, _MOST_PUTS * one_s))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with open(reading, "rb") as acknowledgements:
@@ -70,7 +74,7 @@ def killed(folder: Path, kills: int, seed: int) -> dict[str, Any]:
         keys |= {known.key for known in fresh}
         assert keys <= set(store.keys())
         assert all(store.find(known.problem) == known for known in fresh)
-    assert len(store) >= len(keys) + 200
+    assert len(store) >= len(keys) + 201
     return {"acknowledged": len(keys), "midway": midway, "entries": len(list(store))}
 
 

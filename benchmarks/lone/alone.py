@@ -11,7 +11,7 @@ from typing import Any
 from common import numbers
 from common.timing import synchronize
 
-from lone.network import Watch
+from lone.watched import Watch
 
 _BATCH = 10  # calls whose time and clock are read together
 _BATCH_MS = 5.0  # of the steady part

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from common import numbers
+from common.network import build
 from common.sources import GpuSource, SimulatedSource, Source, failure, fast_listed, select
 
 import cudnn_autotune as ca
 from lone import alone
-from lone.network import Training, Watch, Watched, build, portrait, watched
+from lone.watched import Training, Watch, Watched, portrait, watched
 
 _TUNING_STEPS = 2
 _WARM_STEPS = 3

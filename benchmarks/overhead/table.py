@@ -104,7 +104,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 blocks=request["blocks"],
                 calls_per_block=request["calls"],
             )
-            yield {
+            told = {
                 "filled": filled,
                 "held": conv.held(),
                 "fill_s": numbers.significant(fill_s, 4),
@@ -115,4 +115,6 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 },
             }
             if filled < target:
+                yield {**told, "stopped": "time limit"}
                 return
+            yield told

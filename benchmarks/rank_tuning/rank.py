@@ -37,7 +37,7 @@ def _measured(request: dict[str, Any]) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     from common.converted import convert
-    from lone.network import build
+    from common.network import build
     from online_mode.problems import warm_up
 
     import cudnn_autotune as ca
@@ -55,7 +55,7 @@ def _measured(request: dict[str, Any]) -> dict[str, Any]:
     own: list[ca.Choice] = []
 
     def note(choice: ca.Choice) -> None:
-        if choice.origin == "tuned" and choice.sampling == mode:
+        if choice.origin == "tuned":
             own.append(choice)
 
     with ca.use_sampling(mode), ca.on_decision(note):

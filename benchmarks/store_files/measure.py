@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import random
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
@@ -20,6 +21,7 @@ from cudnn_autotune.store import Decision, Environment, Provenance, Store, entry
 
 ENVIRONMENT = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")
 _PLACE = 987654321  # no other number of a decision looks like it
+_START_S = 60.0  # for imports, on a machine that is busy
 
 
 def problem(number: int) -> ConvProblem:
@@ -94,19 +96,40 @@ def _ms(call: Callable[[], object]) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def writers(folder: Path, processes: int, decisions: int, candidates: int) -> dict[str, Any]:
-    """Processes that add decisions to one store, one by one."""
+def writers(
+    folder: Path, processes: int, decisions: int, candidates: int, limit_s: float
+) -> dict[str, Any]:
+    """Processes that add decisions to one store, one by one.
+
+    Raises:
+        RuntimeError: one failed, or they took longer than ``limit_s``; none is left running.
+    """
     path = folder / f"{processes}_writers.json"
-    context = multiprocessing.get_context("fork")  # no CUDA context is there to be forked
+    # Not "fork": this process has a thread that reads the GPU. The server imports torch for all.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
     start = context.Barrier(processes + 1)
     workers = [
         context.Process(target=_write, args=(path, start, index, decisions, candidates))
         for index in range(processes)
     ]
-    for worker in workers:
-        worker.start()
-    start.wait()
-    seconds = _ms(lambda: [worker.join() for worker in workers]) / 1e3
+    try:
+        for worker in workers:
+            worker.start()
+        start.wait(_START_S)
+        begin = time.perf_counter()
+        for worker in workers:
+            worker.join(max(0.0, begin + limit_s - time.perf_counter()))
+        seconds = time.perf_counter() - begin
+    except threading.BrokenBarrierError:
+        raise RuntimeError(f"{processes} writers: not all of them started") from None
+    finally:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.kill()
+                worker.join()
+    if any(codes := [worker.exitcode for worker in workers]):
+        raise RuntimeError(f"{processes} writers ended with {codes} after {seconds:.0f} s")
     found = len(Store(path, ENVIRONMENT))
     size = path.stat().st_size
     path.unlink()
@@ -120,12 +143,16 @@ def writers(folder: Path, processes: int, decisions: int, candidates: int) -> di
 
 
 def _write(path: Path, start: Barrier, index: int, decisions: int, candidates: int) -> None:
-    store = Store(path, ENVIRONMENT)
-    template = decision(1, candidates)
-    own = [
-        dataclasses.replace(template, problem=problem(1 + index * decisions + number))
-        for number in range(decisions)
-    ]
-    start.wait()
+    try:
+        store = Store(path, ENVIRONMENT)
+        template = decision(1, candidates)
+        own = [
+            dataclasses.replace(template, problem=problem(1 + index * decisions + number))
+            for number in range(decisions)
+        ]
+    except BaseException:
+        start.abort()  # nobody waits for one that does not come
+        raise
+    start.wait(_START_S)
     for one in own:
         store.add([one])

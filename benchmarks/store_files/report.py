@@ -53,14 +53,16 @@ def tables(data: dict[str, Any]) -> list[Table]:
                 str(run["lost"]),
             )
         )
-    return [stores, writers]
+    shown = [table for table in (stores, writers) if table.rows] or [stores]
+    shown[-1].note += "".join(f" {failure}." for failure in results.get("failures", []))
+    return shown
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
     """Opening, lookups and puts against the number of decisions."""
     from common import plotting
 
-    stores = data["results"]["stores"]
+    stores = data["results"].get("stores", [])
     fig, axes = plotting.figure(1, 1, width=6.5, height=4)
     axis = axes[0][0]
     entries = [store["entries"] for store in stores]
@@ -69,9 +71,9 @@ def plot(data: dict[str, Any], path: Path) -> None:
         medians = [numbers.median(store[column]) * scale for store in stores]
         axis.plot(entries, medians, "o-", label=label.split(" (")[0])
     axis.axhline(TARGET_S * 1e3, color="gray", linestyle=":", linewidth=0.9)
-    axis.set(
-        xscale="log", yscale="log", xlabel="decisions", ylabel="ms; dotted: the target to open"
-    )
+    axis.set(xlabel="decisions", ylabel="ms; dotted: the target to open")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    if stores:  # there is no logarithm of nothing
+        axis.set(xscale="log", yscale="log")
+        axis.legend(fontsize=8)
     plotting.save(fig, path, data["environment"])

@@ -12,7 +12,7 @@ from common.converted import convert
 from common.convolution import set_torch_mode
 from common.timing import synchronize
 
-from .modes import MODES
+from .modes import MODES, warm_up_order
 
 _LATER_STEPS = 3
 _OPENINGS = 5
@@ -24,7 +24,7 @@ class Training:
 
     def __init__(self, request: dict[str, Any], sampling: str) -> None:
         import torch
-        from lone.network import build
+        from common.network import build
 
         self.device = request["device"]
         dtype = torch.float32 if self.device == "cpu" else torch.float16
@@ -37,7 +37,7 @@ class Training:
 
     def step_ms(self) -> tuple[float, float]:
         """Wall time until the outputs are there, and until the gradients are."""
-        from lone.network import LOSS_SCALE
+        from common.network import LOSS_SCALE
         from torch.nn.functional import cross_entropy
 
         self.model.zero_grad(set_to_none=True)
@@ -90,14 +90,10 @@ def warm_up(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     torch.manual_seed(0)
     begin = time.perf_counter()
-    done = set()
-    for name in request["modes"]:
-        sampling = MODES[name].sampling
-        if (sampling or name) not in done:
-            done.add(sampling or name)
-            _set(name, None)
-            Training(request, sampling).step_ms()
-            ca.forget()
+    for name in warm_up_order(request["modes"]):
+        _set(name, None)
+        Training(request, MODES[name].sampling).step_ms()
+        ca.forget()
     yield {"seconds": numbers.significant(time.perf_counter() - begin, 4)}
 
 

@@ -56,6 +56,15 @@ class Run:
         return cls(setting, mode, int(number))
 
 
+def warm_up_order(modes: list[str]) -> list[str]:
+    """One of each kind: PyTorch with benchmark on comes first, since it never tunes a shape that
+    was served before with benchmark off; what `off` compiles is among what it tries."""
+    found: dict[str, str] = {}
+    for name in sorted(modes, key=list(MODES).index, reverse=True):
+        found.setdefault(MODES[name].sampling or name, name)
+    return list(found.values())
+
+
 def plan(modes: list[str], settings: list[str], runs: int, fills: int) -> Iterator[Run]:
     """Round by round, so that a time limit cuts off rounds and neither a mode nor a setting.
 

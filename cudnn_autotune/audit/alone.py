@@ -1,4 +1,7 @@
-"""Candidates alone, until the clock is steady."""
+"""Candidates alone, until the clock is steady.
+
+It shares no loop with ``sampling``: the judge must not inherit the cuts of whom it judges, or bugs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _NEAR = 1.04
 
 
 @dataclass(frozen=True)
-class Block:
+class SteadyTime:
     time_ms: float
     clock_mhz: float | None
 
@@ -90,7 +93,7 @@ class Alone:
                 if block.clock_mhz is not None:
                     self.clocks_mhz.append(block.clock_mhz)
 
-    def _throttled(self, probe: Block, burst: Truth) -> bool:
+    def _throttled(self, probe: SteadyTime, burst: Truth) -> bool:
         known = [*self.turns.clocks_mhz]
         highest = self.turns.timer.state().max_clock_mhz
         if highest is not None:
@@ -100,7 +103,7 @@ class Alone:
             return probe.clock_mhz < (1 - drop) * max(known)
         return probe.time_ms > (1 + drop) * burst.times_ms[burst.best]
 
-    def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> Block | None:
+    def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
         """Runs a candidate alone until its time is steady; None where it fails."""
         calls = self.turns.calls(candidate, _BATCH_MS)
         caches: tuple[Cache, ...] = ("cold", "hot")
@@ -121,7 +124,7 @@ class Alone:
                     clocks.append(sample.clock_mhz)
         logs = [math.log(float(np.median(_last_third(times[cache])))) for cache in caches]
         clock_mhz = float(np.median(_last_third(clocks))) if clocks else None
-        return Block(math.exp(sum(logs) / len(logs)), clock_mhz)
+        return SteadyTime(math.exp(sum(logs) / len(logs)), clock_mhz)
 
 
 def _last_third(values: Sequence[float]) -> Sequence[float]:

@@ -23,6 +23,7 @@ from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.scenes import pick_of
 from cudnn_autotune.engines import ATEN, Candidate, open_search
 from cudnn_autotune.json_dataclass import decode
+from cudnn_autotune.json_node import MOST
 from cudnn_autotune.measuring import Operands, operands, run_operator
 from cudnn_autotune.online_tuner import TUNER
 from cudnn_autotune.problem import ConvProblem
@@ -208,9 +209,9 @@ def _wall_ms(call: Call) -> float:
 def _told(choice: choice_log.Choice, tuning_ms: float, peak_mb: float) -> Pick:
     if choice.selection is None:
         return Pick(text=choice.text, tuning_ms=tuning_ms, peak_mb=peak_mb)
-    told = dataclasses.replace(
-        pick_of(choice.selection, tuning_ms), peak_mb=peak_mb, struck=dict(choice.struck)
-    )
+    # Infinite where NaN was left in the output, or the engine failed.
+    struck = {text: error if 0 <= error <= MOST else None for text, error in choice.struck}
+    told = dataclasses.replace(pick_of(choice.selection, tuning_ms), peak_mb=peak_mb, struck=struck)
     if told.text == choice.text:
         return told
     # What the mode chose was wrong: its claims are of another one.

@@ -31,14 +31,13 @@ from typing import Any
 
 import torch
 
-from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
+from cudnn_autotune.audit.fair_order import fair_order
+from cudnn_autotune.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
 
 __all__ = ["Case", "load", "select"]
 
 _DEFAULT = resources.files(__package__) / "layers_default.json"
-_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 _LAYOUTS = {1: ("ncw", "nwc"), 2: ("nchw", "nhwc"), 3: ("ncdhw", "ndhwc")}
-_DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def _is_int(value: object) -> bool:
@@ -67,7 +66,7 @@ def _are_some_of(allowed: Collection[str]) -> Callable[[object], bool]:
 # What JSON may hold in each field; whether the numbers fit together is for ConvProblem to say.
 _SHAPE = (_are_ints, "a list of ints")
 _INTS = (lambda value: _is_int(value) or _are_ints(value), "an int or a list of ints")
-_DTYPES_TEXT = f"out of {', '.join(_DTYPES_BY_NAME)}"
+_DTYPES_TEXT = f"out of {', '.join(DTYPES_BY_NAME)}"
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "name": (_is_name, "letters, digits and any of _ . -"),
     "source": (lambda value: isinstance(value, str), "a text"),
@@ -77,8 +76,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "padding": _INTS,
     "dilation": _INTS,
     "groups": (_is_int, "an int"),
-    "dtype": (lambda value: _are_some_of(_DTYPES_BY_NAME)([value]), _DTYPES_TEXT),
-    "also": (_are_some_of(_DTYPES_BY_NAME), f"a list, not empty, each once, {_DTYPES_TEXT}"),
+    "dtype": (lambda value: _are_some_of(DTYPES_BY_NAME)([value]), _DTYPES_TEXT),
+    "also": (_are_some_of(DTYPES_BY_NAME), f"a list, not empty, each once, {_DTYPES_TEXT}"),
     "channels_last": (lambda value: isinstance(value, bool), "true or false"),
     "ops": (
         _are_some_of(OPERATIONS),
@@ -115,8 +114,8 @@ class Case:
             value = getattr(self, field)
             if isinstance(value, list):
                 object.__setattr__(self, field, tuple(value))
-        if self.dtype not in _DTYPES_BY_NAME:
-            raise ValueError(f"dtype must be one of {', '.join(_DTYPES_BY_NAME)}: {self.dtype!r}")
+        if self.dtype not in DTYPES_BY_NAME:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES_BY_NAME)}: {self.dtype!r}")
         spatial = len(self.input_shape) - 2
         if self.channels_last and spatial == 1:
             raise ValueError("channels_last must be false with one spatial dimension")
@@ -142,7 +141,7 @@ class Case:
         Tensors of one pixel lie in memory in either format: torch calls them contiguous.
         """
         is_of_pixels = math.prod(self.input_shape[2:]) == math.prod(self.weight_shape[2:]) == 1
-        formats = _CHANNELS_LAST if self.channels_last and not is_of_pixels else {}
+        formats = CHANNELS_LAST if self.channels_last and not is_of_pixels else {}
         return ConvProblem(
             op=self.op,
             input_shape=self.input_shape,
@@ -151,7 +150,7 @@ class Case:
             padding=self.padding,
             dilation=self.dilation,
             groups=self.groups,
-            dtype=_DTYPES_BY_NAME[self.dtype],
+            dtype=DTYPES_BY_NAME[self.dtype],
             memory_format=formats.get(len(self.input_shape) - 2, torch.contiguous_format),
             allow_tf32=True,
         )
@@ -194,16 +193,16 @@ def select(
     share: tuple[int, int] = (1, 1),
     seed: int = 0,
 ) -> list[Case]:
-    """A part of the cases, in a pseudo-random order that depends on their ids and ``seed`` alone.
+    """A part of the cases, in an order that depends on them and ``seed`` alone.
 
-    So a run that is cut short has seen a bit of everything, and a case keeps its place among the
-    others whatever else the list holds.
+    A run that is cut short has seen a fair sample: of each network, direction and dtype about its
+    share (``fair_order``), which of their layers is pseudo-random.
 
     Args:
         cases: as :func:`load` gives them.
         pattern: comma-separated texts: only cases whose id contains one of them.
-        share: ``(i, n)``, 1 <= i <= n: every n-th case from the i-th on. The n shares are disjoint
-            and together complete; there may be none left for one.
+        share: ``(i, n)``, 1 <= i <= n: an n-th of the cases, taken at random. The n shares are
+            disjoint and together complete; there may be none left for one.
         seed: another order.
 
     Raises:
@@ -222,7 +221,8 @@ def select(
                 f"of the cases has any of {pattern!r}"
             )
     chosen.sort(key=lambda case: sha256(f"{seed}/{case.id}".encode()).digest())
-    return chosen[part - 1 :: parts]
+    # Shares first: every n-th of a fair order would be of few directions.
+    return fair_order(chosen[part - 1 :: parts], lambda case: (case.network, case.op, case.dtype))
 
 
 def _cases_of(layer: object) -> Iterator[Case]:

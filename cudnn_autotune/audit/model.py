@@ -31,13 +31,24 @@ PYTORCH_MODES = {
 
 @dataclass(frozen=True)
 class Truth:
-    """Times of the candidates that could be the best of a case, and of all that were picked."""
+    """Times of the candidates that could be the best of a case, and of all that were picked.
+
+    Raises:
+        ValueError: no time, or one that is not above 0.
+    """
 
     times_ms: dict[str, float]
     """Milliseconds a call."""
     errors: dict[str, float] = field(default_factory=dict)
     """Relative standard error of a candidate's time over the fastest one's, paired round by
     round; a candidate that is not there has none (a simulation knows exactly)."""
+
+    def __post_init__(self) -> None:
+        if not self.times_ms:
+            raise ValueError("times_ms must not be empty")
+        for text, time_ms in self.times_ms.items():
+            if not time_ms > 0:
+                raise ValueError(f"times_ms.{text} must be above 0, got {time_ms}")
 
     @property
     def best(self) -> str:
@@ -91,8 +102,8 @@ class Pick:
     disturbed: int = 0
     peak_mb: float | None = None
     """Memory that the first call took beyond its operands, in MiB, where it was measured."""
-    struck: dict[str, float] = field(default_factory=dict)
-    """Faster candidates whose output was wrong, and their relative errors."""
+    struck: dict[str, float | None] = field(default_factory=dict)
+    """Faster candidates whose output was wrong, and their relative errors; None: infinite."""
     lacking: tuple[str, ...] = ()
     """What the mode asked for that the recording does not have."""
     remarks: tuple[str, ...] = ()

@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_autotune.audit.model import Truth
+from cudnn_autotune.sampling.statistics import median_polish
 
 # 1.2533 is the standard error of a median over that of a mean, 1.4826 * MAD a robust sigma; both
 # for normal noise.
 _ERROR_OF_MEDIAN = 1.2533 * 1.4826
+_ITERATIONS = 20  # it mostly converges in a few
 
 
 def relative_error(ratios: npt.NDArray[np.float64]) -> float:
@@ -29,16 +31,7 @@ def of_rounds(times: dict[str, list[float]]) -> Truth:
     """Times and errors from complete rounds, by median polish of their logarithms."""
     texts = list(times)
     logs = np.log(np.array([times[text] for text in texts]))
-    level = np.zeros(len(texts))
-    drift = np.zeros(logs.shape[1])
-    for _ in range(20):
-        by_candidate = np.median(logs - level[:, None] - drift, axis=1)
-        level += by_candidate
-        by_round = np.median(logs - level[:, None] - drift, axis=0)
-        drift += by_round
-        if max(np.abs(by_candidate).max(), np.abs(by_round).max()) < 1e-7:
-            break
-    level += np.median(drift)
+    level = median_polish(logs.T, iterations=_ITERATIONS).mu
     best = int(np.argmin(level))
     return Truth(
         {text: float(np.exp(value)) for text, value in zip(texts, level, strict=True)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cudnn_autotune.audit.analysis import (
 from cudnn_autotune.audit.model import PYTORCH_MODES, STEADY, SUSTAINED, Record
 from cudnn_autotune.audit.report import headline
 from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.store import disk_file
 
 # Below 1 % the axis is linear: the oracle cannot tell much less.
 _LINEAR_PERCENT = 1.0
@@ -31,6 +33,7 @@ def plot(record: Record, path: Path) -> None:
 
     Raises:
         ImportError: matplotlib is not installed. ValueError: a suffix that it cannot write.
+        OSError: the file cannot be written; an older one is then as it was.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"a plot's file must end in {', '.join(SUFFIXES)}, got {path.name!r}")
@@ -74,8 +77,10 @@ def plot(record: Record, path: Path) -> None:
         axis.tick_params(labelsize=9)
     figure.suptitle(_origin(record), fontsize=8.5, color="dimgray")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=110)
     pyplot.close(figure)
+    disk_file.replace(path, drawn.getvalue())
 
 
 def _at_right_of(axis: Any) -> Any:

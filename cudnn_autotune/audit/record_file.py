@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from cudnn_autotune.audit.analysis import left_out
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.json_dataclass import decode, encode
+from cudnn_autotune.store import disk_file
 
 FORMAT = "cudnn-autotune audit"
 VERSION = 1
@@ -48,14 +48,13 @@ def from_json(tree: Any) -> Record:
 
 
 def save(record: Record, path: Path) -> None:
-    """Compressed where the name ends in ``.gz``. Raises OSError."""
+    """In one step; compressed where the name ends in ``.gz``. Raises OSError; an older file is then
+    as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = (_lines(to_json(record)) + "\n").encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+    disk_file.replace(path, data)
 
 
 def load(path: Path) -> Record:

@@ -33,7 +33,7 @@ def show(record: Record, console: Console | None = None) -> None:
         # Read in logs as well: an 80-column pipe must not cut the numbers.
         console = Console(file=console.file, width=150)
     for table in tables(record):
-        console.print(table.rich())
+        console.print(*table.rich(console.width), sep="\n")
 
 
 def tables(record: Record) -> list[Table]:

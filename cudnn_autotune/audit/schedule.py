@@ -196,7 +196,7 @@ class Session:
             request = {"task": step.task, "case": self.record.cases[case]}
             result = process.ask(request | self._more(step, case), self.plan.case_limit_s)
             row = decode(kind, result, f"{step.name}, {case}")
-        except CaseFailure as error:
+        except (CaseFailure, ValueError) as error:  # ValueError: an answer that is no such row
             row = kind(error=str(error))
         except ProcessFailure as error:
             self._keep(step, case, kind(error=str(error)))

@@ -1,4 +1,7 @@
-"""Candidates that take turns: who may take part, and the rounds."""
+"""Candidates that take turns: who may take part, and the rounds.
+
+It shares no loop with ``sampling``: the judge must not inherit the cuts of whom it judges, or bugs.
+"""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit import plot, record_file, report
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
 from cudnn_autotune.commands.audit_gpu import audit_gpu
+from cudnn_autotune.commands.plot_option import plot_option
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.versions import environment
@@ -87,13 +88,7 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_li
     metavar="FILE",
     help="Write the record (.gz: compressed); one of a GPU that is there already is continued.",
 )
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help=f"Draw the record ({', '.join(plot.SUFFIXES)}; needs matplotlib).",
-)
+@plot_option("Draw the record")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.pass_context
 def audit(ctx: click.Context, /, **given: Any) -> None:
@@ -108,7 +103,9 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
     kind = _kind(ctx, given)
     modes = _modes(kind, given["modes"])
     runs = _runs(modes, given["runs"])
-    _check_files(given["json_path"], given["plot_path"])
+    json_path, plot_path = given["json_path"], given["plot_path"]
+    options.check_output("--json", json_path)
+    options.check_output("--plot", plot_path)
     console = Console()
     fresh = Record(
         kind,
@@ -126,9 +123,13 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
         record = audit_gpu(fresh, modes, given)
     else:
         record = _without_gpu(fresh, given, console)
-    report.show(record, console)
-    if given["plot_path"]:
-        plot.plot(record, given["plot_path"])
+    report.show(record, console)  # first: what was measured is not lost where a disk is full
+    if json_path is not None:
+        with options.writing("--json", json_path):
+            record_file.save(record, json_path)
+    if plot_path is not None:
+        with options.writing("--plot", plot_path):
+            plot.plot(record, plot_path)
 
 
 def _import(name: str) -> None:
@@ -163,23 +164,6 @@ def _runs(modes: Sequence[str], given: dict[str, int]) -> dict[str, int]:
     return {mode: given.get(mode, given[""]) for mode in ours}
 
 
-def _check_files(json_path: Path | None, plot_path: Path | None) -> None:
-    """Before anything is measured."""
-    if plot_path is not None:
-        if plot_path.suffix.lower() not in plot.SUFFIXES:
-            raise options.refuse("--plot", f"must end in {', '.join(plot.SUFFIXES)}")
-        try:
-            importlib.import_module("matplotlib")
-        except ImportError as error:
-            raise options.refuse("--plot", f"needs matplotlib: {error}") from error
-    for option, path in (("--json", json_path), ("--plot", plot_path)):
-        try:
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise options.refuse(option, f"cannot make its folder: {error}") from error
-
-
 def _environment() -> dict[str, Any]:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {**environment(), "date": now}
@@ -207,8 +191,7 @@ def _without_gpu(record: Record, given: dict[str, Any], console: Console) -> Rec
     if record.kind == "replay":
         gpus = {str(scene.described()["gpu"]) for scene in found}
         record.environment["gpu"] = ", ".join(sorted(gpus))
-    path = given["json_path"]
-    _check_replaceable(path, record.kind)
+    _check_replaceable(given["json_path"])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("runs", total=None)
@@ -221,12 +204,10 @@ def _without_gpu(record: Record, given: dict[str, Any], console: Console) -> Rec
             time_limit_s=given["time_limit"],
             progress=lambda done, of: progress.update(task, completed=done, total=of),
         )
-    if path is not None:
-        record_file.save(record, path)
     return record
 
 
-def _check_replaceable(path: Path | None, kind: str) -> None:
+def _check_replaceable(path: Path | None) -> None:
     """A record that took GPU time is not overwritten by one that did not."""
     if path is None or not path.exists():
         return

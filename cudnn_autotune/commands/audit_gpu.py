@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
         backend="gpu",
         runs=fresh.settings["runs"],
         pytorch=[mode for mode in modes if mode in PYTORCH_MODES],
-        reference=_reference(given["reference"], fresh.settings["runs"], modes),
+        reference=_reference(given["reference"], fresh.settings["runs"]),
         oracle=OracleSettings(solo=given["sustained"] or "never", seed=given["seed"]),
         budget_ms=given["budget_ms"],
         time_limit_s=given["time_limit"],
@@ -70,14 +70,14 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
         raise options.refuse("--json", str(error)) from error
     with Telemetry(gpu) as telemetry:
 
+        def tell(line: str) -> None:
+            click.echo(line, err=True)
+
         def save() -> None:
             record.telemetry = telemetry.summary()
-            if given["json_path"] is not None:
-                record_file.save(record, given["json_path"])
+            _save(record, given["json_path"], tell)
 
-        session = Session(
-            plan, record, [case.id for case in cases], save, lambda line: click.echo(line, err=True)
-        )
+        session = Session(plan, record, [case.id for case in cases], save, tell)
         try:
             session.run()
         except ProcessFailure as error:
@@ -85,7 +85,16 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
     return record
 
 
-def _reference(given: str | None, runs: dict[str, int], modes: Sequence[str]) -> str:
+def _save(record: Record, path: Path | None, tell: Callable[[str], None]) -> None:
+    """As it goes on. A disk that is full now may not be at the end, when ``audit`` saves again."""
+    try:
+        if path is not None:
+            record_file.save(record, path)
+    except OSError as error:
+        tell(f"--json: cannot write {path} now: {error.strerror or error}")
+
+
+def _reference(given: str | None, runs: dict[str, int]) -> str:
     if given is not None:
         options.check_modes("--reference", [given], list(runs))
         return given

@@ -12,8 +12,10 @@ import click
 
 from cudnn_autotune.command_options import read_by, refuse
 from cudnn_autotune.commands import filters
+from cudnn_autotune.commands.output import say
 from cudnn_autotune.commands.store_option import StoreFile, nothing_there, open_store
-from cudnn_autotune.report.wording import count, milliseconds, printable
+from cudnn_autotune.engines import ATEN
+from cudnn_autotune.report.wording import count, milliseconds
 from cudnn_autotune.store import Decision, Environment, entry
 
 _KINDS = {
@@ -52,7 +54,8 @@ def _tolerance(text: str) -> float:
 )
 @click.pass_context
 def diff(ctx: click.Context, /, a: Path, b: Path, tolerance: float, **given: Any) -> None:
-    """How two stores (folders or files) differ; exit status 1 where they do.
+    """How two stores (folders or files) differ; exit status 1 where they do, 2 where one of them
+    cannot be read, or not all of it.
 
     '-' only in A, '+' only in B, '!' another engine, '~' the same engine and another time. Those
     of two environments can be compared, as before and after an update of cuDNN.
@@ -61,16 +64,18 @@ def diff(ctx: click.Context, /, a: Path, b: Path, tolerance: float, **given: Any
     files = [_opened(path, name, wanted) for path, name in ((a, "A"), (b, "B"))]
     left, right = (wanted.of(file.decisions) for file in files)
     for mark, name, file in zip("-+", "AB", files, strict=True):
-        click.echo(f"{mark * 3} {name}: {file.path}")
+        say(f"{mark * 3} {name}: {file.path}")
     for line in _between(files[0].environment, files[1].environment):
-        click.echo(printable(line))
+        say(line)
     found = list(differences(left, right, tolerance))
     for difference in found:
-        click.echo(printable(difference.line))
+        say(difference.line)
     told = [f"{sum(d.kind == kind for d in found)} {words}" for kind, words in _KINDS.items()]
     common = {entry.name_of(d) for d in left} & {entry.name_of(d) for d in right}
     alike = len(common) - sum(d.kind in ("engine", "time") for d in found)
     click.echo(f"{', '.join(told)}; {count(alike, 'decision')} alike")
+    if any(file.complaints for file in files):
+        ctx.exit(2)
     if found:
         ctx.exit(1)
 
@@ -125,7 +130,7 @@ def _label(decision: Decision) -> str:
 
 
 def _engine(decision: Decision) -> str:
-    return decision.chosen.candidate.text if decision.chosen else "aten"
+    return decision.chosen.candidate.text if decision.chosen else ATEN.text
 
 
 def _told(decision: Decision) -> str:

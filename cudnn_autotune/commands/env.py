@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from cudnn_autotune import settings, store_settings, versions
+from cudnn_autotune.commands.output import say
 from cudnn_autotune.commands.store_option import files_of, nothing, read, store_option
 from cudnn_autotune.store import Environment
 from cudnn_autotune.store.folder import file_in
@@ -37,7 +38,7 @@ def env(store_path: Path | None, as_json: bool) -> None:
         click.echo(f"{title}:")
         width = max(map(len, values), default=0)
         for name, value in values.items():
-            click.echo(f"  {name:<{width}}  {_text(value)}")
+            say(f"  {name:<{width}}  {_text(value)}")
         if not values:
             click.echo("  none")
 
@@ -46,7 +47,7 @@ def _store(store_path: Path | None) -> dict[str, Any]:
     here = Environment.of()
     path = file_in(store_path, here)
     found: dict[str, Any] = {"path": str(path), "decisions": 0, "bytes": 0}
-    if path.exists():
+    if os.path.exists(path):
         try:
             file = read(path, nothing)
             found |= {"decisions": file.count, "bytes": file.size}
@@ -56,8 +57,11 @@ def _store(store_path: Path | None) -> dict[str, Any]:
                 found["not readable"] = list(file.complaints)
         except ValueError as error:
             found["not readable"] = [str(error)]
-    others = [file.name for file in files_of(store_path) if file != path]
-    return {**found, "other files": others}
+    try:
+        found["other files"] = [file.name for file in files_of(store_path) if file != path]
+    except click.BadParameter as error:
+        found["not readable"] = [*found.get("not readable", []), error.message]
+    return found
 
 
 def _settings() -> dict[str, Any]:

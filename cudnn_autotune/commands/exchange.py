@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import click
 
 from cudnn_autotune.command_options import refuse
 from cudnn_autotune.commands import filters
+from cudnn_autotune.commands.output import say
 from cudnn_autotune.commands.store_option import (
+    StoreFile,
+    kind_of,
     nothing,
     nothing_there,
     open_store,
@@ -43,16 +47,18 @@ def export(out: Path, store_path: Path | None, force: bool, **given: Any) -> Non
     decisions = wanted.of(found.decisions)
     if not decisions:
         raise refuse("--store", f"{found.path}: {filters.none_of(found, wanted)}")
-    if out.exists() and (not force or out.samefile(found.path)):
-        hint = "it is the store itself" if out.samefile(found.path) else "--force replaces it"
-        raise refuse("FILE", f"{out} is there already; {hint}")
+    if kind_of(out, "FILE"):
+        if os.path.samefile(out, found.path):
+            raise refuse("FILE", f"{out} is there already; it is the store itself")
+        if not force:
+            raise refuse("FILE", f"{out} is there already; --force replaces it")
     lines = sorted(entry.encode(decision, found.environment) for decision in decisions)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         disk_file.replace(out, file_format.encode(found.environment, lines))
     except OSError as error:
         raise refuse("FILE", f"cannot write {out}: {error.strerror or error}") from error
-    click.echo(
+    say(
         f"{count(len(decisions), 'decision')} of {found.environment.file_name.removesuffix(SUFFIX)}"
         f" -> {out} ({out.stat().st_size / 1024:.0f} KiB)"
     )
@@ -94,12 +100,12 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
             files.append(read_whole(path))
         except ValueError as error:
             raise refuse("FILE...", str(error)) from error
-    only = _only(store_path)
+    only = _only(store_path, files)
     for file in files:
         if only is not None and file.environment != only:
             raise refuse(
                 "--store",
-                f"{store_path} is of another environment than {file.path} "
+                f"{store_path} holds one environment, and {file.path} is of another one "
                 f"({file.environment.file_name}); name a folder, it has a file for each",
             )
     here = Environment.of()
@@ -107,16 +113,24 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
         store = Store(store_path, file.environment)
         taken = take(store, file.decisions)
         if not store.is_writable:
-            raise refuse("--store", f"{store.path} cannot be written to; nothing was kept")
+            raise refuse(
+                "--store", f"{store.path} cannot be written to; nothing of {file.path} was kept"
+            )
         foreign = "" if file.environment == here else ", foreign: of another environment than this"
-        click.echo(f"{file.path}: {count(len(file.decisions), 'decision')}{foreign}: {taken}")
-        click.echo(f"  -> {store.path}")
+        say(f"{file.path}: {count(len(file.decisions), 'decision')}{foreign}: {taken}")
+        say(f"  -> {store.path}")
 
 
-def _only(store_path: Path | None) -> Environment | None:
-    """The environment that a single file is bound to; None for a folder, or a file to be made."""
-    if store_path is None or not store_path.is_file():
+def _only(store_path: Path | None, files: Sequence[StoreFile]) -> Environment | None:
+    """The environment that a single file is bound to: its own, or where it is to be made, that of
+    the first of ``files``; None for a folder."""
+    if store_path is None or store_path.suffix != SUFFIX:
         return None
+    kind = kind_of(store_path)
+    if kind == "folder":
+        return None
+    if not kind:
+        return files[0].environment
     try:
         return read(store_path, nothing).environment
     except ValueError as error:

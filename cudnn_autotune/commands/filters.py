@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from cudnn_autotune.commands.store_option import StoreFile
+from cudnn_autotune.engines import ATEN
 from cudnn_autotune.problem import DTYPES, OPERATIONS
 from cudnn_autotune.report.wording import count
 from cudnn_autotune.store.decision import Decision
@@ -31,9 +32,10 @@ class Filter:
 
     def may_pass(self, key: str) -> bool:
         """By the key alone: all but ``engine``, which is not in it."""
-        words, measured_by = key.split(" sampling=", 1)[0].split(), key.partition(" sampling=")[2]
+        described, _, measured_by = key.partition(" sampling=")
+        words = described.split()
         return (
-            (not self.op or words[0] in self.op)
+            (not self.op or any(op in words[:1] for op in self.op))
             and (not self.dtype or any(dtype in words for dtype in self.dtype))
             and (not self.sampling or measured_by in self.sampling)
             and all(text.lower() in key.lower() for text in self.contains)
@@ -60,7 +62,7 @@ class Filter:
 def _is_by(decision: Decision, engine: str) -> bool:
     chosen = decision.chosen
     if chosen is None:
-        return engine == "aten"
+        return engine == ATEN.text
     if engine.isdecimal():
         return chosen.candidate.engine == int(engine)
     text = chosen.candidate.text

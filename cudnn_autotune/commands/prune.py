@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,23 +13,26 @@ import click
 
 from cudnn_autotune.command_options import read_by, refuse
 from cudnn_autotune.commands import filters
+from cudnn_autotune.commands.output import say
 from cudnn_autotune.commands.store_option import (
     StoreFile,
     files_of,
+    kind_of,
     nothing,
     nothing_there,
     read,
     store_option,
 )
 from cudnn_autotune.report.wording import count
-from cudnn_autotune.store import Environment, Store, disk_file
+from cudnn_autotune.store import Decision, Environment, Store, disk_file
 
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 _THIS, _OTHER, _ANY = "this", "other-than-this", "any"
 
 
 def _age(text: str) -> timedelta:
-    match = re.fullmatch(r"(\d{1,6})\s*([hdw])", text.strip())
+    # Five digits: no date of the calendar is as long ago as 999999 days.
+    match = re.fullmatch(r"([0-9]{1,5})\s*([hdw])", text.strip())
     if match is None:
         raise ValueError
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
@@ -39,7 +43,7 @@ def _age(text: str) -> timedelta:
 @click.option(
     "--older-than",
     "age",
-    callback=read_by(_age, "a number of hours, days or weeks, as 12h, 30d or 8w"),
+    callback=read_by(_age, "up to 99999 hours, days or weeks, as 12h, 30d or 8w"),
     metavar="AGE",
     help="Only what was measured longer ago: 12h, 30d, 8w.",
 )
@@ -69,7 +73,7 @@ def prune(
             "say what is to go: --older-than, --environment, --contains, --op, --dtype, --engine, "
             "--sampling"
         )
-    if store_path is not None and not store_path.exists():
+    if store_path is not None and not kind_of(store_path):
         raise refuse("--store", f"{store_path} does not exist")
     files = files_of(store_path)
     if not files:
@@ -77,19 +81,20 @@ def prune(
         return
     here = Environment.of()
     now = datetime.now(UTC)
-    going: list[tuple[StoreFile, list[str]]] = []
+    before = None if age is None else now - age
+    going: list[tuple[StoreFile, list[Decision]]] = []
     for path in files:
         try:
             file = read(path, wanted.may_pass)
         except ValueError as error:
-            click.echo(f"left alone: {error}", err=True)
+            say(f"left alone: {error}", err=True)
             continue
         if environment in (None, _ANY) or (environment == _THIS) == (file.environment == here):
-            going.append((file, _keys(file, wanted, None if age is None else now - age)))
-    total = sum(len(keys) for _, keys in going)
-    for file, keys in going:
-        if keys:
-            click.echo(f"{file.path}: {len(keys)} of {count(file.count, 'decision')}")
+            passing = [d for d in wanted.of(file.decisions) if before is None or _time(d) < before]
+            if passing:
+                going.append((file, passing))
+                say(f"{file.path}: {len(passing)} of {count(file.count, 'decision')}")
+    total = sum(len(decisions) for _, decisions in going)
     if not total:
         click.echo("nothing to remove")
         return
@@ -98,29 +103,25 @@ def prune(
         return
     if not yes:
         click.confirm(f"Remove {count(total, 'decision')}?", abort=True)
-    for file, keys in going:
-        if keys:
-            _remove(file, keys)
-    click.echo(f"removed {count(total, 'decision')}")
+    removed = sum(_removed(file, decisions) for file, decisions in going)
+    click.echo(f"removed {count(removed, 'decision')}")
+    if removed < total:
+        click.echo(f"{count(total - removed, 'decision')} changed meanwhile, and stayed")
 
 
-def _keys(file: StoreFile, wanted: filters.Filter, before: datetime | None) -> list[str]:
-    """Of one key, what was measured with and without determinism goes together or stays."""
-    matches: dict[str, bool] = {}
-    for decision in file.decisions:
-        is_old = before is None or datetime.fromisoformat(decision.provenance.time) < before
-        passes = is_old and wanted.passes(decision)
-        matches[decision.key] = matches.get(decision.key, True) and passes
-    return [key for key, match in matches.items() if match]
+def _time(decision: Decision) -> datetime:
+    return datetime.fromisoformat(decision.provenance.time)
 
 
-def _remove(file: StoreFile, keys: list[str]) -> None:
+def _removed(file: StoreFile, decisions: Sequence[Decision]) -> int:
+    """How many of them were there still; they are gone."""
     store = Store(file.path, file.environment)
-    store.remove(keys)
+    removed = store.discard(decisions)
     if not store.is_writable:
         raise refuse("--store", f"{file.path} cannot be written to")
     if len(store) == 0:
-        with suppress(OSError), disk_file.locked(file.path):
-            # Another process may have written meanwhile.
+        # Another process may have written meanwhile, or removed it.
+        with suppress(OSError, ValueError), disk_file.locked(file.path):
             if not read(file.path, nothing).count:
                 file.path.unlink()
+    return removed

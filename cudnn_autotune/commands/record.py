@@ -10,18 +10,20 @@ from typing import Any
 
 import click
 import torch
+from click.core import ParameterSource
 
 from cudnn_autotune import command_options as options
 from cudnn_autotune.audit import layers
+from cudnn_autotune.commands import tune_problems
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.offline.recording import record as record_samples
 from cudnn_autotune.offline.recording_format import Recording
-from cudnn_autotune.problem import OPERATIONS, ConvProblem
+from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.strategy import Candidates
 from cudnn_autotune.sampling.timer import Timer
 
 _SUFFIXES = (".json.gz", ".json")
-_LAYER = "shape"
+_OF_LAYERS = ("op", "stride", "padding", "dilation", "groups", "dtype", "channels_last")
 
 Source = Callable[[], tuple[Timer, Candidates, ConvProblem]]
 
@@ -29,19 +31,8 @@ Source = Callable[[], tuple[Timer, Candidates, ConvProblem]]
 @click.command()
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
 @options.layer_options
-@click.option("--input", "input_shape", callback=options.sizes, metavar="N,C,...")
-@click.option("--weight", "weight_shape", callback=options.sizes, metavar="K,C/GROUPS,...")
-@click.option("--op", type=click.Choice(OPERATIONS), help="Of a shape. [default: fprop]")
-@click.option("--stride", callback=options.sizes, metavar="A[,B,...]", help="Of a shape.")
-@click.option("--padding", callback=options.sizes, metavar="A[,B,...]", help="Of a shape.")
-@click.option("--dilation", callback=options.sizes, metavar="A[,B,...]", help="Of a shape.")
-@click.option("--groups", type=click.IntRange(1), help="Of a shape.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float16", "bfloat16", "float32", "float64"]),
-    help="Of a shape. [default: float16]",
-)
-@click.option("--contiguous", is_flag=True, help="Of a shape: not channels_last.")
+@click.option("--input", callback=options.sizes, metavar="N,C,H,W", help="Of a layer.")
+@options.shape_options
 @click.option(
     "--simulate",
     "preset",
@@ -53,13 +44,14 @@ Source = Callable[[], tuple[Timer, Candidates, ConvProblem]]
 )
 @click.option("--rounds", type=click.IntRange(1), default=40, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-def record(out: Path, **given: Any) -> None:
-    """Record raw samples of every candidate for a convolution on this GPU, for --replay.
+@click.pass_context
+def record(ctx: click.Context, /, out: Path, **given: Any) -> None:
+    """Record raw samples of every candidate for a convolution on this GPU, for audit --replay.
 
-    OUT is a file (.json.gz or .json) for a single convolution, given by its --input and --weight
-    or as one of the --cases of a layer list; for several of them a folder.
+    OUT is a file (.json.gz or .json) for a single convolution: an --op of the layer that --input
+    and --weight describe, or one of the --cases of a layer list; for several of them a folder.
     """
-    sources = _sources(given)
+    sources = _sources(ctx, given)
     targets = _targets(out, list(sources))
     limit_ms = {} if given["time_limit"] is None else {"time_limit_ms": given["time_limit"] * 1e3}
     for (name, open_source), target in zip(sources.items(), targets, strict=True):
@@ -77,30 +69,38 @@ def record(out: Path, **given: Any) -> None:
                 )
             except RuntimeError as error:
                 raise click.ClickException(f"{name}: {error}") from error
-        made.save(target)
+        with options.writing("OUT", target):
+            made.save(target)
         click.echo(_told(name, made, target))
 
 
-def _sources(given: dict[str, Any]) -> dict[str, Source]:
-    """Name -> what opens it, from the one of layer list, shape and simulation that is given."""
-    of_shape = [name for name in ("input_shape", "weight_shape") if given[name] is not None]
-    of_list = [name for name in ("layers", "cases") if given[name] is not None]
-    if sum(map(bool, (of_shape, of_list, given["preset"]))) != 1:
+def _sources(ctx: click.Context, given: dict[str, Any]) -> dict[str, Source]:
+    """Name -> what opens it, from the one of layer list, layer and simulation that is given."""
+    of_layer = given["input"] is not None or given["weight"] is not None
+    of_list = given["layers"] is not None or given["cases"] is not None
+    if sum((of_layer, of_list, given["preset"] is not None)) != 1:
         raise click.UsageError(
             "give one of --input with --weight, --cases (and --layers), or --simulate"
         )
-    if not of_shape:
-        for name in ("op", "stride", "padding", "dilation", "groups", "dtype"):
-            if given[name] is not None:
-                raise options.refuse(f"--{name}", "only with --input and --weight")
-    if given["preset"]:
+    if not of_layer:
+        for name in _OF_LAYERS:
+            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                raise options.refuse(
+                    f"--{name.replace('_', '-')}", "only with --input and --weight"
+                )
+    if given["preset"] is not None:
         return {given["preset"]: _simulation(given["preset"], given["seed"])}
-    if len(of_shape) == 1:
-        raise click.UsageError("--input and --weight belong together")
-    cases = [_case_of_shape(given)] if of_shape else _listed(given)
+    problems = _of_layer(given) if of_layer else _listed(given)
     if not torch.cuda.is_available():
         raise click.UsageError("there is no CUDA GPU here; --simulate PRESET works without one")
-    return {case.id: _on_gpu(case) for case in cases}
+    return {name: _on_gpu(problem) for name, problem in problems.items()}
+
+
+def _of_layer(given: dict[str, Any]) -> dict[str, ConvProblem]:
+    if given["input"] is None or given["weight"] is None:
+        raise click.UsageError("--input and --weight belong together")
+    problems = tune_problems.of_layer({**given, "input": [given["input"]]})
+    return {f"layer/{problem.op}/{given['dtype']}": problem for problem in problems}
 
 
 def _simulation(preset: str, seed: int) -> Source:
@@ -113,37 +113,15 @@ def _simulation(preset: str, seed: int) -> Source:
     return lambda: (timer, timer.candidates, problem)
 
 
-def _listed(given: dict[str, Any]) -> list[layers.Case]:
+def _listed(given: dict[str, Any]) -> dict[str, ConvProblem]:
     try:
         cases = layers.load(given["layers"])
     except ValueError as error:
         raise options.refuse("--layers", str(error)) from error
     try:
-        return layers.select(cases, given["cases"])
+        return {case.id: case.problem() for case in layers.select(cases, given["cases"])}
     except ValueError as error:
         raise options.refuse("--cases", str(error)) from error
-
-
-def _case_of_shape(given: dict[str, Any]) -> layers.Case:
-    fields = {
-        name: given[name]
-        for name in ("input_shape", "weight_shape", "groups", "dtype")
-        if given[name] is not None
-    }
-    for name in ("stride", "padding", "dilation"):
-        if given[name] is not None:
-            fields[name] = given[name][0] if len(given[name]) == 1 else given[name]
-    try:
-        return layers.Case(
-            layer=_LAYER,
-            op=given["op"] or "fprop",
-            channels_last=not given["contiguous"] and len(given["input_shape"]) > 3,
-            **fields,
-        )
-    except ValueError as error:
-        option = {"input_shape": "--input", "weight_shape": "--weight"}
-        field = str(error).split()[0].rstrip(":")
-        raise options.refuse(option.get(field, f"--{field}"), str(error)) from error
 
 
 def _tf32() -> AbstractContextManager[None]:
@@ -156,11 +134,10 @@ def _tf32() -> AbstractContextManager[None]:
     return flags
 
 
-def _on_gpu(case: layers.Case) -> Source:
+def _on_gpu(problem: ConvProblem) -> Source:
     def open_source() -> tuple[Timer, Candidates, ConvProblem]:
         from cudnn_autotune.audit.gpu import open_timer
 
-        problem = case.problem()
         timer, candidates = open_timer(problem)
         return timer, candidates, problem
 
@@ -173,12 +150,11 @@ def _targets(out: Path, names: Sequence[str]) -> list[Path]:
         raise options.refuse("OUT", f"must be a folder for {len(names)} recordings, got {out}")
     if len(names) == 1 and not is_file:
         raise options.refuse("OUT", f"must end in {' or '.join(_SUFFIXES)}, got {out}")
-    folder = out.parent if is_file else out
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise options.refuse("OUT", f"cannot make {folder}: {error}") from error
-    return [out] if is_file else [out / f"{name.replace('/', '_')}.json.gz" for name in names]
+    targets = [out / f"{name.replace('/', '_')}.json.gz" for name in names]
+    targets = [out] if is_file else targets
+    for target in targets:
+        options.check_output("OUT", target)
+    return targets
 
 
 def _environment(preset: str | None, timer: Timer) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import click
 
 from cudnn_autotune.commands import filters
 from cudnn_autotune.commands.filters import none_of
+from cudnn_autotune.commands.output import say
 from cudnn_autotune.commands.store_option import (
     StoreFile,
     files_of,
@@ -19,7 +20,7 @@ from cudnn_autotune.commands.store_option import (
     read,
     store_option,
 )
-from cudnn_autotune.report.wording import count, printable
+from cudnn_autotune.report.wording import count
 
 
 @click.command()
@@ -27,7 +28,7 @@ from cudnn_autotune.report.wording import count, printable
 @filters.filter_options
 @filters.sort_option
 @click.option("--json", "as_json", is_flag=True, help="For programs: whole, with every candidate.")
-@click.option("--environment", "list_files", is_flag=True, help="List which files are there.")
+@click.option("--files", "list_files", is_flag=True, help="List which files are there.")
 def show(store_path: Path | None, as_json: bool, list_files: bool, **given: Any) -> None:
     """What was chosen, and why: the decisions of a store.
 
@@ -52,7 +53,7 @@ def show(store_path: Path | None, as_json: bool, list_files: bool, **given: Any)
         click.echo(nothing_there(store_path))
         return
     if not decisions:
-        click.echo(f"{found.path}: {none_of(found, wanted)}")
+        say(f"{found.path}: {none_of(found, wanted)}")
         return
     from cudnn_autotune.commands import decision_table
 
@@ -63,39 +64,37 @@ def show(store_path: Path | None, as_json: bool, list_files: bool, **given: Any)
 
 def _list(store_path: Path | None, as_json: bool) -> None:
     files = files_of(store_path)
-    read_files: list[StoreFile | str] = []
+    if not files and not as_json:
+        click.echo(nothing_there(store_path))
+    trees: list[dict[str, Any]] = []
     for path in files:
+        tree: dict[str, Any] = {"path": str(path)}
         try:
-            read_files.append(read(path, nothing))
+            found = read(path, nothing)
         except ValueError as error:
-            read_files.append(str(error))
-    if as_json:
-        tree = [
-            {
-                "path": str(found.path),
+            tree["not readable"] = [str(error)]
+            line = str(error)
+        else:
+            kept = f"{count(found.count, 'decision')}, {found.size / 1024:.0f} KiB"
+            line = "; ".join([f"{path}: {_named(found)}: {kept}", *found.complaints])
+            tree |= {
                 "environment": found.environment.to_json(),
                 "decisions": found.count,
                 "bytes": found.size,
             }
-            for found in read_files
-            if isinstance(found, StoreFile)
-        ]
-        click.echo(json.dumps(tree, indent=1))
-        return
-    if not files:
-        click.echo(nothing_there(store_path))
-    for found in read_files:
-        if isinstance(found, str):
-            click.echo(found)
-        else:
-            kept = f"{count(found.count, 'decision')}, {found.size / 1024:.0f} KiB"
-            click.echo(f"{found.path}: {_named(found)}: {kept}")
+            if found.complaints:
+                tree["not readable"] = list(found.complaints)
+        trees.append(tree)
+        if not as_json:
+            say(line)
+    if as_json:
+        click.echo(json.dumps(trees, indent=1))
 
 
 def _named(found: StoreFile) -> str:
     environment = found.environment
     mig = f" MIG {environment.mig_profile}" if environment.mig_profile else ""
-    return printable(
+    return (
         f"{environment.gpu}{mig}, cuDNN {environment.cudnn or 'none'}, "
         f"frontend {environment.cudnn_frontend or 'none'}"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import click
 
 from cudnn_autotune.command_options import refuse
+from cudnn_autotune.commands.output import say
+from cudnn_autotune.report.wording import count, printable
 from cudnn_autotune.store import disk_file, entry, file_format
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
@@ -50,7 +54,19 @@ class StoreFile:
     size: int
     """Bytes."""
     complaints: tuple[str, ...] = ()
-    """What of it cannot be read, and why."""
+    """What of it cannot be read, and why: printable."""
+
+
+def kind_of(place: Path, option: str = "--store") -> str:
+    """``file``, ``folder``, ``other``; empty where nothing is there. Raises click.BadParameter
+    where that cannot be known."""
+    try:
+        mode = os.stat(place).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise refuse(option, f"{place}: {error.strerror}") from error
+    return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 
 
 def folder_of(store_path: Path | None) -> Path:
@@ -59,19 +75,24 @@ def folder_of(store_path: Path | None) -> Path:
     return place.parent if _is_file(place) else place
 
 
-def files_of(store_path: Path | None) -> list[Path]:
-    """The files of a store's folder, or the one that is named; those that are there."""
+def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
+    """The files of a store's folder, or the one that is named; those that are there. Raises
+    click.BadParameter where that cannot be known."""
     place = default_folder() if store_path is None else store_path
-    if _is_file(place):
-        return [place] if place.is_file() else []
-    try:
-        return sorted(file for file in place.glob(f"*{SUFFIX}") if file.is_file())
-    except OSError:
-        return []
+    files = [place]
+    if not _is_file(place):
+        try:
+            names = os.listdir(place)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise refuse(option, f"{place}: {error.strerror}") from error
+        files = sorted(place / name for name in names if name.endswith(SUFFIX))
+    return [file for file in files if kind_of(file, option) == "file"]
 
 
 def _is_file(place: Path) -> bool:
-    return place.suffix == SUFFIX and not place.is_dir()
+    return place.suffix == SUFFIX and not os.path.isdir(place)
 
 
 def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
@@ -92,27 +113,30 @@ def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
     try:
         environment = file_format.environment_of(data)
     except ValueError as error:
-        raise ValueError(f"{path}: no store that can be read: {error}") from error
+        raise ValueError(printable(f"{path}: no store that can be read: {error}")) from error
     content = file_format.decode(data, environment)
     if content.state not in (file_format.State.SOUND, file_format.State.DAMAGED):
-        raise ValueError(f"{path}: {content.why}")
+        raise ValueError(printable(f"{path}: {content.why}"))
     found: list[Decision] = []
-    complaints = [content.why] if content.why else []
+    complaints = []
+    entries = len(content.spans)
+    if content.state is file_format.State.DAMAGED:
+        complaints.append(f"damaged ({content.why}): {count(entries, 'decision')} could be read")
     for name, (begin, end) in content.spans.items():
         try:
             if may_pass is None or may_pass(entry.key_of(name)):
                 found.append(entry.decode(content.data[begin:end], environment))
         except ValueError as error:
-            complaints.append(str(error))
-    count = len(content.spans)
-    return StoreFile(path, environment, tuple(found), count, len(data), tuple(complaints))
+            complaints.append(f"left out: {error}")
+    told = tuple(map(printable, complaints))
+    return StoreFile(path, environment, tuple(found), entries, len(data), told)
 
 
 def read_whole(path: Path) -> StoreFile:
     """As :func:`read`; also raises ValueError where anything in the file cannot be read."""
     found = read(path)
     if found.complaints:
-        raise ValueError(f"{path}: damaged: {'; '.join(found.complaints[:_TOLD])}")
+        raise ValueError(f"{path}: {'; '.join(found.complaints[:_TOLD])}")
     return found
 
 
@@ -125,8 +149,8 @@ def open_store(
     store copied from elsewhere can be looked at. None where the folder has none yet.
 
     Raises:
-        click.BadParameter: a file that is not there or no store; several files, none of them of
-            this environment.
+        click.BadParameter: what is not there, cannot be read, or is no store; several files, none
+            of them of this environment.
     """
     path = _file_to_open(store_path, option)
     if path is None:
@@ -136,18 +160,20 @@ def open_store(
     except ValueError as error:
         raise refuse(option, str(error)) from error
     for complaint in found.complaints[:_TOLD]:
-        click.echo(f"{path}: left out: {complaint}", err=True)
+        say(f"{path}: {complaint}", err=True)
     if len(found.complaints) > _TOLD:
-        click.echo(f"{path}: and {len(found.complaints) - _TOLD} more", err=True)
+        say(f"{path}: and {len(found.complaints) - _TOLD} more", err=True)
     return found
 
 
 def _file_to_open(store_path: Path | None, option: str) -> Path | None:
-    if store_path is not None and not store_path.is_dir():
-        if not store_path.exists():
+    if store_path is not None:
+        kind = kind_of(store_path, option)
+        if not kind:
             raise refuse(option, f"{store_path} does not exist")
-        return store_path
-    files = files_of(store_path)
+        if kind != "folder":
+            return store_path
+    files = files_of(store_path, option)
     own = folder_of(store_path) / Environment.of().file_name
     if own in files:
         return own

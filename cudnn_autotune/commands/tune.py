@@ -15,9 +15,12 @@ from cudnn_autotune import command_options as options
 from cudnn_autotune import remembering, sampling, settings, store_settings
 from cudnn_autotune._extension import extension_available
 from cudnn_autotune.command_options import refuse
+from cudnn_autotune.commands import tune_problems
 from cudnn_autotune.commands.store_option import store_option
-from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
+from cudnn_autotune.model_problems import problems_of
+from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.report.wording import count
+from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store import Decision, Environment, Store
 
 _OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups")
@@ -36,25 +39,11 @@ class Bench:
     """``problems_of(model, *inputs)``."""
 
 
-def _padding(
-    ctx: click.Context, param: click.Parameter, value: str | None
-) -> tuple[int, ...] | str | None:
-    if value in ("same", "valid"):
-        return value
-    allowed = "same, valid, or whole numbers with commas between"
-    found: tuple[int, ...] | None = options.read_by(_sizes, allowed)(ctx, param, value)
-    return found
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
 def _shapes(
     ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
 ) -> tuple[tuple[int, ...], ...]:
     try:
-        found = tuple(map(_sizes, value))
+        found = tuple(map(options.whole_numbers, value))
     except ValueError as error:
         raise click.BadParameter("must be whole numbers with commas between") from error
     if any(size < 1 for shape in found for size in shape):
@@ -72,16 +61,7 @@ def _shapes(
     metavar="N,C,H,W",
     help="The input's shape; several times for a model that takes several.",
 )
-@click.option("--weight", callback=options.sizes, metavar="K,C,R,S", help="Of a layer.")
-@click.option("--op", multiple=True, type=click.Choice(OPERATIONS), help="[default: all three]")
-@click.option("--stride", callback=options.sizes, metavar="A[,B,...]", help="Of a layer.")
-@click.option("--padding", callback=_padding, metavar="A[,B,...]", help="Or same, or valid.")
-@click.option("--dilation", callback=options.sizes, metavar="A[,B,...]", help="Of a layer.")
-@click.option("--groups", type=click.IntRange(1), help="Of a layer.")
-@click.option(
-    "--dtype", type=click.Choice(list(DTYPES.values())), default="float32", show_default=True
-)
-@click.option("--channels-last", is_flag=True, help="Else contiguous.")
+@options.shape_options
 @click.option(
     "--train/--inference",
     default=None,
@@ -94,14 +74,12 @@ def _shapes(
 @store_option
 @click.pass_context
 def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **given: Any) -> None:
-    """Tune a layer, or every convolution of a model, into the store.
+    """Tune a layer, or every Conv2d of a model, into the store.
 
     A layer by --input and --weight; else MODEL: torchvision:resnet50, timm:NAME, or MODULE:CALLABLE
     for one of your own (a module found from here, and what in it makes the model). What the store
     knows is not tuned again. Needs a GPU.
     """
-    from cudnn_autotune.commands import tune_problems
-
     mode = _mode(given["mode"])
     if model is None:
         if given["weight"] is None:
@@ -127,8 +105,6 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
 
 
 def _mode(given: str | None) -> str:
-    from cudnn_autotune.sampling.online import Online
-
     mode = settings.get_sampling() if given is None else given
     if mode not in sampling.names():
         raise refuse("--sampling", f"{mode!r} is not one of {', '.join(sampling.names())}")
@@ -152,18 +128,16 @@ def _bench(ctx: click.Context, given: dict[str, Any], store_path: Path | None) -
     index = torch.cuda.current_device() if given["device"] is None else given["device"]
     if index >= torch.cuda.device_count():
         raise refuse("--device", f"there are {torch.cuda.device_count()} CUDA devices")
-    from cudnn_autotune.model_problems import problems_of
-
     before = store_settings.get_store_settings()
-    # This command writes itself. What it is to tune anew must not be answered by the store; else
-    # the store helps with what was chosen for problems like the new one.
-    store_settings.set_store(store_path, mode="off" if given["retune"] else "read")
+    # This command looks and writes itself; the store helps with what was chosen for problems like
+    # the new one.
+    store_settings.set_store(store_path, mode="read")
     try:
         with torch.cuda.device(index):
             yield Bench(
                 Environment.of(index),
                 torch.device("cuda", index),
-                lambda problem, mode: remembering.tune(problem, index, mode),
+                lambda problem, mode: remembering.tune(problem, index, mode, anew=True),
                 problems_of,
             )
     finally:
@@ -187,6 +161,7 @@ def _run(
             sampling=mode,
             workspace_limit=settings.get_workspace_limit(),
             benchmark_limit=settings.get_benchmark_limit(),
+            budget_ms=settings.get_budget_ms(),
         )
 
     console = decision_table.console()

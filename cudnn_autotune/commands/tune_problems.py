@@ -12,13 +12,14 @@ from typing import Any
 import click
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from cudnn_autotune.command_options import refuse
+from cudnn_autotune.commands.output import say
 from cudnn_autotune.modules import Conv2d
-from cudnn_autotune.problem import DTYPES, OPERATIONS, ConvProblem
+from cudnn_autotune.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
+from cudnn_autotune.report.wording import count
 
-_DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _OPTIONS = {
     "input_shape": "--input",
     "weight_shape": "--weight",
@@ -36,7 +37,7 @@ def of_layer(given: dict[str, Any]) -> list[ConvProblem]:
         "input_shape": shape,
         "weight_shape": given["weight"],
         "groups": given["groups"] or 1,
-        "dtype": _DTYPES_BY_NAME[given["dtype"]],
+        "dtype": DTYPES_BY_NAME[given["dtype"]],
         "memory_format": _memory_format(len(shape), given["channels_last"]),
     }
     for name in ("stride", "padding", "dilation"):
@@ -60,9 +61,14 @@ def of_model(
     Raises:
         click.BadParameter, click.ClickException: saying what cannot be had.
     """
-    dtype, channels_last = _DTYPES_BY_NAME[given["dtype"]], given["channels_last"]
+    dtype, channels_last = DTYPES_BY_NAME[given["dtype"]], given["channels_last"]
     # Any: torch's annotations before 2.15 lack the form of `to` that takes a memory format alone.
-    model: Any = adopted(load(text)).to(device, dtype)
+    model: Any = adopted(load(text))
+    others = not_served(model)
+    if others:
+        types = ", ".join(dict.fromkeys(others))
+        say(f"{text}: {count(len(others), 'convolution')} not served by this package: {types}")
+    model = model.to(device, dtype)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
     model.train(given["train"])
@@ -84,7 +90,7 @@ def of_model(
 
 
 def _memory_format(dims: int, channels_last: bool) -> torch.memory_format:
-    last = _CHANNELS_LAST.get(dims)
+    last = CHANNELS_LAST.get(dims - 2)
     return last if channels_last and last is not None else torch.contiguous_format
 
 
@@ -158,6 +164,15 @@ def adopted(model: nn.Module) -> nn.Module:
         if type(module) is nn.Conv2d:
             module.__class__ = Conv2d
     return model
+
+
+def not_served(model: nn.Module) -> list[str]:
+    """Of each convolution that :func:`adopted` leaves as it is, the name of its type."""
+    return [
+        type(module).__name__
+        for module in model.modules()
+        if isinstance(module, _ConvNd) and not isinstance(module, Conv2d)
+    ]
 
 
 def only_of_layers(given: dict[str, Any], names: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cudnn_autotune.distributed.sharing import flops
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.report import wording
 from cudnn_autotune.store import Decision, Store
@@ -42,7 +41,7 @@ class Estimate:
     """
 
     def __init__(self, problems: Sequence[ConvProblem]) -> None:
-        work = [flops(problem) for problem in problems]
+        work = [problem.flops for problem in problems]
         total = sum(work) or 1.0
         self._shares = [0.5 / len(work) + 0.5 * each / total for each in work]
         self._next = 0
@@ -124,7 +123,8 @@ def _tuned(problem: ConvProblem, tune: Tune) -> tuple[Decision | None, str]:
 def _say(console: Console, problem: ConvProblem, text: str) -> None:
     name = f"{problem.op} {wording.shapes(problem)}"
     # No markup: texts have brackets.
-    console.print(f"{name}: {text}", markup=False, highlight=False, soft_wrap=True)
+    line = wording.printable(f"{name}: {text}")
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _told(decision: Decision) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from cudnn_autotune import remembering
 from cudnn_autotune.choice_log import choices
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.members import check_timeout_s, members_of
@@ -41,15 +42,15 @@ def agree(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> l
             not come.
         ValueError: a group that this process is not in, a timeout that is not above 0.
     """
-    from cudnn_autotune import remembering
-
-    device = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    own = [
-        remembering.decision_of(choice)
-        for choice in choices()
-        if choice.device == device and choice.total_samples > 0
-    ]
-    decisions = settle(own, Environment.of(device), group, timeout_s)
+    check_timeout_s(timeout_s)
+    members = members_of(group)
+    if members is None:
+        device, own = _tuned_here()
+        decisions = list(own.values())
+    else:
+        with Exchange(members, timeout_s) as exchange:
+            device, own = _tuned_here()
+            decisions = _settled(exchange, own, Environment.of(device))
     remembering.install(decisions, device)
     return decisions
 
@@ -63,20 +64,33 @@ def settle(
     """:func:`agree` on given decisions, and nothing is installed."""
     check_timeout_s(timeout_s)
     members = members_of(group)
-    own: dict[str, Decision] = {}
-    for decision in decisions:
-        rival = own.get(decision.key)
-        if rival is None or _grounds(_claim(decision)) < _grounds(_claim(rival)):
-            own[decision.key] = decision
     if members is None:
-        return list(own.values())
+        return list(_best(decisions).values())
     with Exchange(members, timeout_s) as exchange:
-        return _settled(exchange, meet(exchange, environment, {"call": "agree"}), own)
+        return _settled(exchange, _best(decisions), environment)
+
+
+def _tuned_here() -> tuple[int, dict[str, Decision]]:
+    """The current device, and what was timed on it."""
+    device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    own = (c for c in choices() if c.device == device and c.total_samples > 0)
+    return device, _best(map(remembering.decision_of, own))
+
+
+def _best(decisions: Iterable[Decision]) -> dict[str, Decision]:
+    """One of each key."""
+    best: dict[str, Decision] = {}
+    for decision in decisions:
+        rival = best.get(decision.key)
+        if rival is None or _grounds(_claim(decision)) < _grounds(_claim(rival)):
+            best[decision.key] = decision
+    return best
 
 
 def _settled(
-    exchange: Exchange, ranks: Sequence[int], own: Mapping[str, Decision]
+    exchange: Exchange, own: Mapping[str, Decision], environment: Environment
 ) -> list[Decision]:
+    ranks = meet(exchange, environment, {"call": "agree"})
     # Claims first, then the winners' decisions only: all that all know would be too much to send.
     claims = {key: _claim(decision) for key, decision in own.items()}
     winners = exchange.combine("claims", claims, ranks, _winners)

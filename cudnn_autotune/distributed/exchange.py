@@ -7,56 +7,54 @@ moves, no GPU waits, and a rank that dies leaves nobody hanging. Messages are JS
 from __future__ import annotations
 
 import json
-import logging
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
+from cudnn_autotune.distributed.call import Call, turns_name
 from cudnn_autotune.distributed.ending import AGREED, Ending
 from cudnn_autotune.distributed.errors import DistributedTuningError
 from cudnn_autotune.distributed.members import Members
-from cudnn_autotune.distributed.pulse import ENDING, SILENT_S, Pulse, beat_name
+from cudnn_autotune.distributed.pulse import PATIENCE_S
+from cudnn_autotune.distributed.rendezvous import FIRST_POLL_S, LONGEST_POLL_S, join
+from cudnn_autotune.distributed.store_thread import StoreThread
 
 _T = TypeVar("_T")
-
-_FIRST_POLL_S = 0.002
-_LONGEST_POLL_S = 0.1
-# Rank 0 often hosts the store. After a failure, for so long it lets others learn of it.
-_FAREWELL_S = 2.0
-_READY, _LEFT = "ready", "left"
-
-_log = logging.getLogger(__name__)
 
 
 class Exchange:
     """One call, as one rank sees it: a context that all ranks of the group enter.
 
-    An exception within it ends the call on all ranks: each raises a DistributedTuningError, the
-    same one. So does a rank that dies (seen after some seconds), and one that does not get on with
-    what it does for ``timeout_s``. Every method raises it where the call has failed.
+    It begins once all have come. An exception within it ends the call on all ranks: each raises a
+    DistributedTuningError, the same one. So does a rank that dies (seen after some seconds), and
+    one that does not get on with what it does for ``timeout_s``. Every method raises it where the
+    call has failed.
     """
+
+    _call: Call
 
     def __init__(self, members: Members, timeout_s: float) -> None:
         self.members = members
         self._timeout_s = timeout_s
-        self._mailbox = members.new_mailbox()
-        self._pulse = Pulse(self._mailbox, members.rank, members.ranks, timeout_s)
-        self._written: list[str] = []
 
     def __enter__(self) -> Self:
-        self._pulse.start()
+        self._store = StoreThread(self.members.store, PATIENCE_S)
+        try:
+            self._call = join(self.members, self._store, self._timeout_s)
+        except BaseException:
+            self._store.stop()
+            raise
+        self._pulse, self._mailbox = self._call.pulse, self._call.mailbox
+        self._pulse.note("its first steps")
         return self
 
     def put(self, name: str, tree: Any) -> None:
         """Tells the others something, as plain JSON; once in a call under each name."""
-        name = f"{name}/{self.members.rank}"
-        self._written.append(name)
-        self._mailbox.put_long(name, json.dumps(tree, allow_nan=False))
+        self._call.put(f"{name}/{self.members.rank}", json.dumps(tree, allow_nan=False))
 
     def gather(self, name: str, of: Sequence[int]) -> dict[int, Any]:
         """What each of these ranks (places in the group) has put there, or will put."""
-        return {rank: json.loads(self._take(f"{name}/{rank}", rank)) for rank in of}
+        return {rank: json.loads(self._take(f"{name}/{rank}")) for rank in of}
 
     def combine(
         self, name: str, tree: Any, of: Sequence[int], how: Callable[[dict[int, Any]], Any]
@@ -74,7 +72,7 @@ class Exchange:
     def turn(self, first: int) -> int:
         """0, 1, 2 ...: each number once in the sub-group whose lowest rank is ``first``."""
         self.check()
-        return self._mailbox.add(_turns(first)) - 1
+        return self._mailbox.add(turns_name(first)) - 1
 
     def note(self, doing: str) -> None:
         """Says what this rank does next; that may take ``timeout_s``."""
@@ -94,7 +92,7 @@ class Exchange:
     def agree(self) -> None:
         """Returns once every rank has called it, and on all ranks or on none."""
         self._pulse.note("")
-        if self._mailbox.add(_READY) == self.members.size:
+        if self._call.vote():
             self._pulse.propose(AGREED)
         self._wait(self._pulse.look)
         self._raise_if_failed()
@@ -105,43 +103,26 @@ class Exchange:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        ending = self._pulse.ending
-        if error is not None and ending is None:
-            ending = self._pulse.propose(self._told(error))
-        self._leave(ending)
+        ending = self._call.leave(error)
+        self._store.stop()
         if ending is None or ending.is_agreed or not isinstance(error, Exception):
             return
-        if self._told(error) != ending or not isinstance(error, DistributedTuningError):
+        if self._call.told(error) != ending or not isinstance(error, DistributedTuningError):
             raise DistributedTuningError(ending.rank, ending.reason) from error
 
-    def _told(self, error: BaseException) -> Ending:
-        if isinstance(error, DistributedTuningError):
-            return Ending(error.rank, error.reason)
-        return Ending(self._global(self.members.rank), f"{type(error).__name__}: {error}")
-
-    def _take(self, name: str, rank: int) -> str:
-        deadline_s = time.monotonic() + self._timeout_s
-
-        def look() -> str | None:
-            text = self._mailbox.peek_long(name)
-            # Who has come is watched by its neighbour, who has not can only be waited for.
-            is_late = text is None and time.monotonic() > deadline_s
-            if is_late and self._mailbox.peek(beat_name(rank)) is None:
-                self.fail(rank, f"timeout: it has not come within {self._timeout_s:g} s")
-            return text
-
+    def _take(self, name: str) -> str:
         self._pulse.note("")
-        return self._wait(look)
+        return self._wait(lambda: self._mailbox.peek_long(name))
 
     def _wait(self, look: Callable[[], _T | None]) -> _T:
-        poll_s = _FIRST_POLL_S
+        poll_s = FIRST_POLL_S
         while True:
             found = look()
             if found is not None:
                 return found
             if self._pulse.ended.wait(poll_s):
                 self._raise_if_failed()
-            poll_s = min(_LONGEST_POLL_S, poll_s * 1.5)
+            poll_s = min(LONGEST_POLL_S, poll_s * 1.5)
 
     def _raise_if_failed(self) -> None:
         ending = self._pulse.ending
@@ -150,36 +131,3 @@ class Exchange:
 
     def _global(self, rank: int | None) -> int | None:
         return None if rank is None else self.members.ranks[rank]
-
-    def _leave(self, ending: Ending | None) -> None:
-        """Takes this rank's keys along; the last one takes those that belong to all.
-
-        Where somebody has died those stay: who comes late must learn how the call has ended.
-        """
-        self._pulse.stop()
-        try:
-            for name in self._written:
-                self._mailbox.remove_long(name)
-            self._mailbox.remove(beat_name(self.members.rank))
-            if self.members.rank == 0:
-                self._see_others_off(ending)
-            if self._mailbox.add(_LEFT) == self.members.size:
-                turns = map(_turns, range(self.members.size))
-                for name in (_READY, _LEFT, ENDING, *turns):
-                    self._mailbox.remove(name)
-        except DistributedTuningError as error:
-            # How the call has ended is settled.
-            _log.info("nothing was cleaned up: %s", error.reason)
-
-    def _see_others_off(self, ending: Ending | None) -> None:
-        is_agreed = ending is not None and ending.is_agreed
-        others = self.members.size - 1
-        if ending is not None and ending.rank not in (None, self.members.ranks[0]):
-            others -= 1  # it may be dead
-        until_s = time.monotonic() + (SILENT_S if is_agreed else _FAREWELL_S)
-        while self._mailbox.add(_LEFT, 0) < others and time.monotonic() < until_s:
-            time.sleep(0.01)
-
-
-def _turns(first: int) -> str:
-    return f"turns/{first}"

@@ -2,20 +2,12 @@
 
 ``Store.get`` and ``Store.wait`` block the connection for every thread of the process, heartbeats
 and NCCL's watchdog included, and a key that is removed in the meantime blocks them for the store's
-whole timeout (30 minutes). So everything here returns at once; who wants to wait asks again.
+whole timeout (30 minutes). So nothing here waits for a key; who wants to wait asks again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
-
-from cudnn_autotune.distributed.errors import DistributedTuningError
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
-_T = TypeVar("_T")
+from cudnn_autotune.distributed.store_thread import StoreThread
 
 # Of a key that is not there, `compare_set` gives back what was expected; values start with "=".
 _ABSENT = "?"
@@ -27,16 +19,16 @@ _WHOLE = "whole:"
 class Mailbox:
     """ASCII texts under names, in a part of the store that one call has for itself.
 
-    Every method raises DistributedTuningError where the store cannot be reached.
+    Every method raises DistributedTuningError where the store cannot be reached or does not answer.
     """
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(self, store: StoreThread, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
 
     def put(self, name: str, text: str) -> None:
         """Replaces what is there; some mebibytes at most (see :meth:`put_long`)."""
-        _ask(lambda: self._store.set(self._key(name), "=" + text))
+        self._store.ask(lambda store: store.set(self._key(name), "=" + text))
 
     def peek(self, name: str) -> str | None:
         """What is there now; None: nothing."""
@@ -47,9 +39,13 @@ class Mailbox:
         """Puts ``text`` where nothing is; returns what is there then."""
         return self._compare_set(name, "", "=" + text)[1:]
 
+    def replace(self, name: str, known: str | None, text: str) -> None:
+        """Puts ``text`` where ``known`` still is (None: nothing is)."""
+        self._compare_set(name, "" if known is None else "=" + known, "=" + text)
+
     def add(self, name: str, amount: int = 1) -> int:
         """Of a counter that starts at 0: its new value."""
-        return _ask(lambda: self._store.add(self._key(name), amount))
+        return self._store.ask(lambda store: store.add(self._key(name), amount))
 
     def put_long(self, name: str, text: str) -> None:
         """Of any length: in parts where it must be, and then the name itself comes last."""
@@ -78,24 +74,11 @@ class Mailbox:
         self.remove(name)
 
     def remove(self, name: str) -> None:
-        _ask(lambda: self._store.delete_key(self._key(name)))
+        self._store.ask(lambda store: store.delete_key(self._key(name)))
 
     def _compare_set(self, name: str, expected: str, desired: str) -> str:
         key = self._key(name)
-        return _ask(lambda: self._store.compare_set(key, expected, desired)).decode()
+        return self._store.ask(lambda store: store.compare_set(key, expected, desired)).decode()
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
-
-
-def _ask(operation: Callable[[], _T]) -> _T:
-    try:
-        return operation()
-    except RuntimeError as error:  # torch.distributed.DistError among them
-        # torch adds a C++ stack to it.
-        told = (str(error).splitlines() or [""])[0]
-        raise DistributedTuningError(
-            None,
-            "the store of the process group cannot be reached; the process that hosts it (rank 0, "
-            f"unless the launcher does) has probably ended: {type(error).__name__}: {told}",
-        ) from error

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-import threading
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from cudnn_autotune.distributed.mailbox import Mailbox
-
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-_lock = threading.Lock()
-_calls: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
 @dataclass(frozen=True)
@@ -24,7 +18,6 @@ class Members:
     """A process group of two or more, as one of its ranks sees it."""
 
     store: Store
-    name: str
     rank: int
     """This process's place in the group, from 0."""
     ranks: tuple[int, ...]
@@ -34,17 +27,12 @@ class Members:
     def size(self) -> int:
         return len(self.ranks)
 
-    def new_mailbox(self) -> Mailbox:
-        """A part of the store that no other call of this group has had.
-
-        All ranks count their calls, and so agree upon its number without a word. The count belongs
-        to the process, not to the group object: a group that is destroyed and made again finds the
-        same store, with what a failed call has left there.
-        """
-        with _lock:
-            number = _calls[self.name, self.ranks]
-            _calls[self.name, self.ranks] += 1
-        return Mailbox(self.store, f"cudnn_autotune/{number}")
+    @property
+    def prefix(self) -> str:
+        """Of this package's keys in the store: a group that is destroyed and made again, under the
+        same name and with other ranks, may find the same store."""
+        ranks = hashlib.sha256(str(self.ranks).encode()).hexdigest()[:16]
+        return f"cudnn_autotune/{ranks}"
 
 
 def members_of(group: dist.ProcessGroup | None) -> Members | None:
@@ -70,8 +58,7 @@ def members_of(group: dist.ProcessGroup | None) -> Members | None:
     ranks = tuple(dist.get_process_group_ranks(group))
     if len(ranks) < 2:
         return None
-    store = group.get_group_store()
-    return Members(store, group.group_name, dist.get_rank(group), ranks)
+    return Members(group.get_group_store(), dist.get_rank(group), ranks)
 
 
 def check_timeout_s(timeout_s: float) -> float:

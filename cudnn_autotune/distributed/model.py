@@ -8,11 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cudnn_autotune import sampling, settings
+from cudnn_autotune import remembering, sampling, settings
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.members import check_timeout_s, members_of
 from cudnn_autotune.distributed.sharing import share_in
-from cudnn_autotune.model_problems import find
+from cudnn_autotune.distributed.subgroups import meet
+from cudnn_autotune.model_problems import NOTHING_SERVED, find
+from cudnn_autotune.pins import pins
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store.decision import Decision
@@ -32,13 +34,13 @@ def tune(
     Every rank of the group calls it, with a model and inputs on its own CUDA device. The model runs
     once (see ``problems_of``); then each problem is tuned by one rank, in the sampling mode of the
     settings, and at the end all ranks have the same choices, at about the cost of one rank's share.
-    Ranks with unequal GPUs or versions of cuDNN share with their equals only. Random number
-    generators are left as they were. Without
-    torch.distributed it tunes alone. A layer with a ``sampling=`` of its own that is not the
-    settings' mode goes on tuning itself at its first call.
+    Ranks with unequal GPUs or versions of cuDNN share with their equals only. A rank whose part of
+    the model has no convolution helps the others. Random number generators are left as they were.
+    Without torch.distributed it tunes alone. A layer with a ``sampling=`` of its own that is not
+    the settings' mode goes on tuning itself at its first call.
 
     Args:
-        model: or a DistributedDataParallel of it.
+        model: a DistributedDataParallel in it, or of it, averages nothing meanwhile.
         inputs, kwargs: as for a call of the model; the local batch of this rank.
         group: the process group; None: the default one.
         timeout_s: how many seconds a rank may take to come, to run the model once, and for any one
@@ -49,12 +51,12 @@ def tune(
 
     Raises:
         DistributedTuningError: on all ranks, and nothing is installed: one has raised, died or
-            timed out; settings differ between ranks.
+            timed out; settings, or pins on equal GPUs, differ between ranks; no rank has a
+            convolution that this package serves.
         ValueError: no convolution that this package serves, ``online`` as mode (without
             torch.distributed; else a DistributedTuningError says so); a group that this process is
             not in, a timeout that is not above 0.
     """
-    from cudnn_autotune import remembering
 
     def tune_one(problem: ConvProblem) -> Decision:
         with generators_kept([device] if torch.cuda.is_available() else []):  # operands are random
@@ -65,6 +67,8 @@ def tune(
     if members is None:
         mode = _mode()
         found = find(model, inputs, kwargs)
+        if found.device is None:
+            raise ValueError(NOTHING_SERVED)
         device = found.device
         decisions = [tune_one(problem) for problem in found.problems]
     else:
@@ -72,7 +76,8 @@ def tune(
             mode = _mode()
             exchange.note("a first run of the model")
             found = find(model, inputs, kwargs)
-            device = found.device
+            here = torch.cuda.current_device() if torch.cuda.is_available() else 0
+            device = here if found.device is None else found.device
             terms = {
                 "call": "tune",
                 "sampling": mode,
@@ -80,10 +85,17 @@ def tune(
                 "workspace_limit": settings.get_workspace_limit(),
                 "budget_ms": settings.get_budget_ms(),
             }
-            here = Environment.of(device)
-            decisions = share_in(exchange, found.problems, tune_one, here, terms)
+            ranks = meet(exchange, Environment.of(device), terms)
+            is_served = found.device is not None
+            if not exchange.combine("served", is_served, range(members.size), _any):
+                exchange.fail(None, NOTHING_SERVED)
+            decisions = share_in(exchange, ranks, found.problems, tune_one, pins())
     remembering.install(decisions, device)
     return decisions
+
+
+def _any(told: dict[int, bool]) -> bool:
+    return any(told.values())
 
 
 def _mode() -> str:

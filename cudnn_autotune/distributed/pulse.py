@@ -16,6 +16,9 @@ BEAT_S = 0.5
 # the interpreter's lock; what holds that for seconds (a debugger, a start of CUDA) must not look
 # like death.
 SILENT_S = 6.0
+# For so long a rank waits for an answer of the store. Who himself stood still for longer must take
+# it that others have given up.
+PATIENCE_S = 2 * SILENT_S
 _JOIN_S = 5.0
 ENDING = "ending"
 
@@ -40,11 +43,12 @@ class Pulse(threading.Thread):
         self._rank = rank
         self._ranks = ranks
         self._timeout_s = timeout_s
-        self._doing = "starting"
+        self._doing = ""
         self._step = 0
         self._beat = 0
         self._last: tuple[int, int] | None = None
-        self._last_beat_s = self._last_step_s = 0.0
+        self._last_look_s = self._silent_s = self._stuck_s = 0.0
+        self._is_fresh = False
         self._stop_asked = threading.Event()
         self.ended = threading.Event()
         """Set once ``ending`` is known."""
@@ -82,12 +86,24 @@ class Pulse(threading.Thread):
                 self._end(Ending.from_text(text))
         return self.ending
 
+    def see_all_here(self) -> None:
+        """From now on every rank is known to have come in this call."""
+        self._is_fresh = True
+
     def run(self) -> None:
+        last_s = time.monotonic()
         try:
             while not self._stop_asked.is_set():
                 self._mailbox.put(beat_name(self._rank), self._told())
                 if self.look() is not None:
                     return
+                now_s = time.monotonic()
+                if now_s - last_s > PATIENCE_S:
+                    # Others may have given up without a word: this rank hosts the store, say.
+                    reason = f"the process stood still for {now_s - last_s:.0f} s"
+                    self.propose(Ending(self._ranks[self._rank], reason))
+                    return
+                last_s = now_s
                 self._watch((self._rank + 1) % len(self._ranks))
                 self._stop_asked.wait(BEAT_S)
         except DistributedTuningError as lost:
@@ -102,23 +118,29 @@ class Pulse(threading.Thread):
     def _watch(self, rank: int) -> None:
         text = self._mailbox.peek(beat_name(rank))
         now_s = time.monotonic()
+        # Only this process's clock counts, since those of two machines differ; and of the time in
+        # which it did not look itself (it was stopped, or the store was slow) only a part.
+        looked_s = min(now_s - self._last_look_s, 2 * BEAT_S)
+        self._last_look_s = now_s
         if text is None:  # it has not come yet, or has left
             self._last = None
+            self._is_fresh = True
             return
         fields = Node(json.loads(text), "heartbeat").fields("beat", "step", "doing")
         beat, step = fields["beat"].integer(), fields["step"].integer()
         doing = fields["doing"].text()
-        # Only this process's clock counts: those of two machines differ.
-        if self._last is None or beat != self._last[0]:
-            self._last_beat_s = now_s
-        if self._last is None or step != self._last[1] or not doing:
-            self._last_step_s = now_s
-        self._last = (beat, step)
-        silent_s, stuck_s = now_s - self._last_beat_s, now_s - self._last_step_s
-        if silent_s > SILENT_S:
+        last, self._last = self._last, (beat, step)
+        has_beaten = last is None or beat != last[0]
+        has_stepped = last is None or step != last[1] or not doing
+        # A beat that was there before this rank looked may be what an earlier run has left.
+        self._is_fresh = self._is_fresh or (last is not None and has_beaten)
+        silent_s, stuck_s = self._silent_s + looked_s, self._stuck_s + looked_s
+        self._silent_s = silent_s if self._is_fresh and not has_beaten else 0.0
+        self._stuck_s = stuck_s if self._is_fresh and not has_stepped else 0.0
+        if self._silent_s > SILENT_S:
             at = f", at {doing}" if doing else ""
-            reason = f"the process died: no sign of life for {silent_s:.0f} s{at}"
-        elif stuck_s > self._timeout_s:
+            reason = f"the process died: no sign of life for {self._silent_s:.0f} s{at}"
+        elif self._stuck_s > self._timeout_s:
             reason = f"timeout: no progress for {self._timeout_s:g} s at {doing}"
         else:
             return

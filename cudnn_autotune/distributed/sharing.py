@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,20 +55,34 @@ def share(
     if members is None:
         return [_tuned(problem, tune_one) for problem in dict.fromkeys(problems)]
     with Exchange(members, timeout_s) as exchange:
-        return share_in(exchange, problems, tune_one, environment, {"call": "share"})
+        ranks = meet(exchange, environment, {"call": "share"})
+        return share_in(exchange, ranks, problems, tune_one)
 
 
 def share_in(
     exchange: Exchange,
+    ranks: Sequence[int],
     problems: Sequence[ConvProblem],
     tune_one: TuneOne,
-    environment: Environment,
-    terms: Mapping[str, Any],
+    pins: Mapping[ConvProblem, str] | None = None,
 ) -> list[Decision]:
-    """:func:`share` within a call that has begun, and that this ends; ``terms``: see ``meet``."""
-    ranks = meet(exchange, environment, terms)
-    brought = [problem_to_json(problem) for problem in problems]
-    trees = exchange.combine("problems", brought, ranks, _united)
+    """:func:`share` within a call that has begun, and that this ends.
+
+    Args:
+        ranks: those that share: see ``meet``.
+        pins: what is pinned on this rank; the others must have pinned the same.
+    """
+
+    def unite(brought: Mapping[int, Any]) -> list[Any]:
+        for rank in ranks:
+            _compare_pins(exchange, brought, ranks[0], rank)
+        return _united({rank: one["problems"] for rank, one in brought.items()})
+
+    brought = {
+        "problems": [problem_to_json(problem) for problem in problems],
+        "pins": {problem_text(problem): engine for problem, engine in (pins or {}).items()},
+    }
+    trees = exchange.combine("problems", brought, ranks, unite)
     shared = [problem_from_json(tree) for tree in trees]
     exchange.put("tuned", _tune_share(exchange, ranks, shared, tune_one))
     decisions: dict[int, Decision] = {}
@@ -86,6 +99,18 @@ def share_in(
         exchange.fail(None, f"nobody has tuned {', '.join(missing)}")
     exchange.agree()
     return [decisions[i] for i in range(len(shared))]
+
+
+def _compare_pins(exchange: Exchange, brought: Mapping[int, Any], first: int, rank: int) -> None:
+    """Else what one rank has forced upon itself, unmeasured, would be what all have agreed upon."""
+    wanted, given = brought[first]["pins"], brought[rank]["pins"]
+    for problem in {**wanted, **given}:
+        if wanted.get(problem) != given.get(problem):
+            exchange.fail(
+                rank,
+                f"{problem} must be pinned to {wanted.get(problem, 'nothing')}, as on rank "
+                f"{exchange.members.ranks[first]}, and is to {given.get(problem, 'nothing')}",
+            )
 
 
 def _united(brought: Mapping[int, Sequence[Any]]) -> list[Any]:
@@ -105,7 +130,7 @@ def _tune_share(
     anomalies, SIAM J. Appl. Math. 17, 1969).
     """
     start_s = time.perf_counter()
-    queue = sorted(range(len(shared)), key=lambda i: (-flops(shared[i]), i))
+    queue = sorted(range(len(shared)), key=lambda i: (-shared[i].flops, i))
     tuned: dict[str, Any] = {}
     while (turn := exchange.turn(ranks[0])) < len(queue):
         index = queue[turn]
@@ -128,8 +153,3 @@ def _tuned(problem: ConvProblem, tune_one: TuneOne) -> Decision:
         asked, got = problem_text(problem), problem_text(decision.problem)
         raise ValueError(f"tune_one must decide on {asked}, and decided on {got}")
     return decision
-
-
-def flops(problem: ConvProblem) -> float:
-    """Of one call, a multiplication and an addition being two: equal for all three operations."""
-    return 2.0 * math.prod(problem.weight_shape[1:]) * math.prod(problem.output_shape)

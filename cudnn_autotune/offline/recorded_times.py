@@ -15,7 +15,8 @@ _SMOOTHED = 4
 
 
 def burst_ms(recording: Recording, cache: Cache) -> dict[str, float]:
-    """Milliseconds a call in the rounds, by text; of what ran, but in no round, its own runs.
+    """Milliseconds a call in the rounds, by text; of what ran, but in no round, its own runs. A
+    candidate that failed, now or then, has none.
 
     The median over the rounds of the logarithms, less what all candidates of a round share.
     """
@@ -23,6 +24,8 @@ def burst_ms(recording: Recording, cache: Cache) -> dict[str, float]:
     shared = _shared(rounds)
     found: dict[str, float] = {}
     for column, recorded in enumerate(recording.candidates):
+        if recorded.error:
+            continue
         logs = [
             math.log(row[column] or 1.0) - effect
             for row, effect in zip(rounds.time_ms, shared, strict=True)
@@ -63,10 +66,16 @@ def sustained_ms(recording: Recording, cache: Cache) -> dict[str, float]:
     the ratio of the burst times.
     """
     found: dict[str, list[float]] = {}
-    for trace in recording.solo:
+    for trace in sound_traces(recording):
         factor = cache_factor(recording, trace, cache)
         found.setdefault(trace.text, []).append(statistics.median(last_third(trace)) * factor)
     return {text: statistics.fmean(times) for text, times in found.items()}
+
+
+def sound_traces(recording: Recording) -> list[SoloTrace]:
+    """Those of candidates that did not fail."""
+    failed = {r.candidate.text for r in recording.candidates if r.error}
+    return [trace for trace in recording.solo if trace.text not in failed]
 
 
 def last_third(trace: SoloTrace) -> Sequence[float]:

@@ -1,4 +1,7 @@
-"""How ``recording.record`` goes about it."""
+"""How ``recording.record`` goes about it.
+
+It shares no loop with ``sampling``: raw samples must not inherit a strategy's cuts, or its bugs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.offline import solo_trace
@@ -167,7 +171,9 @@ class Recorder:
     def _drop(self, text: str, error: str) -> None:
         if text in self._alive:
             self._alive.remove(text)
-            self.remarks.append(f"{text} failed after {self.complete_rounds} rounds: {error}")
+            failed = f"failed after {self.complete_rounds} rounds: {error or 'no reason given'}"
+            self._admitted[text] = replace(self._admitted[text], error=failed)
+            self.remarks.append(f"{text} {failed}")
 
     def _members(self) -> list[Candidate]:
         return [c for c in self._all if c.text in self._alive]

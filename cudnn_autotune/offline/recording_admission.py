@@ -33,7 +33,8 @@ class Admission:
             build_ms, built = self._build(compiled[:1])
             together_ms, others = self._build(compiled[1:])
             if together_ms:
-                self.build_threads = max(1, round(build_ms * len(compiled[1:]) / together_ms))
+                count = len(compiled[1:])
+                self.build_threads = max(1, round(min(build_ms / together_ms, 1) * count))
             for candidate in compiled:
                 if self._has_time(candidate):
                     self._run_once(candidate, build_ms, candidate in [*built, *others])

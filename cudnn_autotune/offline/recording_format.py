@@ -26,6 +26,7 @@ from cudnn_autotune.offline.recording_parts import (
     SoloTrace,
 )
 from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.store import disk_file
 
 _MOST_BYTES = 256 * 2**20
 
@@ -104,18 +105,14 @@ class Recording:
                 )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, in one step: an older one is replaced or left as it was."""
+        """Writes the file, in one step: an older one is replaced, or, where this raises OSError,
+        left as it was."""
         text = json.dumps(to_json(vars(self)), separators=(",", ":"), allow_nan=False) + "\n"
         data = text.encode()
         target = Path(path)
         if target.name.endswith(".gz"):
             data = gzip.compress(data, mtime=0)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            partial.write_bytes(data)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        disk_file.replace(target, data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:

@@ -23,6 +23,8 @@ VERSION = 1
 _DIGITS = 5
 _LEAST = 1e-9
 """Below any time or clock: what is divided by must not underflow."""
+_MOST_THREADS = 4096
+"""That compile plans: a replay keeps a number for each."""
 _STATE_NUMBERS = ("power_w", "power_limit_w", "temperature_c", "clock_mhz", "max_clock_mhz")
 
 
@@ -99,7 +101,7 @@ def fields_from_json(tree: Any) -> dict[str, Any]:
         "lone": _rows(fields["lone"]),
         "solo": tuple(_trace(t) for t in fields["solo"].items()),
         "readings": tuple(_reading(r) for r in fields["readings"].items()),
-        "build_threads": fields["build_threads"].integer(1),
+        "build_threads": fields["build_threads"].integer(1, _MOST_THREADS),
         "run_overhead_ms": fields["run_overhead_ms"].number(),
         "remarks": _texts(fields["remarks"]),
     }

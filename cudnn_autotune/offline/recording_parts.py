@@ -25,7 +25,8 @@ class RecordedCandidate:
     warm_ms: float | None
     """Its second call; None where it did not run, or the first one was absurdly slow already."""
     error: str = ""
-    """Why it did not build or run, or was not tried."""
+    """Why it did not build or run, or was not tried; of one that failed later on, what is there of
+    its samples is kept, but no truth."""
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,23 @@ from cudnn_autotune.offline import frontend_rules, recorded_times
 from cudnn_autotune.offline.build_time import Build, Builds
 from cudnn_autotune.offline.recording_format import Recording
 from cudnn_autotune.offline.recording_parts import RecordedCandidate
-from cudnn_autotune.offline.solo_curve import SoloCurve
+from cudnn_autotune.offline.solo_curve import MOST_AVERAGED, SoloCurve
 from cudnn_autotune.offline.static_candidates import StaticCandidates
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.timer import Batch, Cache, GpuState, Sample
 
 _BLOCK_ROUNDS = 8
+"""Played in their order before the replay jumps to another round."""
 _SOLO_FROM_MS = 4.0
+"""Alone for less, a candidate runs as in the rounds: no power controller has noticed it yet."""
 _LONG_MS = 40.0
-_MOST_AVERAGED = 16
+"""Alone for so long without a trace is named as lacking."""
+_FEW_CALLS = 4
+"""Who takes ``_LONG_MS`` for these is as in the rounds, however long it runs: a mode gives one that
+slow a call or two, and nobody asks for its steady time."""
 _PASSES_APART = 3
+"""From so many passes of cuDNN's search, next to one another, one search takes its samples: what
+disturbed one of them disturbs many candidates."""
 _slowdown = operator.attrgetter("slowdown")
 
 
@@ -55,7 +62,7 @@ class ReplayTimer:
         self._rng = random.Random(seed)
         self._column = {r.candidate.text: i for i, r in enumerate(recording.candidates)}
         self._curves: dict[str, list[SoloCurve]] = {}
-        for trace in recording.solo:
+        for trace in recorded_times.sound_traces(recording):
             self._curves.setdefault(trace.text, []).append(SoloCurve(recording, trace))
         curves = sorted((c for each in self._curves.values() for c in each), key=_slowdown)
         self._typical = curves[len(curves) // 2] if curves else None
@@ -89,6 +96,10 @@ class ReplayTimer:
             found += [c for c in batch if self._can_run(c)]
         return found
 
+    @property
+    def build_threads(self) -> int:
+        return self.recording.build_threads
+
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         self._elapsed_ms += self._builds.prepare(self._known(candidates), self._elapsed_ms)
 
@@ -114,7 +125,6 @@ class ReplayTimer:
     def frontend_find(
         self, technique: str, candidates: Sequence[Candidate], limit: int
     ) -> Selection:
-        # Passes near one another: what disturbed one of them disturbs many candidates.
         first = self._rng.randrange(max(1, len(self.recording.lone)))
         self._passes = {c.text: first + self._rng.randrange(_PASSES_APART) for c in candidates}
         return frontend_rules.find(technique, candidates, limit, self._launch)
@@ -198,9 +208,10 @@ class ReplayTimer:
                 self._phase = text
                 curve = self._curves[text][self._round % len(self._curves[text])]
                 return curve.play(self._rng, alone_ms, calls * time_ms, cache)
-            if alone_ms >= _LONG_MS > time_ms * 4:
+            is_quick = time_ms * _FEW_CALLS < _LONG_MS
+            if is_quick and alone_ms >= _LONG_MS:
                 self._missing[f"a solo trace of {text}"] = None
-            if self._typical is not None and time_ms * 4 < _LONG_MS:
+            if is_quick and self._typical is not None:
                 self._phase = self._typical.text
                 scale = self._typical.relative_ms(text, cache)
                 played_ms, clock_mhz = self._typical.play(
@@ -215,7 +226,7 @@ class ReplayTimer:
         column = self._column[text]
         count = len(rounds.time_ms)
         recorded_calls = rounds.calls[column] or 1
-        wanted = min(-(-calls // recorded_calls), _MOST_AVERAGED, max(count, 1))
+        wanted = min(-(-calls // recorded_calls), MOST_AVERAGED, max(count, 1))
         indices = [(self._round + i) % count for i in range(wanted)] if count else []
         times = [t for i in indices if (t := rounds.time_ms[i][column]) is not None]
         if times:

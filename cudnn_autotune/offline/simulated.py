@@ -84,6 +84,10 @@ class SimulatedTimer:
             found += [c for c in batch if self._can_run(c)]
         return found
 
+    @property
+    def build_threads(self) -> int:
+        return self.gpu.build_threads
+
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         self._board.idle(self._builds.prepare(self._known(candidates), self.elapsed_ms()))
 

@@ -11,7 +11,8 @@ from cudnn_autotune.offline.recording_format import Recording
 from cudnn_autotune.offline.recording_parts import SoloTrace
 from cudnn_autotune.sampling.timer import Cache
 
-_MOST_AVERAGED = 16
+MOST_AVERAGED = 16
+"""Recorded batches that a longer one is the mean of: more are no quieter, only slower to draw."""
 
 
 class SoloCurve:
@@ -47,6 +48,6 @@ class SoloCurve:
         if index >= count:  # longer than recorded: it stays as it was at the end
             index = rng.randrange(count - max(1, count // 4), count)
         batches = duration_ms / (trace.calls * self._curve[index])
-        drawn = min(max(1, round(batches)), _MOST_AVERAGED)
+        drawn = min(max(1, round(batches)), MOST_AVERAGED)
         scatter = statistics.fmean(rng.choice(self._scatter) for _ in range(drawn))
         return self._curve[index] * scatter * self._factor[cache], trace.clock_mhz[index]

@@ -1,4 +1,7 @@
-"""A candidate that runs alone until its time and its clock are steady."""
+"""A candidate that runs alone until its time and its clock are steady.
+
+It shares no loop with ``sampling``: raw samples must not inherit a strategy's cuts, or its bugs.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ _FARTHEST = 1.5
 _LEAST = 0.9
 # The least width, relative: a field of ties does not fill the page with noise.
 _NARROWEST = 0.02
+# No call is as short; below it widths and steps would be no numbers any more.
+_FLOOR_MS = 1e-9
 _MARGIN = 4.0
 _TICKS = 5
 
@@ -33,7 +35,7 @@ class Axis:
             return None
         first_ms, first = min(timed, key=lambda pair: pair[0])
         times = [t for ms, e in timed for t in (ms, e.sustained_ms) if t]
-        best = min(times)
+        best = max(min(times), _FLOOR_MS)
         # Only the fastest one's interval counts: those of candidates that left after two samples
         # are wider than all else, and are cut off.
         low = max(min(best, first.low_ms or first_ms), _LEAST * best)

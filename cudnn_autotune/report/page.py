@@ -87,10 +87,10 @@ def render(
         selected=selected,
         written=when(datetime.now(UTC).isoformat()),
         version=versions.version(),
-        headline=_headline(total(found)),
+        headlines=_headlines(found),
         totals=_totals(found),
         sections=sections,
-        many_modes=len({d.sampling for d in found}) > 1,
+        many_modes=len(_by_mode(found)) > 1,
         is_open=len(sections) <= _OPEN_UP_TO,
         span=_span(found),
     )
@@ -130,8 +130,24 @@ def _span(decisions: Sequence[Decision]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
+def _headlines(decisions: Sequence[Decision]) -> list[str]:
+    """The outcome, in a sentence for each mode."""
+    modes = _by_mode(decisions)
+    return [
+        (f"By {mode}: " if len(modes) > 1 else "") + _headline(total(of_mode))
+        for mode, of_mode in modes.items()
+    ]
+
+
+def _by_mode(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
+    """Modes are not added up, nor can they be: each may have decided on the same problems."""
+    found: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        found.setdefault(decision.sampling, []).append(decision)
+    return found
+
+
 def _headline(found: Total) -> str:
-    """The outcome in a sentence."""
     if found.ratio is None:
         return "None of them was timed against what PyTorch would run by itself."
     which = "Together" if found.compared == found.decisions else f"{found.compared:,} of them"
@@ -140,11 +156,10 @@ def _headline(found: Total) -> str:
 
 
 def _totals(decisions: Sequence[Decision]) -> list[TotalRow]:
-    """Of each mode and operation, and of each mode; modes are not added up, nor can they be."""
+    """Of each mode and operation, and of each mode."""
     rows = []
-    modes = dict.fromkeys(decision.sampling for decision in decisions)
-    for mode in modes:
-        of_mode = [decision for decision in decisions if decision.sampling == mode]
+    modes = _by_mode(decisions)
+    for mode, of_mode in modes.items():
         prefix = f"{mode}: " if len(modes) > 1 else ""
         ops = dict.fromkeys(decision.problem.op for decision in of_mode)
         if len(ops) > 1:

@@ -33,6 +33,8 @@ class Admission:
     """In the order of admission; one launch each, in milliseconds."""
     cut: dict[Candidate, tuple[str, float | None]] = field(default_factory=dict)
     """Why, and the rough time where there is one."""
+    out_of_budget: dict[Candidate, None] = field(default_factory=dict)
+    """Of those that were cut: who might have got in with more time."""
     gpu_ms: float = 0.0
     samples: int = 0
 
@@ -40,9 +42,11 @@ class Admission:
     def best_ms(self) -> float:
         return min(self.rough_ms.values(), default=math.inf)
 
-    @property
-    def admitted(self) -> list[Candidate]:
-        return list(self.rough_ms)
+    def cut_for_budget(
+        self, candidate: Candidate, why: str = "the budget was spent", rough: float | None = None
+    ) -> None:
+        self.cut[candidate] = (why, rough)
+        self.out_of_budget[candidate] = None
 
 
 def admit(
@@ -61,7 +65,7 @@ def admit(
     of_engine: dict[int, list[float]] = {}
     for candidate in candidates:
         if found.rough_ms and budget.is_spent():
-            found.cut[candidate] = ("the budget was spent", None)
+            found.cut_for_budget(candidate)
             continue
         engine = candidate.engine
         siblings = [] if engine is None else of_engine.setdefault(engine, [])
@@ -78,11 +82,18 @@ def admit(
             siblings.append(rough)
     for candidate in list(found.rough_ms):
         is_hopeless = found.rough_ms[candidate] > HOPELESS * found.best_ms
-        if _is_slow(candidate, found) and not is_hopeless and not budget.is_spent():
+        is_doubtful = _is_slow(candidate, found) and not is_hopeless
+        if is_doubtful and not budget.is_spent():
             _look_again(candidate, timer, found)
+            is_doubtful = False
         if _is_slow(candidate, found):
             rough = found.rough_ms.pop(candidate)
-            found.cut[candidate] = (f"{rough / found.best_ms:.2f} times the best", rough)
+            why = f"{rough / found.best_ms:.2f} times the best"
+            if is_doubtful:
+                why += " in one launch; the budget was spent"
+                found.cut_for_budget(candidate, why, rough)
+            else:
+                found.cut[candidate] = (why, rough)
     return found
 
 
@@ -121,7 +132,7 @@ def _look_at(
         found.cut[candidate] = ("absurdly slow at its first run", first.time_ms)
         return
     if found.rough_ms and budget.is_spent():
-        found.cut[candidate] = ("the budget was spent", None)
+        found.cut_for_budget(candidate)
         return
     (second,) = timer.run([once])
     found.samples += 1

@@ -12,10 +12,11 @@ import random
 import threading
 from dataclasses import dataclass, field
 
-from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.exploration import explore, selection
-from cudnn_autotune.sampling.finals import SoloRules, could_win
+from cudnn_autotune.sampling.conclusion import selection
+from cudnn_autotune.sampling.exploration import explore
+from cudnn_autotune.sampling.finals import SoloRules
 from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.rivals import could_win
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.solo import is_throttled
 from cudnn_autotune.sampling.strategy import Candidates, Limits, Work
@@ -63,15 +64,15 @@ class Auto:
         leader_ms = found.ms(found.leader) or math.inf
         work = candidates.work
         if not could_win(found, math.inf, None, self.solo_rules.reach):
-            found.remarks.append("no rival within reach: no need to run the leader alone")
+            if not found.admission.out_of_budget:
+                found.remarks.append("no rival within reach: no need to run the leader alone")
             return selection(found, timer, self.race_rules)
         if work is not None and self.held.covers(work, leader_ms):
             found.remarks.append("the board holds its clock at this rate of work")
             return selection(found, timer, self.race_rules)
-        budget = Budget(timer, limits)
-        probe = probed(found, timer, budget, PROBE_CHUNKS)
+        probe = probed(found, timer, PROBE_CHUNKS, self.race_rules, rng)
         if probe is None:
             return selection(found, timer, self.race_rules)
         if work is not None and not is_throttled(probe, timer.state().max_clock_mhz):
             self.held.add(work, probe.steady_ms)
-        return decided(found, probe, timer, budget, self.race_rules, self.solo_rules)
+        return decided(found, probe, timer, self.race_rules, self.solo_rules, rng)

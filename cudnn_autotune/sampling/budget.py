@@ -7,6 +7,10 @@ import math
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.timer import Timer
 
+# Compiling a config at run time takes one thread of the host some 0.3 s; where all threads compile,
+# 0.44 s were measured (benchmarks/kernel_cfgs.py: 37 ms a kernel on twelve of them).
+COMPILING_MS = 450.0
+
 
 class Budget:
     """``limits.budget_ms`` against the timer's own wall clock; without it, endless."""
@@ -14,16 +18,40 @@ class Budget:
     def __init__(self, timer: Timer, limits: Limits) -> None:
         self._timer = timer
         self._budget_ms = math.inf if limits.budget_ms is None else limits.budget_ms
+        self._has_refused = False
 
     @property
     def is_limited(self) -> bool:
         return math.isfinite(self._budget_ms)
 
+    @property
+    def cut_short_ms(self) -> float | None:
+        """The budget, where it has left something out so far (``Evidence.budget_ms``)."""
+        return self._budget_ms if self._has_refused else None
+
     def left_ms(self) -> float:
         return self._budget_ms - self._timer.elapsed_ms() if self.is_limited else math.inf
 
     def is_spent(self) -> bool:
-        return self.left_ms() <= 0
+        return not self._allows(self.left_ms() > 0)
 
     def affords(self, wall_ms: float) -> bool:
-        return self.left_ms() >= wall_ms
+        return self._allows(self.left_ms() >= wall_ms)
+
+    def compilable(self, count: int, share: float = 1.0) -> int:
+        """How many of ``count`` configs can be compiled at run time in a share of what is left."""
+        if not self.is_limited:
+            return count
+        side_by_side = self._timer.build_threads
+        most = max(0, int(share * self.left_ms() / COMPILING_MS)) * side_by_side
+        self._allows(most >= count)
+        return min(count, most)
+
+    def _allows(self, is_allowed: bool) -> bool:
+        self._has_refused |= not is_allowed
+        return is_allowed
+
+
+def left_unseen(count: int, of: int) -> str:
+    """The remark on candidates that the budget did not allow to look at."""
+    return f"the budget left {count} of {of} candidates unseen"

@@ -13,57 +13,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.sampling.exploration import Field
-from cudnn_autotune.sampling.solo import CHUNK_MS, Block, solo
+from cudnn_autotune.engines import Candidate
+from cudnn_autotune.sampling.field import Field
+from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.solo import Block, block_ms, solo
 from cudnn_autotune.sampling.timer import Timer
-
-# The knobs that name a config's tile or kernel; the others (clusters, splits, workspace) leave its
-# steady clock within 2 %.
-_TILES = ("TILE_SIZE", "KERNEL_CFG")
 
 
 def charge(found: Field, block: Block, timer: Timer) -> None:
-    """Notes what a block cost, and what the board said of its clock right after it."""
+    """Notes what a block said and cost, and what the board said of its clock right after it."""
+    if block.steady_clock_mhz is not None:
+        found.sustained_clock_mhz[block.candidate] = block.steady_clock_mhz
     found.extra_gpu_ms += block.gpu_ms
     found.extra_samples += block.calls
     found.throttle_reasons |= dict.fromkeys(timer.state().throttle_reasons)
-
-
-def could_win(
-    found: Field, steady_ms: float, max_clock_mhz: float | None, reach: float
-) -> list[Candidate]:
-    """Rivals of the race's leader that may be faster alone, the most promising first.
-
-    Those within ``reach`` whose optimistic time, that of the highest clock, is below
-    ``steady_ms``; of each kind the fastest, since what distinguishes the power of two configs is
-    their engine and tile, or their kernel.
-    """
-    leader_ms = found.ms(found.leader) or math.inf
-    race_clock = found.last.clock_mhz
-    scale = 1.0
-    if race_clock and max_clock_mhz:
-        scale = min(1.0, race_clock / max_clock_mhz)
-    same = {found.leader.text, ATEN.text} if found.aten_is_cudnn else {found.leader.text}
-    rivals = [
-        c
-        for c in found.raced()
-        if c.text not in same
-        and (ms := found.ms(c) or math.inf) < reach * leader_ms
-        and ms * scale * 0.99 < steady_ms * 0.995
-    ]
-    seen = {_kind(found.leader)}
-    firsts = []
-    for candidate in rivals:
-        if _kind(candidate) not in seen:
-            seen.add(_kind(candidate))
-            firsts.append(candidate)
-    return firsts
-
-
-def _kind(candidate: Candidate) -> tuple[object, ...]:
-    named = tuple(candidate.knobs.get(knob) for knob in _TILES)
-    return (candidate.engine, *named) if any(k is not None for k in named) else (candidate.text,)
 
 
 @dataclass(frozen=True)
@@ -98,16 +61,17 @@ class Finish:
     """The outcome of the solo blocks."""
 
     logs: dict[Candidate, list[float]] = field(default_factory=dict)
-    """Log of the steady time, block by block."""
-    clocks_mhz: dict[Candidate, float] = field(default_factory=dict)
+    """Log of the steady time, block by block; of those that did not fail."""
     finalists: list[Candidate] = field(default_factory=list)
+    is_out_of_time: bool = False
+    """Whether the budget left out a block that was wanted."""
 
     def sustained_ms(self) -> dict[Candidate, float]:
         return {c: math.exp(float(np.mean(values))) for c, values in self.logs.items()}
 
-    def error(self, one: Candidate, other: Candidate) -> float:
-        """Standard error of the log of the ratio of two candidates."""
-        return math.hypot(*(self._sigma() / math.sqrt(len(self.logs[c])) for c in (one, other)))
+    def error(self, *candidates: Candidate) -> float:
+        """Standard error of the log of one candidate's time, or of the ratio of two."""
+        return math.hypot(*(self._sigma() / math.sqrt(len(self.logs[c])) for c in candidates))
 
     def best(self) -> Candidate:
         return min(self.finalists, key=lambda c: float(np.mean(self.logs[c])))
@@ -123,10 +87,11 @@ class Finish:
         return math.sqrt((variance * freedom + 4 * _BLOCK_SIGMA**2) / (freedom + 4))
 
 
+# On a board that settles slowly a first block says little: it may still be paying, or be paid, for
+# the one before it. So far apart it is believed all the same.
 _SLOW_WITHIN = 0.2
 # Standard deviation of the log of a block's steady time.
 _BLOCK_SIGMA = 0.02
-OUT_OF_BUDGET = "the budget ended the solo blocks"
 
 
 def finish(
@@ -134,71 +99,78 @@ def finish(
     rivals: Sequence[Candidate],
     found: Field,
     timer: Timer,
+    race_rules: RaceRules,
     rules: SoloRules,
-    affords_ms: float = math.inf,
 ) -> Finish:
     """All rivals once; then those near the best again, until one leads or time is up.
+
+    Who fails is out, and the next takes its place; where all fail, there are no finalists.
 
     Args:
         probe: the block of the race's leader, which ran just before.
         rivals: the most promising first.
-        affords_ms: wall time that is left.
     """
     outcome = Finish()
-    spent_ms = 0.0
+    leader = probe.candidate
     # A board that took the leader to its steady clock at once will do so with the rivals.
     is_patient = rules.is_patient or not probe.settled_at_once
 
-    def measure(candidate: Candidate, chunks: int) -> None:
-        nonlocal spent_ms
-        call_ms = found.ms(candidate) or 1.0
-        block = solo(candidate, call_ms, chunks, timer, affords_ms - spent_ms, is_patient)
-        if block is None:
-            return
-        charge(found, block, timer)
-        spent_ms += block.gpu_ms
-        keep(block)
-
     def keep(block: Block) -> None:
-        candidate = block.candidate
-        outcome.logs.setdefault(candidate, []).append(math.log(block.steady_ms))
-        if block.steady_clock_mhz is not None:
-            outcome.clocks_mhz[candidate] = block.steady_clock_mhz
+        outcome.logs.setdefault(block.candidate, []).append(math.log(block.steady_ms))
 
     keep(probe)
 
-    def affords(blocks: int, chunks: int) -> bool:
-        afforded = spent_ms + blocks * chunks * CHUNK_MS <= affords_ms
-        if not afforded and OUT_OF_BUDGET not in found.remarks:
-            found.remarks.append(OUT_OF_BUDGET)
+    def measure(candidate: Candidate, chunks: int) -> None:
+        call_ms, left_ms = found.ms(candidate) or 1.0, found.budget.left_ms()
+        block = solo(candidate, call_ms, chunks, timer, race_rules, left_ms, is_patient)
+        if isinstance(block, str):
+            found.fail(candidate, block)
+            outcome.logs.pop(candidate, None)
+        else:
+            charge(found, block, timer)
+            keep(block)
+
+    # Blocks are as long as their calls take in the race, where the clock is higher.
+    slower = max(1.0, probe.steady_ms / (found.ms(leader) or probe.steady_ms))
+
+    def affords(candidates: Sequence[Candidate], chunks: int) -> bool:
+        wanted = sum(slower * block_ms(chunks, found.ms(c) or 1.0) for c in candidates)
+        afforded = found.budget.affords(wanted)
+        outcome.is_out_of_time |= not afforded
         return afforded
 
-    for number, candidate in enumerate(rivals[: rules.most], start=1):
-        if number == rules.most and not _is_beaten(probe.candidate, outcome, rules.equal):
-            break
-        if not affords(1, rules.first_chunks):
+    for candidate in rivals:
+        most = rules.most + (1 if _is_beaten(leader, outcome, rules.equal) else 0)
+        if len(outcome.logs) >= most or not affords([candidate], rules.first_chunks):
             break
         measure(candidate, rules.first_chunks)
-    leader = probe.candidate
     first = {c: values[0] for c, values in outcome.logs.items()}
     order = sorted((c for c in first if c != leader), key=first.__getitem__)
     lag = _SLOW_WITHIN if is_patient else rules.lag
     if not order or first[order[0]] - first[leader] > lag:
         outcome.finalists = [leader]
         return outcome
-    # On a board that settles slowly a first block may still be paying for the one before it.
     within = max(rules.within, _SLOW_WITHIN) if is_patient else rules.within
-    near = [c for c in order if first[c] - first[order[0]] <= within][: rules.most_again]
-    # Nobody takes the place of the race's leader on the word of one block.
-    outcome.finalists = near = [*near, leader]
+
+    def near() -> list[Candidate]:
+        """Nobody takes the place of the race's leader on the word of one block."""
+        left = [c for c in order if c in outcome.logs]
+        best = [c for c in left if first[c] - first[left[0]] <= within]
+        return [*best[: rules.most_again], *(c for c in [leader] if c in outcome.logs)]
+
+    outcome.finalists = near()
     for number in range(rules.passes):
         if number > 0 and _is_decided(outcome, rules.confident):
             break
-        if not affords(len(near), rules.again_chunks):
+        if not affords(outcome.finalists, rules.again_chunks):
             break
-        for candidate in near[::-1] if number % 2 == 0 else near:
+        turn = outcome.finalists
+        for candidate in turn[::-1] if number % 2 == 0 else turn:
             measure(candidate, rules.again_chunks)
-    if not is_patient and len(outcome.logs[leader]) > 1:
+        outcome.finalists = near()
+        if not outcome.finalists:
+            break
+    if not is_patient and len(outcome.logs.get(leader, [])) > 1:
         del outcome.logs[leader][0]  # its clock came down from the race's
     return outcome
 

@@ -6,20 +6,27 @@ one is not at least 5 % faster than the best before it (100 at most), and report
 2 % of jitter that is the best of two.
 
 Where PyTorch would not use cuDNN at all, its own kernels meet the winner in a short duel.
+
+A budget shortens the list: candidates are sampled in its order, each as the technique wants it,
+until the time is over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cudnn_autotune.engines import ATEN
+from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.sampling.budget import Budget, left_unseen
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Batch, Timer
 
 _DUEL_ROUNDS = 5
+# Of a budget, what compiling at run time may take: the rest is for sampling.
+_COMPILING_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -27,32 +34,72 @@ class FrontendMode:
     name: str
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        runnable = timer.runnable(candidates.all(), limit=limits.benchmark_limit)
-        found: Selection | None = None
-        if runnable:
-            found = timer.frontend_find(self.name, runnable, limits.benchmark_limit)
-        if found is None or not found.ranking:
+        budget = Budget(timer, limits)
+        listed = candidates.all()
+        unseen = 0
+        if budget.is_limited:
+            found, unseen = _within(budget, self.name, listed, timer, limits.benchmark_limit)
+        else:
+            runnable = timer.runnable(listed, limit=limits.benchmark_limit)
+            found = Selection((), 0)
+            if runnable:
+                found = timer.frontend_find(self.name, runnable, limits.benchmark_limit)
+        if not found.ranking:
             return None
         rule = "fastest"
         if not candidates.aten_uses_cudnn:
-            found = _against_aten(found, timer)
+            found = _against_aten(found, timer, budget)
             rule = "fastest, after a duel with PyTorch's own kernels"
         evidence = Evidence(
-            rule=rule, tied=(found.winner.candidate.text,), wall_ms=timer.elapsed_ms()
+            rule=rule,
+            tied=(found.winner.candidate.text,),
+            wall_ms=timer.elapsed_ms(),
+            budget_ms=budget.cut_short_ms,
+            remarks=(left_unseen(unseen, len(listed)),) if unseen else (),
         )
         return replace(found, evidence=evidence)
 
 
-def _against_aten(found: Selection, timer: Timer) -> Selection:
+def _within(
+    budget: Budget, technique: str, listed: Sequence[Candidate], timer: Timer, limit: int
+) -> tuple[Selection, int]:
+    """cuDNN's search over as much of the list as the budget allows, and how many it left out.
+
+    The first, which PyTorch would run, is built and sampled in any case.
+    """
+    compiled = [c for c in listed[1:] if c.is_compiled]
+    too_many = set(compiled[budget.compilable(len(compiled), _COMPILING_SHARE) :])
+    buildable = [c for c in listed if c not in too_many]
+    runnable = timer.runnable(buildable, limit=limit)
+    timed: list[Timed] = []
+    samples = 0
+    unseen = len(too_many) if not limit or len(runnable) < limit else 0
+    for number, candidate in enumerate(runnable):
+        if timed and budget.is_spent():
+            unseen += len(runnable) - number
+            break
+        found = timer.frontend_find(technique, [candidate], 0)
+        timed += found.ranking
+        samples += found.total_samples
+    return Selection(tuple(sorted(timed, key=_time_ms)), samples), unseen
+
+
+def _time_ms(entry: Timed) -> float:
+    assert entry.time_ms is not None  # cuDNN's search ranks what it has timed
+    return entry.time_ms
+
+
+def _against_aten(found: Selection, timer: Timer, budget: Budget) -> Selection:
     best = found.winner.candidate
     turns = [Batch(best, 1, "hot"), Batch(ATEN, 1, "hot")]
     timer.run(turns)  # untimed: loads the kernels
-    samples = timer.run(turns * _DUEL_ROUNDS)
+    rounds = 1 if budget.is_spent() else _DUEL_ROUNDS
+    samples = timer.run(turns * rounds)
     ours = float(np.median([s.time_ms for s in samples[::2]]))
     atens = float(np.median([s.time_ms for s in samples[1::2]]))
-    entry = Timed(ATEN, atens, _DUEL_ROUNDS)
+    entry = Timed(ATEN, atens, rounds)
     ranking = (entry, *found.ranking) if atens < ours else (found.winner, entry, *found.ranking[1:])
-    return replace(found, ranking=ranking, total_samples=found.total_samples + 2 * _DUEL_ROUNDS)
+    return replace(found, ranking=ranking, total_samples=found.total_samples + 2 * rounds)
 
 
 FRONTEND_MODES = tuple(

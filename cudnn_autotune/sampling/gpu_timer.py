@@ -63,6 +63,7 @@ class GpuTimer:
         self._numbers: dict[str, int] = {}
         self._last_ms: dict[str, float] = {}
         self._seen: dict[str, Candidate] = {}
+        self._errors: dict[str, str] = {}
 
     @classmethod
     def open(cls, problem: ConvProblem, device: torch.device | int | str = "cuda") -> GpuTimer:
@@ -73,13 +74,17 @@ class GpuTimer:
         search = open_search(problem, index)
         return cls(problem, search, random_operands(problem, torch.device("cuda", index)))
 
+    @property
+    def build_threads(self) -> int:
+        return max(1, min((os.cpu_count() or 1) - 1, _MOST_THREADS))
+
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Starts building in the background, on several threads; :meth:`runnable` collects."""
         self._collect()
         missing = [c for c in candidates if c.engine is not None and c.text not in self.plans]
         if not missing:
             return
-        threads = max(1, min(len(missing), (os.cpu_count() or 1) - 1, _MOST_THREADS))
+        threads = min(len(missing), self.build_threads)
         executor = ThreadPoolExecutor(1)
         self._being_built = missing
         self._building = executor.submit(
@@ -108,11 +113,12 @@ class GpuTimer:
             wanted.append((self._numbers[text], batch.calls, batch.cache == "cold", as_graph))
         samples = []
         for batch, (time_ms, clock, error) in zip(batches, native.run(wanted, lead), strict=True):
+            self._seen[batch.candidate.text] = batch.candidate
             if error:
+                self._errors[batch.candidate.text] = error
                 samples.append(Sample(math.inf, error=error))
                 continue
             self._last_ms[batch.candidate.text] = time_ms
-            self._seen[batch.candidate.text] = batch.candidate
             samples.append(Sample(time_ms, clock or None))
         return samples
 
@@ -148,10 +154,15 @@ class GpuTimer:
         )
 
     def broken_off(self, why: str) -> Selection | None:
-        """What was measured of a search that did not end; None where that is nothing."""
+        """What was measured of a search that came to nothing; None where that is nothing."""
         known = sorted(self._last_ms.items(), key=lambda item: item[1])
-        ranking = tuple(Timed(self._seen[text], ms, 1, cut=why) for text, ms in known)
-        return Selection(ranking, len(ranking), Evidence(remarks=(why,))) if ranking else None
+        timed = [Timed(self._seen[t], ms, 1, cut=why) for t, ms in known if t not in self._errors]
+        failed = [
+            Timed(self._seen[text], None, 0, cut=f"failed: {error}")
+            for text, error in self._errors.items()
+        ]
+        ranking = (*timed, *failed)
+        return Selection(ranking, len(timed), Evidence(remarks=(why,))) if ranking else None
 
     def told(self, problem_text: str) -> str:
         """The same for people, as a note of an error."""

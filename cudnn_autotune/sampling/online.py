@@ -19,15 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.sampling.budget import Budget
+from cudnn_autotune.sampling.budget import Budget, left_unseen
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Batch, Timer
-
-# The remark where a budget ended what a choice may cost besides the turns.
-LEFT_OUT = "the budget was spent: {} candidates left out"
 
 
 def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
@@ -66,8 +63,8 @@ class Online:
         # In one go they are built side by side.
         for some in [[c] for c in wanted] if budget.is_limited else [wanted]:
             if budget.is_spent():
-                left_out = len(wanted) - wanted.index(some[0])
-                remarks.append(LEFT_OUT.format(left_out))
+                unseen = len(wanted) - wanted.index(some[0])
+                remarks.append(left_unseen(unseen, 1 + len(wanted)))
                 break
             race.join(timer.runnable(some))
         for i in sorted(race.active):  # each one's first call loads its kernel, and does not count
@@ -87,4 +84,6 @@ class Online:
             chosen = race.judge()
             if not race.active:
                 race.revive()
-        return None if chosen is None else race.selection(chosen, timer.elapsed_ms(), remarks)
+        if chosen is None:
+            return None
+        return race.selection(chosen, timer.elapsed_ms(), remarks, budget.cut_short_ms)

@@ -116,8 +116,14 @@ class OnlineRace:
             self.cut.pop(number, None)
 
     def selection(
-        self, chosen: int, wall_ms: float = 0.0, remarks: Sequence[str] = ()
+        self,
+        chosen: int,
+        wall_ms: float = 0.0,
+        remarks: Sequence[str] = (),
+        budget_ms: float | None = None,
     ) -> Selection:
+        """The outcome; ``budget_ms`` where a budget left candidates out, of which nothing is known
+        then."""
         best = min(self.mu[i] for i in self.active)
         tied = [i for i in self.active if self.mu[i] - best <= self.rules.tie_width]
         unsure = [i for i in self.active if self.mu[i] - best <= self.half_width]
@@ -139,7 +145,8 @@ class OnlineRace:
             Evidence(
                 rule=ties.rule([self.candidates[i] for i in tied]),
                 tied=tuple(texts),
-                regret_bound=max(0.0, math.expm1(bound)),
+                regret_bound=max(0.0, math.expm1(bound)) if budget_ms is None else None,
+                budget_ms=budget_ms,
                 confidence=self.rules.confidence,
                 gpu_ms=float(np.exp(self._log_ms[np.isfinite(self._log_ms)]).sum()),
                 wall_ms=wall_ms,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from cudnn_autotune.sampling.exploration import explore, selection
+from cudnn_autotune.sampling.conclusion import selection
+from cudnn_autotune.sampling.exploration import explore
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.strategy import Candidates, Limits

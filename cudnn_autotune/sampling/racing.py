@@ -24,6 +24,13 @@ from cudnn_autotune.sampling.timer import Batch, Cache, Timer
 
 # Share of disturbed samples from which on a race runs longer.
 _DISTURBED_SHARE = 0.02
+# A race that another follows may stop once nobody can beat its best by more than this: whoever is
+# nearer gets into the next, which tells.
+_FINALISTS_WITHIN = 0.03
+# Two rounds in each cache state: the least that has residuals.
+_FINALISTS_ROUNDS = 4
+# Of a race's GPU time; the two together shall take little more than one.
+_FINALISTS_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -48,17 +55,21 @@ class RaceRules:
     """Of the leader, before the first round: the clock leaves its idle state."""
     caches: tuple[Cache, ...] = ("cold", "hot")
     least_sigma: float = 0.0015
+    """Standard deviation of a sample's log time that noise is never believed to be below: that of
+    batches on a quiet board."""
     prior_sigma: float = 0.01
+    """Nor below this, a usual board's, while there are few residuals:"""
     prior_freedom: int = 12
+    """so many degrees of freedom make them believable."""
 
     def for_finalists(self) -> RaceRules:
         """Of a race that another follows: it need only find who takes part in that."""
         return replace(
             self,
-            tie_width=0.03,
-            least_rounds=4,
-            gpu_ms=0.4 * self.gpu_ms,
-            gpu_calls=int(0.4 * self.gpu_calls),
+            tie_width=_FINALISTS_WITHIN,
+            least_rounds=_FINALISTS_ROUNDS,
+            gpu_ms=_FINALISTS_SHARE * self.gpu_ms,
+            gpu_calls=int(_FINALISTS_SHARE * self.gpu_calls),
         )
 
     def is_out_of_time(self, gpu_ms: float, best_ms: float) -> bool:
@@ -77,7 +88,7 @@ class RaceRules:
 
 
 @dataclass
-class Outcome:
+class RaceOutcome:
     """A race's log, candidate by candidate."""
 
     survivors: list[Candidate] = field(default_factory=list)
@@ -85,15 +96,16 @@ class Outcome:
     """Log milliseconds at the clock of the last rounds."""
     dropped: list[tuple[Candidate, Candidate, float]] = field(default_factory=list)
     """In their order: who, who led then, and by how much (log)."""
-    lead: dict[Candidate, float] = field(default_factory=dict)
-    """By how much (log) it may be faster than the race's best at most; of one that was dropped
-    below 0, when it was."""
     half_width: dict[Candidate, float] = field(default_factory=dict)
+    """Of the difference (log) to any other one, when it was last judged."""
     samples: dict[Candidate, int] = field(default_factory=dict)
     failed: dict[Candidate, str] = field(default_factory=dict)
     rounds: int = 0
     gpu_ms: float = 0.0
     clocks_mhz: list[float] = field(default_factory=list)
+    """Batch by batch."""
+    round_clocks_mhz: list[float] = field(default_factory=list)
+    """Means of the rounds: the later ones have fewer batches."""
     disturbed: int = 0
     remarks: list[str] = field(default_factory=list)
 
@@ -105,8 +117,17 @@ class Outcome:
     def clock_mhz(self) -> float | None:
         return float(np.median(self.clocks_mhz)) if self.clocks_mhz else None
 
+    @property
+    def median_round_mhz(self) -> float | None:
+        """The clock that ``mu`` goes with."""
+        return float(np.median(self.round_clocks_mhz)) if self.round_clocks_mhz else None
+
     def ms(self, candidate: Candidate) -> float:
         return math.exp(self.mu[candidate])
+
+    def lead(self, candidate: Candidate) -> float:
+        """By how much (log) a survivor may be faster than the best at most."""
+        return self.mu[self.best] - self.mu[candidate] + self.half_width[candidate]
 
 
 def race(
@@ -115,9 +136,9 @@ def race(
     budget: Budget,
     rules: RaceRules,
     rng: random.Random,
-) -> Outcome:
+) -> RaceOutcome:
     """Races candidates that have run before, with a rough time each (milliseconds)."""
-    outcome = Outcome(survivors=list(rough_ms))
+    outcome = RaceOutcome(survivors=list(rough_ms))
     rules = _affordable(rules, rough_ms, budget)
     if not budget.affords(len(rules.caches) * sum(rough_ms.values())):
         return _by_rough_times(rough_ms, outcome)
@@ -139,8 +160,8 @@ def race(
         _round(order if turn == 0 else order[::-1], calls, cache, timer, outcome, log[cache])
         if outcome.rounds < len(rules.caches) or not outcome.survivors:
             continue
-        judged = _judge(outcome, log, rules)
-        if _is_over(judged, outcome, budget, rules):
+        _judge(outcome, log, rules)
+        if _is_over(outcome, budget, rules):
             break
     # The clock may have fallen since they were dropped: their distance from who led then stands.
     for candidate, leader, behind in reversed(outcome.dropped):
@@ -165,20 +186,18 @@ def _affordable(rules: RaceRules, rough_ms: dict[Candidate, float], budget: Budg
 _ROUGH_HALF_WIDTH = 0.1
 
 
-def _by_rough_times(rough_ms: dict[Candidate, float], outcome: Outcome) -> Outcome:
+def _by_rough_times(rough_ms: dict[Candidate, float], outcome: RaceOutcome) -> RaceOutcome:
     """No time for a round: one launch of each has to do."""
-    best = min(rough_ms.values())
     for candidate, ms in rough_ms.items():
         outcome.mu[candidate] = math.log(ms)
         outcome.half_width[candidate] = _ROUGH_HALF_WIDTH
-        outcome.lead[candidate] = math.log(best / ms) + _ROUGH_HALF_WIDTH
         outcome.samples[candidate] = 0
     outcome.remarks.append("the budget allowed one launch of each candidate only")
     return outcome
 
 
 def _warm(
-    leader: Candidate, rough_ms: float, timer: Timer, rules: RaceRules, outcome: Outcome
+    leader: Candidate, rough_ms: float, timer: Timer, rules: RaceRules, outcome: RaceOutcome
 ) -> None:
     calls = min(int(rules.warm_ms / max(rough_ms, 1e-3)), 200)
     if calls < 1:
@@ -193,10 +212,14 @@ def _round(
     calls: dict[Candidate, int],
     cache: Cache,
     timer: Timer,
-    outcome: Outcome,
+    outcome: RaceOutcome,
     log: list[dict[Candidate, float]],
 ) -> None:
     samples = timer.run([Batch(c, calls[c], cache) for c in order])
+    clocks = [s.clock_mhz for s in samples if s.clock_mhz is not None and not s.error]
+    outcome.clocks_mhz += clocks
+    if clocks:
+        outcome.round_clocks_mhz.append(float(np.mean(clocks)))
     entry: dict[Candidate, float] = {}
     for candidate, sample in zip(order, samples, strict=True):
         if sample.error or not sample.time_ms > 0:
@@ -206,15 +229,13 @@ def _round(
         entry[candidate] = math.log(sample.time_ms)
         outcome.samples[candidate] = outcome.samples.get(candidate, 0) + calls[candidate]
         outcome.gpu_ms += sample.time_ms * calls[candidate]
-        if sample.clock_mhz is not None:
-            outcome.clocks_mhz.append(sample.clock_mhz)
     log.append(entry)
     outcome.rounds += 1
 
 
 def _judge(
-    outcome: Outcome, log: dict[Cache, list[dict[Candidate, float]]], rules: RaceRules
-) -> Standing:
+    outcome: RaceOutcome, log: dict[Cache, list[dict[Candidate, float]]], rules: RaceRules
+) -> None:
     """Updates every survivor's standing and drops those that cannot be the fastest."""
     alive = list(outcome.survivors)
     judged = rules.standing(
@@ -224,15 +245,13 @@ def _judge(
     for candidate, mu, is_out in zip(alive, judged.mu, judged.is_out, strict=True):
         outcome.mu[candidate] = float(mu)
         outcome.half_width[candidate] = judged.half_width
-        outcome.lead[candidate] = float(best - mu + judged.half_width)
         if is_out:
             outcome.survivors.remove(candidate)
             outcome.dropped.append((candidate, alive[judged.best], float(mu - best)))
     outcome.disturbed = judged.disturbed
-    return judged
 
 
-def _is_over(judged: Standing, outcome: Outcome, budget: Budget, rules: RaceRules) -> bool:
+def _is_over(outcome: RaceOutcome, budget: Budget, rules: RaceRules) -> bool:
     if len(outcome.survivors) == 1:
         return True
     best = outcome.best
@@ -240,7 +259,7 @@ def _is_over(judged: Standing, outcome: Outcome, budget: Budget, rules: RaceRule
     share = outcome.disturbed / (outcome.rounds * len(outcome.survivors))
     least = rules.least_rounds * (3 if share > _DISTURBED_SHARE else 1)
     if outcome.rounds >= least and all(
-        outcome.lead[c] < rules.tie_width for c in outcome.survivors if c != best
+        outcome.lead(c) < rules.tie_width for c in outcome.survivors if c != best
     ):
         return True
     is_out_of_time = rules.is_out_of_time(outcome.gpu_ms, outcome.ms(best))

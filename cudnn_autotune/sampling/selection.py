@@ -63,6 +63,9 @@ class Evidence:
     """NVML's names of the reasons seen for a clock below the highest."""
     disturbed: int = 0
     """Samples of the races that something disturbed: more than six standard deviations off."""
+    budget_ms: float | None = None
+    """The wall time that the choice was allowed, where that left something out; None where nothing
+    was left out."""
     remarks: tuple[str, ...] = ()
     """What else a reader should know: a budget that ran out, a probe that was not needed."""
 
@@ -138,7 +141,7 @@ _EVIDENCE: dict[str, _Read] = {
     "disturbed": Node.integer,
     **dict.fromkeys(("tied", "throttle_reasons", "remarks"), _texts),
     **dict.fromkeys(("gpu_ms", "wall_ms"), Node.number),
-    **dict.fromkeys(("regret_bound", "confidence", *_MHZ), Node.number_or_null),
+    **dict.fromkeys(("regret_bound", "confidence", "budget_ms", *_MHZ), Node.number_or_null),
 }
 _SELECTION: dict[str, _Read] = {
     "ranking": lambda node: tuple(_read(item, Timed, _TIMED) for item in node.items()),

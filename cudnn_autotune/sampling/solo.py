@@ -23,10 +23,8 @@ from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.timer import Batch, Timer
 
 _BATCH_MS = 5.0
-# Short calls run in the batches of the race, whose CUDA graphs exist already.
+# Shorter calls run in the batches of the race, whose CUDA graphs exist already.
 _SHORT_MS = 0.05
-_SHORT_BATCH_MS = RaceRules.batch_ms
-_MOST_CALLS = RaceRules.most_calls
 # A block is steady once its last chunk and that before the one before differ by less than the
 # hunting does; early on, if what a geometric approach would still change is less than that.
 CHUNK_MS = 40.0
@@ -82,36 +80,41 @@ def solo(
     call_ms: float,
     least_chunks: int,
     timer: Timer,
+    rules: RaceRules,
     most_ms: float = math.inf,
     is_patient: bool = True,
-) -> Block | None:
-    """Runs ``candidate`` alone until its time is steady; None where it fails to run.
+) -> Block | str:
+    """Runs ``candidate`` alone until its time is steady; where it fails to run, says why.
 
     Args:
         call_ms: about what a call takes.
         least_chunks: of 40 ms, before it may count as steady.
+        rules: of the race before it.
         most_ms: after those, no chunk is begun that would take it beyond this.
         is_patient: False takes it as steady after ``least_chunks``.
     """
-    batch_ms = _SHORT_BATCH_MS if call_ms < _SHORT_MS else _BATCH_MS
-    calls = min(max(1, math.ceil(batch_ms / call_ms)), _MOST_CALLS)
-    per_chunk = max(2, round(CHUNK_MS / (calls * call_ms)))
+    batch_ms = rules.batch_ms if call_ms < _SHORT_MS else _BATCH_MS
+    calls = min(max(1, math.ceil(batch_ms / call_ms)), rules.most_calls)
+    per_chunk = _batches(calls * call_ms)
     times: list[float] = []
     clocks: list[float] = []
     gpu_ms = 0.0
     chunks: list[float] = []
     wanted = least_chunks
-    while not times or gpu_ms + CHUNK_MS <= min(most_ms, _MOST_BLOCK_MS):
+    chunk_ms = CHUNK_MS
+    while not times or (gpu_ms + CHUNK_MS <= _MOST_BLOCK_MS and gpu_ms + chunk_ms <= most_ms):
         # In one go: between two of them the GPU would rest, and its controller with it.
         samples = timer.run([Batch(candidate, calls, "hot")] * (per_chunk * wanted))
-        if any(sample.error for sample in samples):
-            return None
+        for sample in samples:
+            if sample.error:
+                return sample.error
         new = [s.time_ms for s in samples]
         times += new
         clocks += [s.clock_mhz for s in samples if s.clock_mhz is not None]
         gpu_ms += sum(new) * calls
         chunks += [float(np.mean(part)) for part in np.array_split(new, wanted)]
         wanted = 1
+        chunk_ms = chunks[-1] * calls * per_chunk
         if not is_patient or _is_steady(chunks):
             break
     # The last two chunks; but the last one only where the time was on its way until then.
@@ -125,6 +128,16 @@ def solo(
         counted * per_chunk,
         tuple(chunks),
     )
+
+
+def block_ms(chunks: int, call_ms: float) -> float:
+    """What the least block of so many chunks takes: of slow calls a chunk is two."""
+    return chunks * max(CHUNK_MS, _batches(call_ms) * call_ms)
+
+
+def _batches(batch_ms: float) -> int:
+    """In a chunk; its mean is one of two at least."""
+    return max(2, round(CHUNK_MS / batch_ms))
 
 
 def _is_approaching(chunks: Sequence[float]) -> bool:

@@ -19,8 +19,9 @@ class Limits:
     """How many of cuDNN's candidates may be timed, in their order; 0 for all."""
     budget_ms: float | None = None
     """Wall time that the choice may take, plan building included, in milliseconds; None: the
-    strategy's own. What cannot be afforded is left out, and the evidence says so. Of ``online``
-    what the caller's calls wait for: building and checking, not the turns."""
+    strategy's own. What cannot be afforded is left out, and the evidence says so; PyTorch's own
+    path (the heuristics' first plan where that is cuDNN) is looked at whatever it takes. Of
+    ``online`` what the caller's calls wait for: building and checking, not the turns."""
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,16 @@ import math
 import random
 from dataclasses import dataclass, field
 
+from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.exploration import Field, explore, selection, told
-from cudnn_autotune.sampling.finals import (
-    OUT_OF_BUDGET,
-    SoloRules,
-    charge,
-    could_win,
-    finish,
-)
+from cudnn_autotune.sampling.conclusion import selection, told
+from cudnn_autotune.sampling.exploration import explore, race_again
+from cudnn_autotune.sampling.field import Field
+from cudnn_autotune.sampling.finals import Finish, SoloRules, charge, finish
 from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.rivals import could_win, least_ms_alone
 from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.solo import CHUNK_MS, Block, is_throttled, solo
+from cudnn_autotune.sampling.solo import Block, block_ms, is_throttled, solo
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Timer
 
@@ -55,47 +52,59 @@ class Sustained:
         found = explore(candidates, timer, limits, self.race_rules, rng)
         if found is None:
             return None
-        budget = Budget(timer, limits)
-        probe = probed(found, timer, budget, 2 * PROBE_CHUNKS)
+        probe = probed(found, timer, 2 * PROBE_CHUNKS, self.race_rules, rng)
         if probe is None:
             return selection(found, timer, self.race_rules)
-        return decided(found, probe, timer, budget, self.race_rules, self.solo_rules)
+        return decided(found, probe, timer, self.race_rules, self.solo_rules, rng)
 
 
-def probed(found: Field, timer: Timer, budget: Budget, chunks: int) -> Block | None:
-    """The leader alone; None where that is not affordable or fails (the race then decides)."""
-    if not budget.affords(chunks * CHUNK_MS):
-        found.remarks.append("the budget left no time to see whether the board throttles")
-        return None
-    leader = found.leader
-    block = solo(leader, found.ms(leader) or 1.0, chunks, timer, budget.left_ms())
-    if block is None:
-        found.remarks.append("the leader failed when it ran alone")
-        return None
-    charge(found, block, timer)
-    found.sustained_ms[leader] = block.steady_ms
-    return block
+def probed(
+    found: Field,
+    timer: Timer,
+    chunks: int,
+    rules: RaceRules,
+    rng: random.Random,
+) -> Block | None:
+    """The leader alone, or the next best where it fails; None where that is not affordable (the
+    race then decides), or where nobody is left."""
+    while found.last.survivors:
+        leader = found.leader
+        call_ms = found.ms(leader) or 1.0
+        if not found.budget.affords(block_ms(chunks, call_ms)):
+            found.remarks.append("the budget left no time to see whether the board throttles")
+            return None
+        block = solo(leader, call_ms, chunks, timer, rules, found.budget.left_ms())
+        if not isinstance(block, str):
+            charge(found, block, timer)
+            found.sustained_ms[leader] = block.steady_ms
+            return block
+        found.fail(leader, block)
+        race_again(found, timer, rules, rng)
+    return None
 
 
 def decided(
     found: Field,
     probe: Block,
     timer: Timer,
-    budget: Budget,
     race_rules: RaceRules,
     solo_rules: SoloRules,
-) -> Selection:
+    rng: random.Random,
+) -> Selection | None:
     """The race's choice where the leader held its clock, or where nobody could beat it even so;
-    else that of the solo blocks."""
+    else that of the solo blocks. None where all have failed by now."""
     max_clock = timer.state().max_clock_mhz
     if not is_throttled(probe, max_clock):
-        return selection(found, timer, race_rules, probe.steady_clock_mhz)
-    highest = max([*probe.clocks_mhz, *found.last.clocks_mhz, max_clock or 0.0])
-    rivals = could_win(found, probe.steady_ms, highest or None, solo_rules.reach)
+        return selection(found, timer, race_rules)
+    highest = max([*probe.clocks_mhz, *found.last.clocks_mhz, max_clock or 0.0]) or None
+    rivals = could_win(found, probe.steady_ms, highest, solo_rules.reach)
     if not rivals:
         found.remarks.append("the board throttles; no rival could be faster at any clock")
-        return selection(found, timer, race_rules, probe.steady_clock_mhz)
-    outcome = finish(probe, rivals, found, timer, solo_rules, budget.left_ms())
+        return selection(found, timer, race_rules)
+    outcome = finish(probe, rivals, found, timer, race_rules, solo_rules)
+    if not outcome.finalists:
+        race_again(found, timer, race_rules, rng)
+        return selection(found, timer, race_rules)
     found.sustained_ms.update(outcome.sustained_ms())
     logs = {c: math.log(found.sustained_ms[c]) for c in outcome.logs}
     best = outcome.best()
@@ -104,24 +113,43 @@ def decided(
     in_turns = {c: found.ms(c) or math.inf for c in equal}
     fastest_ms = min(in_turns.values())
     tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + race_rules.tie_width)]
-    chosen = ties.order(tied)[0]
     unsure = [
         c for c, value in logs.items() if value - logs[best] <= 2 * outcome.error(c, best) + 1e-9
     ]
-    others = [
-        logs[chosen] - value + 2 * outcome.error(c, chosen)
-        for c, value in logs.items()
-        if c != chosen
-    ]
-    # Of rivals that the budget left out nothing is known.
-    is_whole = OUT_OF_BUDGET not in found.remarks
+    bound = _regret_bound(ties.order(tied)[0], outcome, found, highest)
     return told(
         found,
         timer,
         tied,
-        math.expm1(max([0.0, *others])) if is_whole else None,
+        bound,
         race_rules,
-        sustained_clock_mhz=outcome.clocks_mhz.get(chosen),
         unsure=unsure,
         rule="tie: faster in turns" if len(tied) < len(equal) else None,
     )
+
+
+def _regret_bound(
+    chosen: Candidate, outcome: Finish, found: Field, max_clock_mhz: float | None
+) -> float | None:
+    """How much slower than any other one the chosen one may be in the long run, relative; None
+    where the budget ended the blocks.
+
+    Against who ran alone by two standard errors; against the others by what they could be at best.
+    """
+    if outcome.is_out_of_time:
+        found.remarks.append("the budget ended the solo blocks")
+        return None
+    steady_ms = outcome.sustained_ms()
+    mine = math.log(steady_ms[chosen])
+    leads = [
+        mine - math.log(ms) + 2 * outcome.error(c, chosen)
+        for c, ms in steady_ms.items()
+        if c != chosen
+    ]
+    least_ms = least_ms_alone(found, steady_ms, max_clock_mhz)
+    unknown = [mine - math.log(ms) + 2 * outcome.error(chosen) for ms in least_ms.values()]
+    could_lead = [lead for lead in unknown if lead > 0]
+    if could_lead:
+        were = "rival was" if len(could_lead) == 1 else "rivals were"
+        found.remarks.append(f"{len(could_lead)} {were} not run alone and could be faster")
+    return math.expm1(max([0.0, *leads, *could_lead]))

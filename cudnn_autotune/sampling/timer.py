@@ -51,6 +51,10 @@ class Timer(Protocol):
         At most ``limit`` of them, 0 for all: with a limit, the rest is not built.
         """
 
+    @property
+    def build_threads(self) -> int:
+        """How many plans that are compiled at run time build side by side."""
+
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Starts building candidates in the background; :meth:`runnable` waits for them."""
 

@@ -7,16 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cudnn_autotune.engines import check_workspace_limit
-from cudnn_autotune.json_node import Node
+from cudnn_autotune.json_node import MOST, Node
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.problem_json import problem_from_json, problem_text, problem_to_json
 from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store import rerank
 from cudnn_autotune.store.provenance import Provenance as Provenance
-
-# Above it JSON readers of other languages may give up, and so does json_node.
-_MOST = 1e15
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Decision:
             that is no finite number is kept as infinity.
 
     Raises:
-        ValueError: naming the argument and what is allowed.
+        TypeError, ValueError: naming the argument and what is allowed.
     """
 
     problem: ConvProblem
@@ -48,6 +45,9 @@ class Decision:
     provenance: Provenance = field(default_factory=Provenance)
 
     def __post_init__(self) -> None:
+        for name, wanted in (("problem", ConvProblem), ("selection", Selection)):
+            if not isinstance(getattr(self, name), wanted):
+                raise TypeError(f"{name} must be a {wanted.__name__}, got {getattr(self, name)!r}")
         check_mode_name(self.sampling, "sampling")
         Node(self.benchmark_limit, "benchmark_limit").integer()
         check_workspace_limit(self.workspace_limit)
@@ -80,21 +80,31 @@ class Decision:
         wrong = {text for text, _ in self.struck}
         return next((e for e in self.selection.ranking if e.candidate.text not in wrong), None)
 
-    def under(self, deterministic: bool, workspace_limit: int | None) -> Decision | None:
+    def under(
+        self, deterministic: bool, workspace_limit: int | None, budget_ms: float | None = 0.0
+    ) -> Decision | None:
         """The same measurement, ranked for other constraints; nothing is timed.
 
         The result ranks the candidates that may serve, and no other: within the limit,
         deterministic if asked for, timed, not struck. The chosen one stays the chosen one if it may
         serve; else the fastest takes its place (see ``rerank``).
 
+        Args:
+            budget_ms: the wall time that a measurement may take now; None: as long as it takes.
+
         Returns:
-            None where it was measured under tighter constraints, since it then lacks candidates;
-            where nothing in it may serve.
+            None where it was measured under tighter constraints, since it then lacks candidates:
+            deterministic, less workspace, a smaller budget that left some out. None where nothing
+            in it may serve.
 
         Raises:
-            ValueError: a limit that is no number of bytes.
+            ValueError: a limit that is no number of bytes, a budget that is none of milliseconds.
         """
         check_workspace_limit(workspace_limit)
+        Node(budget_ms, "budget_ms").number_or_null()
+        was_ms = self.selection.evidence.budget_ms
+        if was_ms is not None and (budget_ms is None or budget_ms > was_ms):
+            return None
         lacks_nondeterministic = self.problem.deterministic and not deterministic
         if lacks_nondeterministic or not admits(self.workspace_limit, workspace_limit):
             return None
@@ -185,4 +195,4 @@ def _struck(node: Node) -> tuple[str, float]:
 
 def _error(value: float) -> float:
     # Not a number is in no range.
-    return float(value) if 0 <= value <= _MOST else math.inf
+    return float(value) if 0 <= value <= MOST else math.inf

@@ -40,6 +40,11 @@ def key_of(name: bytes) -> str:
     return problem.removesuffix(_DETERMINISTIC) + separator + policy
 
 
+def problem_of(key: str) -> str:
+    """The problem's text in a key."""
+    return key.partition(_POLICY)[0]
+
+
 def _quoted(text: str) -> bytes:
     return json.dumps(text).encode()
 

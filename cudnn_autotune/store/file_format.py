@@ -56,9 +56,9 @@ def decode(data: bytes, environment: Environment, before: Content | None = None)
         known = extension(data, before, environment)
         if known is not None:
             return known
-    version = _VERSION.match(data)
-    if version and int(version[1]) > VERSION:
-        return _newer(int(version[1]))
+    newer = _newer(_head_version(data))
+    if newer:
+        return newer
     head_end = data.find(MIDDLE, len(HEAD)) if data.startswith(HEAD) else -1
     if head_end >= 0:
         try:
@@ -89,13 +89,18 @@ def checked(content: Content, environment: Environment) -> Content:
 
 
 def environment_of(data: bytes) -> Environment:
-    """The environment that a store's file says it is of; ValueError where it says none."""
+    """The environment that a store's file says it is of; ValueError where it says none, and of a
+    version that this package cannot read."""
     if data.startswith(HEAD):
         end = data.find(MIDDLE, len(HEAD))
         return Environment.from_json(_json(data[len(HEAD) : end]))
-    tree = _json(data)
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        raise ValueError(f"not a file of {FORMAT!r}")
+    newer = _newer(_head_version(data))
+    tree = {} if newer else _json(data)
+    if not newer and (not isinstance(tree, dict) or tree.get("format") != FORMAT):
+        raise ValueError(f"it is no file of {FORMAT!r}")
+    newer = newer or _newer(tree.get("version"))
+    if newer:
+        raise ValueError(newer.why)
     return Environment.from_json(tree.get("environment"))
 
 
@@ -106,7 +111,15 @@ def _json(data: bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def _newer(version: int) -> Content:
+def _head_version(data: bytes) -> int | None:
+    match = _VERSION.match(data)
+    return int(match[1]) if match else None
+
+
+def _newer(version: object) -> Content | None:
+    """The content of a file of a later version than this package reads; None of any other."""
+    if type(version) is not int or version <= VERSION:
+        return None
     return Content(State.NEWER, f"it is of version {version}, this package reads {VERSION}")
 
 
@@ -117,10 +130,11 @@ def _foreign(other: Environment) -> Content:
 def _of_tree(tree: Any, environment: Environment) -> Content:
     """Of JSON that is laid out otherwise, or that is no store of this environment."""
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        return Content(State.FOREIGN, f"it is no file of {FORMAT!r}")
+        return Content(State.NO_STORE, f"it is no file of {FORMAT!r}")
     version = tree.get("version")
-    if type(version) is int and version > VERSION:
-        return _newer(version)
+    newer = _newer(version)
+    if newer:
+        return newer
     decisions = tree.get("decisions")
     entries = decisions.items() if isinstance(decisions, dict) else ()
     lines = [b"%s: %s" % (_dumped(name), _dumped(value)) for name, value in entries]

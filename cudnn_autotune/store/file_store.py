@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from cudnn_autotune.problem import ConvProblem
@@ -15,9 +15,10 @@ from cudnn_autotune.store.content import Content
 from cudnn_autotune.store.decision import Decision, key_of
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.folder import file_in
-from cudnn_autotune.store.lookup import Lookup
+from cudnn_autotune.store.lookup import Lookup, check_question
 from cudnn_autotune.store.notices import say_once
 from cudnn_autotune.store.pending import Pending
+from cudnn_autotune.store.precedence import moment
 from cudnn_autotune.store.provenance import Provenance
 from cudnn_autotune.store.synced_file import SyncedFile
 
@@ -75,14 +76,16 @@ class Store(Lookup):
         sampling: str = "auto",
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
+        budget_ms: float | None = 0.0,
     ) -> Decision | None:
-        """What serves ``problem`` within ``workspace_limit`` (bytes; None: no limit), without
-        timing anything (``Decision.under``); None where that must be measured first."""
+        """As :meth:`Lookup.find`."""
+        check_question(problem, sampling, workspace_limit, benchmark_limit)
         key = key_of(problem, sampling, benchmark_limit)
 
         def known() -> Decision | None:
-            fitting = [d.under(problem.deterministic, workspace_limit) for d in self._known(key)]
-            return max(filter(None, fitting), key=lambda d: d.provenance.time, default=None)
+            constraints = (problem.deterministic, workspace_limit, budget_ms)
+            fitting = [decision.under(*constraints) for decision in self._known(key)]
+            return max(filter(None, fitting), key=moment, default=None)
 
         return self._looked_up(known)
 
@@ -101,7 +104,8 @@ class Store(Lookup):
         relative_error: float | None = None,
         struck: Iterable[tuple[str, float]] = (),
     ) -> None:
-        """Keeps what was measured just now; the arguments are those of ``Decision``."""
+        """Keeps what was measured just now; the arguments are those of ``Decision``, and so are
+        the errors."""
         decision = Decision(
             problem=problem,
             sampling=sampling,
@@ -119,13 +123,18 @@ class Store(Lookup):
 
         Raises:
             ValueError: one that could not be read back, as for a negative time; none is kept then.
+            TypeError: no decisions.
         """
+        decisions = _checked(decisions)
         lines = [entry.encode(decision, self.environment) for decision in decisions]
         self._change([entry.decode(line, self.environment) for line in lines])
 
     def merge(self, other: Store) -> int:
         """Takes over what ``other`` knows; returns how many were new, newer, or of looser
-        constraints. ValueError where it is of another environment."""
+        constraints. ValueError where it is of another environment; TypeError where it is no
+        Store."""
+        if not isinstance(other, Store):
+            raise TypeError(f"other must be a Store, got {other!r}")
         if other.environment != self.environment:
             raise ValueError(
                 f"other must be a store of {self.environment.file_name}, got one of "
@@ -138,10 +147,21 @@ class Store(Lookup):
         names = {name for key in keys for name in entry.names(key)}
         with self._lock:
             self._refresh()
-            gone = [name for name in names if self._line(name) is not None]
-            if gone:
-                self._change([], gone)
-            return len(gone)
+            gone = {name: None for name in names if self._line(name) is not None}
+            return self._change([], gone) if gone else 0
+
+    def discard(self, decisions: Iterable[Decision]) -> int:
+        """Forgets these, each only where it stands there still and nothing that was measured
+        meanwhile; returns how many did. TypeError where they are no decisions."""
+        gone = {entry.name_of(decision): decision for decision in _checked(decisions)}
+        return self._change([], gone) if gone else 0
+
+    def retract(self, answer: Decision) -> None:
+        """Forgets what makes :meth:`find` answer so: it has turned out that it cannot serve."""
+        constraints = (answer.problem.deterministic, answer.workspace_limit)
+        with self._lock:
+            known = self._known(answer.key)
+            self.discard(d for d in known if d.under(*constraints) == answer)
 
     def keys(self) -> Iterator[str]:
         """The ``Decision.key`` of each entry, once; none of them is parsed."""
@@ -223,14 +243,17 @@ class Store(Lookup):
             say_once((self.path, "entry"), message)
             return None
 
-    def _change(self, given: Collection[Decision], gone: Collection[bytes] = ()) -> int:
+    def _change(
+        self, given: Collection[Decision], gone: Mapping[bytes, Decision | None] | None = None
+    ) -> int:
+        """Returns how many of ``given`` were taken in, or of ``gone`` have gone."""
         taken = 0
 
         def settled(
             content: Content, decode: Callable[[bytes], Decision | None]
         ) -> dict[bytes, bytes | None]:
             nonlocal taken
-            pending = Pending(self._unwritten, given, gone)
+            pending = Pending(self._unwritten, given, gone or {})
             changes, taken = pending.settled(content, self.environment, decode)
             return changes
 
@@ -242,3 +265,13 @@ class Store(Lookup):
             self._parsed.clear()
             self._check()
         return taken
+
+
+def _checked(decisions: Iterable[Decision]) -> list[Decision]:
+    if not isinstance(decisions, Iterable):
+        raise TypeError(f"decisions must be an iterable of Decision, got {decisions!r}")
+    found = list(decisions)
+    for one in found:
+        if not isinstance(one, Decision):
+            raise TypeError(f"decisions must hold nothing but Decision, got {one!r}")
+    return found

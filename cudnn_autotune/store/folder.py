@@ -28,14 +28,25 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
         return Path(tempfile.gettempdir(), f"cudnn_autotune-{os.getuid()}")
 
 
+def located(path: str | os.PathLike[str], argument: str = "path") -> Path:
+    """An absolute path, ``~`` resolved. TypeError naming the argument where it is none."""
+    try:
+        return Path(os.path.expanduser(os.fsdecode(path))).absolute()
+    except TypeError as error:
+        raise TypeError(f"{argument} must be a path, got {path!r}") from error
+
+
 def file_in(path: str | os.PathLike[str] | None, environment: Environment) -> Path:
     """The file for ``environment``.
 
     Args:
         path: a file (``*.json``), or a folder with one file an environment; None: the default
             folder.
+
+    Raises:
+        TypeError: ``path`` is none.
     """
-    place = default_folder() if path is None else Path(path)
+    place = default_folder() if path is None else located(path)
     if place.suffix == SUFFIX and not os.path.isdir(place):
         return place
     return place / environment.file_name

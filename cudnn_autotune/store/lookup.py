@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from cudnn_autotune.engines import check_workspace_limit
+from cudnn_autotune.json_node import Node
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store.decision import Decision
 
 
@@ -20,9 +23,16 @@ class Lookup(ABC):
         sampling: str = "auto",
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
+        budget_ms: float | None = 0.0,
     ) -> Decision | None:
         """What serves ``problem`` within ``workspace_limit`` (bytes; None: no limit), without
-        timing anything (``Decision.under``); None where that must be measured first."""
+        timing anything (``Decision.under``); None where that must be measured first, or is worth
+        it: a decision that its budget cut short serves only where ``budget_ms`` (milliseconds;
+        None: no limit) allows no more.
+
+        Raises:
+            TypeError, ValueError: naming the argument, and what is allowed.
+        """
 
     def get(
         self,
@@ -31,12 +41,29 @@ class Lookup(ABC):
         sampling: str = "auto",
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
+        budget_ms: float | None = 0.0,
     ) -> Selection | None:
-        """The selection of :meth:`find`."""
+        """The selection of :meth:`find`; raises the same."""
         found = self.find(
             problem,
             sampling=sampling,
             workspace_limit=workspace_limit,
             benchmark_limit=benchmark_limit,
+            budget_ms=budget_ms,
         )
         return None if found is None else found.selection
+
+
+def check_question(
+    problem: object, sampling: object, workspace_limit: int | None, benchmark_limit: object
+) -> None:
+    """The arguments of ``find``. A mode need not be registered: it may have measured elsewhere.
+
+    Raises:
+        TypeError: ``problem`` is none; ValueError: what is wrong with another one.
+    """
+    if not isinstance(problem, ConvProblem):
+        raise TypeError(f"problem must be a ConvProblem, got {problem!r}")
+    check_mode_name(sampling, "sampling")
+    check_workspace_limit(workspace_limit)
+    Node(benchmark_limit, "benchmark_limit").integer()

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import warnings
 from collections.abc import Hashable
 
+import torch
+
 _log = logging.getLogger("cudnn_autotune.store")
 _lock = threading.Lock()
 _said: set[Hashable] = set()
+# A warning is of the line that called into this package, be it through a torch module.
+_INSIDE = tuple(
+    os.path.join(os.path.dirname(file), "") for file in (os.path.dirname(__file__), torch.__file__)
+)
 
 
 def say_once(about: Hashable, message: str) -> None:
-    """A UserWarning and a line in the log, the first time in this process that it is said.
+    """A UserWarning, and a line in the log at level INFO, the first time in this process that it
+    is said.
 
     Args:
         about: what is the same whenever nothing new is to be said.
@@ -22,5 +31,13 @@ def say_once(about: Hashable, message: str) -> None:
         if about in _said:
             return
         _said.add(about)
-    _log.warning(message)
-    warnings.warn(message, UserWarning, stacklevel=3)
+    _log.info("%s", message)
+    warnings.warn(message, UserWarning, stacklevel=_level_outside())
+
+
+def _level_outside() -> int:
+    """``stacklevel`` for the caller's own ``warnings.warn``."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    return level

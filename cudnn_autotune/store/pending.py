@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from cudnn_autotune.store import entry
 from cudnn_autotune.store.content import Changes, Content
@@ -18,8 +18,8 @@ class Pending:
 
     unwritten: Changes
     given: Collection[Decision]
-    gone: Collection[bytes] = ()
-    """Names of entries to drop."""
+    gone: Mapping[bytes, Decision | None] = field(default_factory=dict)
+    """Names of entries to drop: only where this decision stands there still; None: in any case."""
 
     def settled(
         self,
@@ -27,16 +27,23 @@ class Pending:
         environment: Environment,
         decode: Callable[[bytes], Decision | None],
     ) -> tuple[dict[bytes, bytes | None], int]:
-        """The changes to make in ``content``, and how many of ``given`` they bring in.
+        """The changes to make in ``content``, and how many of ``given`` they bring in, and of
+        ``gone`` take out.
 
         Args:
             decode: an entry's decision; None where it is not to be served.
         """
-        dropped = {name for name, line in self.unwritten.items() if line is None} | set(self.gone)
+        dropped = {name for name, line in self.unwritten.items() if line is None}
+        going = set()
+        for name, decision in self.gone.items():
+            line = self.unwritten[name] if name in self.unwritten else content.line(name)
+            if line is not None and (decision is None or decode(line) == decision):
+                going.add(name)
+        dropped |= going
         changes: dict[bytes, bytes | None] = {
             name: None for name in dropped if content.line(name) is not None
         }
-        taken = 0
+        taken = len(going)
         new = {id(decision) for decision in self.given}
         for key, decisions in self._by_key(dropped, decode).items():
             lines = [content.line(name) for name in entry.names(key) if name not in dropped]

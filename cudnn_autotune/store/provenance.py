@@ -53,12 +53,17 @@ class Provenance:
             raise ValueError(f"{place}.{error}") from error
 
 
+def utc_text(time: datetime) -> str:
+    """As ``Provenance.time`` is kept."""
+    return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
 def _utc(text: str) -> str:
     try:
         time = datetime.fromisoformat(text)
         if time.tzinfo is None:
             raise ValueError("it has no time zone")
-        return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return utc_text(time)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f"time: must be ISO 8601 with a time zone, as 2025-11-21T17:28:03Z, got {text!r}"

@@ -3,6 +3,7 @@ once, and raises nothing."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -14,8 +15,10 @@ from cudnn_autotune.store.entry import NoEntryError
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.notices import say_once
 
+_log = logging.getLogger(__name__)
+
 # Files that are left alone.
-_BLOCKED = (State.FOREIGN, State.NEWER, State.UNREADABLE)
+_BLOCKED = (State.FOREIGN, State.NO_STORE, State.NEWER, State.UNREADABLE)
 _RETRY_TIMEOUT_S = 0.5
 _IN_MEMORY = "new decisions stay in the memory of this process"
 
@@ -158,6 +161,12 @@ class SyncedFile:
             )
 
     def _tell_blocked(self) -> None:
-        if self.content.state in _BLOCKED:
-            why = f"{self.path} is left alone, {_IN_MEMORY}: {self.content.why}"
-            say_once((self.path, self.content.state), why)
+        state, why = self.content.state, self.content.why
+        if state not in _BLOCKED:
+            return
+        if self._read_only and state is State.FOREIGN:
+            # As it should be where an application ships a file for each GPU.
+            _log.info("%s is not asked: %s", self.path, why)
+            return
+        done = "is not asked" if self._read_only else f"is left alone, {_IN_MEMORY}"
+        say_once((self.path, state), f"{self.path} {done}: {why}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from cudnn_autotune import recordings
 from cudnn_autotune.audit import pairing, record_file, report
 from cudnn_autotune.audit.analysis import (
     NOT_YET,
@@ -229,6 +232,41 @@ def test_tables_render_as_markdown() -> None:
         assert widths == {len(table.columns) + 1}
 
 
+@pytest.mark.parametrize("width", [40, 80, 100, 150])
+def test_no_number_is_cut_however_narrow_the_console(width: int) -> None:
+    found = record(auto=[["a", "c"], ["a", "d"]], median_of_three=[["b", "c"], ["a", "c"]])
+    shown = io.StringIO()
+    report.show(found, Console(file=shown, width=width, force_terminal=True, color_system=None))
+    assert all(len(line) <= width for line in shown.getvalue().splitlines())
+    words = shown.getvalue().replace("┃", " ").replace("│", " ").split()
+    table = report.tables(found)[0]
+    for text in (*table.columns, *(cell for row in table.rows for cell in row)):
+        assert set(text.split()) <= set(words), text
+    for mode in ("auto", "median_of_three"):
+        assert words.count(mode) >= (2 if width < 150 else 1)
+
+
+def test_the_figures_of_a_recording() -> None:
+    """As they were before the polish was shared with ``sampling.statistics``."""
+    recording = recordings.load("h200_resnet50_fprop")
+    columns = zip(*recording.cold.time_ms, strict=True)
+    texts = [recorded.candidate.text for recorded in recording.candidates]
+    times = {
+        text: [t for t in column if t is not None]
+        for text, column in zip(texts, columns, strict=True)
+        if None not in column
+    }
+    truth = pairing.of_rounds(times)
+    assert len(times) == 42
+    common = "eng62:IDX_MODE=0,TILEK=1,TILE_CGA_M=1"
+    assert truth.best == f"{common},TILE_CGA_N=1,TILE_SIZE=0,WORKSPACE=0"
+    other = f"{common},TILE_CGA_N=2,TILE_SIZE=4,WORKSPACE=0"
+    expected = {truth.best: 0.02920212649596, "aten": 0.02932807552678, other: 0.02964193435554}
+    assert {text: truth.times_ms[text] for text in expected} == pytest.approx(expected, rel=1e-7)
+    assert truth.errors["aten"] == pytest.approx(0.00137585117290, rel=1e-7)
+    assert truth.errors[other] == pytest.approx(0.00130928877431, rel=1e-7)
+
+
 def test_pairing_cancels_what_a_round_shares() -> None:
     rng = np.random.default_rng(0)
     drift = np.exp(rng.normal(0, 0.2, 20))
@@ -258,7 +296,7 @@ def test_round_trip(tmp_path: Path) -> None:
     found.picks["auto"]["1"]["case1"] = Pick(
         text="c",
         throttle_reasons=("sw_power_cap",),
-        struck={"x": 0.5},
+        struck={"x": 0.5, "y": None},
         regret_bound=0.01,
         remarks=("a remark",),
     )
@@ -302,6 +340,12 @@ def broken(change: str) -> dict[str, Any]:
         data["picks"]["auto"]["1"]["case0"]["tuning_ms"] = "fast"
     elif change == "null for a number":
         data["oracle"]["case0"]["truths"][BURST_COLD]["times_ms"]["a"] = None
+    elif change == "negative time":
+        data["oracle"]["case0"]["truths"][BURST_COLD]["times_ms"]["a"] = -1.0
+    elif change == "no time at all":
+        data["oracle"]["case0"]["truths"][BURST_COLD]["times_ms"]["a"] = 0.0
+    elif change == "no candidate":
+        data["oracle"]["case0"]["truths"][BURST_COLD] = {"times_ms": {}}
     elif change == "list for an object":
         data["oracle"] = []
     return data
@@ -312,11 +356,14 @@ def broken(change: str) -> dict[str, Any]:
     [
         ("other format", "not a record"),
         ("other version", "version: this package reads 1, the record has 99"),
-        ("missing field", "'kind' is missing"),
-        ("unknown field", "record.picks.auto.1.case0: unknown field 'colour'"),
-        ("text for a number", "record.picks.auto.1.case0.tuning_ms: expected a finite number"),
-        ("null for a number", "times_ms.a: expected a finite number, got None"),
-        ("list for an object", "record.oracle: expected an object"),
+        ("missing field", "record.kind: is missing"),
+        ("unknown field", "record.picks.auto.1.case0.colour: is not a known field"),
+        ("text for a number", "record.picks.auto.1.case0.tuning_ms: must be a number from 0"),
+        ("null for a number", "times_ms.a: must be a number from 0 to 1e+15, got None"),
+        ("list for an object", "record.oracle: must be an object"),
+        ("negative time", "times_ms.a: must be a number from 0 to 1e+15, got -1.0"),
+        ("no time at all", "truths.burst cold: times_ms.a must be above 0, got 0.0"),
+        ("no candidate", "truths.burst cold: times_ms must not be empty"),
     ],
 )
 def test_malformed_records_are_refused(tmp_path: Path, change: str, told: str) -> None:

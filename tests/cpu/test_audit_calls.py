@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 import torch
+from simulations import PROBLEM, candidate
 
-from cudnn_autotune import ConvProblem
+from cudnn_autotune import Choice, ConvProblem, Selection, Timed
+from cudnn_autotune.audit.model import Pick
+from cudnn_autotune.json_dataclass import decode, encode
 
 gpu = pytest.importorskip("cudnn_autotune.audit.gpu", reason="needs a CUDA build")
 
@@ -25,3 +31,17 @@ def test_our_call(op: str) -> None:
     forward.backward(y)
     expected = {"fprop": forward, "dgrad": x.grad, "wgrad": w.grad}[op]
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("error", [math.inf, math.nan, 1e30])
+def test_an_engine_that_was_wrong_beyond_measure_is_told_and_read(error: float) -> None:
+    chosen = Timed(candidate("eng2"), 1.0, 3)
+    struck = (("eng1", error), ("eng3", 0.25))
+    selection = Selection((Timed(candidate("eng1"), 0.9, 3), chosen), total_samples=6)
+    choice = Choice(
+        PROBLEM, 0, "race", None, 0, "eng2", chosen, 10.0, selection, 1e-4, struck=struck
+    )
+    pick = gpu._told(choice, 12.0, 0.5)
+    assert pick.text == "eng2"
+    assert pick.struck == {"eng1": None, "eng3": 0.25}
+    assert decode(Pick, json.loads(json.dumps(encode(pick)))) == pick

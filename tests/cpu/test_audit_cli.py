@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import cudnn_autotune as ca
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.cli import main
+from cudnn_autotune.commands import audit_gpu, tune_problems
+from cudnn_autotune.commands import record as recording_command
+from cudnn_autotune.commands import tune as tuning_command
 from cudnn_autotune.offline.recording import Recording
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -224,7 +228,10 @@ SHAPE = ("--input", "2,8,8,8", "--weight", "8,8,3,3")
         (("--cases", "resnet", "--stride", "2", "x"), "'--stride': only with --input"),
         (("--input", "2,8,8,8", "--weight", "8,4,3,3", "x.json"), "channels"),
         ((*SHAPE, "--padding", "1,2,3", "x.json"), "'--padding'"),
+        ((*SHAPE, "--padding", "half", "x.json"), "'--padding': must be same, valid, or whole"),
         ((*SHAPE, "--dtype", "int8", "x.json"), "'--dtype'"),
+        (("--cases", "resnet", "--dtype", "float32", "x"), "'--dtype': only with --input"),
+        (("--simulate", "aa", "--channels-last", "x.json"), "'--channels-last': only with --input"),
         (("--cases", "no such layer", "x"), "'--cases'"),
         (("--layers", "/nowhere/layers.json", "x"), "'--layers'"),
         (("--simulate", "l4", "x.json"), "'--simulate': preset must be one of"),
@@ -234,3 +241,88 @@ SHAPE = ("--input", "2,8,8,8", "--weight", "8,8,3,3")
 )
 def test_bad_input_to_record(arguments: tuple[str, ...], told: str) -> None:
     assert told in refused("record", *arguments)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--padding", "same", "--op", "dgrad"),
+        ("--dtype", "bfloat16", "--channels-last", "--stride", "2,1", "--padding", "valid"),
+        ("--op", "wgrad", "--op", "fprop", "--dilation", "2", "--padding", "1,0"),
+    ],
+)
+def test_tune_and_record_read_a_layer_alike(more: tuple[str, ...]) -> None:
+    given = tuning_command.tune.make_context("tune", [*SHAPE, *more]).params
+    wanted = tune_problems.of_layer(given)
+    given = recording_command.record.make_context("record", [*SHAPE, *more, "x"]).params
+    assert list(recording_command._of_layer(given).values()) == wanted
+
+
+# Where it is written to
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("audit", "--simulate", "quiet", "--json"), "--json"),
+        (("audit", "--simulate", "quiet", "--plot"), "--plot"),
+        (("audit", "--json"), "--json"),
+        (("record", "--simulate", "quiet"), "OUT"),
+        (("demo", "--plot"), "--plot"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_known_beforehand(
+    tmp_path: Path, arguments: tuple[str, ...], option: str
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    name = "x.png" if option == "--plot" else "x.json"
+    for folder in (Path("/proc"), tmp_path / "file", tmp_path / ("n" * 300)):
+        done = run(*arguments, folder / name)
+        assert done.exit_code == 2, done.output
+        assert f"'{option}': cannot write {folder / name}" in " ".join(done.output.split())
+    (tmp_path / name).mkdir()
+    told = refused(*arguments, tmp_path / name)
+    assert f"'{option}'" in told
+
+
+def without_room(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command, where every file that it makes stays empty."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
+        "from cudnn_autotune.cli import main;"
+        f"main({[str(argument) for argument in arguments]!r})"
+    )
+    return python("-B", "-c", code, env={"MPLCONFIGDIR": str(folder)})
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_what_was_measured_is_shown_where_it_cannot_be_kept(tmp_path: Path, option: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "out" / "x.svg" if option == "--plot" else tmp_path / "out" / "x.json"
+    done = without_room(
+        tmp_path, "audit", "--simulate", "quiet", "--modes", "heuristic", option, path
+    )
+    assert done.returncode == 1
+    assert "Picked against best" in done.stdout
+    assert done.stderr.splitlines()[-1] == f"Error: {option}: cannot write {path}: File too large"
+    assert not list(path.parent.iterdir()), "nothing half written is left behind"
+
+
+def test_a_recording_that_cannot_be_kept(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "x.json.gz"
+    done = without_room(tmp_path, "record", "--simulate", "quiet", "--rounds", "1", path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"Error: OUT: cannot write {path}: File too large"
+    assert not list(path.parent.iterdir())
+
+
+def test_an_audit_of_a_gpu_goes_on_where_it_cannot_be_saved_for_now(tmp_path: Path) -> None:
+    record, told = Record("gpu", settings={}, environment={}), list[str]()
+    audit_gpu._save(record, None, told.append)
+    audit_gpu._save(record, tmp_path / "x.json", told.append)
+    assert record_file.load(tmp_path / "x.json") == record
+    assert not told
+    (tmp_path / "file").write_text("not a folder")
+    audit_gpu._save(record, tmp_path / "file" / "x.json", told.append)
+    assert "--json: cannot write" in told[0]

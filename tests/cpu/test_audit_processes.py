@@ -80,7 +80,16 @@ OWN_MODES = """
             return first(candidates, timer)
 
 
-    for strategy in (Quick(), Slow(), Hangs(), Dies()):
+    class Odd:
+        name = "odd"
+
+        def select(self, candidates, timer, limits):
+            found = timer.runnable(candidates.all(), limit=1)
+            is_odd = any(c.text == "leader" for c in candidates.all())
+            return Selection((Timed(found[0], -1.0 if is_odd else 1.0, 0),), total_samples=0)
+
+
+    for strategy in (Quick(), Slow(), Hangs(), Dies(), Odd()):
         sampling.register(strategy)
 """
 
@@ -202,10 +211,30 @@ def test_a_whole_session_with_a_hang_and_a_death(tmp_path: Path, own_modes: str)
     assert summaries["pytorch_off"].regret.mean == pytest.approx(1.0, abs=0.02)
 
 
+def test_an_answer_that_cannot_be_read_costs_its_case_only(own_modes: str) -> None:
+    record = empty(["aa", "depthwise"])
+    plan = Plan("simulation", {"odd": 1}, [], "odd", modules=[own_modes])
+    Session(plan, record, list(record.cases)).run()
+    picks = record.picks["odd"]["1"]
+    assert picks["aa"].error == "odd#1, aa.time_ms: must be a number from 0 to 1e+15, got -1.0"
+    assert picks["depthwise"].text
+    assert not record.failures
+    assert record.complete
+
+
 def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> None:
-    cases = [f"depthwise.{i}" for i in range(60)]
+    # How long starting two processes takes here and now, however busy the machine is.
+    begin = time.monotonic()
+    Session(
+        Plan("simulation", {"slow": 1}, [], "slow", modules=[own_modes]),
+        one := empty(["aa"]),
+        ["aa"],
+    ).run()
+    started_s = time.monotonic() - begin
+    assert one.complete
+    cases = [f"depthwise.{i}" for i in range(200)]
     record = empty(cases)
-    # As an earlier session would have left them: 60 cases take 24 s, far more than there are.
+    # As an earlier session would have left them: all cases take 80 s, far more than there are.
     record.seconds = {"slow": 0.4, "oracle": 0.02}
     saved = 0
 
@@ -213,12 +242,11 @@ def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> N
         nonlocal saved
         saved += 1
 
-    plan = Plan("simulation", {"slow": 1}, [], "slow", modules=[own_modes], time_limit_s=12.0)
-    begin = time.monotonic()
+    limit_s = 8.0 + 1.5 * started_s
+    plan = Plan("simulation", {"slow": 1}, [], "slow", modules=[own_modes], time_limit_s=limit_s)
     Session(plan, record, cases, save).run()
-    assert time.monotonic() - begin < 30
     first = dict(record.picks["slow"]["1"])
-    assert 0 < len(first) < 60
+    assert 0 < len(first) < 200
     assert not record.complete
     assert saved >= 2
     # The oracle had its share of the time: what was picked was judged.

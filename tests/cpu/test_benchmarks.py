@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_scripts import dry_runs_into, record, run
+from benchmark_scripts import dry_runs_into, publish, record, run
 
-SCRIPTS = ("audit_layers", "forum_repro", "call_overhead", "kernel_cfgs", "render_results")
+SCRIPTS = (
+    "audit_layers",
+    "forum_repro",
+    "call_overhead",
+    "kernel_cfgs",
+    "make_layers",
+    "render_results",
+    "store",
+)
 DRY_RUNS = {
     "forum_repro": "--iterations 5 --direction all --modes till_stable",
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous --table-size 20 "
@@ -82,6 +90,20 @@ def test_call_overhead_has_its_three_parts(dry_runs: Path) -> None:
         assert all(r["resident_kb"]["VmRSS"] > 0 for r in grown)
 
 
+def test_call_overhead_that_stops_at_its_limit_is_not_complete(tmp_path: Path) -> None:
+    """Its worker ends by itself, with what it has until then."""
+    sizes = "--blocks 1 --calls 1 --parts table --table-size 60000 --time-limit 11"
+    path = tmp_path / "call_overhead.json"
+    done = run("call_overhead", "--device", "cpu", *sizes.split(), "--json", path)
+    assert done.returncode == 1, done.stderr
+    data = record(tmp_path, "call_overhead")
+    assert data["complete"] is False
+    assert "failures" not in data["results"]
+    steps = data["results"]["table"]
+    assert [step.get("stopped") for step in steps] == [None] * (len(steps) - 1) + ["time limit"]
+    assert steps[-1]["filled"] < 60000
+
+
 def test_a_dry_run_is_not_recorded_under_results(tmp_path: Path) -> None:
     path = tmp_path / "results" / "cpu" / "forum_repro.json"
     done = run("forum_repro", "--device", "cpu", "--json", path)
@@ -118,16 +140,9 @@ def test_bad_options_are_named(script: str, arguments: tuple[str, ...], named: s
 
 @pytest.fixture
 def published(dry_runs: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """(results folder, README) of records that claim a GPU; they never leave this test."""
+    """(results folder, README) of records that claim a GPU."""
     results = tmp_path / "results"
-    (results / "gpu").mkdir(parents=True)
-    for script in DRY_RUNS:
-        data = record(dry_runs, script)
-        data["environment"].update(
-            device="cuda", gpu="Test GPU", driver="1.0", cuda="13.0", cudnn=91900
-        )
-        data["environment"].update(cudnn_frontend="1.28.0", commit="0" * 40, dirty=False)
-        (results / "gpu" / f"{script}.json").write_text(json.dumps(data))
+    publish(dry_runs, DRY_RUNS, results)
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- results:begin -->\nSTALE\n<!-- results:end -->\nafter\n")
     return results, readme
@@ -169,20 +184,26 @@ def test_rendering_fills_the_readme_and_check_sees_what_changed(
         ({"cudnn_frontend": None}, "cudnn_frontend"),
     ],
 )
-def test_figures_without_their_origin_are_refused(
+def test_figures_without_their_origin_are_left_out(
     published: tuple[Path, Path], change: dict[str, Any], named: str
 ) -> None:
+    """They are named; the others are rendered."""
     results, readme = published
     path = results / "gpu" / "call_overhead.json"
     data = json.loads(path.read_text())
     data["environment"].update(change)
     path.write_text(json.dumps(data))
-    before = readme.read_text()
     done = render(results, readme)
     assert done.returncode == 1
     assert "call_overhead.json" in done.stderr
     assert named in done.stderr
-    assert readme.read_text() == before
+    text = readme.read_text()
+    assert "results/gpu/forum_repro.json" in text
+    assert (results / "gpu" / "forum_repro.png").exists()
+    assert "call_overhead" not in text
+    assert render(results, readme, "--check").returncode == 1
+    path.unlink()
+    assert render(results, readme, "--check").returncode == 0
 
 
 def test_the_readme_says_what_the_records_say() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmark_scripts import BENCHMARKS, dry_runs_into, record, run
+from benchmark_scripts import BENCHMARKS, assert_rendered, dry_runs_into, record, run
 from torch import nn
 
 import cudnn_autotune as ca
@@ -121,6 +121,19 @@ def test_stores_are_filled_before_they_are_used(modules: None) -> None:
     own = {one.compiled for one in runs if one.setting == "empty"}
     assert len(shared) == 1
     assert len(own) == len(runs) / 2, "each finds nothing compiled"
+
+
+def test_pytorch_is_warmed_up_with_benchmark_on_first(modules: None) -> None:
+    """The other way round, benchmark would have no effect on shapes that were seen."""
+    from warm_processes.modes import DEFAULT, MODES, warm_up_order
+
+    assert warm_up_order(list(DEFAULT)) == [
+        "pytorch_on_10",
+        "pytorch_off",
+        "auto_filled",
+        "heuristic",
+    ]
+    assert warm_up_order(list(MODES))[:3] == ["pytorch_on_0", "pytorch_on_10", "pytorch_off"]
 
 
 def test_each_worker_has_its_compiled_kernels(
@@ -386,24 +399,7 @@ def test_a_rank_that_fails_ends_the_launch(modules: None) -> None:
 
 
 def test_records_are_rendered(dry_runs: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    (results / "gpu").mkdir(parents=True)
-    for script in DRY_RUNS:
-        data = record(dry_runs, script)
-        data["environment"].update(
-            device="cuda", gpu="Test GPU", driver="1.0", cuda="13.0", cudnn=91900
-        )
-        data["environment"].update(cudnn_frontend="1.28.0", commit="0" * 40, dirty=False)
-        (results / "gpu" / f"{script}.json").write_text(json.dumps(data))
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
-    done = run("render_results", "--results", results, "--readme", readme)
-    assert done.returncode == 0, done.stderr
-    text = readme.read_text()
-    assert "DRY RUN" not in text
-    for script in DRY_RUNS:
-        assert f"results/gpu/{script}.json" in text
-        assert (results / "gpu" / f"{script}.png").exists()
+    assert_rendered(dry_runs, DRY_RUNS, tmp_path)
 
 
 def cut(script: str, results: dict[str, Any]) -> None:

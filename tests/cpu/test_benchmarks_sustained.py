@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmark_scripts import BENCHMARKS, dry_runs_into, record, run
+from benchmark_scripts import BENCHMARKS, assert_rendered, dry_runs_into, record, run
 from simulations import engine, timer_of
 
 import cudnn_autotune as ca
@@ -122,24 +122,7 @@ def test_lone_layer_times_the_layers_alone_and_inside(dry_runs: Path, modules: N
 
 
 def test_records_are_rendered(dry_runs: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    (results / "gpu").mkdir(parents=True)
-    for script in DRY_RUNS:
-        data = record(dry_runs, script)
-        data["environment"].update(
-            device="cuda", gpu="Test GPU", driver="1.0", cuda="13.0", cudnn=91900
-        )
-        data["environment"].update(cudnn_frontend="1.28.0", commit="0" * 40, dirty=False)
-        (results / "gpu" / f"{script}.json").write_text(json.dumps(data))
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
-    done = run("render_results", "--results", results, "--readme", readme)
-    assert done.returncode == 0, done.stderr
-    text = readme.read_text()
-    assert "DRY RUN" not in text
-    for script in DRY_RUNS:
-        assert f"results/gpu/{script}.json" in text
-        assert (results / "gpu" / f"{script}.png").exists()
+    assert_rendered(dry_runs, DRY_RUNS, tmp_path)
 
 
 @pytest.mark.parametrize("script", DRY_RUNS)
@@ -254,7 +237,8 @@ def test_lone_batches_end_where_a_count_is_asked_for(modules: None, iterations: 
 
 def test_watched_layers_compute_what_the_model_did(modules: None) -> None:
     """Gradients of the model with and without them, and the operands that they keep."""
-    from lone.network import Miniature, Training, Watch, watched
+    from common.network import Miniature
+    from lone.watched import Training, Watch, watched
 
     def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         torch.manual_seed(1)
@@ -282,14 +266,15 @@ def test_watched_layers_compute_what_the_model_did(modules: None) -> None:
 
 @pytest.mark.parametrize("names", [["fc"], ["nothing"], ["layer2.1.conv2", "layer2.0.conv2"]])
 def test_layers_that_cannot_be_watched_are_named(modules: None, names: list[str]) -> None:
-    from lone.network import Miniature, Watch, watched
+    from common.network import Miniature
+    from lone.watched import Watch, watched
 
     with pytest.raises(ValueError, match=names[-1]):
         watched(Miniature(), names, Watch("cpu"))
 
 
 def test_portrait_counts_zeros(modules: None) -> None:
-    from lone.network import portrait
+    from lone.watched import portrait
 
     found = portrait(torch.tensor([0.0, 2.0, 0.0, 2.0]))
     assert found["zeros"] == 0.5

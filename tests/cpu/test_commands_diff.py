@@ -66,6 +66,15 @@ def test_tolerance(tmp_path: Path) -> None:
     assert "2 of another time" in run("diff", a, b, "--tolerance", "0.01", "--op", "dgrad").stdout
 
 
+def test_what_is_damaged_is_not_alike(tmp_path: Path) -> None:
+    file = fill(tmp_path / "a.json")
+    file.write_bytes(file.read_bytes()[: 2 * file.stat().st_size // 3])
+    done = run("diff", file, file)
+    assert done.exit_code == 2
+    assert done.stderr.count("damaged (it is no whole JSON") == 2
+    assert "decisions alike" in done.stdout
+
+
 def test_two_environments(tmp_path: Path) -> None:
     a, b = fill(tmp_path / "a"), fill(tmp_path / "b", environment=NEWER_CUDNN)
     done = run("diff", a.parent, b.parent)

@@ -101,6 +101,17 @@ def test_foreign_decisions_go_into_their_own_file(tmp_path: Path) -> None:
     assert len(held(old)) == 2
 
 
+def test_a_new_file_takes_one_environment(tmp_path: Path) -> None:
+    old = fill(tmp_path / "old.json", decisions()[:2], H200)
+    new = fill(tmp_path / "new.json", decisions()[2:], NEWER_CUDNN)
+    message = refused("import", old, new, "--store", tmp_path / "made.json")
+    assert "'--store'" in message
+    assert "name a folder" in message
+    assert not (tmp_path / "made.json").exists()
+    succeeded("import", old, "--store", tmp_path / "made.json")
+    assert len(held(tmp_path / "made.json")) == 2
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -142,10 +153,11 @@ def test_bad_paths(file: Path, tmp_path: Path) -> None:
     assert "FILE" in refused("import")
 
 
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # the store says so, too
 def test_import_into_a_store_that_cannot_be_written_to(file: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "a file"
     blocked.write_text("")
     message = refused("import", file, "--store", blocked / "store")
+    assert message.count("Warning: ") == 1  # the store says so, too
+    assert "exchange.py" not in message
     assert "'--store'" in message
     assert "cannot be written to" in message

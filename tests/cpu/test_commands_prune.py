@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import click
 import pytest
 from stored import H200, decisions, fill, later, refused, run, succeeded
 
 from cudnn_autotune.store import Environment, Store
+from cudnn_autotune.store.decision import with_determinism
 
 
 def keys(place: Path, environment: Environment = H200) -> set[str]:
@@ -74,6 +77,34 @@ def test_it_asks(folder: Path) -> None:
     assert len(keys(folder)) == 4
 
 
+def test_what_is_measured_while_it_asks_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = later(decisions()[0], days_ago(0))
+
+    def answer(*_: object, **__: object) -> None:
+        Store(folder, H200).add([new])
+
+    monkeypatch.setattr(click, "confirm", answer)
+    text = succeeded("prune", "--store", folder / H200.file_name, "--older-than", "30d")
+    assert "removed 2 decisions" in text
+    assert "1 decision changed meanwhile, and stayed" in text
+    assert new in list(Store(folder, H200))
+    assert len(keys(folder)) == 4
+
+
+def test_with_and_without_determinism_are_two(folder: Path) -> None:
+    plain = replace(decisions()[0], workspace_limit=1 << 20)
+    strict = replace(
+        later(plain, days_ago(1)),
+        problem=with_determinism(plain.problem, True),
+        workspace_limit=None,
+    )
+    file = fill(folder / "both.json", [later(plain, days_ago(365)), strict])
+    succeeded("prune", "--store", file, "--older-than", "30d", "--yes")
+    assert list(Store(file, H200)) == [strict]
+
+
 def test_dry_run(folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.iterdir()}
     text = succeeded("prune", "--store", folder, "--op", "dgrad", "--dry-run")
@@ -100,11 +131,16 @@ def test_nothing_said(folder: Path) -> None:
     assert len(keys(folder)) == 6
 
 
-@pytest.mark.parametrize("age", ["30", "d", "-3d", "3m", "1.5d", ""])
+@pytest.mark.parametrize("age", ["30", "d", "-3d", "3m", "1.5d", "", "999999d", "٣d"])
 def test_bad_age(folder: Path, age: str) -> None:
     message = refused("prune", "--store", folder, "--older-than", age)
     assert "'--older-than'" in message
     assert "as 12h, 30d or 8w" in message
+
+
+def test_the_longest_age(folder: Path) -> None:
+    for age in ("99999h", "99999d", "99999w"):
+        assert "nothing to remove" in succeeded("prune", "--store", folder, "--older-than", age)
 
 
 def test_bad_path(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from stored import (
     simulation,
     succeeded,
 )
+from subprocesses import evaluate
 
 import cudnn_autotune as ca
 from cudnn_autotune.store import Decision, Environment
@@ -108,12 +111,12 @@ def test_nothing_passes(file: Path) -> None:
 
 def test_files_are_listed(file: Path) -> None:
     other = fill(file.parent, decisions()[:2], NEWER_CUDNN)
-    done = run("show", "--store", file.parent, "--environment")
+    done = run("show", "--store", file.parent, "--files")
     lines = sorted(done.stdout.splitlines())
     assert len(lines) == 2
     assert lines[0].startswith(f"{file}: NVIDIA H200, cuDNN 9.19.0, frontend 1.28.0: 6 decisions")
     assert lines[1].startswith(f"{other}: NVIDIA H200, cuDNN 9.20.0, frontend 1.28.0: 2 decisions")
-    done = run("show", "--store", file.parent, "--environment", "--json")
+    done = run("show", "--store", file.parent, "--files", "--json")
     told = json.loads(done.stdout)
     assert [Environment.from_json(tree["environment"]) for tree in told] == [H200, NEWER_CUDNN]
     assert [tree["bytes"] for tree in told] == [path.stat().st_size for path in (file, other)]
@@ -133,7 +136,7 @@ def test_the_users_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CUDNN_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
     assert f"{tmp_path / 'cache'}: nothing is stored there yet" in succeeded("show")
     assert json.loads(run("show", "--json").stdout)["decisions"] == []
-    assert "nothing is stored there yet" in succeeded("show", "--environment")
+    assert "nothing is stored there yet" in succeeded("show", "--files")
     fill(tmp_path / "cache")
     assert "6 of 6 decisions" in succeeded("show")
 
@@ -148,6 +151,28 @@ def test_what_cannot_be_read_is_said_and_the_rest_shown(file: Path) -> None:
     # Looking changes nothing.
     assert file.read_bytes() == damaged
     assert list(file.parent.glob("*.damaged-*")) == []
+
+
+def test_a_truncated_file(file: Path) -> None:
+    data = file.read_bytes()
+    other = file.with_name("notes.json")
+    other.write_text('{"format": "something \\u001b[31melse"}')
+    file.write_bytes(data[: 2 * len(data) // 3])
+    done = run("show", "--store", file)
+    assert done.exit_code == 0
+    (damage,) = done.stderr.splitlines()
+    kept = int(damage.rpartition(" decision")[0].rpartition(" ")[2])
+    assert 0 < kept < 6
+    assert damage.startswith(f"{file}: damaged (it is no whole JSON: ")
+    assert f"{kept} of {kept} decision" in done.stdout
+    listed = run("show", "--store", file.parent, "--files").stdout
+    assert "damaged (it is no whole JSON" in listed
+    assert "notes.json: no store that can be read: it is no file of" in listed
+    told = json.loads(run("show", "--store", file.parent, "--files", "--json").stdout)
+    assert [Path(tree["path"]) for tree in told] == [other, file]
+    assert "it is no file of" in told[0]["not readable"][0]
+    assert "damaged" in told[1]["not readable"][0]
+    assert told[1]["decisions"] == kept
 
 
 def test_constraints_are_told(tmp_path: Path) -> None:
@@ -178,11 +203,20 @@ def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path) -> None:
     selection = replace(made.selection, ranking=(hostile, *others))
     environment = replace(H200, gpu="H\x1b]0;title\x07200")
     file = fill(tmp_path / "x.json", [replace(made, selection=selection)], environment)
-    for command in (("show",), ("show", "--environment")):
+    for command in (("show",), ("show", "--files")):
         done = run(*command, "--store", file)
         assert done.exit_code == 0, done.output
         assert "\x1b" not in done.output
         assert "\u202e" not in done.output
+    tree = json.loads(file.read_bytes())
+    for name in ("\x1b[31mHOSTILE", "\ud800"):
+        file.write_text(json.dumps({**tree, "environment": {**tree["environment"], name: 1}}))
+        for command in (("show",), ("show", "--files"), ("env",)):
+            done = run(*command, "--store", file)
+            assert done.exit_code in (0, 2), done.exception
+            assert "is not a known field" in done.output
+            assert "\x1b" not in done.output
+    file.write_text(json.dumps(tree))
     assert "[bold red]" in run("show", "--store", file).stdout
 
 
@@ -204,12 +238,75 @@ def test_paths_that_are_no_store(tmp_path: Path) -> None:
     assert "does not exist" in refused("show", "--store", tmp_path / "absent.json")
     text = tmp_path / "notes.json"
     text.write_text('{"format": "something else"}')
-    assert "not a file of 'cudnn-autotune store'" in refused("show", "--store", text)
+    assert "it is no file of 'cudnn-autotune store'" in refused("show", "--store", text)
     future = tmp_path / "future.json"
     sound = fill(tmp_path / "sound.json").read_bytes()
     future.write_bytes(sound.replace(b'"version": 1', b'"version": 9'))
     assert "'--store'" in refused("show", "--store", future)
     assert "version 9" in refused("show", "--store", future)
+    for data in (
+        sound.replace(b'"version": 1', b'"version": 2').replace(b'"gpu"', b'"new": 1, "gpu"'),
+        b'{"format": "cudnn-autotune store", "version": 2,\n# in a form yet unknown',
+    ):
+        future.write_bytes(data)
+        assert "it is of version 2, this package reads 1" in refused("show", "--store", future)
+
+
+def test_an_entry_without_a_name(file: Path) -> None:
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines.insert(3, b'"": {},\n')
+    file.write_bytes(b"".join(lines))
+    assert "of 7 decisions" in succeeded("show", "--store", file, "--op", "dgrad")
+
+
+PLACES = """
+import os
+from click.testing import CliRunner
+from cudnn_autotune.cli import main
+CliRunner().invoke(main, ["env"])  # loads what it needs, while that may be read
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+for command in COMMANDS:
+    done = CliRunner().invoke(main, command.split())
+    assert done.exception is None or isinstance(done.exception, SystemExit), command
+    print(done.exit_code, " ".join(done.output.split()))
+"""
+
+
+def test_what_there_is_no_permission_for() -> None:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        sound = fill(folder / "sound.json")
+        closed = folder / "closed"
+        file = fill(closed / "x.json")
+        closed.chmod(0)
+        folder.chmod(0o755)
+        commands = [
+            *(f"show --store {place}" for place in (closed, file)),
+            *(f"show --files --store {place}" for place in (closed, file)),
+            *(f"prune --op dgrad --yes --store {place}" for place in (closed, file)),
+            f"diff {sound} {file}",
+            f"import {file} --store {folder}",
+            f"import {sound} --store {file}",
+            f"export {file} --store {sound}",
+            *(f"env --store {place}" for place in (closed, file)),
+        ]
+        told = evaluate(PLACES.replace("COMMANDS", repr(commands))).splitlines()
+        assert len(told) == len(commands)
+        for command, line in zip(commands, told, strict=True):
+            assert "Permission denied" in line or "is not readable" in line, command
+            assert line[0] == "2" or command.startswith("env"), command
+    finally:
+        (folder / "closed").chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    for name in ("x" * 300, "x" * 300 + ".json"):
+        for command in (("show",), ("show", "--files"), ("prune", "--op", "dgrad")):
+            assert "File name too long" in refused(*command, "--store", tmp_path / name)
+        assert "File name too long" in succeeded("env", "--store", tmp_path / name)
 
 
 def test_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,16 @@ class Small:
     net = Net
 
 
+class Own(nn.Conv2d):
+    pass
+
+
+class Mixed(Net):
+    def __init__(self):
+        super().__init__()
+        self.others = nn.ModuleList([Own(8, 8, 1), nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 1)])
+
+
 made = Net()
 number = 3
 
@@ -145,6 +155,25 @@ def test_what_the_store_knows_is_not_tuned_again(gpu: Simulated, tmp_path: Path)
     assert [problem.op for problem, _ in gpu.tuned] == ["fprop", "wgrad"]
 
 
+def test_names_in_a_file_do_not_steer_the_terminal(gpu: Simulated, tmp_path: Path) -> None:
+    for text in ("\x1b[2Jeng", "\ud800eng"):
+        made = simulation("quiet", layer("dgrad", dtype=torch.float32))
+        first, *others = made.selection.ranking
+        hostile = dataclasses.replace(
+            first, candidate=dataclasses.replace(first.candidate, text=text)
+        )
+        selection = dataclasses.replace(made.selection, ranking=(hostile, *others))
+        Store(tmp_path, H200).put(made.problem, selection)
+        given = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")
+        text = succeeded(
+            *("tune", *given, "--op", "dgrad", "--channels-last", "--store", tmp_path),
+            obj=gpu.bench,
+        )
+        assert "known already" in text
+        assert "\x1b" not in text
+    assert gpu.tuned == []
+
+
 def test_modes_are_apart(gpu: Simulated, tmp_path: Path) -> None:
     given = ("tune", *LAYER, "--op", "dgrad", "--store", tmp_path)
     for mode in ("race", "sample_once", "race"):
@@ -217,6 +246,14 @@ def test_a_model(gpu: Simulated, folder: Path) -> None:
     assert {p.dtype for p in tuned} == {torch.float64}
     assert {p.memory_format for p in tuned} == {torch.channels_last}
     assert len(kept(folder / "store")) == 7
+
+
+def test_what_is_not_served_is_said(gpu: Simulated, folder: Path) -> None:
+    given = ("--input", "4,3,12,12", "--store", folder / "store")
+    text = succeeded("tune", "my_nets:Mixed", *given, obj=gpu.bench)
+    assert "3 convolutions not served by this package: Own, Conv1d" in text
+    assert len(gpu.tuned) == 2
+    assert "not served" not in succeeded("tune", "my_nets:Net", *given, obj=gpu.bench)
 
 
 @pytest.mark.parametrize("name", ["my_nets:made", "my_nets:Small.net"])

@@ -123,11 +123,26 @@ def test_what_was_measured_best_wins(four: Ranks, mode: str, scene: str) -> None
 
 
 def test_a_model_leaves_every_rank_with_the_same_choices(four: Ranks) -> None:
-    results = four.values(cases.model_tuned, 9)
+    results = four.values(cases.model_tuned, [9] * 4)
     assert results[0]["error"] is None
     assert results[1:] == results[:1] * 3
     assert [origin for origin, _ in results[0]["known"]] == ["agreed"] * 9
     assert [problem for problem, _ in results[0]["choices"]] == cases.problems(9)
+
+
+def test_a_rank_without_a_convolution_helps_the_others(four: Ranks) -> None:
+    """Rank 0 is a stage of a pipeline with nothing to tune of its own."""
+    results = four.values(cases.model_tuned, [0, 9, 4, 0])
+    assert results[0]["error"] is None
+    assert results[1:] == results[:1] * 3
+    assert [problem for problem, _ in results[0]["choices"]] == cases.problems(9)
+
+
+def test_what_all_have_pinned_is_not_tuned(four: Ranks) -> None:
+    results = four.values(cases.model_tuned, [3] * 4, None, "race", range(4))
+    assert results[0]["error"] is None
+    assert results[1:] == results[:1] * 3
+    assert [problem for problem, _ in results[0]["choices"]] == cases.problems(3)[1:]
 
 
 def test_agree_installs_the_same_on_all(four: Ranks) -> None:
@@ -136,6 +151,9 @@ def test_agree_installs_the_same_on_all(four: Ranks) -> None:
     assert results[0]["error"] is None
     assert results[1:] == results[:1] * 3
     assert [origin for origin, _ in results[0]["known"]] == ["agreed"] * 6
+    # When they were measured, not when they were agreed upon.
+    times = {decision["provenance"]["time"] for decision in results[0]["decisions"]}
+    assert times <= {f"2026-01-{day:02}T12:00:00.000000Z" for day in range(1, 5)}
 
 
 def test_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,20 +15,24 @@ from cudnn_autotune.distributed import DistributedTuningError
 from cudnn_autotune.distributed.ending import AGREED, Ending
 from cudnn_autotune.distributed.mailbox import Mailbox
 from cudnn_autotune.distributed.pulse import Pulse
+from cudnn_autotune.distributed.store_thread import StoreThread
 
 
 @pytest.fixture(params=["tcp", "tcp without libuv", "file", "hash"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dist.Store]:  # type: ignore[name-defined]
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreThread]:
     if request.param == "hash":
-        yield dist.HashStore()
+        asked = dist.HashStore()
     elif request.param == "file":
-        yield dist.FileStore(str(tmp_path / "store"), 1)
+        asked = dist.FileStore(str(tmp_path / "store"), 1)
     else:
         use_libuv = request.param == "tcp"
-        yield dist.TCPStore("127.0.0.1", 0, is_master=True, use_libuv=use_libuv)
+        asked = dist.TCPStore("127.0.0.1", 0, is_master=True, use_libuv=use_libuv)
+    thread = StoreThread(asked, 60.0)
+    yield thread
+    thread.stop()
 
 
-def test_what_is_put_is_there(store: dist.Store) -> None:  # type: ignore[name-defined]
+def test_what_is_put_is_there(store: StoreThread) -> None:
     mailbox, other = Mailbox(store, "calls/0"), Mailbox(store, "calls/1")
     start_s = time.monotonic()
     assert mailbox.peek("a") is None
@@ -39,6 +44,12 @@ def test_what_is_put_is_there(store: dist.Store) -> None:  # type: ignore[name-d
     assert other.peek("a") is None
     assert [mailbox.add("n"), mailbox.add("n"), mailbox.add("n", 0), other.add("n")] == [1, 2, 2, 1]
     assert [mailbox.put_first("b", "one"), mailbox.put_first("b", "two")] == ["one", "one"]
+    mailbox.replace("c", "one", "two")
+    assert mailbox.peek("c") is None
+    for known, text, left in ((None, "", ""), (None, "x", ""), ("", "x", "x"), ("y", "z", "x")):
+        mailbox.replace("c", known, text)
+        assert mailbox.peek("c") == left
+    mailbox.remove("c")
     for name in ("a", "b", "n", "never there"):
         mailbox.remove(name)
     assert [mailbox.peek("a"), mailbox.peek("b"), mailbox.add("n")] == [None, None, 1]
@@ -48,7 +59,8 @@ def test_what_is_put_is_there(store: dist.Store) -> None:  # type: ignore[name-d
 def test_texts_of_any_length(size: int) -> None:
     """A TCPStore refuses more than 8 MiB at once, and hangs up."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    mailbox = Mailbox(store, "calls/0")
+    thread = StoreThread(store, 60.0)
+    mailbox = Mailbox(thread, "calls/0")
     text = "".join(chr(33 + i % 90) for i in range(min(size, 1000))) * (
         size // min(size or 1, 1000)
     )
@@ -57,10 +69,11 @@ def test_texts_of_any_length(size: int) -> None:
     assert mailbox.peek_long("a") == text
     mailbox.remove_long("a")
     assert mailbox.peek_long("a") is None
+    thread.stop()
     assert [key for key in store.list_keys() if "calls" in key] == []
 
 
-def test_a_long_text_that_is_being_removed_is_not_there(store: dist.Store) -> None:  # type: ignore[name-defined]
+def test_a_long_text_that_is_being_removed_is_not_there(store: StoreThread) -> None:
     mailbox = Mailbox(store, "calls/0")
     mailbox.put_long("a", "x" * (2**20 + 1))
     mailbox.remove("a/1")
@@ -69,7 +82,8 @@ def test_a_long_text_that_is_being_removed_is_not_there(store: dist.Store) -> No
 
 def test_a_store_that_is_gone() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    mailbox = Mailbox(dist.TCPStore("127.0.0.1", server.port, is_master=False), "calls/0")
+    client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+    mailbox = Mailbox(StoreThread(client, 60.0), "calls/0")
     mailbox.put("a", "text")
     del server
     with pytest.raises(DistributedTuningError, match="cannot be reached") as raised:
@@ -78,7 +92,28 @@ def test_a_store_that_is_gone() -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_the_first_ending_stands_for_all(store: dist.Store) -> None:  # type: ignore[name-defined]
+def test_a_store_that_hangs() -> None:
+    """What was asked in vain is not done later either: this rank has given up by then."""
+    hanging, asked = threading.Event(), []
+
+    class Hanging:
+        def add(self, key: str, amount: int) -> int:
+            asked.append(key)
+            hanging.wait()
+            return amount
+
+    thread = StoreThread(Hanging(), 0.2)  # type: ignore[arg-type]
+    mailbox = Mailbox(thread, "calls/0")
+    for name in ("a", "b"):
+        with pytest.raises(DistributedTuningError, match="does not answer for") as raised:
+            mailbox.add(name)
+        assert raised.value.rank is None
+    hanging.set()
+    thread.stop()
+    assert asked == ["calls/0/a"]
+
+
+def test_the_first_ending_stands_for_all(store: StoreThread) -> None:
     pulses = [Pulse(Mailbox(store, "calls/0"), rank, (4, 5), 10.0) for rank in range(2)]
     died = Ending(5, "the process died")
     assert pulses[0].look() is None

@@ -9,13 +9,16 @@ from typing import Any
 
 import distributed_cases as cases
 import pytest
+import spread_model
 import torch
 import torch.distributed as dist
+from gloo_ranks import Ranks
+from problems import make
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import cudnn_autotune as ca
-from cudnn_autotune import choice_log
+from cudnn_autotune import measuring
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.distributed import problems_of, tune
 from cudnn_autotune.untouched import run_once
@@ -97,6 +100,36 @@ def test_no_backward_where_none_is_asked_for() -> None:
     assert model.backwards == 1
 
 
+def test_outputs_in_an_object_of_any_kind() -> None:
+    class Plain:
+        def __init__(self, y: Tensor) -> None:
+            self.answer, self.itself = [y], self
+
+    class Boxed(Model):
+        def forward(self, x: Tensor, *, scale: float = 1.0) -> Plain:  # type: ignore[override]
+            return Plain(super().forward(x, scale=scale).logits)
+
+    model = Boxed()
+    run_once(model, (torch.randn(2, 3, 8, 8),), {})
+    assert model.backwards == 1
+
+
+def test_inputs_are_what_they_were() -> None:
+    class Box:
+        def __init__(self) -> None:
+            self.x = torch.randn(2, 3, 8, 8)
+
+    class Takes(nn.Module):
+        def forward(self, box: Box, more: dict[str, list[Tensor]]) -> Tensor:
+            return box.x.relu_() + more["x"][0].mul_(2)
+
+    box, more = Box(), torch.randn(2, 3, 8, 8)
+    before = box.x.clone(), more.clone()
+    run_once(Takes(), (box,), {"more": {"x": [more]}})
+    assert torch.equal(box.x, before[0])
+    assert torch.equal(more, before[1])
+
+
 def test_a_pending_graph_of_the_users_survives() -> None:
     model = Model().eval()
     loss = model(torch.randn(2, 3, 8, 8)).logits.sum()
@@ -141,15 +174,43 @@ def test_a_model_whose_gradients_are_averaged_over_ranks(tmp_path: Path) -> None
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("wrapping", ["ddp inside", "fsdp1", "fsdp2"])
+def test_a_model_that_is_spread_over_ranks_trains_on_as_if_nothing_had_been(wrapping: str) -> None:
+    with Ranks(2) as two:
+        for masks, plain, after in two.values(spread_model.trained, wrapping):
+            # (input, weight, bias) of each backward, from the last layer to the first.
+            assert masks == [(True, True, True)] * 2 + [(False, True, True)]
+            assert after == plain
+
+
 def test_what_is_pinned_needs_no_tuning() -> None:
-    class Pinned(cases.Asking):
-        def forward(self, x: Tensor) -> Tensor:
-            super().forward(x)
-            first = next(c for c in ca.choices() if c.benchmark_limit == ca.get_benchmark_limit())
-            choice_log.record(replace(first, origin="pinned"))
+    ca.pin(cases.problems(1)[0], "aten")
+    assert problems_of(cases.Asking(3), torch.ones(1)) == cases.problems(3)[1:]
+    assert problems_of(cases.Asking(1), torch.ones(1)) == []
+
+
+@pytest.mark.search
+def test_nobody_hears_of_what_was_only_asked_for() -> None:
+    from cudnn_autotune import tuning
+
+    class Chooses(nn.Module):
+        """As C++ asks for the choice of a problem; a pin is all that needs no GPU."""
+
+        def forward(self, x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+            sampling, limit = ca.get_sampling(), ca.get_benchmark_limit()
+            tuning.choose(problem.native(), sampling, -1, limit, 0, x, w, y)
             return x
 
-    assert problems_of(Pinned(3), torch.ones(1)) == cases.problems(3)[1:]
+    problem = make("resnet_fp16_nhwc")
+    operands = measuring.operands(problem, "cpu")
+    ca.pin(problem, "aten")
+    heard: list[Choice] = []
+    with ca.on_decision(heard.append):
+        assert problems_of(Chooses(), *operands) == []
+        assert (heard, ca.choices()) == ([], [])
+        Chooses()(*operands)
+    assert [choice.problem for choice in heard] == [problem]
+    assert ca.choices() == heard
 
 
 def test_a_layer_with_a_mode_of_its_own_does_not_tune_meanwhile() -> None:
@@ -170,14 +231,32 @@ def test_a_layer_with_a_mode_of_its_own_does_not_tune_meanwhile() -> None:
 
 def test_a_model_on_two_devices() -> None:
     class Two(cases.Asking):
-        def forward(self, x: Tensor) -> Tensor:
-            super().forward(x)
-            choice: Choice = ca.choices()[-1]
-            choice_log.record(replace(choice, device=1))
-            return x
+        def choose(self, choice: Choice) -> None:
+            super().choose(choice)
+            super().choose(replace(choice, device=1))
 
     with pytest.raises(ValueError, match=r"one CUDA device, and runs on \[0, 1\]"):
         problems_of(Two(2), torch.ones(1))
+
+
+def test_a_backward_that_cannot_be_found_is_complained_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Hides(nn.Sequential):
+        def forward(self, x: Tensor) -> list[float]:
+            return list(super().forward(x).detach())
+
+    model = Hides(ca.Conv2d(3, 4, 3), cases.Asking(1))  # asks for an fprop only
+    x = torch.randn(1, 3, 8, 8)
+    with torch.no_grad():
+        problems_of(model, x)
+    assert caplog.messages == []
+    problems_of(model, x)
+    assert "its backward asked for none" in caplog.text
+    caplog.clear()
+    problems_of(Hides(*model[:1], cases.Asking(3)), x)
+    problems_of(model.requires_grad_(False), x)
+    assert caplog.messages == []
 
 
 def test_bad_input() -> None:

@@ -20,7 +20,7 @@ def command_line(*arguments: str, **keywords: object):  # type: ignore[no-untype
     """The installed script if there is one, else the module that it calls."""
     script = shutil.which("cudnn-autotune", path=os.path.dirname(sys.executable))
     if script is None:
-        return python("-m", "cudnn_autotune.cli", *arguments, **keywords)
+        return python("-m", "cudnn_autotune", *arguments, **keywords)
     return python(script, *arguments, **keywords)
 
 
@@ -85,15 +85,24 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
 
 def test_demo_plot(tmp_path: Path) -> None:
     plot = tmp_path / "folder" / "demo.png"
-    done = command_line("demo", "--plot", str(plot), env={"CUDA_VISIBLE_DEVICES": ""})
+    done = command_line(
+        "demo", "--plot", str(plot), env={"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
+    # The path of the picture is on one line, however long.
+    tables = [line for line in done.stdout.splitlines() if not line.startswith("Drawn")]
+    assert max(map(len, tables)) == 80
+    assert all(
+        line.endswith(("┃", "│", "┓", "┩", "┤", "┘")) for line in tables if line[0] in "┃│┏┡├└"
+    )
+    assert "…" not in done.stdout, "nothing is cut"
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert f"Drawn: {plot}" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("demo.txt", "must end in .png"), ("file/demo.png", "cannot make its folder")],
+    [("demo.txt", "must end in .png"), ("file/demo.png", "cannot write")],
 )
 def test_a_plot_that_cannot_be_written(tmp_path: Path, path: str, message: str) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -121,7 +130,3 @@ def test_environment_names_the_versions() -> None:
     if not torch.cuda.is_available():
         assert not found["gpu"]
         assert not found["driver"]
-
-
-def test_extension_availability_follows_torch() -> None:
-    assert ca.extension_available() == (torch.version.cuda is not None)

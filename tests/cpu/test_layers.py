@@ -393,21 +393,28 @@ def test_order_is_fixed_and_mixed(cases: list[Case]) -> None:
     assert order == select(reversed(cases))
     assert order == select(order)
     assert order != cases
-    # What a run has seen that is cut off after a fifth of it.
-    start = order[: len(order) // 5]
-    assert {case.op for case in start} == {"fprop", "dgrad", "wgrad"}
-    assert {case.dtype for case in start} == set(ITEM_BYTES)
-    assert len({case.network for case in start}) >= 8
+
+
+@pytest.mark.parametrize("share", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("pattern", [None, "/float16"])
+def test_a_run_that_is_cut_off_has_seen_a_fair_sample(
+    cases: list[Case], pattern: str | None, share: tuple[int, int]
+) -> None:
+    """Wherever it is cut off: of each network, direction and dtype its share of the cases, rounded
+    up or down by one at most."""
+    order = select(cases, pattern, share)
+    for stratum in (lambda c: c.network, lambda c: c.op, lambda c: c.dtype):
+        totals = Counter(map(stratum, order))
+        seen: Counter[str] = Counter()
+        for count, case in enumerate(order, start=1):
+            seen[stratum(case)] += 1
+            off = {s: abs(seen[s] - count * totals[s] / len(order)) for s in totals}
+            assert max(off.values()) < 1.5, (count, off)
 
 
 def test_seed_gives_another_order(cases: list[Case]) -> None:
     assert select(cases, seed=1) != select(cases, seed=0)
     assert set(select(cases, seed=1)) == set(cases)
-
-
-def test_a_case_keeps_its_place_among_the_others(cases: list[Case]) -> None:
-    some = cases[::3]
-    assert select(some) == [case for case in select(cases) if case in some]
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 400])
@@ -418,7 +425,6 @@ def test_shares_are_disjoint_and_complete(cases: list[Case], parts: int) -> None
     assert set(together) == {case.id for case in cases}
     sizes = [len(share) for share in shares]
     assert max(sizes) - min(sizes) <= 1
-    assert shares[0] == select(cases)[::parts]
 
 
 def test_pattern_keeps_what_contains_one_of_its_texts(cases: list[Case]) -> None:

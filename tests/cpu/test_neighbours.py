@@ -86,9 +86,8 @@ def test_its_own_key_and_what_is_too_far_are_left_out() -> None:
     assert nearest(problem(), [key(input_shape=(1024, 64, 56, 56))]) == []
 
 
-def test_only_those_of_the_mode_asked_for() -> None:
+def test_of_whatever_mode() -> None:
     keys = [key("race", input_shape=(16, 64, 56, 56)), key("auto", input_shape=(8, 64, 56, 56))]
-    assert nearest(problem(), keys, "auto") == [keys[1]]
     assert nearest(problem(), keys) == keys
 
 
@@ -99,6 +98,21 @@ def test_padding_may_differ() -> None:
 
 def test_foreign_keys_do_no_harm() -> None:
     assert nearest(problem(), ["", "fprop", "fprop x=1 w=2 nonsense", "\x00", "fprop x= w="]) == []
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    ["16x64x5xx56", "16x64x00x56", "16x64x56_56", "16x64x56", "16x64x56x56x56", "16x64x-5x56",
+     "16x64x٤x56", "16x64x 56x56", "x".join(["16", "64", "56", "9" * 5000])],
+)  # fmt: skip
+def test_a_damaged_name_is_passed_over(sizes: str) -> None:
+    near = key(input_shape=(16, 64, 56, 56))
+    for what in ("x=16x64x56x56", "w=128x64x3x3"):
+        damaged = near.replace(what, f"{what[:2]}{sizes}")
+        assert damaged != near
+        assert nearest(problem(), [damaged, near]) == [near]
+    many = near.replace("groups=1", f"groups={'9' * 5000}")
+    assert nearest(problem(), [many, near]) == [near]
 
 
 def test_the_order_of_the_keys_does_not_matter() -> None:

@@ -449,10 +449,14 @@ def test_a_budget_bounds_who_is_built() -> None:
     selection = select(timer_of(*engines, built=False), Limits(budget_ms=120.0))
     assert selection is not None
     assert {t.candidate.text for t in selection.ranking} == {"e0", "e1", "e2"}
-    assert selection.evidence.remarks == ("the budget was spent: 2 candidates left out",)
+    assert selection.evidence.remarks == ("the budget left 2 of 5 candidates unseen",)
+    assert selection.evidence.budget_ms == 120.0
+    assert selection.evidence.regret_bound is None
     selection = select(timer_of(*engines, built=False), Limits(budget_ms=1e6))
     assert selection is not None
     assert (len(selection.ranking), selection.evidence.remarks) == (5, ())
+    assert selection.evidence.budget_ms is None
+    assert selection.evidence.regret_bound is not None
 
 
 def test_one_candidate() -> None:
@@ -773,8 +777,9 @@ def test_the_budget_bounds_what_calls_wait_for(budget_ms: float | None, join: in
     prepared, _ = prepare(budget_ms)
     assert [c.text for c in prepared.joining] == [c.text for c in Pieces.others[:join]]
     assert prepared.remarks == (
-        [f"the budget was spent: {4 - join} candidates left out"] if join < 4 else []
+        [f"the budget left {4 - join} of 5 candidates unseen"] if join < 4 else []
     )
+    assert prepared.budget_ms == (budget_ms if join < 4 else None)
 
 
 @pytest.mark.search
@@ -783,10 +788,12 @@ def test_the_evidence_says_that_the_budget_was_spent() -> None:
     one.join(candidate("eng1:", 1))
     one.turns(400, [1.0, 1.2])
     one.prepared.remarks.append("the budget was spent")
+    one.prepared.budget_ms = 5.0
     one.prepared.is_over = True
     assert not one.trial.step()
     (selection,) = one.policy.told
     assert selection.evidence.remarks == ("the budget was spent",)
+    assert (selection.evidence.budget_ms, selection.evidence.regret_bound) == (5.0, None)
     alone = Undecided()
     alone.prepared.remarks.append("the budget was spent")
     alone.prepared.is_over = True

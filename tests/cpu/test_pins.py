@@ -77,6 +77,19 @@ def test_a_text_that_does_not_parse_is_refused(text: str) -> None:
     assert ca.pins() == {}
 
 
+def test_what_is_no_problem_is_not_pinned() -> None:
+    wrong: Any = "abc"
+    for text in ("aten", "matmul", "eng1"):
+        with pytest.raises(TypeError, match="problem must be a ConvProblem, got 'abc'"):
+            ca.pin(wrong, text)
+    with pytest.raises(TypeError, match="problem must be"):
+        ca.unpin(wrong)
+    nothing: Any = None
+    with pytest.raises(TypeError, match="engine_text must be a text"):
+        ca.pin(PROBLEM, nothing)
+    assert ca.pins() == {}
+
+
 def test_unpinning_what_is_not_pinned_is_an_error() -> None:
     with pytest.raises(KeyError, match="not pinned"):
         ca.unpin(PROBLEM)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from references import CONVOLUTIONS, convolution
+from torch.utils.flop_counter import conv_flop_count
 
 import cudnn_autotune as ca
 
@@ -121,6 +122,14 @@ def test_output_shape_is_pytorchs(geometry: dict[str, Any]) -> None:
     assert problem.output_shape == tuple(output.shape)
     for op in ("dgrad", "wgrad"):
         assert ca.ConvProblem(op=op, **geometry).output_shape == tuple(output.shape)
+
+
+@given(geometries())
+def test_flops_are_what_pytorch_counts(geometry: dict[str, Any]) -> None:
+    for op in ca.problem.OPERATIONS:
+        problem = ca.ConvProblem(op=op, **geometry)
+        shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
+        assert problem.flops == conv_flop_count(*map(list, shapes))
 
 
 @given(geometries(), st.sampled_from(["same", "valid"]))

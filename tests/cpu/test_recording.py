@@ -168,6 +168,9 @@ def test_a_candidate_that_fails_half_way_is_left_out_from_there_on() -> None:
     assert ran == sorted(ran, reverse=True)
     assert "b failed after" in recording.remarks[0]
     assert [trace.text for trace in recording.solo] == ["a"]
+    assert recording.candidates[1].error.startswith("failed after ")
+    assert recording.candidates[1].first_run_ms is not None
+    assert not recording.candidates[0].error
 
 
 @pytest.mark.parametrize("field", ["lost_at_ms", "out_of_memory_at_ms"])
@@ -193,6 +196,15 @@ def test_nothing_runs() -> None:
     assert [r.error != "" for r in recording.candidates] == [True, True]
     assert recording.solo == ()
     assert recording.cold.calls == (0, 0)
+
+
+def test_no_more_threads_are_believed_in_than_there_are_builds() -> None:
+    compiled = [
+        SimulatedEngine(candidate(text, rank, 0, "RUNTIME_COMPILATION"), 1.0, 10.0, build_ms=ms)
+        for rank, (text, ms) in enumerate([("a", 3e6), ("b", 1.0), ("c", 1.0)])
+    ]
+    recording = recorded(timer_of(*compiled, built=False), rounds=1, solo=0, time_limit_ms=1e8)
+    assert recording.build_threads == 2
 
 
 def test_no_candidates() -> None:
@@ -383,6 +395,7 @@ def drop(*path: Any) -> Change:
         (put("readings", 0, "power_w", -1), r"readings\[0\].power_w: must be a number from 0"),
         (drop("readings", 0, "power_w"), r"readings\[0\].power_w: is missing"),
         (put("build_threads", 0), "build_threads: must be a whole number from 1"),
+        (put("build_threads", 2**62), "build_threads: must be a whole number from 1 to 4096"),
         (put("run_overhead_ms", None), "run_overhead_ms: must be a number from 0"),
         (put("remarks", "none"), "remarks: must be a list"),
     ],

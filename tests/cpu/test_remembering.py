@@ -7,18 +7,20 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from simulations import candidate
 
 import cudnn_autotune as ca
-from cudnn_autotune import choice_log, remembering, store_settings
+from cudnn_autotune import choice_log, measuring, remembering, store_settings
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.engines import ATEN
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.store import Decision, Environment, Store
+from cudnn_autotune.store import Decision, Environment, Provenance, Store
 
 pytestmark = pytest.mark.search
 
@@ -173,6 +175,38 @@ def test_what_is_not_given_stays_as_it_is(tmp_path: Path) -> None:
     assert store_settings.get_store_settings() == store_settings.StoreSettings(None, "off", ())
 
 
+def test_paths_are_resolved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    ca.set_store("decisions", shipped=["~/shipped"])
+    settings = store_settings.get_store_settings()
+    assert settings.path == tmp_path / "decisions"
+    assert settings.shipped == (tmp_path / "home" / "shipped",)
+    assert Store("~/x.json", Environment.of()).path == tmp_path / "home" / "x.json"
+
+
+def test_shipped_takes_several_paths(tmp_path: Path) -> None:
+    wrong: Any
+    for wrong in ("decisions.json", tmp_path):
+        with pytest.raises(ValueError, match="shipped must be a list of paths, got one"):
+            ca.set_store(shipped=wrong)
+    for wrong in (5, [5]):
+        with pytest.raises(TypeError, match="shipped must be a"):
+            ca.set_store(shipped=wrong)
+    wrong = 5
+    with pytest.raises(TypeError, match="path must be a path, got 5"):
+        ca.set_store(wrong)
+    before = store_settings.get_store_settings()
+    assert before.shipped == ()
+    with pytest.warns(UserWarning, match=r"absent\.json does not exist") as said:
+        ca.set_store(shipped=[tmp_path / "absent.json"])
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ca.set_store(shipped=[tmp_path / "absent.json", tmp_path / "a folder"])
+
+
 @pytest.mark.usefixtures("folder")
 def test_what_cannot_be_stored_serves_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     """A strategy of the user's may bring evidence that makes no sense."""
@@ -196,7 +230,10 @@ def test_agreed_wins_over_the_store_and_a_pin_over_both() -> None:
     assert ca.choices() == []
     ca.unpin(PROBLEM)
     assert find() == ("eng2", "agreed")
-    assert remembering.find(PROBLEM, "auto", None, 0, 1) is not None  # the store's, by device 1
+    ca.set_store(mode="off")
+    assert find() == ("eng2", "agreed")
+    assert remembering.find(PROBLEM, "auto", None, 0, 1) is None  # nobody agreed for device 1
+    ca.set_store(mode="read_write")
     ca.forget()
     # What ranks agreed upon was stored as well.
     assert find() == ("eng2", "store")
@@ -272,6 +309,16 @@ def test_get_store_is_the_users_own(folder: Path) -> None:
     assert decision.problem == PROBLEM
 
 
+def test_a_device_has_one_store(folder: Path) -> None:
+    current = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    assert ca.get_store() is ca.get_store(current) is store_settings.layers(current).user
+    assert ca.get_store() is store_settings.layers(None).user
+    absent: Any
+    for absent in (-1, 64, "cuda:0", True):
+        with pytest.raises(ValueError, match="device must be None or the index of one of"):
+            ca.get_store(absent)
+
+
 @pytest.mark.parametrize("mode", ["", "on", "READ", None, 3])
 def test_an_unknown_mode_is_refused(mode: object) -> None:
     with pytest.raises(ValueError, match="mode must be one of 'off', 'read'"):
@@ -287,3 +334,34 @@ def test_forgetting_a_problem_leaves_the_others() -> None:
         choice_log.record(one)
     choice_log.forget_problem(PROBLEM)
     assert ca.choices() == [elsewhere]
+
+
+def test_what_was_measured_earlier_keeps_its_moment(folder: Path) -> None:
+    """Else old measurements would beat newer ones elsewhere, once ranks have agreed upon them."""
+    earlier = Provenance("580.1", "2.11.0", "0.1.0", "2026-01-02T12:00:00Z")
+    remembering.keep(choice(provenance=earlier))
+    known = remembering.find(PROBLEM, "auto", None, 0, 0)
+    assert known is not None
+    assert known.decision is not None
+    served = remembering.choice_of(known.decision, 0, known.origin)
+    assert remembering.decision_of(served).provenance == earlier
+    remembering.install([remembering.decision_of(served)], 0)
+    (stored,) = ca.get_store()
+    assert stored.provenance == earlier
+    assert [c.provenance for c in ca.choices()] == [earlier]
+
+
+def test_what_is_pinned_is_not_tuned() -> None:
+    """It would be given out to other ranks as measured."""
+    ca.pin(PROBLEM, "aten")
+    with pytest.raises(RuntimeError, match="aten is pinned, which leaves nothing to tune"):
+        remembering.tune(PROBLEM, 0, "race")
+
+
+def test_autocast_does_not_turn_a_problem_into_another() -> None:
+    problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3))
+    data = measuring.operands(problem, "cpu")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert measuring.run_operator(problem, data, "race").dtype == torch.bfloat16
+        with remembering._as_asked(problem, "cpu"):
+            assert measuring.run_operator(problem, data, "race").dtype == torch.float32

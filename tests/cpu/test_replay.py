@@ -398,6 +398,41 @@ def test_the_end_of_a_trace_is_its_truth(tmp_path: Path) -> None:
     assert timer.truth("sustained") == pytest.approx({"a": 2.05})
 
 
+def test_one_that_failed_half_way_is_neither_true_nor_taken(tmp_path: Path) -> None:
+    failing = timer_of(engine("a", 0.9, fails_at_ms=30.0), engine("b", 1.0), built=False)
+    recording = recorded(failing, tmp_path, rounds=8, solo=2, solo_ms=100.0)
+    timer = ReplayTimer(recording)
+    assert set(timer.truth("burst")) == set(timer.truth("sustained")) == {"b"}
+    for mode in ("race", "auto"):
+        timer = ReplayTimer(recording, 1)
+        selection = sampling.get(mode).select(timer.candidates, timer, Limits())
+        assert selection is not None
+        assert selection.winner.candidate.text == "b", mode
+
+
+def test_one_that_failed_alone_keeps_its_samples_and_has_no_truth(tmp_path: Path) -> None:
+    recording = recorded(timer_of(engine("a", 0.9), engine("b", 1.0)), tmp_path, solo=2)
+    assert {trace.text for trace in recording.solo} == {"a", "b"}
+    a, b = recording.candidates
+    failed = replace(recording, candidates=(replace(a, error="failed after 40 rounds: lost"), b))
+    timer = ReplayTimer(failed)
+    assert set(timer.truth("burst")) == set(timer.truth("sustained")) == {"b"}
+    (sample,) = timer.run([Batch(built(timer)["a"])])
+    assert sample.error == "failed after 40 rounds: lost"
+
+
+def test_one_whose_second_run_failed_has_no_truth(tmp_path: Path) -> None:
+    recording = recorded(timer_of(engine("a", 0.9), engine("b", 1.0)), tmp_path, rounds=1, solo=0)
+    a, b = recording.candidates
+    cold, hot = (
+        replace(rounds, time_ms=tuple((None, row[1]) for row in rounds.time_ms))
+        for rounds in (recording.cold, recording.hot)
+    )
+    once = replace(a, warm_ms=None, error="failed")
+    failed = replace(recording, candidates=(once, b), cold=cold, hot=hot)
+    assert set(ReplayTimer(failed).truth("burst")) == {"b"}
+
+
 def test_bad_kinds_of_truth(forum: Recording) -> None:
     timer = ReplayTimer(forum)
     with pytest.raises(ValueError, match="kind must be burst or sustained, got 'peak'"):

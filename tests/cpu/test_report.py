@@ -396,3 +396,30 @@ def test_a_page_has_an_end(tmp_path: Path) -> None:
     file = fill(tmp_path / "store.json", many)
     message = refused("report", tmp_path / "page.html", "--store", file)
     assert "2001 decisions are more than the 2000 that a page may have" in message
+
+
+def test_each_mode_has_its_own_headline() -> None:
+    auto = [d for d in decisions() if against_pytorch(d)]
+    race = [replace(d, sampling="race") for d in auto]
+    (alone,) = page._headlines(auto)
+    assert alone.startswith("Together take ")
+    both = page._headlines([*auto, *race])
+    assert both == [f"By auto: {alone}", f"By race: {alone}"]
+    leads = [text for text in Page(page.render([*auto, *race], H200, source="x")).texts["p"]]
+    assert all(line in leads for line in both)
+
+
+@pytest.mark.parametrize("factor", [0.0, 5e-324, 1e-300, 1e14])
+def test_times_that_no_call_takes(factor: float, tmp_path: Path) -> None:
+    def to(decision: Decision, ms: float) -> Decision:
+        ranking = tuple(
+            replace(e, time_ms=ms, low_ms=ms, high_ms=ms, sustained_ms=ms)
+            for e in decision.selection.ranking
+        )
+        return replace(decision, selection=replace(decision.selection, ranking=ranking))
+
+    file = fill(tmp_path / "x.json", [to(d, factor) for d in decisions()])
+    for command in (("report", tmp_path / "x.html"), ("show",)):
+        succeeded(*command, "--store", file)
+    assert run("diff", file, file).exit_code == 0
+    Page((tmp_path / "x.html").read_text())

@@ -333,6 +333,25 @@ def test_a_file_of_another_environment(tmp_path: Path) -> None:
     left_alone(tmp_path / "c.json", pretty, "another environment")
 
 
+def test_what_may_only_be_read_is_passed_over_where_it_is_of_another_environment(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it is where an application ships a file for each GPU."""
+    foreign = Store(tmp_path / "other", L4)
+    foreign.add(KNOWN)
+    with caplog.at_level(logging.INFO, logger="cudnn_autotune"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store = Store(foreign.path, H200, read_only=True)
+        assert list(store) == []
+    (line,) = [record.message for record in caplog.records]
+    assert "is not asked: it is of another environment (nvidia-l4" in line
+    newer = tmp_path / "newer.json"
+    newer.write_bytes(foreign.path.read_bytes().replace(b'"version": 1', b'"version": 2'))
+    with pytest.warns(UserWarning, match="is not asked: it is of version 2") as said:
+        Store(newer, H200, read_only=True)
+    assert "memory" not in str(said[0].message)
+
+
 @pytest.mark.parametrize(
     "data", [b"{}", b"[]", b"null", b'{"format": "cudnn-autotune audit", "version": 1}', b'"text"']
 )
@@ -346,9 +365,19 @@ def test_json_of_another_kind(tmp_path: Path, data: bytes) -> None:
 def test_it_is_logged_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, data = written(tmp_path)
     path.write_bytes(data[:-30])
-    with caplog.at_level(logging.WARNING, logger="cudnn_autotune"):
+    with caplog.at_level(logging.INFO, logger="cudnn_autotune"):
         _, said = opened(path)
     assert [record.message for record in caplog.records] == said
+    # The warning reaches whoever has no handler for logs; once is enough.
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+
+
+def test_the_warning_is_of_the_users_line(tmp_path: Path) -> None:
+    path, data = written(tmp_path)
+    path.write_bytes(data[:-30])
+    with pytest.warns(UserWarning, match="damaged") as said:
+        Store(path, H200)
+    assert said[0].filename == __file__
 
 
 def test_what_must_not_be_touched_is_said_once_and_served(tmp_path: Path) -> None:

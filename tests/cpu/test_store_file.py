@@ -9,8 +9,9 @@ import stat
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from decisions import FRONTIER, H200, L4, at_limit, decision, problem, selection, timed
@@ -335,3 +336,38 @@ def test_where_the_users_cannot_answer_the_shipped_one_does(tmp_path: Path) -> N
 def test_layers_are_of_one_environment(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="shipped must be stores of nvidia-h200"):
         Layered(Store(tmp_path, H200), [Store(tmp_path, L4)])
+
+
+def test_discard_leaves_what_was_measured_meanwhile(tmp_path: Path) -> None:
+    store, other = Store(tmp_path, H200), Store(tmp_path, H200)
+    store.add([decision(1), decision(2)])
+    new = decision(1, day=9)
+    other.add([new])
+    assert store.discard([decision(1), decision(2), decision(3)]) == 1
+    assert list(store) == list(Store(tmp_path, H200)) == [new]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda store: store.get("fprop"), TypeError, "problem must be a ConvProblem, got 'fprop'"),
+        (lambda store: store.get(problem(), workspace_limit=-1), ValueError, "workspace_limit"),
+        (lambda store: store.get(problem(), sampling=""), ValueError, "sampling must be"),
+        (lambda store: store.get(problem(), benchmark_limit=-1), ValueError, "benchmark_limit"),
+        (lambda store: store.put("fprop", selection()), TypeError, "problem must be"),
+        (lambda store: store.put(problem(), None), TypeError, "selection must be a Selection"),
+        (lambda store: store.put(problem(), selection(), sampling="a\nb"), ValueError, "sampling"),
+        (lambda store: store.add(decision()), TypeError, "decisions must be an iterable"),
+        (lambda store: store.add(["fprop"]), TypeError, "decisions must hold nothing but Decision"),
+        (lambda store: store.discard([None]), TypeError, "decisions must hold nothing but"),
+        (lambda store: store.merge("store.json"), TypeError, "other must be a Store"),
+        (lambda store: Store(5, H200), TypeError, "path must be a path, got 5"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_none(
+    tmp_path: Path, call: Callable[[Any], object], error: type[Exception], said: str
+) -> None:
+    store = Store(tmp_path, H200)
+    with pytest.raises(error, match=said):
+        call(store)
+    assert len(store) == 0

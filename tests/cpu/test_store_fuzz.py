@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 import cudnn_autotune.store
 from cudnn_autotune.store import Decision, Environment, Store, entry, file_format, layout
+from cudnn_autotune.store.neighbours import nearest
 
 KNOWN = [decision(1), at_limit(1 << 12, size=2), at_limit(None, size=2, deterministic=True)]
 LINES = [entry.encode(known, H200) for known in KNOWN]
@@ -61,6 +63,9 @@ def served(data: bytes) -> list[Decision]:
             assert Decision.from_json(json.loads(json.dumps(known.to_json()))) == known
         for known in KNOWN:
             store.get(known.problem)
+        # As remembering.similar asks.
+        for key in nearest(problem(size=48), store.keys()):
+            store.by_key(key)
         assert path.read_bytes() == data
         return found
 
@@ -85,12 +90,6 @@ def assert_usable(data: bytes) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes(data: bytes) -> None:
     assert served(data) == []
-
-
-@on_disk
-@given(st.binary(max_size=300))
-def test_after_any_bytes_it_is_usable(data: bytes) -> None:
-    assert_usable(data)
 
 
 @st.composite
@@ -122,10 +121,23 @@ def test_a_damaged_file(data: bytes) -> None:
         assert known.key in {k.key for k in KNOWN} or known.key.encode() in data
 
 
-@on_disk
-@given(mutated())
-def test_a_damaged_file_is_usable(data: bytes) -> None:
-    assert_usable(data)
+NAMES = [
+    match.span() for match in re.finditer(rb'^"(?:fprop|dgrad|wgrad) [^"]*"(?=: )', FILE, re.M)
+]
+
+
+@often
+@given(st.sampled_from(NAMES), st.data())
+def test_a_damaged_name(span: tuple[int, int], drawn: st.DataObject) -> None:
+    place = drawn.draw(st.integers(span[0] + 1, span[1] - 2))
+    new = drawn.draw(
+        st.sampled_from([b"0", b"9", b"x", b"_", b"-", b" ", b"=", b"", b"\\", b"\xff"])
+    )
+    served(FILE[:place] + new + FILE[place + 1 :])
+
+
+def test_names_are_there_to_be_damaged() -> None:
+    assert len(NAMES) == len(KNOWN)
 
 
 json_values = st.recursive(
@@ -225,10 +237,18 @@ def _is_environment(tree: Any) -> bool:
     return True
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param(st.binary(max_size=300), id="any bytes"),
+        pytest.param(mutated(), id="a damaged file"),
+        pytest.param(st.builds(laid_out, mutated_tree(), st.booleans()), id="another tree"),
+    ],
+)
 @on_disk
-@given(mutated_tree(), st.booleans())
-def test_after_another_tree_it_is_usable(tree: Any, in_lines: bool) -> None:
-    assert_usable(laid_out(tree, in_lines))
+@given(drawn=st.data())
+def test_a_store_is_usable_after(files: st.SearchStrategy[bytes], drawn: st.DataObject) -> None:
+    assert_usable(drawn.draw(files))
 
 
 @often

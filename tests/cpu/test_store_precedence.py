@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from decisions import H200, L4, at_limit, decision, measured_otherwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.store import Decision, Layered, Store
 from cudnn_autotune.store.precedence import prevailing
 
 LOOSE, TIGHT = 1 << 20, 1 << 10
@@ -59,10 +61,29 @@ def test_where_neither_is_looser_both_stay() -> None:
     assert kept(capped, strict, at_limit(LOOSE, day=3)) == [at_limit(LOOSE, day=3), strict]
 
 
+def test_a_time_that_is_yet_to_come_tells_nothing() -> None:
+    """Else what a machine with a wrong clock has left would never be replaced."""
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    ahead = dataclasses.replace(
+        at_limit(None), provenance=dataclasses.replace(decision().provenance, time=tomorrow)
+    )
+    sound = at_limit(None, day=2)
+    assert kept(ahead, sound) == [sound]
+    assert kept(ahead) == [ahead]
+
+
 def test_two_of_one_moment_are_settled_alike_everywhere() -> None:
     one = measured_otherwise(decision(), 1.0, day=1)
     other = measured_otherwise(decision(), 2.0, day=1)
     assert len(kept(one, other)) == 1
+
+
+def within(budget_ms: float | None, known: Decision) -> Decision:
+    """As if its budget had left something out."""
+    evidence = dataclasses.replace(known.selection.evidence, budget_ms=budget_ms)
+    return dataclasses.replace(
+        known, selection=dataclasses.replace(known.selection, evidence=evidence)
+    )
 
 
 measured = st.builds(
@@ -84,6 +105,19 @@ def test_in_whatever_order_any_come(decisions: list[Decision]) -> None:
     for one in decisions:
         under = (one.problem.deterministic, one.workspace_limit)
         assert any(known.under(*under) is not None for known in found)
+
+
+@given(
+    st.lists(
+        st.builds(within, st.sampled_from([None, 10.0, 20.0]), measured), min_size=1, max_size=4
+    )
+)
+def test_in_whatever_order_those_of_budgets_come(decisions: list[Decision]) -> None:
+    found = kept(*decisions)
+    assert 1 <= len(found) <= 2
+    # What had all the time it wanted is not lost to what had not.
+    budgets = [known.selection.evidence.budget_ms for known in decisions]
+    assert None not in budgets or any(k.selection.evidence.budget_ms is None for k in found)
 
 
 def test_a_store_keeps_what_prevails(tmp_path: Path) -> None:
@@ -144,3 +178,37 @@ def test_stores_of_different_environments_do_not_merge(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="other must be a store of nvidia-h200"):
         one.merge(other)
     assert len(one) == 0
+
+
+def test_what_cannot_serve_makes_room(tmp_path: Path) -> None:
+    """What is measured instead may well be of tighter constraints, and would not prevail."""
+    one, other = Store(tmp_path, H200), Store(tmp_path, H200)
+    everything, capped = decision(), at_limit(TIGHT, day=2)
+    one.add([everything])
+    answer = one.find(capped.problem, workspace_limit=TIGHT)
+    assert answer is not None
+    one.retract(answer)
+    assert other.find(capped.problem, workspace_limit=TIGHT) is None
+    one.add([capped])
+    assert list(Store(tmp_path, H200)) == [capped]
+    # Of what another process has put there meanwhile nothing is lost.
+    answer = one.find(capped.problem, workspace_limit=TIGHT)
+    assert answer is not None
+    again = at_limit(TIGHT, day=3)
+    other.add([again])
+    one.retract(answer)
+    assert list(Store(tmp_path, H200)) == [again]
+
+
+def test_what_was_shipped_is_retracted_in_memory(tmp_path: Path) -> None:
+    Store(tmp_path / "shipped", H200).add([decision()])
+    user = Store(tmp_path / "user", H200)
+    layers = Layered(user, [Store(tmp_path / "shipped", H200, read_only=True)])
+    tight = at_limit(TIGHT, day=2)
+    user.add([tight])
+    answer = layers.find(decision().problem)
+    assert answer == decision()
+    layers.retract(answer)
+    assert layers.find(decision().problem) is None
+    assert list(user) == [tight]
+    assert list(Store(tmp_path / "shipped", H200)) == [decision()]

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
-from decisions import EVIDENCE, FRONTIER, NONDETERMINISTIC, decision, problem, selection, timed
+from decisions import (
+    EVIDENCE,
+    FRONTIER,
+    H200,
+    NONDETERMINISTIC,
+    at_limit,
+    decision,
+    problem,
+    selection,
+    timed,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +31,7 @@ from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.selection import Timed
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, Store
 
 
 def texts(known: Decision | None) -> list[str] | None:
@@ -262,3 +276,58 @@ def test_of_any_selection(
     further = found.under(*then)
     if further is not None:
         assert set(further.selection.ranking) <= set(found.selection.ranking)
+
+
+def cut_short(budget_ms: float | None, **changes: Any) -> Decision:
+    evidence = replace(EVIDENCE, budget_ms=budget_ms)
+    return decision(selection=selection(FRONTIER[:2], evidence), **changes)
+
+
+def test_what_a_budget_cut_short_serves_where_no_more_is_allowed() -> None:
+    known = cut_short(50.0)
+    assert known.under(False, None, 50.0) == known
+    assert known.under(False, None, 20.0) == known
+    assert known.under(False, None) == known  # where nothing is to be timed
+    assert known.under(False, None, 51.0) is None
+    assert known.under(False, None, None) is None
+    whole = cut_short(None)
+    assert whole.under(False, None, None) == whole
+    assert Decision.from_json(json.loads(json.dumps(known.to_json()))) == known
+    with pytest.raises(ValueError, match="budget_ms"):
+        known.under(False, None, -1.0)
+
+
+def test_a_store_knows_what_a_budget_cut_short(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    store.add([cut_short(50.0)])
+    assert store.find(problem(), budget_ms=None) is None
+    assert store.find(problem(), budget_ms=40.0) == store.find(problem()) == cut_short(50.0)
+    # More time counts more than what is newer.
+    store.add([cut_short(30.0, day=9)])
+    assert list(store) == [cut_short(50.0)]
+    store.add([cut_short(80.0)])
+    assert list(store) == [cut_short(80.0)]
+    store.add([cut_short(None)])
+    store.add([cut_short(90.0, day=9)])
+    assert list(store) == [cut_short(None)]
+    assert store.find(problem(), budget_ms=None) == cut_short(None)
+    # Deterministic, with all the time: the other one cannot answer that.
+    strict = at_limit(None, deterministic=True)
+    other = Store(tmp_path / "other", H200)
+    other.add([cut_short(50.0), strict])
+    assert list(other) == [cut_short(50.0), strict]
+    other.add([decision()])
+    assert list(other) == [decision()]
+
+
+@pytest.mark.parametrize("mode", ["race", "sustained", "auto", "sample_once"])
+def test_a_mode_says_whether_its_budget_cut_it_short(mode: str) -> None:
+    def told(budget_ms: float | None) -> float | None:
+        timer = simulated.preset("h200-capped", 1)
+        chosen = sampling.get(mode).select(timer.candidates, timer, Limits(budget_ms=budget_ms))
+        assert chosen is not None
+        return chosen.evidence.budget_ms
+
+    assert told(2.0) == 2.0
+    assert told(1e7) is None
+    assert told(None) is None

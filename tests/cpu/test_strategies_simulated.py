@@ -18,9 +18,15 @@ from simulations import GPU, candidate, engine, timer_of
 from cudnn_autotune import sampling
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.simulated import SimulatedEngine, SimulatedTimer, StaticCandidates
+from cudnn_autotune.offline.simulated import (
+    Noise,
+    SimulatedEngine,
+    SimulatedTimer,
+    StaticCandidates,
+)
 from cudnn_autotune.sampling.auto import Auto, HeldClocks
 from cudnn_autotune.sampling.race import Race
+from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.sampling.strategy import Limits, Strategy, Work
 from cudnn_autotune.sampling.sustained import Sustained
@@ -79,6 +85,10 @@ class Logged:
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
         return self.timer.runnable(candidates, limit)
+
+    @property
+    def build_threads(self) -> int:
+        return self.timer.build_threads
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         self.timer.prepare(candidates)
@@ -195,6 +205,69 @@ def test_the_bound_covers_the_regret(preset: str, mode: str) -> None:
         assert selection.evidence.confidence == 0.95
         covered += truth[selection.winner.candidate.text] / best - 1 <= bound + 1e-9
     assert covered >= 0.95 * count
+
+
+FRUGAL = {
+    "behind those that are run alone": (1.07, {}),
+    "beyond the reach of who is run alone": (1.17, {}),
+    "of a kind with the leader": (1.005, {"TILE_SIZE": 1, "TILE_CGA_M": 2}),
+}
+
+
+@pytest.mark.parametrize("mode", ["sustained", "auto"])
+@pytest.mark.parametrize("which", FRUGAL)
+def test_the_bound_covers_rivals_that_never_ran_alone(which: str, mode: str) -> None:
+    """Five engines of 900 W on a board of 700 W, and one that needs much less, or little."""
+    time_ms, knobs = FRUGAL[which]
+    watts = 860.0 if knobs else 450.0
+    known = replace(candidate("frugal", 0), knobs=knobs)
+    covered = 0
+    for seed in range(30):
+        engines = [engine(f"e{i}", 1.0 + i / 80, 900.0) for i in range(5)]
+        if knobs:
+            like = replace(engines[0].candidate, knobs={"TILE_SIZE": 1, "TILE_CGA_M": 1})
+            engines[0] = replace(engines[0], candidate=like)
+        frugal = SimulatedEngine(known, time_ms, watts, first_run_ms=0.0)
+        gpu = replace(GPU, noise=Noise())
+        timer = timer_of(*engines, frugal, gpu=gpu, seed=seed, built=False)
+        selection = chosen(mode, timer, seed)
+        truth = timer.truth("sustained", "hot")
+        regret = truth[selection.winner.candidate.text] / min(truth.values()) - 1
+        bound = selection.evidence.regret_bound
+        assert bound is not None
+        covered += regret <= bound + 1e-9
+        alone = {e.candidate.text for e in measured(selection) if e.sustained_ms is not None}
+        if "frugal" not in alone and regret > 0.01:
+            assert any("not run alone" in remark for remark in selection.evidence.remarks)
+    assert covered >= 29
+
+
+@pytest.mark.parametrize("mode", ["sustained", "auto"])
+def test_the_steady_clock_is_that_of_the_chosen_one(mode: str) -> None:
+    """A tie may fall on another one than the leader that was probed."""
+    others = 0
+    for selection in runs(mode, "aa", 50):
+        alone = {e.candidate.text for e in measured(selection) if e.sustained_ms is not None}
+        is_known = selection.winner.candidate.text in alone
+        assert (selection.evidence.sustained_clock_mhz is not None) == is_known
+        others += not is_known
+    assert others > 5
+
+
+def test_blocks_of_short_calls_run_in_the_batches_of_the_race() -> None:
+    """Whose CUDA graphs are there already."""
+    timer = timer_of(engine("a", 0.01), engine("b", 0.0102), built=False)
+    log = Logged(timer, [])
+    rules = RaceRules(batch_ms=0.2, most_calls=50)
+    Sustained(seed=0, race_rules=rules).select(timer.candidates, log, Limits())
+    calls = {batch.calls for _, _, batches in log.log for batch in batches if batch.calls > 1}
+    blocks = {
+        b[0].calls for _, _, b in log.log if len(b) > 10 and len({x.candidate for x in b}) == 1
+    }
+    assert blocks
+    assert max(blocks) <= 50
+    assert blocks <= calls
+    assert all(n <= math.ceil(0.2 / 0.01) for n in blocks)
 
 
 @pytest.mark.parametrize("mode", OURS)

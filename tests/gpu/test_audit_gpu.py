@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.analysis import left_out, shared_cases
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.cli import main
+from cudnn_autotune.offline.recording import Recording
 
 pytestmark = pytest.mark.gpu
 
@@ -95,9 +97,18 @@ def test_sustained_truth(tmp_path: Path) -> None:
 def test_record_and_replay(tmp_path: Path) -> None:
     out, path = tmp_path / "dense.json.gz", tmp_path / "audit.json"
     shape = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")
-    run("record", *shape, "--rounds", 6, "--time-limit", 10, out)
+    of = ("--op", "fprop", "--dtype", "float16", "--channels-last")
+    run("record", *shape, *of, "--rounds", 6, "--time-limit", 10, out)
     assert out.stat().st_size < 100_000
     run("audit", "--replay", out, "--runs", 2, "--json", path)
     record = record_file.load(path)
     assert record.kind == "replay"
     assert left_out(record) == {}
+
+
+def test_every_direction_of_a_layer_is_recorded_into_a_folder(tmp_path: Path) -> None:
+    shape = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "same")
+    run("record", *shape, "--rounds", 2, "--time-limit", 4, tmp_path / "layer")
+    problems = [Recording.load(path).problem for path in (tmp_path / "layer").iterdir()]
+    assert sorted(problem.op for problem in problems) == ["dgrad", "fprop", "wgrad"]
+    assert {problem.dtype for problem in problems} == {torch.float32}

@@ -345,3 +345,14 @@ def test_a_device_that_is_not_here() -> None:
     for device in ("h200", "cpu", f"cuda:{torch.cuda.device_count()}"):
         with pytest.raises(ValueError, match="device"):
             GpuTimer.open(problem, device)
+
+
+def test_a_search_that_comes_to_nothing_keeps_what_it_measured(open_timer: Open) -> None:
+    timer = open_timer(ca.ConvProblem("fprop", **DENSE))
+    assert timer.broken_off("no candidate runs") is None
+    timer.run([Batch(ATEN)])
+    told = timer.broken_off("no candidate runs")
+    assert told is not None
+    assert told.winner.candidate == ATEN
+    assert told.winner.cut == "no candidate runs"
+    assert told.total_samples == 1

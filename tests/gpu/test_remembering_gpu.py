@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import cudnn_autotune as ca
 from cudnn_autotune import remembering
+from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
 from cudnn_autotune.store import Store
 
 pytestmark = pytest.mark.gpu
@@ -120,21 +121,27 @@ def test_determinism_re_ranks_without_timing() -> None:
     assert only().problem.deterministic
 
 
+@pytest.mark.parametrize("limit", [None, 1 << 20])
 def test_a_config_that_no_longer_builds_is_tuned_again(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture, limit: int | None
 ) -> None:
+    """Under the same constraints, and under tighter ones: what is stored would else prevail."""
     x, w = operands()
     call(x, w)
     (decision,) = ca.get_store()
     winner = decision.selection.winner
     gone = dataclasses.replace(
-        winner, candidate=dataclasses.replace(winner.candidate, engine=987, text="eng987")
+        winner,
+        candidate=dataclasses.replace(
+            winner.candidate, engine=987, text="eng987", workspace_bytes=0
+        ),
     )
     selection = dataclasses.replace(
         decision.selection, ranking=(gone, *decision.selection.ranking[1:])
     )
     Store(folder / "spoilt").add([dataclasses.replace(decision, selection=selection)])
     ca.set_store(folder / "spoilt")
+    ca.set_workspace_limit(limit)
     ca.forget()
     with caplog.at_level(logging.WARNING):
         y = call(x, w)
@@ -149,10 +156,14 @@ def test_a_config_that_no_longer_builds_is_tuned_again(
 def test_retune_replaces_what_is_stored() -> None:
     x, w = operands()
     call(x, w)
+    (before,) = ca.get_store()
     ca.set_store(ca.get_store().path.parent, mode="retune")
     ca.forget()
     call(x, w)
     assert only().origin == "tuned"
+    (after,) = ca.get_store()
+    assert after.key == before.key
+    assert after.provenance.time > before.provenance.time
 
 
 def test_online_is_remembered_once_it_has_decided() -> None:
@@ -186,6 +197,20 @@ def test_a_neighbours_engine_serves_a_new_shape() -> None:
     assert_close(y, F.conv2d(wider.double(), w.double(), padding=1), ALLOWED)
 
 
+def test_a_device_that_is_not_there_has_no_store() -> None:
+    assert ca.get_store() is ca.get_store(torch.cuda.current_device())
+    with pytest.raises(ValueError, match="device must be None or the index of one of"):
+        ca.get_store(torch.cuda.device_count())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_current_device_has_its_own_store() -> None:
+    first = ca.get_store(0)
+    with torch.cuda.device(1):
+        assert ca.get_store() is ca.get_store(1)
+        assert ca.get_store() is not first
+
+
 def test_pin_and_unpin() -> None:
     x, w = operands()
     call(x, w)
@@ -200,6 +225,27 @@ def test_pin_and_unpin() -> None:
     ca.unpin(problem)
     call(x, w)
     assert only().origin == "store"
+
+
+def test_a_pin_during_the_tuning_of_its_problem_holds() -> None:
+    class Pinning:
+        """Has its problem pinned while it is being tuned, as another thread might."""
+
+        name = "test_pinning"
+
+        def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection:
+            ca.pin(problem, "aten")
+            (first,) = timer.runnable(candidates.all(), limit=1)
+            return Selection((Timed(first, None, 0),), total_samples=0)
+
+    ca.sampling.register(Pinning())
+    x, w = operands()
+    call(x, w, "heuristic")
+    problem = only().problem
+    call(x, w, "test_pinning")
+    call(x, w, "test_pinning")
+    (choice,) = [c for c in ca.choices() if c.sampling == "test_pinning"]
+    assert (choice.text, choice.origin) == ("aten", "pinned")
 
 
 def test_a_pin_that_does_not_build_is_refused() -> None:
@@ -250,3 +296,48 @@ def test_the_profiler_names_the_engine() -> None:
         call(x, w)
         torch.cuda.synchronize()
     assert f"cudnn_autotune::{only().text}" in {event.name for event in run.events()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_tune_by_problem_within_autocast(dtype: torch.dtype) -> None:
+    """Autocast would make another problem of a float32 one."""
+    for op in ("fprop", "dgrad", "wgrad"):
+        problem = ca.ConvProblem(op, (4, 32, 20, 20), (48, 32, 3, 3), padding=1, dtype=dtype)
+        with torch.autocast("cuda"):
+            assert remembering.tune(problem, 0, "heuristic").problem == problem
+
+
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_a_models_problems_are_found_unheard_and_tuned(is_autocast: bool) -> None:
+    ca.set_store(mode="off")
+    layers = [ca.Conv2d(8, 8, 3, sampling=mode) for mode in (None, None, "race")]
+    model = torch.nn.Sequential(torch.nn.ReLU(inplace=True), *layers).cuda()
+    x = torch.randn(2, 8, 20, 20, device="cuda")
+    before = x.clone()
+    heard: list[ca.Choice] = []
+    with torch.autocast("cuda", enabled=is_autocast), ca.use_sampling("race"):
+        with ca.on_decision(heard.append):
+            problems = ca.distributed.problems_of(model, x)
+            assert heard == ca.choices() == []
+            # Three forward convolutions; the first one's input needs no gradient.
+            assert [p.op for p in problems].count("fprop") == 3
+            assert sorted(p.op for p in problems)[:2] == ["dgrad"] * 2
+            assert len(problems) == 8
+            assert torch.equal(x, before)
+            decisions = ca.distributed.tune(model, x)
+        assert [decision.problem for decision in decisions] == problems
+        assert [choice.problem for choice in heard] == problems
+        model(x).float().sum().backward()
+    assert {choice.problem for choice in ca.choices()} == set(problems)
+    assert {choice.origin for choice in ca.choices()} == {"agreed"}
+
+
+def test_a_choice_from_the_store_keeps_when_it_was_measured() -> None:
+    x, w = operands()
+    call(x, w)
+    tuned = only().provenance
+    assert tuned is not None
+    ca.forget()
+    call(x, w)
+    assert (only().origin, only().provenance) == ("store", tuned)
+    assert remembering.decision_of(only()).provenance == tuned

@@ -1,8 +1,7 @@
-"""The model, and convolutions in it that time their own calls."""
+"""Convolutions in a model that time their own calls, and the model's training steps."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -10,58 +9,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from common.network import LOSS_SCALE
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-
-# Small gradients would vanish in float16, and zeros draw less power.
-LOSS_SCALE = 1024.0
-
-
-class _Block(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 1, bias=False)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = F.relu(self.bn(self.conv2(F.relu(self.conv1(x)))) + x)
-        return out
-
-
-class Miniature(nn.Module):
-    """For dry runs: a residual network whose layers are named as ResNet-50's are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.layer2 = nn.Sequential(_Block(8), _Block(8))
-        self.layer3 = nn.Sequential(_Block(8), _Block(8))
-        self.fc = nn.Linear(8, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.layer2(self.conv1(x))
-        out: Tensor = self.fc(self.layer3(F.max_pool2d(x, 2)).mean((2, 3)))
-        return out
-
-
-def build(name: str, device: str, dtype: torch.dtype) -> nn.Module:
-    """A model of torchvision's, or else of timm's, with random weights, channels_last; its batch
-    norms stay in float32. ``device`` "cpu": the miniature, whatever the name."""
-    if device == "cpu":
-        model: nn.Module = Miniature()
-    else:
-        try:
-            model = importlib.import_module("torchvision").models.get_model(name, weights=None)
-        except ImportError:
-            model = importlib.import_module("timm").create_model(name)
-    model = model.to(device=device, dtype=dtype)
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.float()
-    return model.train()
 
 
 class Watch:

@@ -1,0 +1,58 @@
+"""The model of a benchmark: a well-known network, or a miniature of one for dry runs."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Small gradients would vanish in float16, and zeros draw less power.
+LOSS_SCALE = 1024.0
+
+
+class _Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 1, bias=False)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = F.relu(self.bn(self.conv2(F.relu(self.conv1(x)))) + x)
+        return out
+
+
+class Miniature(nn.Module):
+    """For dry runs: a residual network whose layers are named as ResNet-50's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.layer2 = nn.Sequential(_Block(8), _Block(8))
+        self.layer3 = nn.Sequential(_Block(8), _Block(8))
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer2(self.conv1(x))
+        out: Tensor = self.fc(self.layer3(F.max_pool2d(x, 2)).mean((2, 3)))
+        return out
+
+
+def build(name: str, device: str, dtype: torch.dtype) -> nn.Module:
+    """A model of torchvision's, or else of timm's, with random weights, channels_last; its batch
+    norms stay in float32. ``device`` "cpu": the miniature, whatever the name."""
+    if device == "cpu":
+        model: nn.Module = Miniature()
+    else:
+        try:
+            model = importlib.import_module("torchvision").models.get_model(name, weights=None)
+        except (ImportError, RuntimeError, ValueError):  # none that fits torch, or no such model
+            model = importlib.import_module("timm").create_model(name)
+    model = model.to(device=device, dtype=dtype)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.float()
+    return model.train()

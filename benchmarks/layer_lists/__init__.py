@@ -1,0 +1,1 @@
+"""Parts of make_layers.py: the networks, a file for each family."""

@@ -1,0 +1,120 @@
+"""The choice that races and solo blocks lead to, with its evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.budget import left_unseen
+from cudnn_autotune.sampling.field import Field
+from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.sampling.timer import Timer
+
+
+def selection(found: Field, timer: Timer, rules: RaceRules) -> Selection | None:
+    """The choice by the races alone; None where nobody is left to choose."""
+    last = found.last
+    if not last.survivors:
+        return None
+    best = last.mu[last.best]
+    behind_best = {c: last.mu[c] - best for c in last.survivors}
+    tied = [c for c, behind in behind_best.items() if behind <= rules.tie_width]
+    unsure = [c for c, behind in behind_best.items() if behind <= last.half_width[c]]
+    first = ties.order(tied)[0]
+    # Against the best by mu, every rival's lead is known; the chosen one may trail it by a tie.
+    others = [last.lead(c) for c in last.survivors if c not in (first, last.best)]
+    behind = last.mu[first] - best
+    bound = behind + max([0.0, *others])
+    if first != last.best:
+        bound = max(bound, behind + last.half_width[first])
+    return told(found, timer, tied, max(0.0, math.expm1(bound)), rules, unsure=unsure)
+
+
+def told(
+    found: Field,
+    timer: Timer,
+    tied: Sequence[Candidate],
+    regret_bound: float | None,
+    rules: RaceRules,
+    unsure: Sequence[Candidate] = (),
+    rule: str | None = None,
+) -> Selection:
+    """The selection with its evidence: the tied first, then the others as they finished.
+
+    It claims no bound where some candidate was not compared (``Field.is_judged``).
+
+    Args:
+        tied: those within the tie width of the fastest, from which the tie rule takes one.
+        unsure: those that the measurement could not tell from the fastest, for the evidence.
+        rule: what decided, where it was not the tie rule.
+    """
+    state = timer.state()
+    chosen = ties.order(tied)
+    key = {c: found.sustained_ms.get(c, 0.0) for c in found.raced()}
+    measured_alone = [c for c in found.raced() if c in found.sustained_ms and c not in tied]
+    rest = sorted(measured_alone, key=key.__getitem__)
+    rest += [c for c in found.raced() if c not in tied and c not in rest]
+    ranking = [_timed(c, found) for c in [*chosen, *rest]]
+    shown = {entry.candidate for entry in ranking}
+    failed = [Timed(c, None, 0, cut=f"failed: {why}") for c, why in found.failed.items()]
+    shown |= set(found.failed)
+    cut = [_timed(c, found) for c in found.admission.cut if c not in shown]
+    if found.atens_plan is not None:
+        by_candidate = {entry.candidate: entry for entry in [*ranking, *cut, *failed]}
+        same = by_candidate.get(found.atens_plan) or _timed(found.atens_plan, found)
+        text = same.candidate.text
+        cut.append(replace(same, candidate=ATEN, cut=f"it is {text}", runs=text))
+    cut.sort(key=lambda entry: math.inf if entry.time_ms is None else entry.time_ms)
+    remarks = list(found.remarks)
+    unseen = len(found.admission.out_of_budget)
+    if unseen:
+        remarks.append(left_unseen(unseen, len(found.admission.rough_ms | found.admission.cut)))
+    samples = sum(n for outcome in found.races for n in outcome.samples.values())
+    return Selection(
+        tuple([*ranking, *cut, *failed]),
+        samples + found.admission.samples + found.extra_samples,
+        Evidence(
+            rule=rule or ties.rule(tied),
+            tied=tuple(dict.fromkeys(c.text for c in [*chosen, *unsure])),
+            regret_bound=regret_bound if found.is_judged else None,
+            confidence=rules.confidence,
+            gpu_ms=found.admission.gpu_ms
+            + sum(outcome.gpu_ms for outcome in found.races)
+            + found.extra_gpu_ms,
+            wall_ms=timer.elapsed_ms(),
+            clock_mhz=found.last.clock_mhz,
+            sustained_clock_mhz=found.sustained_clock_mhz.get(chosen[0]),
+            max_clock_mhz=state.max_clock_mhz,
+            throttle_reasons=tuple(found.throttle_reasons | dict.fromkeys(state.throttle_reasons)),
+            disturbed=sum(outcome.disturbed for outcome in found.races),
+            budget_ms=found.budget.cut_short_ms,
+            remarks=tuple([*remarks, *(r for outcome in found.races for r in outcome.remarks)]),
+        ),
+    )
+
+
+def _timed(candidate: Candidate, found: Field) -> Timed:
+    time_ms = found.ms(candidate)
+    samples = sum(outcome.samples.get(candidate, 0) for outcome in found.races)
+    for outcome in reversed(found.races):
+        if candidate in outcome.mu:
+            # Of one candidate's time; the half width is that of a difference of two.
+            spread = math.exp(outcome.half_width[candidate] / math.sqrt(2))
+            # Whoever was run alone afterwards was not out.
+            alone = candidate in found.sustained_ms
+            dropped = candidate not in outcome.survivors and not alone
+            return Timed(
+                candidate,
+                time_ms,
+                samples,
+                low_ms=None if time_ms is None else time_ms / spread,
+                high_ms=None if time_ms is None else time_ms * spread,
+                sustained_ms=found.sustained_ms.get(candidate),
+                cut=f"out of the race after {samples} calls" if dropped else "",
+            )
+    why, rough = found.admission.cut.get(candidate, ("", None))
+    return Timed(candidate, time_ms, 0 if rough is None else 1, cut=why)

@@ -1,0 +1,221 @@
+"""What a budget leaves of a choice, on simulated GPUs: it is kept, PyTorch's own path is looked at
+whatever it takes, and nothing is claimed of what was not seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulations import GPU, candidate, engine, timer_of
+
+from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.offline.simulated import (
+    Noise,
+    SimulatedEngine,
+    SimulatedTimer,
+    StaticCandidates,
+)
+from cudnn_autotune.sampling.auto import Auto
+from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES, FrontendMode
+from cudnn_autotune.sampling.race import Race
+from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.sampling.strategy import Limits, Strategy
+from cudnn_autotune.sampling.sustained import Sustained
+
+OURS = [Race(seed=0), Sustained(seed=0), Auto(seed=0)]
+ALL = [*OURS, *FRONTEND_MODES]
+NO_RIVAL = "no rival within reach: no need to run the leader alone"
+
+
+def name(mode: Strategy) -> str:
+    return mode.name
+
+
+def chosen(mode: Strategy, timer: SimulatedTimer, budget_ms: float | None) -> Selection:
+    selection = mode.select(timer.candidates, timer, Limits(budget_ms=budget_ms))
+    assert selection is not None
+    return selection
+
+
+def compiled(
+    number: int, time_ms: float, mode: str = "A", build_ms: float = 300.0
+) -> SimulatedEngine:
+    listed = replace(
+        candidate(f"compiled{number}", 100 + number, 0, "RUNTIME_COMPILATION"), heuristic_mode=mode
+    )
+    return SimulatedEngine(listed, time_ms, 100.0, first_run_ms=1.0, build_ms=build_ms)
+
+
+# PyTorch's own path
+
+
+@pytest.mark.parametrize("mode", ALL, ids=name)
+@pytest.mark.parametrize("loading_ms", [0.8, 60.0])
+@pytest.mark.parametrize("budget_ms", [1.0, 5.0, 10.0, 100.0])
+def test_pytorchs_own_kernels_are_looked_at_whatever_the_budget(
+    budget_ms: float, loading_ms: float, mode: Strategy
+) -> None:
+    scene = simulated.preset("depthwise")
+    engines = [
+        e if e.candidate == ATEN else replace(e, first_run_ms=loading_ms) for e in scene.engines
+    ]
+    timer = SimulatedTimer(scene.gpu, engines, aten_uses_cudnn=False)
+    selection = chosen(mode, timer, budget_ms)
+    assert selection.winner.candidate == ATEN
+    assert selection.winner.time_ms is not None
+
+
+@pytest.mark.parametrize("mode", ALL, ids=name)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_so_is_pytorchs_plan_of_cudnn(is_compiled: bool, mode: Strategy) -> None:
+    """It is the heuristics' first, and comes before what won on similar problems."""
+    first = (
+        compiled(-100, 1.0) if is_compiled else SimulatedEngine(candidate("first", 0), 1.0, 100.0)
+    )
+    similar = replace(candidate("similar", 7), rank=7)
+    engines = [first, SimulatedEngine(similar, 1.2, 100.0), engine("slow", 1.3)]
+    timer = timer_of(*engines, built=False)
+    offered = StaticCandidates([e.candidate for e in engines], similar=[similar])
+    selection = mode.select(offered, timer, Limits(budget_ms=0.5))
+    assert selection is not None
+    assert selection.winner.candidate == first.candidate
+    assert selection.winner.time_ms == pytest.approx(1.0, rel=0.2)
+
+
+# What is claimed
+
+
+@pytest.mark.parametrize("mode", OURS, ids=name)
+@pytest.mark.parametrize("preset", ["forum-l4", "quiet", "depthwise"])
+def test_nothing_is_claimed_where_the_budget_left_out_candidates(
+    preset: str, mode: Strategy
+) -> None:
+    selection = chosen(mode, simulated.preset(preset), 5.0)
+    evidence = selection.evidence
+    unseen = [entry for entry in selection.ranking if "budget" in entry.cut]
+    assert unseen
+    assert evidence.regret_bound is None
+    of = len(selection.ranking) - any(entry.runs for entry in selection.ranking)
+    assert f"the budget left {len(unseen)} of {of} candidates unseen" in evidence.remarks
+    assert NO_RIVAL not in evidence.remarks
+
+
+@pytest.mark.parametrize("mode", OURS, ids=name)
+def test_one_launch_of_each_is_no_bound(mode: Strategy) -> None:
+    """The clock may have fallen from one to the next."""
+    gpu = replace(GPU, noise=Noise())
+    engines = [engine(f"e{i}", 50 * (1 + i / 40), 800.0 - 20 * i) for i in range(5)]
+    selection = chosen(mode, timer_of(*engines, gpu=gpu, built=False), 700.0)
+    assert "the budget allowed one launch of each candidate only" in selection.evidence.remarks
+    assert selection.evidence.regret_bound is None
+
+
+def test_what_one_launch_condemned_was_not_judged() -> None:
+    """The look that a slow one gets again did not fit into the budget."""
+    timer = timer_of(engine("a", 1.0), engine("b", 1.3), engine("c", 2.2), built=False)
+    doubted = 0
+    for tenths in range(60, 160):
+        timer = timer_of(*timer.engines, built=False)
+        selection = chosen(Race(seed=0), timer, tenths / 10)
+        cut = {entry.candidate.text: entry.cut for entry in selection.ranking}
+        if "in one launch; the budget was spent" in cut["c"]:
+            doubted += 1
+            assert selection.evidence.regret_bound is None
+    assert doubted
+
+
+@pytest.mark.parametrize("mode", ALL, ids=name)
+def test_a_choice_says_which_budget_cut_it_short(mode: Strategy) -> None:
+    assert chosen(mode, simulated.preset("quiet"), 5.0).evidence.budget_ms == 5.0
+    assert chosen(mode, simulated.preset("quiet"), 60_000.0).evidence.budget_ms is None
+    assert chosen(mode, simulated.preset("quiet"), None).evidence.budget_ms is None
+
+
+# How long it takes
+
+
+@pytest.mark.parametrize("mode", ALL, ids=name)
+@pytest.mark.parametrize("budget_ms", [300.0, 700.0, 1500.0, 3500.0])
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_compiling_keeps_within_the_budget(threads: int, budget_ms: float, mode: Strategy) -> None:
+    """Nine configs of 300 ms: as many as time and threads allow; of the others it is told."""
+    engines = [engine("a", 1.0), engine("b", 1.1), *(compiled(i, 0.8 + i / 50) for i in range(9))]
+    gpu = replace(GPU, build_threads=threads)
+    timer = timer_of(*engines, gpu=gpu, built=False)
+    selection = chosen(mode, timer, budget_ms)
+    assert timer.elapsed_ms() <= budget_ms + 2.0
+    built = sum(timer._builds.tried(e.candidate) for e in engines[2:])
+    assert (built > 0) == (budget_ms > 900 or (budget_ms > 450 and mode in OURS))
+    assert built <= threads * budget_ms / 300
+    is_whole = built == 9 and selection.winner.candidate.text == "compiled0"
+    told = [*selection.evidence.remarks, *(entry.cut for entry in selection.ranking)]
+    assert any("budget left" in text for text in told) == (not is_whole)
+
+
+@pytest.mark.parametrize("mode", OURS, ids=name)
+@pytest.mark.parametrize(("call_ms", "budget_ms"), [(20, 1000), (50, 2000), (200, 5000)])
+def test_chunks_of_slow_calls_are_charged_for(
+    call_ms: float, budget_ms: float, mode: Strategy
+) -> None:
+    """A chunk of a solo block is two calls at least, however long those are."""
+    gpu = replace(GPU, noise=Noise())
+    engines = [engine(f"e{i}", call_ms * (1 + i / 40), 800.0 - 20 * i) for i in range(5)]
+    timer = timer_of(*engines, gpu=gpu, built=False)
+    chosen(mode, timer, budget_ms)
+    assert timer.elapsed_ms() <= budget_ms
+
+
+# cuDNN's own techniques
+
+
+@pytest.mark.parametrize("mode", FRONTEND_MODES, ids=name)
+@pytest.mark.parametrize("budget_ms", [1.0, 10.0, 20.0])
+@pytest.mark.parametrize("preset", ["forum-l4", "quiet", "h200-capped"])
+def test_cudnns_techniques_stop_at_the_budget(
+    preset: str, budget_ms: float, mode: FrontendMode
+) -> None:
+    """Within one candidate, in the order of the list, the first in any case."""
+    timer = simulated.preset(preset)
+    selection = chosen(mode, timer, budget_ms)
+    whole = simulated.preset(preset)
+    everybody = chosen(mode, whole, None)
+    seen = {entry.candidate.text for entry in selection.ranking}
+    order = [c.text for c in timer.candidates.all() if c.text in by_text(everybody)]
+    order = [text for text in order if text != "compiled"]
+    assert seen == set(order[: len(seen)])
+    assert len(seen) < len(everybody.ranking)
+    left = len(timer.candidates.all())
+    assert any(f"of {left} candidates unseen" in text for text in selection.evidence.remarks)
+    last = max((order.index(text), by_text(selection)[text]) for text in seen)[1]
+    # One candidate's samples and its loading: with them began nothing after the budget's end.
+    assert timer.elapsed_ms() <= budget_ms + 10 * last + 20
+
+
+def by_text(selection: Selection) -> dict[str, float]:
+    return {e.candidate.text: e.time_ms for e in selection.ranking if e.time_ms is not None}
+
+
+@pytest.mark.parametrize("mode", FRONTEND_MODES, ids=name)
+def test_with_plenty_of_time_they_take_the_same(mode: FrontendMode) -> None:
+    for preset in ("quiet", "depthwise"):
+        plenty = chosen(mode, simulated.preset(preset), 60_000.0)
+        everybody = chosen(mode, simulated.preset(preset), None)
+        assert plenty.winner.candidate == everybody.winner.candidate
+        assert {e.candidate.text for e in plenty.ranking} == {
+            e.candidate.text for e in everybody.ranking
+        }
+        assert plenty.evidence.remarks == ()
+
+
+@pytest.mark.parametrize("mode", FRONTEND_MODES, ids=name)
+def test_a_limit_holds_under_a_budget(mode: FrontendMode) -> None:
+    timer = simulated.preset("quiet")
+    limits = Limits(benchmark_limit=2, budget_ms=60_000.0)
+    selection = mode.select(timer.candidates, timer, limits)
+    assert selection is not None
+    assert {e.candidate for e in selection.ranking} == set(candidates(timer)[:2])
+
+
+def candidates(timer: SimulatedTimer) -> list[Candidate]:
+    return list(timer.candidates.all())
