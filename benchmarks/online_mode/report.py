@@ -55,9 +55,9 @@ def overhead_table(data: dict[str, Any]) -> Table:
             "its mean",
             "blocks",
         ),
-        note="Medians of blocks that take turns. "
-        + (f"heuristic in a quiet process: {quiet['median']:.2f} us. " if quiet else "")
-        + (f"CPU time of the tuner's thread: {thread:.2f} us a turn." if thread else ""),
+        note="Medians of blocks that take turns."
+        + (f" heuristic in a quiet process: {quiet['median']:.2f} us." if quiet else "")
+        + (f" CPU time of the tuner's thread: {thread:.2f} us a turn." if thread else ""),
     )
     for name, what in (
         ("chores", "with a chore: a candidate is built and checked"),
