@@ -36,14 +36,14 @@ def served_by(
                 raise  # a pin is an order
             _log.warning("%s: %s no longer builds: tuned again", problem.text, known.text)
             _log.debug("%s", failure)
-            _retract(decision, device)
+            _strike(decision, device)
             return None
     error = None if decision is None else decision.relative_error
     if error is None:
         error = verdict.error_of(problem, known.text, plan, tensors)
         is_right = verdict.is_right(problem, known.text, error)
         if not is_right and decision is not None:
-            _retract(decision, device)
+            _strike(decision, device)
             return None
         if not is_right:
             _log.warning("%s: %s serves all the same: it is pinned", problem.text, known.text)
@@ -52,11 +52,10 @@ def served_by(
     return Outcome(decision.selection, decision.selection.winner, plan, error, decision.struck)
 
 
-def _retract(decision: Decision, device: int) -> None:
-    """Makes room for what will be tuned instead: a store may prefer what it has, and answer alike
-    for ever."""
+def _strike(decision: Decision, device: int) -> None:
+    """A store may prefer what it has to what will be tuned instead, and answer alike for ever."""
     if store_settings.is_read() or store_settings.is_written():
-        store_settings.layers(device).retract(decision)
+        store_settings.layers(device).strike(decision)
 
 
 def _forced(text: str, plan: _C.Plan | None) -> Timed:

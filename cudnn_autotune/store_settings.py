@@ -53,13 +53,14 @@ def set_store(
     mode: str | None = None,
     shipped: Iterable[StorePath] | None = None,
 ) -> None:
-    """Sets where decisions are kept, and how they are used. What is not given stays as it is.
+    """Sets where decisions are kept, and how they are used. What is not given, and a mode or
+    ``shipped`` of None, stays as it is.
 
     Args:
         path: a folder, in which each kind of GPU and version of cuDNN has its own file, or a file
             ending in ``.json``; None: ``CUDNN_AUTOTUNE_CACHE_DIR``, else the user's cache folder.
         mode: ``"read_write"``, ``"read"``, ``"off"``, or ``"retune"``: tunes what the store knows,
-            and replaces it.
+            and replaces it (what a budget cuts short does not replace what none did).
         shipped: files or folders with decisions that came along with an application: asked where
             ``path`` knows nothing, never written to. Those of other GPUs and versions of cuDNN are
             passed over.

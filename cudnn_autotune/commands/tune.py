@@ -156,13 +156,13 @@ def _run(
     def known(problem: ConvProblem) -> Decision | None:
         if retune:
             return None
-        return store.find(
+        found = store.find(
             problem,
             sampling=mode,
             workspace_limit=settings.get_workspace_limit(),
             benchmark_limit=settings.get_benchmark_limit(),
-            budget_ms=settings.get_budget_ms(),
         )
+        return None if found is None or _was_cut_short(found) else found
 
     console = decision_table.console()
     try:
@@ -182,3 +182,9 @@ def _run(
             f"{len(outcome.failed)} of {count(len(problems), 'problem')} could not be tuned; "
             "PyTorch serves them"
         )
+
+
+def _was_cut_short(decision: Decision) -> bool:
+    """Whether a budget left something out of it, and more is allowed now."""
+    was_ms, budget_ms = decision.selection.evidence.budget_ms, settings.get_budget_ms()
+    return was_ms is not None and (budget_ms is None or budget_ms > was_ms)

@@ -80,31 +80,21 @@ class Decision:
         wrong = {text for text, _ in self.struck}
         return next((e for e in self.selection.ranking if e.candidate.text not in wrong), None)
 
-    def under(
-        self, deterministic: bool, workspace_limit: int | None, budget_ms: float | None = 0.0
-    ) -> Decision | None:
+    def under(self, deterministic: bool, workspace_limit: int | None) -> Decision | None:
         """The same measurement, ranked for other constraints; nothing is timed.
 
         The result ranks the candidates that may serve, and no other: within the limit,
         deterministic if asked for, timed, not struck. The chosen one stays the chosen one if it may
         serve; else the fastest takes its place (see ``rerank``).
 
-        Args:
-            budget_ms: the wall time that a measurement may take now; None: as long as it takes.
-
         Returns:
-            None where it was measured under tighter constraints, since it then lacks candidates:
-            deterministic, less workspace, a smaller budget that left some out. None where nothing
-            in it may serve.
+            None where it was measured under tighter constraints, since it then lacks candidates;
+            where nothing in it may serve.
 
         Raises:
-            ValueError: a limit that is no number of bytes, a budget that is none of milliseconds.
+            ValueError: a limit that is no number of bytes.
         """
         check_workspace_limit(workspace_limit)
-        Node(budget_ms, "budget_ms").number_or_null()
-        was_ms = self.selection.evidence.budget_ms
-        if was_ms is not None and (budget_ms is None or budget_ms > was_ms):
-            return None
         lacks_nondeterministic = self.problem.deterministic and not deterministic
         if lacks_nondeterministic or not admits(self.workspace_limit, workspace_limit):
             return None

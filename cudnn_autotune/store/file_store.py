@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from cudnn_autotune.problem import ConvProblem
@@ -76,14 +78,13 @@ class Store(Lookup):
         sampling: str = "auto",
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
-        budget_ms: float | None = 0.0,
     ) -> Decision | None:
         """As :meth:`Lookup.find`."""
         check_question(problem, sampling, workspace_limit, benchmark_limit)
         key = key_of(problem, sampling, benchmark_limit)
 
         def known() -> Decision | None:
-            constraints = (problem.deterministic, workspace_limit, budget_ms)
+            constraints = (problem.deterministic, workspace_limit)
             fitting = [decision.under(*constraints) for decision in self._known(key)]
             return max(filter(None, fitting), key=moment, default=None)
 
@@ -142,26 +143,22 @@ class Store(Lookup):
             )
         return self._change(list(other))
 
-    def remove(self, keys: Iterable[str]) -> int:
-        """Forgets all that stands under these (``Decision.key``); returns how many that were."""
-        names = {name for key in keys for name in entry.names(key)}
-        with self._lock:
-            self._refresh()
-            gone = {name: None for name in names if self._line(name) is not None}
-            return self._change([], gone) if gone else 0
-
     def discard(self, decisions: Iterable[Decision]) -> int:
         """Forgets these, each only where it stands there still and nothing that was measured
         meanwhile; returns how many did. TypeError where they are no decisions."""
         gone = {entry.name_of(decision): decision for decision in _checked(decisions)}
         return self._change([], gone) if gone else 0
 
-    def retract(self, answer: Decision) -> None:
-        """Forgets what makes :meth:`find` answer so: it has turned out that it cannot serve."""
+    def strike(self, answer: Decision) -> None:
+        """Notes that the chosen one of what :meth:`find` has answered cannot serve: it no longer
+        builds, or its output is wrong. The next best of the same measurement takes its place."""
         constraints = (answer.problem.deterministic, answer.workspace_limit)
+        failed = (answer.selection.winner.candidate.text, math.inf)
         with self._lock:
-            known = self._known(answer.key)
-            self.discard(d for d in known if d.under(*constraints) == answer)
+            known = [d for d in self._known(answer.key) if d.under(*constraints) == answer]
+            struck = [replace(d, struck=(*d.struck, failed)) for d in known]
+            if known:
+                self._change(struck, {entry.name_of(d): d for d in known})
 
     def keys(self) -> Iterator[str]:
         """The ``Decision.key`` of each entry, once; none of them is parsed."""
@@ -244,7 +241,7 @@ class Store(Lookup):
             return None
 
     def _change(
-        self, given: Collection[Decision], gone: Mapping[bytes, Decision | None] | None = None
+        self, given: Collection[Decision], gone: Mapping[bytes, Decision] | None = None
     ) -> int:
         """Returns how many of ``given`` were taken in, or of ``gone`` have gone."""
         taken = 0

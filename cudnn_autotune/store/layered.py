@@ -35,7 +35,6 @@ class Layered(Lookup):
         sampling: str = "auto",
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
-        budget_ms: float | None = 0.0,
     ) -> Decision | None:
         """As ``Store.find``."""
         for store in (self.user, *self.shipped):
@@ -44,7 +43,6 @@ class Layered(Lookup):
                 sampling=sampling,
                 workspace_limit=workspace_limit,
                 benchmark_limit=benchmark_limit,
-                budget_ms=budget_ms,
             )
             if found is not None:
                 return found
@@ -60,10 +58,10 @@ class Layered(Lookup):
         keys = [key for store in (self.user, *self.shipped) for key in Store.keys(store)]
         return iter(dict.fromkeys(keys))
 
-    def retract(self, answer: Decision) -> None:
-        """As ``Store.retract``; what was shipped is forgotten by this process only."""
+    def strike(self, answer: Decision) -> None:
+        """As ``Store.strike``; of what was shipped this process alone takes note."""
         for store in (self.user, *self.shipped):
-            store.retract(answer)
+            store.strike(answer)
 
     def add(self, decisions: Iterable[Decision]) -> None:
         """To the user's store, as ``Store.add``."""

@@ -23,12 +23,9 @@ class Lookup(ABC):
         sampling: str = "auto",
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
-        budget_ms: float | None = 0.0,
     ) -> Decision | None:
         """What serves ``problem`` within ``workspace_limit`` (bytes; None: no limit), without
-        timing anything (``Decision.under``); None where that must be measured first, or is worth
-        it: a decision that its budget cut short serves only where ``budget_ms`` (milliseconds;
-        None: no limit) allows no more.
+        timing anything (``Decision.under``); None where that must be measured first.
 
         Raises:
             TypeError, ValueError: naming the argument, and what is allowed.
@@ -41,7 +38,6 @@ class Lookup(ABC):
         sampling: str = "auto",
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
-        budget_ms: float | None = 0.0,
     ) -> Selection | None:
         """The selection of :meth:`find`; raises the same."""
         found = self.find(
@@ -49,7 +45,6 @@ class Lookup(ABC):
             sampling=sampling,
             workspace_limit=workspace_limit,
             benchmark_limit=benchmark_limit,
-            budget_ms=budget_ms,
         )
         return None if found is None else found.selection
 

@@ -18,8 +18,8 @@ class Pending:
 
     unwritten: Changes
     given: Collection[Decision]
-    gone: Mapping[bytes, Decision | None] = field(default_factory=dict)
-    """Names of entries to drop: only where this decision stands there still; None: in any case."""
+    gone: Mapping[bytes, Decision] = field(default_factory=dict)
+    """Names of entries to drop: only where this decision stands there still."""
 
     def settled(
         self,
@@ -37,7 +37,7 @@ class Pending:
         going = set()
         for name, decision in self.gone.items():
             line = self.unwritten[name] if name in self.unwritten else content.line(name)
-            if line is not None and (decision is None or decode(line) == decision):
+            if line is not None and decode(line) == decision:
                 going.add(name)
         dropped |= going
         changes: dict[bytes, bytes | None] = {

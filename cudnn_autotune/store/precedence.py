@@ -1,9 +1,9 @@
 """Which decisions of one key are kept: an order in which it does not matter who came first.
 
-Two things count, in this order: how much was allowed when it was measured (first time, where the
-budget left something out, then workspace), since a decision that was measured under looser
-constraints answers tighter ones too; and the moment. At most two remain: the one without
-determinism, and one with it where that was allowed more.
+Three things count, in this order: how much workspace was allowed when it was measured, since a
+decision that was measured under looser constraints answers tighter ones too; whether a budget left
+something out; and the moment. At most two remain: the one without determinism, and one with it
+where that was allowed more workspace.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.decision import Decision, admits
 from cudnn_autotune.store.provenance import utc_text
 
 
@@ -25,7 +25,7 @@ def prevailing(decisions: Iterable[Decision]) -> list[Decision]:
         if deterministic not in best or _beats(decision, best[deterministic]):
             best[deterministic] = decision
     plain, strict = best.get(False), best.get(True)
-    if plain and strict and _allowed(plain) >= _allowed(strict):
+    if plain and strict and admits(plain.workspace_limit, strict.workspace_limit):
         return [plain]
     return [decision for decision in (plain, strict) if decision]
 
@@ -39,18 +39,20 @@ def moment(decision: Decision) -> str:
 
 def _beats(one: Decision, other: Decision) -> bool:
     """Of two that were measured alike as to determinism."""
-    if _allowed(one) != _allowed(other):
-        return _allowed(one) > _allowed(other)
+    if one.workspace_limit != other.workspace_limit:
+        return admits(one.workspace_limit, other.workspace_limit)
+    if _allowed_ms(one) != _allowed_ms(other):
+        return _allowed_ms(one) > _allowed_ms(other)
     if moment(one) != moment(other):
         return moment(one) > moment(other)
     # Two of the same moment are settled alike everywhere.
     return _text(one) > _text(other)
 
 
-def _allowed(decision: Decision) -> tuple[float, float]:
-    """Milliseconds, where their end left something out, and bytes."""
-    budget_ms, limit = decision.selection.evidence.budget_ms, decision.workspace_limit
-    return (math.inf if budget_ms is None else budget_ms, math.inf if limit is None else limit)
+def _allowed_ms(decision: Decision) -> float:
+    """The budget, where it left something out."""
+    budget_ms = decision.selection.evidence.budget_ms
+    return math.inf if budget_ms is None else budget_ms
 
 
 def _text(decision: Decision) -> str:

@@ -299,7 +299,7 @@ def left_alone(path: Path, data: bytes, why: str) -> None:
         warnings.simplefilter("error")  # it has been said
         again.put(problem(size=1), selection(FRONTIER[:1]))
         assert again.get(problem(size=1)) == selection(FRONTIER[:1])
-        assert again.remove([decision(1).key]) == 1
+        assert again.discard(again) == 1
         again.add([decision(4)])
     assert list(again) == [decision(4)]
     assert path.read_bytes() == data

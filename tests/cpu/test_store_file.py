@@ -97,7 +97,7 @@ def test_the_file_is_json_with_an_entry_a_line(tmp_path: Path) -> None:
     winner = tree["decisions"][decision(1).key]["selection"]["ranking"][0]
     assert winner["candidate"]["text"] == "fastest"
     assert winner["time_ms"] == 1.0
-    store.remove([decision(1).key, decision(2).key])
+    store.discard(store)
     assert json.loads(store.path.read_text())["decisions"] == {}
     assert len(Store(tmp_path, H200)) == 0
 
@@ -138,7 +138,7 @@ def test_what_another_writes_is_seen(tmp_path: Path) -> None:
     assert other.by_key(decision(1).key) == decision(1)
     other.add([decision(2)])
     assert one.get(problem(size=2)) is not None
-    assert one.remove([decision(2).key]) == 1
+    assert one.discard([decision(2)]) == 1
     assert other.by_key(decision(2).key) == decision(2)  # a hit does not look at the disk
     assert other.by_key(decision(3).key) is None  # a miss does
     assert other.by_key(decision(2).key) is None
@@ -172,18 +172,6 @@ def test_a_miss_does_not_read_a_file_that_is_the_same(tmp_path: Path) -> None:
     for _ in range(20):
         Store(tmp_path, H200)
     assert taken / 200 < (time.perf_counter() - begin) / 20 / 2
-
-
-def test_remove(tmp_path: Path) -> None:
-    store = Store(tmp_path, H200)
-    store.add([decision(n) for n in (1, 2, 3)])
-    store.add([at_limit(8, size=4), at_limit(None, size=4, deterministic=True)])
-    assert len(store) == 5
-    assert store.remove([decision(1).key, "nonsense", 'no"nsense', "", decision(1).key]) == 1
-    assert store.remove([decision(4).key]) == 2
-    assert store.remove([decision(4).key]) == 0
-    assert decision(4).key not in store
-    assert [known.key for known in Store(tmp_path, H200)] == [decision(2).key, decision(3).key]
 
 
 def test_keys_and_by_key(tmp_path: Path) -> None:

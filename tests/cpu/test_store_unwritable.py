@@ -59,7 +59,7 @@ def test_a_path_below_a_file(tmp_path: Path) -> None:
         store.add([decision(3)])
         assert store.get(problem(size=1)) == selection()
         assert [known.key for known in store] == [decision(n).key for n in (1, 2, 3)]
-        assert store.remove([decision(2).key]) == 1
+        assert store.discard([decision(2)]) == 1
         assert store.get(problem(size=2)) is None
         assert len(store) == 2
         other = Store(folder, H200)
