@@ -16,8 +16,10 @@ PACKAGE_PARENT = str(Path(ca.__file__).resolve().parents[1])
 def python(
     *arguments: str, env: dict[str, str] | None = None, cwd: str | Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """``python *arguments`` with no CUDNN_AUTOTUNE_* variable but those given; does not raise."""
+    """``python *arguments`` with no CUDNN_AUTOTUNE_* variable but those given, and without the
+    user's store; does not raise."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("CUDNN_AUTOTUNE_")}
+    clean["CUDNN_AUTOTUNE_CACHE"] = "off"
     clean["PYTHONPATH"] = os.pathsep.join(
         p for p in (PACKAGE_PARENT, clean.get("PYTHONPATH", "")) if p
     )

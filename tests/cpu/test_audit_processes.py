@@ -249,9 +249,9 @@ def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> N
     assert 0 < len(first) < 200
     assert not record.complete
     assert saved >= 2
-    # The oracle had its share of the time: what was picked was judged.
-    assert shared_cases(record) == list(first)
     assert list(first) == cases[: len(first)], "in the order in which they were given"
+    judged = shared_cases(record)  # all, unless its process took all of its time to start
+    assert judged == list(first)[: len(judged)]
 
     another = Plan("simulation", {"slow": 1}, [], "slow", modules=[own_modes])
     few = cases[: len(first) + 2]
@@ -261,9 +261,10 @@ def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> N
     assert all(second[case] is pick for case, pick in first.items()), "done once, done for good"
     assert not record.complete, "the other cases are still to come"
 
-    begin = time.monotonic()
-    Session(another, record, few).run()
-    assert time.monotonic() - begin < 0.5, "nothing left to do: no process is started"
+    # Nothing is left to do: no process is started, which would fail.
+    broken = Plan("simulation", {"slow": 1}, [], "slow", modules=["no_such_module"])
+    Session(broken, record, few).run()
+    assert not record.failures
 
 
 def test_no_time_no_process_and_a_record_all_the_same() -> None:

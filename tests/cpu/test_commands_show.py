@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,14 +257,12 @@ def test_an_entry_without_a_name(file: Path) -> None:
     assert "of 7 decisions" in succeeded("show", "--store", file, "--op", "dgrad")
 
 
+TESTS = str(Path(__file__).parents[1])
 PLACES = """
-import os
 from click.testing import CliRunner
+from unprivileged import drop_capabilities
 from cudnn_autotune.cli import main
-CliRunner().invoke(main, ["env"])  # loads what it needs, while that may be read
-if os.geteuid() == 0:
-    os.setgid(65534)
-    os.setuid(65534)
+drop_capabilities()
 for command in COMMANDS:
     done = CliRunner().invoke(main, command.split())
     assert done.exception is None or isinstance(done.exception, SystemExit), command
@@ -274,32 +270,32 @@ for command in COMMANDS:
 """
 
 
-def test_what_there_is_no_permission_for() -> None:
-    folder = Path(tempfile.mkdtemp())
+def test_what_there_is_no_permission_for(tmp_path: Path) -> None:
+    sound = fill(tmp_path / "sound.json")
+    closed = tmp_path / "closed"
+    file = fill(closed / "x.json")
+    closed.chmod(0)
     try:
-        sound = fill(folder / "sound.json")
-        closed = folder / "closed"
-        file = fill(closed / "x.json")
-        closed.chmod(0)
-        folder.chmod(0o755)
         commands = [
             *(f"show --store {place}" for place in (closed, file)),
             *(f"show --files --store {place}" for place in (closed, file)),
             *(f"prune --op dgrad --yes --store {place}" for place in (closed, file)),
             f"diff {sound} {file}",
-            f"import {file} --store {folder}",
+            f"import {file} --store {tmp_path}",
             f"import {sound} --store {file}",
             f"export {file} --store {sound}",
             *(f"env --store {place}" for place in (closed, file)),
         ]
-        told = evaluate(PLACES.replace("COMMANDS", repr(commands))).splitlines()
+        told = evaluate(
+            f"import sys; sys.path.insert(0, {TESTS!r})"
+            + PLACES.replace("COMMANDS", repr(commands))
+        ).splitlines()
         assert len(told) == len(commands)
         for command, line in zip(commands, told, strict=True):
             assert "Permission denied" in line or "is not readable" in line, command
             assert line[0] == "2" or command.startswith("env"), command
     finally:
-        (folder / "closed").chmod(0o755)
-        shutil.rmtree(folder)
+        closed.chmod(0o755)
 
 
 def test_a_name_that_is_too_long(tmp_path: Path) -> None:

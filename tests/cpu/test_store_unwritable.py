@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ import json, os, resource, sys, warnings
 from pathlib import Path
 sys.path.insert(0, {TESTS!r})
 from decisions import *
+from unprivileged import drop_capabilities
 from cudnn_autotune.store import Store
 folder = {str(folder)!r}
 with warnings.catch_warnings(record=True) as caught:
@@ -136,20 +134,8 @@ def test_a_damaged_file_on_a_full_disk(tmp_path: Path) -> None:
     assert told["files"] == [H200.file_name, f"{H200.file_name}.lock"]
 
 
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that other users can get at, unlike pytest's."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    folder.chmod(0o755)
-    shutil.rmtree(folder)
-
-
 READ_ONLY = """
-if os.geteuid() == 0:
-    os.setgid(65534)
-    os.setuid(65534)
+drop_capabilities()
 store = Store(folder, H200)
 first = [known.key for known in store], store.is_writable, said()
 store.add([decision(2)])
@@ -157,12 +143,12 @@ told = [*first, [known.key for known in store], said(), sorted(os.listdir(folder
 """
 
 
-def test_a_folder_without_permission(open_folder: Path) -> None:
-    store = Store(open_folder, H200)
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
     store.add([decision(1)])
     store.path.with_name(f"{store.path.name}.lock").unlink()
-    open_folder.chmod(0o555)
-    served, is_writable, said, then_served, then_said, files = in_a_child(READ_ONLY, open_folder)
+    tmp_path.chmod(0o555)
+    served, is_writable, said, then_served, then_said, files = in_a_child(READ_ONLY, tmp_path)
     assert (served, is_writable, said) == ([decision(1).key], False, [])
     assert then_served == [decision(1).key, decision(2).key]
     assert len(then_said) == 1
@@ -174,13 +160,13 @@ def test_a_folder_without_permission(open_folder: Path) -> None:
 NO_READING = READ_ONLY.replace("decision(2)", "decision()")
 
 
-def test_a_file_without_permission(open_folder: Path) -> None:
-    store = Store(open_folder, H200)
+def test_a_file_without_permission(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
     store.add([decision(1)])
     store.path.chmod(0)
-    open_folder.chmod(0o777)
+    tmp_path.chmod(0o777)
     data = store.path.read_bytes() if os.geteuid() == 0 else b""
-    told = in_a_child(NO_READING, open_folder)
+    told = in_a_child(NO_READING, tmp_path)
     assert told[:2] == [[], False]
     assert len(told[2]) == 1
     assert "Permission denied" in told[2][0]
@@ -188,7 +174,7 @@ def test_a_file_without_permission(open_folder: Path) -> None:
     assert told[4] == told[2]  # nothing new was said
     store.path.chmod(0o600)
     assert store.path.read_bytes() == data or os.geteuid() != 0
-    assert list(Store(open_folder, H200)) == [decision(1)]
+    assert list(Store(tmp_path, H200)) == [decision(1)]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
