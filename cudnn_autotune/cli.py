@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from cudnn_autotune import command_options as options
+from cudnn_autotune.audit.plot import plot
 from cudnn_autotune.commands.audit import audit
 from cudnn_autotune.commands.diff import diff
 from cudnn_autotune.commands.env import env
 from cudnn_autotune.commands.exchange import export, import_
 from cudnn_autotune.commands.output import warnings_in_lines
+from cudnn_autotune.commands.output_file import check_output, writing
 from cudnn_autotune.commands.plot_option import plot_option
 from cudnn_autotune.commands.prune import prune
 from cudnn_autotune.commands.record import record
@@ -38,9 +39,14 @@ def demo(plot_path: Path | None) -> None:
     the two layers on an L4 and an H200, and the layers on the CPU.
     """
     from cudnn_autotune import demo as demonstration
+    from cudnn_autotune import demo_replay
 
-    options.check_output("--plot", plot_path)
-    demonstration.run(plot=plot_path)
+    check_output("--plot", plot_path)
+    replayed = demonstration.run()
+    if plot_path is not None:
+        with writing("--plot", plot_path):
+            plot(replayed or demo_replay.replay(), plot_path)
+        click.echo(f"Drawn: {plot_path}")
 
 
 main.add_command(audit)

@@ -4,10 +4,7 @@ saying what is allowed."""
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -82,31 +79,6 @@ padding = read_by(_padding, "same, valid, or whole numbers with commas between")
 
 def refuse(option: str, message: str) -> click.BadParameter:
     return click.BadParameter(message, param_hint=f"'{option}'")
-
-
-def check_output(option: str, path: Path | None) -> None:
-    """Makes the folder of a file that is to be written, and tries whether that will do: before
-    anything is measured. Raises BadParameter."""
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
-            pass
-    except OSError as error:
-        raise refuse(option, f"cannot write {path}: {error.strerror}") from error
-    if path.exists() and not path.is_file():
-        raise refuse(option, f"{path} is no regular file")
-
-
-@contextmanager
-def writing(option: str, path: Path) -> Iterator[None]:
-    """An OSError within becomes a ClickException that names the option and the file."""
-    try:
-        yield
-    except OSError as error:
-        told = error.strerror or error
-        raise click.ClickException(f"{option}: cannot write {path}: {told}") from error
 
 
 def check_modes(option: str, given: Sequence[str], allowed: Sequence[str]) -> None:

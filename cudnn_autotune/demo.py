@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -18,9 +17,7 @@ from rich.table import Table
 from cudnn_autotune import demo_replay, sampling, store_settings
 from cudnn_autotune._extension import extension_available
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.audit.plot import plot as draw
 from cudnn_autotune.choice_log import Choice, choices
-from cudnn_autotune.command_options import writing
 from cudnn_autotune.engines import candidates
 from cudnn_autotune.modules import Conv2d
 from cudnn_autotune.problem import OPERATIONS, ConvProblem
@@ -72,32 +69,22 @@ LAYERS = (
 )  # fmt: skip
 
 
-def run(console: Console | None = None, plot: Path | None = None) -> None:
+def run(console: Console | None = None) -> Record | None:
     """Prints the demonstration; on a GPU it leaves this process without choices.
 
-    Args:
-        plot: draws there what the modes choose on the recordings, GPU or not.
-
-    Raises:
-        ImportError: ``plot``, and matplotlib is not installed.
-        ValueError: ``plot`` with a suffix other than .png, .svg and .pdf.
-        click.ClickException: ``plot`` cannot be written.
+    Returns:
+        What the modes choose on the recordings; None on a GPU, where they are not replayed.
     """
     console = console or Console()
-    if torch.cuda.is_available() and extension_available():
-        before = store_settings.get_store_settings()
-        store_settings.set_store(mode="off")  # what was chosen once is not shown, nor is this kept
-        try:
-            _with_gpu(console)
-        finally:
-            store_settings.restore_settings(before)
-        replayed = demo_replay.replay() if plot else None
-    else:
-        replayed = _without_gpu(console)
-    if plot and replayed:
-        with writing("--plot", plot):
-            draw(replayed, plot)
-        console.print(f"Drawn: {plot}", soft_wrap=True, highlight=False, markup=False)
+    if not (torch.cuda.is_available() and extension_available()):
+        return _without_gpu(console)
+    before = store_settings.get_store_settings()
+    store_settings.set_store(mode="off")  # what was chosen once is not shown, nor is this kept
+    try:
+        _with_gpu(console)
+    finally:
+        store_settings.restore_settings(before)
+    return None
 
 
 def _with_gpu(console: Console) -> None:

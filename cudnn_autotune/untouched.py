@@ -120,18 +120,28 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _contents_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Of dense tensors."""
-    dense = [t for t in tensors if t.layout == torch.strided and not t.is_nested]
+    """Of dense tensors that hold something."""
+    dense = [
+        t
+        for t in tensors
+        if t.layout == torch.strided and not (t.is_nested or t.is_meta or t.is_quantized)
+    ]
     copies = [(tensor, tensor.detach().clone()) for tensor in dense]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for tensor, copy in copies:
-                # A write, even of the same values, would spoil a graph of the user's that has yet
-                # to be run backward.
-                if not torch.equal(tensor, copy):
+        for tensor, copy in copies:
+            # A write, even of the same values, would spoil a graph of the user's that has yet to be
+            # run backward. (Versions of tensors do not tell: a BatchNorm writes past them.)
+            if not torch.equal(_bits(tensor), _bits(copy)):
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.copy_(copy)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """What it holds, NaN included, so that it can be compared."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.reshape(-1).contiguous().view(torch.uint8)
 
 
 @contextmanager

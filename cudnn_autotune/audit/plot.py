@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_autotune import atomic_file
 from cudnn_autotune.audit.analysis import (
     pytorch_regret,
     regret,
@@ -19,7 +20,6 @@ from cudnn_autotune.audit.analysis import (
 from cudnn_autotune.audit.model import PYTORCH_MODES, STEADY, SUSTAINED, Record
 from cudnn_autotune.audit.report import headline
 from cudnn_autotune.audit.summary import summarize
-from cudnn_autotune.store import disk_file
 
 # Below 1 % the axis is linear: the oracle cannot tell much less.
 _LINEAR_PERCENT = 1.0
@@ -80,7 +80,7 @@ def plot(record: Record, path: Path) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=110)
     pyplot.close(figure)
-    disk_file.replace(path, drawn.getvalue())
+    atomic_file.write(path, drawn.getvalue())
 
 
 def _at_right_of(axis: Any) -> Any:

@@ -8,11 +8,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from cudnn_autotune import atomic_file
 from cudnn_autotune.audit.analysis import left_out
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.json_dataclass import decode, encode
-from cudnn_autotune.store import disk_file
 
 FORMAT = "cudnn-autotune audit"
 VERSION = 1
@@ -54,7 +54,7 @@ def save(record: Record, path: Path) -> None:
     data = (_lines(to_json(record)) + "\n").encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    disk_file.replace(path, data)
+    atomic_file.write(path, data)
 
 
 def load(path: Path) -> Record:

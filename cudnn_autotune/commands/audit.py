@@ -17,6 +17,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit import plot, record_file, report
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
 from cudnn_autotune.commands.audit_gpu import audit_gpu
+from cudnn_autotune.commands.output_file import check_output, writing
 from cudnn_autotune.commands.plot_option import plot_option
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling.strategy import Limits
@@ -104,8 +105,8 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
     modes = _modes(kind, given["modes"])
     runs = _runs(modes, given["runs"])
     json_path, plot_path = given["json_path"], given["plot_path"]
-    options.check_output("--json", json_path)
-    options.check_output("--plot", plot_path)
+    check_output("--json", json_path)
+    check_output("--plot", plot_path)
     console = Console()
     fresh = Record(
         kind,
@@ -123,12 +124,15 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
         record = audit_gpu(fresh, modes, given)
     else:
         record = _without_gpu(fresh, given, console)
-    report.show(record, console)  # first: what was measured is not lost where a disk is full
-    if json_path is not None:
-        with options.writing("--json", json_path):
-            record_file.save(record, json_path)
+    # What was measured is not lost where a disk is full, or where nobody reads on.
+    try:
+        if json_path is not None:
+            with writing("--json", json_path):
+                record_file.save(record, json_path)
+    finally:
+        report.show(record, console)
     if plot_path is not None:
-        with options.writing("--plot", plot_path):
+        with writing("--plot", plot_path):
             plot.plot(record, plot_path)
 
 

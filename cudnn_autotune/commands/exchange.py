@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from cudnn_autotune import atomic_file
 from cudnn_autotune.command_options import refuse
 from cudnn_autotune.commands import filters
 from cudnn_autotune.commands.output import say
@@ -24,7 +25,7 @@ from cudnn_autotune.commands.store_option import (
     store_option,
 )
 from cudnn_autotune.report.wording import count
-from cudnn_autotune.store import Decision, Environment, Store, disk_file, entry, file_format
+from cudnn_autotune.store import Decision, Environment, Store, entry, file_format
 from cudnn_autotune.store.folder import SUFFIX
 
 
@@ -55,7 +56,7 @@ def export(out: Path, store_path: Path | None, force: bool, **given: Any) -> Non
     lines = sorted(entry.encode(decision, found.environment) for decision in decisions)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        disk_file.replace(out, file_format.encode(found.environment, lines))
+        atomic_file.write(out, file_format.encode(found.environment, lines))
     except OSError as error:
         raise refuse("FILE", f"cannot write {out}: {error.strerror or error}") from error
     say(

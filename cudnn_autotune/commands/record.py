@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from cudnn_autotune import command_options as options
 from cudnn_autotune.audit import layers
 from cudnn_autotune.commands import tune_problems
+from cudnn_autotune.commands.output_file import check_output, writing
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.offline.recording import record as record_samples
 from cudnn_autotune.offline.recording_format import Recording
@@ -69,7 +70,7 @@ def record(ctx: click.Context, /, out: Path, **given: Any) -> None:
                 )
             except RuntimeError as error:
                 raise click.ClickException(f"{name}: {error}") from error
-        with options.writing("OUT", target):
+        with writing("OUT", target):
             made.save(target)
         click.echo(_told(name, made, target))
 
@@ -153,7 +154,7 @@ def _targets(out: Path, names: Sequence[str]) -> list[Path]:
     targets = [out / f"{name.replace('/', '_')}.json.gz" for name in names]
     targets = [out] if is_file else targets
     for target in targets:
-        options.check_output("OUT", target)
+        check_output("OUT", target)
     return targets
 
 

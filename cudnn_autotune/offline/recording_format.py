@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cudnn_autotune import atomic_file
 from cudnn_autotune.offline.recording_json import fields_from_json, to_json
 from cudnn_autotune.offline.recording_parts import (
     Reading,
@@ -26,7 +27,6 @@ from cudnn_autotune.offline.recording_parts import (
     SoloTrace,
 )
 from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.store import disk_file
 
 _MOST_BYTES = 256 * 2**20
 
@@ -112,7 +112,7 @@ class Recording:
         target = Path(path)
         if target.name.endswith(".gz"):
             data = gzip.compress(data, mtime=0)
-        disk_file.replace(target, data)
+        atomic_file.write(target, data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:

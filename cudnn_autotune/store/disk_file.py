@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 import stat
@@ -10,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from secrets import token_hex
 from typing import NamedTuple
 
 from filelock import FileLock
+
+from cudnn_autotune import atomic_file
 
 # A writer holds the lock for milliseconds; but many may wait, and who gets it next is chance.
 LOCK_TIMEOUT_S = 60.0
@@ -82,24 +82,8 @@ def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
 
 
 def replace(path: Path, data: bytes) -> Stamp | None:
-    """Replaces the file in one step; when this returns, it is on the disk. To be called under the
-    lock. Raises OSError; the file is then as it was."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(4)}.part")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        # 0o666: the umask decides, so that a shared folder can be shared.
-        with open(os.open(partial, flags, 0o666), "wb") as file:
-            with suppress(OSError):
-                os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
-    _sync_folder(path.parent)
+    """As ``atomic_file.write``; to be called under the lock. The stamp of what is there then."""
+    atomic_file.write(path, data)
     return stamp(path)
 
 
@@ -111,7 +95,7 @@ def is_writable(path: Path) -> bool:
 
 def remove_partials(path: Path) -> None:
     """What writers that were killed have left behind. To be called under the lock."""
-    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+    for partial in atomic_file.partials(path):
         with suppress(OSError):
             partial.unlink()
 
@@ -129,11 +113,3 @@ def set_aside(path: Path) -> Path:
             shutil.copy2(path, aside)
         return aside
     raise FileExistsError(str(aside))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
