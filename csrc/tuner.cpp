@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include <mutex>
 #include <optional>
@@ -74,6 +75,8 @@ std::optional<CachedPlan> remembered(const ChoiceKey& key) {
 // What serves a problem that is first met while a stream is being captured: what an earlier process
 // or a pin says of it, else the heuristics' plan. To be served properly at the next call outside.
 CachedPlan provisional_plan(const ChoiceKey& key) {
+  // To build allocates and loads, which would break the capture.
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   CachedPlan plan{key, nullptr};
   const auto known = known_handler()(key);
   try {
@@ -93,31 +96,30 @@ CachedPlan& miss(const TuneRequest& request) {
   auto& table = ChoiceTable::instance();
   auto& cache = PlanCache::of_this_thread();
   const ChoiceKey& key = request.key;
-  const auto keep = [&](CachedPlan plan) -> CachedPlan& {
-    return cache.put(std::move(plan), table.epoch());
-  };
   // The order of locks is: tuning mutex, then GIL. A thread that waits here with the GIL would
   // stop the one that tunes.
   const WithoutGil without_gil;
-  if (auto plan = remembered(key)) return keep(*std::move(plan));
-  if (is_capturing()) return keep(provisional_plan(key));
+  // Epochs are read before the choice: what changes while a plan is built makes it stale.
+  uint64_t epoch = table.epoch();
+  if (auto plan = remembered(key)) return cache.put(*std::move(plan), epoch);
+  if (is_capturing()) return cache.put(provisional_plan(key), epoch);
   const std::lock_guard tuning(table.tuning_mutex());
-  if (auto plan = remembered(key)) return keep(*std::move(plan));
-  const uint64_t epoch = table.epoch();
-  const uint64_t forgettings = table.forgettings();
+  epoch = table.epoch();
+  if (auto plan = remembered(key)) return cache.put(*std::move(plan), epoch);
+  const uint64_t forgettings = table.forgettings(key.problem);
   TuneResult result = [&] {
     // A backward may run under autocast, which would recast what is measured and compared.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     return miss_handler()(request);
   }();
   CachedPlan plan{key, std::move(result.plan), result.text == kMatmul, std::move(result.trial)};
+  plan.forgettings = forgettings;
   // A trial's outcome is remembered when there is one.
-  const bool is_settled = plan.trial == nullptr;
-  if (is_settled && !table.put_unless_forgotten(key, result.text, forgettings)) {
-    // It serves this call; the next one looks again.
-    return cache.put(std::move(plan), epoch);
-  }
-  return keep(std::move(plan));
+  const auto standing = plan.trial != nullptr
+                            ? table.epoch_unless_forgotten(key.problem, forgettings)
+                            : table.put_unless_forgotten(key, result.text, forgettings);
+  // Where it was forgotten meanwhile it serves this call, and the next one looks again.
+  return cache.put(std::move(plan), standing.value_or(epoch));
 }
 
 CachedPlan& chosen(const TuneRequest& request) {
@@ -143,7 +145,7 @@ bool is_over(CachedPlan& cached) {
         return true;
       }
     }
-    if (!standing) table.put(cached.key, way->text);
+    if (!standing) table.put_unless_forgotten(cached.key, way->text, cached.forgettings);
     cached.plan = way->plan;
     cached.is_matmul = way->text == kMatmul;
     cached.trial = nullptr;

@@ -105,7 +105,7 @@ class Trial:
             return False
         is_over = self.prepared.is_over  # asked first: all that joins has then joined
         self.is_idle = not self._read()
-        if not self.is_idle and self._adopt():
+        if self._adopt():
             return False
         if self.prepared.is_broken:
             if 0 in self.race.failed:

@@ -22,7 +22,7 @@ from cudnn_autotune.queried import QueriedCandidates, Tensors
 from cudnn_autotune.sampling.gpu_timer import GpuTimer
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.serving import served_by
 
 _log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ def choose(
     start = time.perf_counter()
     problem = ConvProblem.from_native(native)
     since = choice_log.generation(problem)
+    is_probe = probing.is_probe(benchmark_limit)
     limit = None if workspace_limit < 0 else workspace_limit
     limits = Limits(benchmark_limit, settings.get_budget_ms())
     tensors = (x, w, y)
@@ -78,7 +79,8 @@ def choose(
             origin="tuned" if source is None else source.origin,
             provenance=provenance,
         )
-        if probing.takes(choice):
+        if is_probe:
+            probing.take(choice)
             return choice
         # What calls have decided is not taken back by another thread's first call.
         known = choice_log.find(choice)
@@ -94,10 +96,11 @@ def choose(
     if known is not None and served is not None:
         choice = remember(served, source=known)
         return choice.text, served.plan, None
-    outcome = _search(native, problem, mode, limit, limits, device, tensors)
+    strategy = sampling.get(probing.MODE if is_probe else mode)
+    outcome = _search(native, problem, strategy, limit, limits, device, tensors)
     choice = remember(outcome)
     trial = None
-    if isinstance(sampling.get(mode), Online) and outcome.chosen and not problem.deterministic:
+    if isinstance(strategy, Online) and outcome.chosen and not problem.deterministic:
         first, prepared = outcome.chosen.candidate, Prepared()
         chores = OnlineChores(choice, first, outcome.plan, prepared, limits.budget_ms)
         trial = _C.OnlineTrial((choice.text, outcome.plan), chores)
@@ -109,7 +112,7 @@ def choose(
 def _search(
     native: _C.ConvProblem,
     problem: ConvProblem,
-    mode: str,
+    strategy: Strategy,
     workspace_limit: int | None,
     limits: Limits,
     device: int,
@@ -125,7 +128,6 @@ def _search(
     try:
         nearby = remembering.similar(problem, device)
         candidates = QueriedCandidates(search, problem, tensors, workspace_limit, nearby)
-        strategy = sampling.get(mode)
         if isinstance(strategy, Online):
             selection = strategy.first(candidates, timer)
         else:

@@ -236,7 +236,9 @@ class Asking(nn.Module):
     def choose(self, choice: Choice) -> None:
         if choice.problem in ca.pins():
             choice = replace(choice, origin="pinned")
-        if not probing.takes(choice):
+        if probing.is_probe(choice.benchmark_limit):
+            probing.take(choice)
+        else:
             choice_log.record(choice)
 
 

@@ -18,24 +18,23 @@ std::optional<std::string> ChoiceTable::find(const ChoiceKey& key) const {
   return found->second;
 }
 
-void ChoiceTable::put(const ChoiceKey& key, std::string text) {
+std::optional<uint64_t> ChoiceTable::put_unless_forgotten(const ChoiceKey& key, std::string text,
+                                                          uint64_t forgettings) {
   const std::unique_lock lock(mutex_);
-  put_locked(key, std::move(text));
-}
-
-bool ChoiceTable::put_unless_forgotten(const ChoiceKey& key, std::string text,
-                                       uint64_t forgettings) {
-  const std::unique_lock lock(mutex_);
-  if (forgettings != forgettings_) return false;
-  put_locked(key, std::move(text));
-  return true;
-}
-
-void ChoiceTable::put_locked(const ChoiceKey& key, std::string text) {
+  if (forgettings != forgettings_locked(key.problem)) return std::nullopt;
   const auto [entry, is_new] = choices_.try_emplace(key, text);
-  if (is_new || entry->second == text) return;
-  entry->second = std::move(text);
-  epoch_.fetch_add(1, std::memory_order_release);
+  if (!is_new && entry->second != text) {
+    entry->second = std::move(text);
+    epoch_.fetch_add(1, std::memory_order_release);
+  }
+  return epoch();
+}
+
+std::optional<uint64_t> ChoiceTable::epoch_unless_forgotten(const ConvProblem& problem,
+                                                            uint64_t forgettings) const {
+  const std::shared_lock lock(mutex_);
+  if (forgettings != forgettings_locked(problem)) return std::nullopt;
+  return epoch();
 }
 
 void ChoiceTable::erase(const ChoiceKey& key) {
@@ -48,7 +47,7 @@ void ChoiceTable::erase(const ConvProblem& problem) {
   for (auto entry = choices_.begin(); entry != choices_.end();) {
     entry = entry->first.problem == problem ? choices_.erase(entry) : std::next(entry);
   }
-  ++forgettings_;
+  ++forgettings_of_[{problem, {}}];
   epoch_.fetch_add(1, std::memory_order_release);
 }
 
@@ -59,9 +58,14 @@ void ChoiceTable::clear() {
   epoch_.fetch_add(1, std::memory_order_release);
 }
 
-uint64_t ChoiceTable::forgettings() const {
+uint64_t ChoiceTable::forgettings(const ConvProblem& problem) const {
   const std::shared_lock lock(mutex_);
-  return forgettings_;
+  return forgettings_locked(problem);
+}
+
+uint64_t ChoiceTable::forgettings_locked(const ConvProblem& problem) const {
+  const auto found = forgettings_of_.find({problem, {}});
+  return forgettings_ + (found == forgettings_of_.end() ? 0 : found->second);
 }
 
 }  // namespace cudnn_autotune

@@ -22,6 +22,8 @@ struct CachedPlan {
   // Made while a stream was being captured, when nothing may be timed: to be tuned at the next
   // call outside a capture.
   bool provisional = false;
+  // Of a trial: ChoiceTable::forgettings when it was asked for.
+  uint64_t forgettings = 0;
 };
 
 // One thread's built plans, least recently used last. A plan costs about 200 KiB of host memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,6 +129,30 @@ def test_inputs_are_what_they_were() -> None:
     run_once(Takes(), (box,), {"more": {"x": [more]}})
     assert torch.equal(box.x, before[0])
     assert torch.equal(more, before[1])
+
+
+@pytest.mark.parametrize("kind", ["nan", "expanded", "inference", "meta"])
+def test_inputs_that_are_left_alone_are_not_written(kind: str) -> None:
+    """A write would spoil a graph that is yet to be run backward, or be refused."""
+    x = torch.randn(2, 3, 8, 8)
+    if kind == "nan":
+        x[0, 0, 0, 0] = math.nan
+    if kind == "expanded":
+        x = x[:1].expand(2, -1, -1, -1)
+    if kind == "inference":
+        with torch.inference_mode():
+            x = x.clone()
+    layer = nn.Conv2d(3, 4, 3)
+    more = {"meta": torch.empty(2, device="meta")} if kind == "meta" else {}
+    version = None if x.is_inference() else x._version
+
+    class Takes(nn.Module):
+        def forward(self, x: Tensor, **more: Tensor) -> Tensor:
+            return layer(x)
+
+    with torch.set_grad_enabled(kind != "inference"):
+        run_once(Takes(), (x,), more)
+    assert x.is_inference() or x._version == version
 
 
 def test_a_pending_graph_of_the_users_survives() -> None:

@@ -40,26 +40,19 @@ def test_odd_inputs(kind: str) -> None:
     assert_same_step(*twin_layers(8, 12, 3, padding=1), ODD_INPUTS[kind](input))
 
 
-@pytest.mark.parametrize("name", ["stride", "padding", "dilation"])
-def test_what_cudnn_cannot_count_is_pytorchs(name: str) -> None:
-    """2**32 + 1 is 1 in cuDNN's 32 bits, and its output would be written out of bounds."""
-    input = torch.randn(2, 4, 8, 8, device="cuda")
-    weight = torch.randn(6, 4, 1, 1, device="cuda")
-    # With such padding only such a stride leaves an output that fits into memory.
-    arguments = {name: 2**32 + 1, **({"stride": 2**33} if name == "padding" else {})}
-
-    def outcome(call: Callable[..., Tensor], **more: str) -> Tensor | None:
-        try:
-            return call(input, weight, **arguments, **more)
-        except RuntimeError:
-            return None
-
-    theirs = outcome(nn.functional.conv2d)
-    ours = outcome(ca.functional.conv2d, sampling="heuristic")
-    assert (theirs is None) == (ours is None)
-    if theirs is not None and ours is not None:
-        assert_close(ours, theirs.double(), 1e-5)
+def test_what_cudnn_cannot_count_is_pytorchs() -> None:
+    """2**32 + 1 is 1 in cuDNN's 32 bits, and its output would be written out of bounds. (PyTorch
+    counts in 32 bits too, so that its results are not looked at: only that they are its.)"""
+    input = torch.randn(3, 5, 8, 8, device="cuda")
+    weight = torch.randn(7, 5, 1, 1, device="cuda")
+    try:
+        output = ca.functional.conv2d(input, weight, stride=2**32 + 1, sampling="heuristic")
+    except RuntimeError:
+        pass  # refused in PyTorch's words
+    else:
+        assert output.shape == (3, 7, 1, 1)
     assert any("2**31" in reason for reason in ca.fallbacks())
+    assert not ca.choices()
 
 
 def test_one_channel_is_ambiguous_about_layout() -> None:

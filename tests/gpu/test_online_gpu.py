@@ -318,7 +318,7 @@ def test_a_budget_bounds_what_calls_wait_for() -> None:
     assert choice.selection is not None
     assert choice.total_samples == 0, "to ask for the candidates takes longer than that"
     (remark,) = choice.selection.evidence.remarks
-    assert "the budget was spent" in remark
+    assert "unseen" in remark
     ca.forget()
     with ca.use_sampling("online", budget_ms=1e6):
         converge(lambda: call("dense", input, weight))
