@@ -1,1 +1,1 @@
-"""The commands of ``cudnn-autotune`` that work on stored decisions, and the one that makes them."""
+"""The commands of ``cudnn-autotune``, mostly one a file, and what they share."""
