@@ -137,6 +137,13 @@ def test_the_heat_resistant_engine_is_taken(mode: str) -> None:
     assert picks(mode, "forum-l4", 200)["128x64"] >= 196
 
 
+@pytest.mark.parametrize("seed", [19, 286])
+def test_a_board_that_heats_slowly_is_not_taken_for_one_that_settles_at_once(seed: int) -> None:
+    """Here four chunks look like the end of an approach, which goes on for half a second."""
+    selection = chosen("auto", simulated.preset("forum-l4", seed), seed)
+    assert selection.winner.candidate.text == "128x64"
+
+
 def test_a_race_alone_does_not_see_heat() -> None:
     assert picks("race", "forum-l4", 100)["128x128"] >= 95
 
