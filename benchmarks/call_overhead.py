@@ -19,9 +19,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from common import arguments, ending
 from common.convolution import DTYPES, OUR_MODES
 from overhead.report import plot, tables
 
@@ -34,12 +34,7 @@ _START_S = 10.0
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p = arguments.parser(__doc__)
     p.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of: %(default)s")
     p.add_argument(
         "--shape", type=int, nargs=4, default=[1, 16, 8, 8], metavar=("N", "C", "H", "W")
@@ -127,10 +122,7 @@ def main() -> int:
                 results.setdefault("failures", []).append(str(error))
             print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     record.save(complete=complete, telemetry=telemetry.summary())
-    for table in tables(record.data):
-        table.show()
-    if options.plot:
-        plot(record.data, options.plot)
+    ending.show(record.data, tables, plot, options.plot)
     return 0 if complete else 1
 
 

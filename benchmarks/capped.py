@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common import arguments, ending
 from common.sources import MODES
 
 # Heavy enough for a 700 W board: the fastest in bursts need not be the fastest in the long run.
@@ -38,12 +39,7 @@ DEFAULT_CASES = (
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p = arguments.parser(__doc__)
     p.add_argument(
         "--cases",
         default=",".join(DEFAULT_CASES),
@@ -163,10 +159,7 @@ def main() -> int:
             record.save(telemetry=telemetry.summary())
     complete = all(case.id in entries and "sustained" in entries[case.id] for case in cases)
     record.save(complete=complete, telemetry=telemetry.summary())
-    for table in tables(record.data):
-        table.show()
-    if options.plot:
-        plot(record.data, options.plot)
+    ending.show(record.data, tables, plot, options.plot)
     return 0 if complete else 1
 
 

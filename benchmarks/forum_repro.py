@@ -22,9 +22,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from common import arguments, ending
 from common.convolution import DTYPES, MODES, OPS
 from forum.report import plot, tables
 
@@ -40,12 +40,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here, after every process")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p = arguments.parser(__doc__)
     p.add_argument("--modes", default=",".join(MODES), help="comma-separated, of: %(default)s")
     p.add_argument("--iterations", type=int, default=200)
     p.add_argument("--warmup", type=int, default=0, help="first iterations that tables leave out")
@@ -157,10 +152,7 @@ def main() -> int:
             record.save(telemetry=telemetry.summary())
     complete = len(record.results["processes"]) == len(names)
     record.save(complete=complete, telemetry=telemetry.summary())
-    for table in tables(record.data):
-        table.show()
-    if options.plot:
-        plot(record.data, options.plot)
+    ending.show(record.data, tables, plot, options.plot)
     return 1 if failures else 0
 
 

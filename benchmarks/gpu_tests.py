@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from pathlib import Path
 
+from common import ending
 from common.environment import ROOT
 from suite.report import plot, tables
 
@@ -77,10 +78,7 @@ def main() -> int:
             return done.returncode or 1
         record.results.update(read(junit))
     record.save(complete=done.returncode == 0, telemetry=telemetry.summary())
-    for table in tables(record.data):
-        table.show()
-    if options.plot:
-        plot(record.data, options.plot)
+    ending.show(record.data, tables, plot, options.plot)
     return done.returncode
 
 

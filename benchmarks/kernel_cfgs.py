@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import numbers
+from common import arguments, ending, numbers
 
 # Which engine computes what: Hopper's, in cuDNN 9.
 ENGINES = {"dgrad": 78, "wgrad": 70, "fprop": 71}
@@ -33,12 +33,7 @@ LIKELY_S = 4.0  # what a layer in one direction may take, until one has been mea
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p = arguments.parser(__doc__)
     p.add_argument("--layers", default=",".join(DEFAULT_LAYERS), help="of layers.json; %(default)s")
     p.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), default="float16")
     p.add_argument("--ops", default=",".join(ENGINES), help="of: %(default)s")
@@ -128,10 +123,7 @@ def main() -> int:
     record.results["seconds"] = numbers.all_significant(took_s, 3)
     complete = len(measured) == len(cases)
     record.save(complete=complete, telemetry=telemetry.summary())
-    for table in tables(record.data):
-        table.show()
-    if options.plot:
-        plot(record.data, options.plot)
+    ending.show(record.data, tables, plot, options.plot)
     return 0 if complete else 1
 
 

@@ -22,30 +22,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from common import arguments, ending
 from common.convolution import DTYPES, OPS
 from common.sources import MODES
 
 
-def counts(text: str) -> list[int]:
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        found = [0]
-    if found[0] < 1:
-        raise argparse.ArgumentTypeError(f"comma-separated numbers of 1 or more: {text!r}")
-    return found
-
-
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p = arguments.parser(__doc__)
     p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
     p.add_argument("--layers", default="layer2.1.conv2,layer3.1.conv2", help="modules of the model")
     p.add_argument("--ops", default="fprop,dgrad", help="of: " + ",".join(OPS))
@@ -54,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--size", type=int, default=224, help="of the square images")
     p.add_argument("--dtype", choices=DTYPES[:3], default="float16")
-    p.add_argument("--iterations", type=counts, default="1,10,100,1000", help="%(default)s")
+    p.add_argument(
+        "--iterations", type=arguments.counts, default="1,10,100,1000", help="%(default)s"
+    )
     p.add_argument("--idle-s", type=float, default=0.8, help="pause before each lone run")
     p.add_argument("--steady-s", type=float, default=0.5, help="length of a lone queued run")
     p.add_argument("--warm-steps", type=int, default=10)
@@ -133,10 +120,7 @@ def main() -> int:
         print(f"{time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     complete = ended and "failed" not in results
     record.save(complete=complete, telemetry=telemetry.summary())
-    for table in tables(record.data):
-        table.show()
-    if options.plot:
-        plot(record.data, options.plot)
+    ending.show(record.data, tables, plot, options.plot)
     return 0 if complete else 1
 
 

@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common import arguments, ending
 from neighbour_picks.arms import RACE, Arm, arms
 from neighbour_picks.changes import CHANGES, DEFAULT
 
@@ -33,12 +34,7 @@ FILL_SHARE, JUDGE_SHARE = 0.5, 0.2
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p = arguments.parser(__doc__)
     p.add_argument("--layers", type=Path, default=Path(__file__).with_name("layers.json"))
     p.add_argument(
         "--cases",
@@ -116,7 +112,6 @@ def main() -> int:
     changes, compared = checked(options)
     described = wanted(options)
 
-    from common import ending
     from common.record import Record
     from common.scratch import copy_compiled, scratch
     from common.telemetry import Telemetry

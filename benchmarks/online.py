@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common import arguments, ending
 from online_mode.problems import CONVERGENCE, FIRST_CALL, TURNS, wanted
 
 # The shares of the time; processes of first_call import while convergence is measured.
@@ -34,12 +35,7 @@ DEFAULT_PARTS = "convergence,first_call,overhead"
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p = arguments.parser(__doc__)
     p.add_argument(
         "--parts",
         default=DEFAULT_PARTS,
@@ -165,10 +161,7 @@ def main() -> int:
             if part in parts
         )
         save(is_complete)
-    for table in tables(record.data):
-        table.show()
-    if options.plot:
-        plot(record.data, options.plot)
+    ending.show(record.data, tables, plot, options.plot)
     return 0 if is_complete else 1
 
 

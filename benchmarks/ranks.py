@@ -19,28 +19,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common import arguments, ending
+
 MODES = ("auto", "race", "sustained")
 WARM_UP = "warm-up"
 
 
-def numbers_of(text: str) -> list[int]:
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        found = [0]
-    if found[0] < 1:
-        raise argparse.ArgumentTypeError(f"comma-separated numbers of 1 or more: {text!r}")
-    return found
-
-
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
-    p.add_argument("--gpus", type=numbers_of, default="1,2,4", help="ranks: %(default)s")
+    p = arguments.parser(__doc__)
+    p.add_argument("--gpus", type=arguments.counts, default="1,2,4", help="ranks: %(default)s")
     p.add_argument("--modes", default="auto,race", help="%(default)s; of: " + ",".join(MODES))
     p.add_argument("--runs", type=int, default=1, help="launches of each mode and number of GPUs")
     p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
@@ -87,7 +74,7 @@ def main() -> int:
         return 0
     modes = checked(options)
 
-    from common import ending, numbers
+    from common import numbers
     from common.record import Record
     from common.telemetry import Telemetry
     from rank_tuning.launch import LaunchError, launch

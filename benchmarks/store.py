@@ -21,16 +21,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common import arguments, ending
+
 DRY = {"entries": "20,200", "writers": "1,2", "decisions": 5, "repeat": 2}
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p = arguments.parser(__doc__)
     p.add_argument("--entries", default="1000,10000,100000", help="decisions in a store")
     p.add_argument("--candidates", type=int, default=12, help="of each decision")
     p.add_argument("--repeat", type=int, default=5, help="openings and puts of each store")
@@ -58,7 +55,6 @@ def main() -> int:
     for name in ("candidates", "repeat", "decisions"):
         counts(f"--{name}", getattr(options, name))
 
-    from common import ending
     from common.record import Record
     from common.telemetry import Telemetry
     from store_files import measure

@@ -18,19 +18,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from common import arguments, ending
 from warm_processes.modes import DEFAULT, MODES, REFERENCE, SETTINGS, WARM_UP, Run, plan
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    p = arguments.parser(__doc__)
     p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--size", type=int, default=224, help="of the square images")
@@ -88,7 +83,6 @@ def main() -> int:
         return work(options.worker)
     modes, settings = checked(options)
 
-    from common import ending
     from common.record import Record
     from common.scratch import scratch
     from common.telemetry import Telemetry

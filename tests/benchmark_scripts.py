@@ -70,3 +70,19 @@ def record(folder: Path, script: str) -> dict[str, Any]:
     """What ``script`` wrote into ``folder``."""
     data: dict[str, Any] = json.loads((folder / f"{script}.json").read_text())
     return data
+
+
+def whole_record(folder: Path, script: str) -> dict[str, Any]:
+    """As :func:`record`, of a dry run that came to its end."""
+    data = record(folder, script)
+    assert data["benchmark"] == script
+    assert data["complete"] is True
+    assert data["environment"]["device"] == "cpu"
+    return data
+
+
+def assert_help(script: str) -> None:
+    """It says how to run the script."""
+    done = run(script, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "python benchmarks/" + script in done.stdout

@@ -10,7 +10,7 @@ from typing import Any
 
 from common import numbers
 
-from .problems import Call, of_case, our_call, warm_up
+from .problems import Call, measured, our_call
 
 # A loop that waits for the GPU now and then, as one does that reads its loss.
 _CALLS_AT_ONCE = 16
@@ -170,23 +170,4 @@ def of_simulation(op: str) -> dict[str, Any]:
 
 def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The worker: one record a case."""
-    import torch
-
-    import cudnn_autotune as ca
-
-    device = request["device"]
-    end = time.monotonic() + request["seconds"]
-    torch.manual_seed(0)
-    warm_up(device)
-    for name, case in request["cases"].items():
-        if time.monotonic() > end:
-            return
-        if device == "cpu":
-            yield {"case": name, **of_simulation(case["op"])}
-            continue
-        try:
-            yield {"case": name, **of_gpu(of_case(case, device), min(end, time.monotonic() + 15))}
-        except (torch.OutOfMemoryError, ca.CudnnError) as error:
-            yield {"case": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        ca.forget()
-        torch.cuda.empty_cache()
+    return measured(request, of_simulation, of_gpu)

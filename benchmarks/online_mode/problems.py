@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,36 @@ def warm_up(device: str) -> None:
         torch.nn.functional.conv2d(data[0], data[1], padding=1)
     synchronize(device)
     ca.forget()
+
+
+def measured(
+    request: dict[str, Any],
+    of_simulation: Callable[[str], dict[str, Any]],
+    of_gpu: Callable[[Any, float], dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """One record a case of ``request``, as far as its seconds reach; one that fails says why.
+
+    Args:
+        of_simulation: of an op, in a dry run.
+        of_gpu: of a problem, and the moment (``time.monotonic``) by which it should end.
+    """
+    import torch
+
+    import cudnn_autotune as ca
+
+    device = request["device"]
+    end = time.monotonic() + request["seconds"]
+    torch.manual_seed(0)
+    warm_up(device)
+    for name, case in request["cases"].items():
+        if time.monotonic() > end:
+            return
+        if device == "cpu":
+            yield {"case": name, **of_simulation(case["op"])}
+            continue
+        try:
+            yield {"case": name, **of_gpu(of_case(case, device), min(end, time.monotonic() + 15))}
+        except (torch.OutOfMemoryError, ca.CudnnError) as error:
+            yield {"case": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        ca.forget()
+        torch.cuda.empty_cache()

@@ -20,7 +20,7 @@ from unittest import mock
 from common import numbers
 
 from .convergence import decide, made
-from .problems import Call, of_case, our_call, warm_up
+from .problems import Call, measured, our_call
 
 ARMS = ("calls", "idle", "queued", "second", "batch")
 # (calls before the first event, calls between the events) of an arm whose rounds are enqueued.
@@ -224,23 +224,4 @@ def compared(found: dict[str, Times]) -> dict[str, Any]:
 
 def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The worker: one record a case."""
-    import torch
-
-    import cudnn_autotune as ca
-
-    device = request["device"]
-    end = time.monotonic() + request["seconds"]
-    torch.manual_seed(0)
-    warm_up(device)
-    for name, case in request["cases"].items():
-        if time.monotonic() > end:
-            return
-        if device == "cpu":
-            yield {"case": name, **of_simulation(case["op"])}
-            continue
-        try:
-            yield {"case": name, **of_gpu(of_case(case, device), min(end, time.monotonic() + 15))}
-        except (torch.OutOfMemoryError, ca.CudnnError) as error:
-            yield {"case": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        ca.forget()
-        torch.cuda.empty_cache()
+    return measured(request, of_simulation, of_gpu)

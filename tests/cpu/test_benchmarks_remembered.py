@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from benchmark_scripts import BENCHMARKS, assert_rendered, dry_runs_into, record, run
+from benchmark_scripts import (
+    BENCHMARKS,
+    assert_help,
+    assert_rendered,
+    dry_runs_into,
+    record,
+    run,
+    whole_record,
+)
 from torch import nn
 
 import cudnn_autotune as ca
@@ -42,17 +50,12 @@ def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("script", DRY_RUNS)
 def test_help(script: str) -> None:
-    done = run(script, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "python benchmarks/" + script in done.stdout
+    assert_help(script)
 
 
 @pytest.mark.parametrize("script", DRY_RUNS)
 def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
-    data = record(dry_runs, script)
-    assert data["benchmark"] == script
-    assert data["complete"] is True
-    assert data["environment"]["device"] == "cpu"
+    data = whole_record(dry_runs, script)
     assert data["results"]["failures"] == []
     for folder in (dry_runs, BENCHMARKS):
         assert str(folder) not in json.dumps(data), "a record must not name the machine's folders"

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from benchmark_scripts import BENCHMARKS, assert_rendered, dry_runs_into, record, run
+from benchmark_scripts import (
+    BENCHMARKS,
+    assert_help,
+    assert_rendered,
+    dry_runs_into,
+    record,
+    run,
+    whole_record,
+)
 from simulations import engine, timer_of
 
 import cudnn_autotune as ca
@@ -36,17 +44,12 @@ def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("script", DRY_RUNS)
 def test_help(script: str) -> None:
-    done = run(script, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "python benchmarks/" + script in done.stdout
+    assert_help(script)
 
 
 @pytest.mark.parametrize("script", DRY_RUNS)
 def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
-    data = record(dry_runs, script)
-    assert data["benchmark"] == script
-    assert data["complete"] is True
-    assert data["environment"]["device"] == "cpu"
+    data = whole_record(dry_runs, script)
     assert str(dry_runs) not in json.dumps(data), "a record must not name the machine's folders"
     assert (dry_runs / f"{script}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,0 +1,28 @@
+"""The command line that all scripts have in common."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """With ``--json``, ``--plot`` and ``--device``; ``description`` is printed as it is."""
+    p = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--json", type=Path, help="write the record here, as it grows")
+    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    return p
+
+
+def counts(text: str) -> list[int]:
+    """``"1,10"`` as ``[1, 10]``, in order and each once; for argparse's ``type``."""
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = [0]
+    if found[0] < 1:
+        raise argparse.ArgumentTypeError(f"comma-separated numbers of 1 or more: {text!r}")
+    return found
