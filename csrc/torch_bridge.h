@@ -14,8 +14,8 @@ namespace cudnn_autotune {
 
 std::optional<DataType> data_type(at::ScalarType dtype);
 
-// The largest power of two, up to 32 bytes, that the tensor's address is a multiple of.
-constexpr uint8_t kMostAligned = 32;
+constexpr uint8_t kMostAligned = 32;  // bytes: more is not looked at
+// The largest power of two, up to kMostAligned, that the tensor's address is a multiple of.
 uint8_t alignment(const at::Tensor& tensor);
 
 // What torch's global switches say: cudnn.deterministic or use_deterministic_algorithms, TF32

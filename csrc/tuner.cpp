@@ -209,10 +209,10 @@ bool run_chosen(const TuneRequest& request) {
   const auto plan = cached.plan;
   const auto trial = cached.trial;
   try {
-    if (is_capturing()) keep_for_graphs(plan);
     if (is_undecided) {
-      trial->run(request.key.problem, request.x, request.w, request.y);
+      trial->run(request.key.problem, request.x, request.w, request.y);  // keeps what is captured
     } else {
+      if (is_capturing()) keep_for_graphs(plan);
       execute(*plan, pointers(request.x, request.w, request.y));
     }
     return true;

@@ -116,7 +116,7 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
 
 def keep(choice: Choice) -> None:
     """Stores what was tuned here; what nobody timed is not worth it."""
-    is_measured = choice.selection is not None and choice.selection.total_samples > 0
+    is_measured = choice.total_samples > 0
     if store_settings.is_written() and choice.origin == "tuned" and choice.chosen and is_measured:
         try:
             store_settings.layers(choice.device).add([decision_of(choice)])

@@ -18,8 +18,8 @@ from cudnn_autotune.store.folder import SUFFIX, located
 from cudnn_autotune.store.notices import say_once
 
 STORE_MODES = ("off", "read", "read_write", "retune")
-READS = ("read", "read_write")
-WRITES = ("read_write", "retune")
+_READS = ("read", "read_write")
+_WRITES = ("read_write", "retune")
 
 StorePath = str | PathLike[str]
 
@@ -129,9 +129,8 @@ def layers(device: int | None) -> Layered:
     with _lock:
         if index not in _stores:
             here = Environment.of(index)
-            is_for_reading = _settings.mode not in WRITES
             _stores[index] = Layered(
-                Store(_settings.path, here, read_only=is_for_reading),
+                Store(_settings.path, here, read_only=not is_written()),
                 [Store(one, here, read_only=True) for one in _settings.shipped],
             )
         return _stores[index]
@@ -151,8 +150,8 @@ def _index(device: int | None) -> int:
 
 
 def is_read() -> bool:
-    return _settings.mode in READS
+    return _settings.mode in _READS
 
 
 def is_written() -> bool:
-    return _settings.mode in WRITES
+    return _settings.mode in _WRITES

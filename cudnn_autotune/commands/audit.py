@@ -101,7 +101,7 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
     """
     for name in given["modules"]:
         _import(name)
-    kind = _kind(ctx, given)
+    kind = _kind(given)
     modes = _modes(kind, given["modes"])
     runs = _runs(modes, given["runs"])
     json_path, plot_path = given["json_path"], given["plot_path"]
@@ -143,7 +143,7 @@ def _import(name: str) -> None:
         raise options.refuse("--import", f"cannot import {name!r}: {error}") from error
 
 
-def _kind(ctx: click.Context, given: dict[str, Any]) -> str:
+def _kind(given: dict[str, Any]) -> str:
     if given["presets"] and given["recordings"]:
         raise click.UsageError("--replay and --simulate exclude each other")
     if not given["presets"] and not given["recordings"]:

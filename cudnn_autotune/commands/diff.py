@@ -135,7 +135,7 @@ def _engine(decision: Decision) -> str:
 
 def _told(decision: Decision) -> str:
     chosen = decision.chosen
-    ms = None if chosen is None else chosen.sustained_ms or chosen.time_ms
+    ms = None if chosen is None else chosen.reported_ms
     return _engine(decision) + ("" if ms is None else f" ({milliseconds(ms)} ms)")
 
 

@@ -14,7 +14,6 @@ from cudnn_autotune.problem import DTYPES, OPERATIONS
 from cudnn_autotune.report.wording import count
 from cudnn_autotune.store.decision import Decision
 
-SORTS = ("problem", "time", "workspace")
 _NAMES = ("op", "dtype", "engine", "contains", "sampling")
 
 
@@ -125,44 +124,3 @@ def none_of(found: StoreFile, wanted: Filter) -> str:
     if not found.count or not wanted.words:
         return "it holds no decisions that can be read"
     return f"none of its {count(found.count, 'decision')} has {wanted.words}"
-
-
-sort_option = click.option(
-    "--sort",
-    type=click.Choice(SORTS),
-    default="problem",
-    show_default=True,
-    help="By problem, or the longest time or the largest workspace first.",
-)
-
-
-def in_order(decisions: Iterable[Decision], by: str) -> list[Decision]:
-    """``by`` is one of ``SORTS``; those without a time come last."""
-    orders: dict[str, Callable[[Decision], Any]] = {
-        "problem": _by_problem,
-        "time": lambda decision: (-_time_ms(decision), _by_problem(decision)),
-        "workspace": lambda decision: (-_workspace(decision), _by_problem(decision)),
-    }
-    return sorted(decisions, key=orders[by])
-
-
-def _by_problem(decision: Decision) -> tuple[Any, ...]:
-    problem = decision.problem
-    return (
-        problem.spatial_dims,
-        # From the first layers of a network to the last, by and large.
-        tuple(-size for size in problem.input_shape[2:]),
-        problem.input_shape,
-        problem.weight_shape,
-        decision.key,
-        problem.deterministic,
-    )
-
-
-def _time_ms(decision: Decision) -> float:
-    chosen = decision.chosen
-    return 0.0 if chosen is None else chosen.sustained_ms or chosen.time_ms or 0.0
-
-
-def _workspace(decision: Decision) -> int:
-    return decision.chosen.candidate.workspace_bytes if decision.chosen else 0

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cudnn_autotune.command_options import refuse
-from cudnn_autotune.commands import filters
+from cudnn_autotune.commands import filters, sorting
 from cudnn_autotune.commands.store_option import nothing_there, open_store, store_option
 from cudnn_autotune.report.wording import count
 
@@ -21,7 +21,7 @@ _MOST = 2000
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.html")
 @store_option
 @filters.filter_options
-@filters.sort_option
+@sorting.sort_option
 @click.option(
     "--candidates",
     type=click.IntRange(1),
@@ -42,7 +42,7 @@ def report(out: Path, store_path: Path | None, candidates: int, **given: Any) ->
     found = open_store(store_path, wanted.may_pass)
     if found is None:
         raise refuse("--store", nothing_there(store_path))
-    decisions = filters.in_order(wanted.of(found.decisions), given["sort"])
+    decisions = sorting.in_order(wanted.of(found.decisions), given["sort"])
     if not decisions:
         raise refuse("--store", f"{found.path}: {filters.none_of(found, wanted)}")
     if len(decisions) > _MOST:

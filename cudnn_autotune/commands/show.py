@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cudnn_autotune.commands import filters
+from cudnn_autotune.commands import filters, sorting
 from cudnn_autotune.commands.filters import none_of
 from cudnn_autotune.commands.output import say
 from cudnn_autotune.commands.store_option import (
@@ -26,7 +26,7 @@ from cudnn_autotune.report.wording import count
 @click.command()
 @store_option
 @filters.filter_options
-@filters.sort_option
+@sorting.sort_option
 @click.option("--json", "as_json", is_flag=True, help="For programs: whole, with every candidate.")
 @click.option("--files", "list_files", is_flag=True, help="List which files are there.")
 def show(store_path: Path | None, as_json: bool, list_files: bool, **given: Any) -> None:
@@ -40,7 +40,7 @@ def show(store_path: Path | None, as_json: bool, list_files: bool, **given: Any)
     wanted = filters.taken(given)
     found = open_store(store_path, wanted.may_pass)
     decisions = wanted.of(found.decisions) if found else []
-    decisions = filters.in_order(decisions, given["sort"])
+    decisions = sorting.in_order(decisions, given["sort"])
     if as_json:
         tree = {
             "path": str(found.path) if found else None,

@@ -17,7 +17,7 @@ from cudnn_autotune.report.wording import count, printable
 from cudnn_autotune.store import disk_file, entry, file_format
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.folder import SUFFIX, default_folder
+from cudnn_autotune.store.folder import SUFFIX, default_folder, names_file
 
 _TOLD = 3
 
@@ -27,9 +27,15 @@ def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--store",
         "store_path",
         type=click.Path(path_type=Path),
+        callback=_expanded,
         metavar="PATH",
         help=f"A store's folder, or one file of it ({SUFFIX}). [default: the user's]",
     )(command)
+
+
+def _expanded(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    # No shell does it in `--store=~/tuned`, and a Store does.
+    return None if value is None else Path(os.path.expanduser(value))
 
 
 MayPass = Callable[[str], bool]
@@ -72,7 +78,7 @@ def kind_of(place: Path, option: str = "--store") -> str:
 def folder_of(store_path: Path | None) -> Path:
     """The folder that a store's files lie in."""
     place = default_folder() if store_path is None else store_path
-    return place.parent if _is_file(place) else place
+    return place.parent if names_file(place) else place
 
 
 def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
@@ -80,7 +86,7 @@ def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
     click.BadParameter where that cannot be known."""
     place = default_folder() if store_path is None else store_path
     files = [place]
-    if not _is_file(place):
+    if not names_file(place):
         try:
             names = os.listdir(place)
         except (FileNotFoundError, NotADirectoryError):
@@ -89,10 +95,6 @@ def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
             raise refuse(option, f"{place}: {error.strerror}") from error
         files = sorted(place / name for name in names if name.endswith(SUFFIX))
     return [file for file in files if kind_of(file, option) == "file"]
-
-
-def _is_file(place: Path) -> bool:
-    return place.suffix == SUFFIX and not os.path.isdir(place)
 
 
 def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:

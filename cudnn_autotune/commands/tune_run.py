@@ -131,7 +131,7 @@ def _told(decision: Decision) -> str:
     chosen = decision.chosen
     if chosen is None:
         return "aten: every other's output was wrong"
-    ms = chosen.sustained_ms or chosen.time_ms
+    ms = chosen.reported_ms
     parts = [chosen.candidate.text]
     if ms is not None:
         parts.append(f"{wording.milliseconds(ms)} ms")

@@ -61,9 +61,8 @@ def members_of(group: dist.ProcessGroup | None) -> Members | None:
     return Members(group.get_group_store(), dist.get_rank(group), ranks)
 
 
-def check_timeout_s(timeout_s: float) -> float:
-    """``timeout_s``, if it is a time above 0; else ValueError."""
+def check_timeout_s(timeout_s: float) -> None:
+    """ValueError where it is no time above 0."""
     is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if not is_number or not 0 < timeout_s < math.inf:
         raise ValueError(f"timeout_s must be a time in seconds above 0, got {timeout_s!r}")
-    return float(timeout_s)

@@ -17,7 +17,7 @@ from cudnn_autotune.offline.recording_parts import RecordedCandidate
 from cudnn_autotune.offline.solo_curve import MOST_AVERAGED, SoloCurve
 from cudnn_autotune.offline.static_candidates import StaticCandidates
 from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.timer import Batch, Cache, GpuState, Sample
+from cudnn_autotune.sampling.timer import Batch, Cache, GpuState, Sample, in_portions
 
 _BLOCK_ROUNDS = 8
 """Played in their order before the replay jumps to another round."""
@@ -87,14 +87,12 @@ class ReplayTimer:
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
         """As ``Timer.runnable``; a candidate that was not recorded does not build."""
-        found: list[Candidate] = []
-        rest = list(candidates)
-        while rest and (not limit or len(found) < limit):
-            wanted = limit - len(found) if limit else len(rest)
-            batch, rest = rest[:wanted], rest[wanted:]
-            self._elapsed_ms += self._builds.finish(self._known(batch), self._elapsed_ms)
-            found += [c for c in batch if self._can_run(c)]
-        return found
+
+        def built(some: Sequence[Candidate]) -> list[Candidate]:
+            self._elapsed_ms += self._builds.finish(self._known(some), self._elapsed_ms)
+            return [c for c in some if self._can_run(c)]
+
+        return in_portions(candidates, limit, built)
 
     @property
     def build_threads(self) -> int:

@@ -26,7 +26,7 @@ from cudnn_autotune.offline.simulated_gpu import (
 from cudnn_autotune.offline.simulated_presets import PRESETS
 from cudnn_autotune.offline.static_candidates import StaticCandidates
 from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.timer import Batch, Cache, GpuState, Sample
+from cudnn_autotune.sampling.timer import Batch, Cache, GpuState, Sample, in_portions
 
 __all__ = [
     "Noise",
@@ -74,15 +74,13 @@ class SimulatedTimer:
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
         """As ``Timer.runnable``; a candidate that the simulation does not have does not build."""
-        found: list[Candidate] = []
-        rest = list(candidates)
-        while rest and (not limit or len(found) < limit):
-            wanted = limit - len(found) if limit else len(rest)
-            batch, rest = rest[:wanted], rest[wanted:]
-            self._board.idle(self._builds.finish(self._known(batch), self.elapsed_ms()))
+
+        def built(some: Sequence[Candidate]) -> list[Candidate]:
+            self._board.idle(self._builds.finish(self._known(some), self.elapsed_ms()))
             self._raise_if_lost()
-            found += [c for c in batch if self._can_run(c)]
-        return found
+            return [c for c in some if self._can_run(c)]
+
+        return in_portions(candidates, limit, built)
 
     @property
     def build_threads(self) -> int:

@@ -113,7 +113,7 @@ class Total:
 def total(decisions: Iterable[Decision]) -> Total:
     decisions = list(decisions)
     chosen = [entry for decision in decisions if (entry := decision.chosen) is not None]
-    times = [ms for entry in chosen if (ms := entry.sustained_ms or entry.time_ms) is not None]
+    times = [ms for entry in chosen if (ms := entry.reported_ms) is not None]
     compared = [found for d in decisions if (found := against_pytorch(d)) is not None]
     ours_ms = sum(found.ours_ms for found in compared)
     return Total(

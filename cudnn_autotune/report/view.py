@@ -63,7 +63,6 @@ class Shown:
     time: str
     time_ms: float
     """To sort by; infinite where it was not timed."""
-    is_sustained: bool
     workspace: str
     workspace_bytes: int
     against: Against | None
@@ -89,7 +88,7 @@ def shown(decision: Decision, number: int, most: int) -> Shown:
     """
     chosen, against = decision.chosen, against_pytorch(decision)
     candidate = chosen.candidate if chosen else ATEN
-    ms = (chosen.sustained_ms or chosen.time_ms) if chosen else None
+    ms = chosen.reported_ms if chosen else None
     listed = _listed(decision, most)
     axis = Axis.of(listed)
     ticks = [] if axis is None else axis.ticks()
@@ -106,7 +105,6 @@ def shown(decision: Decision, number: int, most: int) -> Shown:
         engine=candidate.text,
         time=wording.milliseconds(ms),
         time_ms=math.inf if ms is None else ms,
-        is_sustained=chosen is not None and chosen.sustained_ms is not None,
         workspace=wording.size(candidate.workspace_bytes),
         workspace_bytes=candidate.workspace_bytes,
         against=against,

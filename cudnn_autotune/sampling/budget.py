@@ -9,7 +9,7 @@ from cudnn_autotune.sampling.timer import Timer
 
 # Compiling a config at run time takes one thread of the host some 0.3 s; where all threads compile,
 # 0.44 s were measured (benchmarks/kernel_cfgs.py: 37 ms a kernel on twelve of them).
-COMPILING_MS = 450.0
+_COMPILING_MS = 450.0
 
 
 class Budget:
@@ -43,7 +43,7 @@ class Budget:
         if not self.is_limited:
             return count
         side_by_side = self._timer.build_threads
-        most = max(0, int(share * self.left_ms() / COMPILING_MS)) * side_by_side
+        most = max(0, int(share * self.left_ms() / _COMPILING_MS)) * side_by_side
         self._allows(most >= count)
         return min(count, most)
 

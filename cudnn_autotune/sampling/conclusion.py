@@ -54,10 +54,9 @@ def told(
     """
     state = timer.state()
     chosen = ties.order(tied)
-    key = {c: found.sustained_ms.get(c, 0.0) for c in found.raced()}
-    measured_alone = [c for c in found.raced() if c in found.sustained_ms and c not in tied]
-    rest = sorted(measured_alone, key=key.__getitem__)
-    rest += [c for c in found.raced() if c not in tied and c not in rest]
+    # Those that were run alone first, by that time; the sort leaves the others in the race's order.
+    others = [c for c in found.raced() if c not in tied]
+    rest = sorted(others, key=lambda c: found.sustained_ms.get(c, math.inf))
     ranking = [_timed(c, found) for c in [*chosen, *rest]]
     shown = {entry.candidate for entry in ranking}
     failed = [Timed(c, None, 0, cut=f"failed: {why}") for c, why in found.failed.items()]

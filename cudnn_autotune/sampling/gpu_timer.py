@@ -16,7 +16,7 @@ from cudnn_autotune.engines import Candidate, cuda_index, open_search
 from cudnn_autotune.measuring import operands as random_operands
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.sampling.timer import Batch, GpuState, Sample
+from cudnn_autotune.sampling.timer import Batch, GpuState, Sample, in_portions
 from cudnn_autotune.telemetry import Gpu
 
 # NVRTC compiles one config on one thread; more threads than this gain little and take memory.
@@ -93,13 +93,9 @@ class GpuTimer:
         executor.shutdown(wait=False)
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
-        found: list[Candidate] = []
-        rest = list(candidates)
-        while rest and (not limit or len(found) < limit):
-            wanted = limit - len(found) if limit else len(rest)
-            batch, rest = rest[:wanted], rest[wanted:]
-            found += self._that_fit_in_memory(self._built(batch))
-        return found
+        return in_portions(
+            candidates, limit, lambda some: self._that_fit_in_memory(self._built(some))
+        )
 
     def run(self, batches: Sequence[Batch]) -> list[Sample]:
         native = self._timer()

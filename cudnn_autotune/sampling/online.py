@@ -61,10 +61,9 @@ class Online:
         race = OnlineRace([served])
         budget, remarks = Budget(timer, limits), []
         # In one go they are built side by side.
-        for some in [[c] for c in wanted] if budget.is_limited else [wanted]:
+        for seen, some in enumerate([[c] for c in wanted] if budget.is_limited else [wanted]):
             if budget.is_spent():
-                unseen = len(wanted) - wanted.index(some[0])
-                remarks.append(left_unseen(unseen, 1 + len(wanted)))
+                remarks.append(left_unseen(len(wanted) - seen, 1 + len(wanted)))
                 break
             race.join(timer.runnable(some))
         for i in sorted(race.active):  # each one's first call loads its kernel, and does not count

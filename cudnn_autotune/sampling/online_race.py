@@ -175,7 +175,7 @@ class OnlineRace:
         # The half width falls as the root of the rounds rises.
         too_wide = self.half_width / (self.half_width - lead + self.rules.tie_width)
         enough = max(math.ceil(self.rounds * too_wide**2), self.rules.least_rounds)
-        soon = max(self.rounds + 1, int((1 + _LOOK_AFTER) * self.rounds))
+        soon = int((1 + _LOOK_AFTER) * self.rounds)
         return max(self.rounds + 1, min(soon, enough, _MOST_ROUNDS))
 
     def _drop(self, number: int, why: str) -> None:

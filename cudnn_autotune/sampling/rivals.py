@@ -35,7 +35,7 @@ def could_win(
         # Who gains less than what counts as a tie need not run.
         if not is_near or least_ms * (1 - _RACE_ERROR) >= steady_ms * (1 - TIE_WIDTH):
             continue
-        if candidate != found.leader and _kind(candidate) not in seen:
+        if _kind(candidate) not in seen:
             seen.add(_kind(candidate))
             firsts.append(candidate)
     return firsts

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -14,7 +14,7 @@ from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.telemetry import GpuState
 
-__all__ = ["Batch", "Cache", "GpuState", "Sample", "Timer"]
+__all__ = ["Batch", "Cache", "GpuState", "Sample", "Timer", "in_portions"]
 
 Cache = Literal["cold", "hot"]
 
@@ -79,3 +79,19 @@ class Timer(Protocol):
         ``technique`` is ``sample_once``, ``median_of_three`` or ``till_stable``; ``limit`` ends it
         after so many candidates have run, 0 never. PyTorch's own path cannot be among them.
         """
+
+
+def in_portions(
+    candidates: Sequence[Candidate],
+    limit: int,
+    built: Callable[[Sequence[Candidate]], list[Candidate]],
+) -> list[Candidate]:
+    """What ``built`` returns of ``candidates``, for :meth:`Timer.runnable`: all at once without a
+    limit (0), else no more at a time than are still missing."""
+    found: list[Candidate] = []
+    rest = list(candidates)
+    while rest and (not limit or len(found) < limit):
+        wanted = limit - len(found) if limit else len(rest)
+        some, rest = rest[:wanted], rest[wanted:]
+        found += built(some)
+    return found

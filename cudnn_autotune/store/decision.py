@@ -13,7 +13,7 @@ from cudnn_autotune.problem_json import problem_from_json, problem_text, problem
 from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store import rerank
-from cudnn_autotune.store.provenance import Provenance as Provenance
+from cudnn_autotune.store.provenance import Provenance
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.store import entry
 from cudnn_autotune.store.content import Content
-from cudnn_autotune.store.decision import Decision, key_of
+from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.folder import file_in
-from cudnn_autotune.store.lookup import Lookup, check_question
+from cudnn_autotune.store.lookup import Lookup
 from cudnn_autotune.store.notices import say_once
 from cudnn_autotune.store.pending import Pending
 from cudnn_autotune.store.precedence import moment
@@ -70,25 +70,6 @@ class Store(Lookup):
     def is_writable(self) -> bool:
         """Whether what is put in will outlive this process, as far as is known."""
         return self._file.is_writable
-
-    def find(
-        self,
-        problem: ConvProblem,
-        *,
-        sampling: str = "auto",
-        workspace_limit: int | None = None,
-        benchmark_limit: int = 0,
-    ) -> Decision | None:
-        """As :meth:`Lookup.find`."""
-        check_question(problem, sampling, workspace_limit, benchmark_limit)
-        key = key_of(problem, sampling, benchmark_limit)
-
-        def known() -> Decision | None:
-            constraints = (problem.deterministic, workspace_limit)
-            fitting = [decision.under(*constraints) for decision in self._known(key)]
-            return max(filter(None, fitting), key=moment, default=None)
-
-        return self._looked_up(known)
 
     def by_key(self, key: str) -> Decision | None:
         """What stands under a ``Decision.key``, as it was measured."""
@@ -178,6 +159,13 @@ class Store(Lookup):
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self.by_key(key) is not None
+
+    def _find(self, key: str, deterministic: bool, workspace_limit: int | None) -> Decision | None:
+        def known() -> Decision | None:
+            fitting = [d.under(deterministic, workspace_limit) for d in self._known(key)]
+            return max(filter(None, fitting), key=moment, default=None)
+
+        return self._looked_up(known)
 
     def _refresh(self) -> bool:
         changed = self._file.refresh()

@@ -47,6 +47,9 @@ def file_in(path: str | os.PathLike[str] | None, environment: Environment) -> Pa
         TypeError: ``path`` is none.
     """
     place = default_folder() if path is None else located(path)
-    if place.suffix == SUFFIX and not os.path.isdir(place):
-        return place
-    return place / environment.file_name
+    return place if names_file(place) else place / environment.file_name
+
+
+def names_file(place: Path) -> bool:
+    """Whether it is one file of a store; else its folder. Neither need be there."""
+    return place.suffix == SUFFIX and not os.path.isdir(place)

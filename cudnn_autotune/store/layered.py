@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
-from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.file_store import Store
 from cudnn_autotune.store.lookup import Lookup
@@ -28,26 +28,6 @@ class Layered(Lookup):
         self.user = user
         self.shipped = tuple(shipped)
 
-    def find(
-        self,
-        problem: ConvProblem,
-        *,
-        sampling: str = "auto",
-        workspace_limit: int | None = None,
-        benchmark_limit: int = 0,
-    ) -> Decision | None:
-        """As ``Store.find``."""
-        for store in (self.user, *self.shipped):
-            found = store.find(
-                problem,
-                sampling=sampling,
-                workspace_limit=workspace_limit,
-                benchmark_limit=benchmark_limit,
-            )
-            if found is not None:
-                return found
-        return None
-
     def by_key(self, key: str) -> Decision | None:
         """As ``Store.by_key``."""
         found = (store.by_key(key) for store in (self.user, *self.shipped))
@@ -55,7 +35,7 @@ class Layered(Lookup):
 
     def keys(self) -> Iterator[str]:
         """Of all stores, each once, the user's first."""
-        keys = [key for store in (self.user, *self.shipped) for key in Store.keys(store)]
+        keys = chain.from_iterable(store.keys() for store in (self.user, *self.shipped))
         return iter(dict.fromkeys(keys))
 
     def strike(self, answer: Decision) -> None:
@@ -66,3 +46,8 @@ class Layered(Lookup):
     def add(self, decisions: Iterable[Decision]) -> None:
         """To the user's store, as ``Store.add``."""
         self.user.add(decisions)
+
+    def _find(self, key: str, deterministic: bool, workspace_limit: int | None) -> Decision | None:
+        stores = (self.user, *self.shipped)
+        found = (store._find(key, deterministic, workspace_limit) for store in stores)
+        return next((decision for decision in found if decision is not None), None)

@@ -9,13 +9,12 @@ from cudnn_autotune.json_node import Node
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.strategy import check_mode_name
-from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.decision import Decision, key_of
 
 
 class Lookup(ABC):
     """A store, or several of them."""
 
-    @abstractmethod
     def find(
         self,
         problem: ConvProblem,
@@ -30,6 +29,13 @@ class Lookup(ABC):
         Raises:
             TypeError, ValueError: naming the argument, and what is allowed.
         """
+        _check_question(problem, sampling, workspace_limit, benchmark_limit)
+        key = key_of(problem, sampling, benchmark_limit)
+        return self._find(key, problem.deterministic, workspace_limit)
+
+    @abstractmethod
+    def _find(self, key: str, deterministic: bool, workspace_limit: int | None) -> Decision | None:
+        """What of a ``Decision.key`` may serve under these constraints."""
 
     def get(
         self,
@@ -49,7 +55,7 @@ class Lookup(ABC):
         return None if found is None else found.selection
 
 
-def check_question(
+def _check_question(
     problem: object, sampling: object, workspace_limit: int | None, benchmark_limit: object
 ) -> None:
     """The arguments of ``find``. A mode need not be registered: it may have measured elsewhere.

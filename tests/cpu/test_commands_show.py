@@ -250,6 +250,12 @@ def test_paths_that_are_no_store(tmp_path: Path) -> None:
         assert "it is of version 2, this package reads 1" in refused("show", "--store", future)
 
 
+def test_a_path_in_the_users_home(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands it after an equals sign; what writes there does."""
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert "of 6 decisions" in succeeded("show", f"--store=~/{file.name}", "--op", "dgrad")
+
+
 def test_an_entry_without_a_name(file: Path) -> None:
     lines = file.read_bytes().splitlines(keepends=True)
     lines.insert(3, b'"": {},\n')
