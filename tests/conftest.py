@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from benchmark_scripts import BENCHMARKS
 
 # No test, nor a process that it starts, reads or writes what the user's folder remembers.
 os.environ["CUDNN_AUTOTUNE_CACHE"] = "off"
+
+from benchmark_scripts import BENCHMARKS  # imports the package, as the next do
 
 import cudnn_autotune as ca
 from cudnn_autotune import store_settings
@@ -47,6 +48,7 @@ def clean_slate() -> Iterator[None]:
     benchmark_limit = ca.get_benchmark_limit()
     budget_ms = ca.get_budget_ms()
     store = store_settings.get_store_settings()
+    assert store.mode == "off", "the package was imported before this file forbade the store"
     deterministic_algorithms = torch.are_deterministic_algorithms_enabled()
     ca.forget()
     torch.manual_seed(0)

@@ -21,7 +21,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C, verdict
 from cudnn_autotune.engines import ATEN
 from cudnn_autotune.online_tuner import TUNER
-from cudnn_autotune.sampling import online
+from cudnn_autotune.sampling import online_race
 from cudnn_autotune.sampling.online_race import OnlineRace
 
 pytestmark = pytest.mark.gpu
@@ -154,7 +154,7 @@ def test_every_call_is_right_and_it_is_decided(name: str) -> None:
 
 def test_the_heuristics_first_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan is the callers', and it is checked like the others."""
-    monkeypatch.setattr(online, "_SLOW", math.inf)
+    monkeypatch.setattr(online_race, "_SLOW", math.inf)
     monkeypatch.setattr(OnlineRace, "_chosen", lambda self: 0)
     input, weight = operands()
     call("dense", input, weight)
