@@ -64,6 +64,8 @@ std::optional<TrialLedger::Turn> TrialLedger::take_turn() {
   const std::lock_guard lock(mutex_);
   // Alone, there is nothing to compare: the first call need not pay for events.
   if (active_.size() < 2) return std::nullopt;
+  is_leaders_ = !is_leaders_;
+  if (is_leaders_) return std::nullopt;
   while (position_ < order_.size() && !active_[order_[position_]]) ++position_;
   if (position_ >= order_.size()) {
     order_.clear();

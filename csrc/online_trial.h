@@ -44,7 +44,8 @@ class TrialLedger {
   // Ways that failed to run, and were dropped by themselves.
   std::vector<size_t> failures() const;
   void drop(size_t way);
-  // Who serves calls that cannot be timed (under capture, or while all events are in flight).
+  // Who serves the calls that are nobody's turn: every other one, and those that cannot be timed
+  // (under capture, or while all events are in flight).
   void lead(size_t way);
   // Nothing: PyTorch's own path.
   void decide(std::optional<size_t> way);
@@ -57,6 +58,8 @@ class TrialLedger {
   // The caller's.
   void join();
   int64_t decided() const { return decided_.load(std::memory_order_acquire); }
+  // None: the call is the leader's, and not timed. So is every other one: a trial then costs half
+  // as much a call, and what is slow serves half as often.
   std::optional<Turn> take_turn();
   size_t leading();
   void report(const Sample& sample);
@@ -71,6 +74,7 @@ class TrialLedger {
   std::vector<size_t> order_;
   size_t position_ = 0;
   int64_t round_ = -1;
+  bool is_leaders_ = false;
   size_t leader_ = 0;
   std::vector<Sample> samples_;
   std::vector<size_t> failures_;
@@ -80,9 +84,9 @@ class TrialLedger {
   std::atomic<bool> is_in_use_{true};
 };
 
-// Ways of computing one problem that take turns in the caller's own calls. Each call is timed
-// between two events that nobody waits for; they are read when they have long passed. Which ways
-// stay, and when it is over, the policy (Python) decides on a thread of its own.
+// Ways of computing one problem that take turns in the caller's own calls, the leader in between.
+// A turn is timed between two events that nobody waits for; they are read when they have long
+// passed. Which ways stay, and when it is over, the policy (Python) decides on a thread of its own.
 //
 // It belongs to one thread, that of the plan cache that holds it, and is destroyed there.
 class OnlineTrial {

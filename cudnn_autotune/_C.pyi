@@ -202,7 +202,8 @@ class TrialLedger:
 
     # What the trial itself notes, in its calls:
     def take_turn(self) -> tuple[int, int, bool] | None:
-        """(way, round, whether it is its first); None where there is nothing to compare."""
+        """(way, round, whether it is its first); None: the call is the leader's, and not timed, as
+        every other one is, and all where there is nothing to compare."""
 
     def leading(self) -> int: ...
     def report(self, way: int, round: int, time_ms: float) -> None: ...

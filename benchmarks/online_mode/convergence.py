@@ -11,6 +11,7 @@ from typing import Any
 from common import numbers
 
 from .problems import Call, measured, our_call
+from .rounds import rounds_of, runners
 
 # A loop that waits for the GPU now and then, as one does that reads its loss.
 _CALLS_AT_ONCE = 16
@@ -88,10 +89,26 @@ def side_by_side(timer: Any, candidates: list[Any], seed: int = 0) -> dict[str, 
     }
 
 
-def judged(online: str, auto: str, times_ms: dict[str, float]) -> dict[str, Any]:
-    """Regrets as fractions: 0.01 is 1 % slower."""
+def one_by_one(problem: Any, data: Any, plans: dict[str, Any], seed: int = 0) -> dict[str, float]:
+    """Milliseconds of single calls in turns, another's kernel before each; medians."""
+    calls = runners(problem, data, plans)
+    source = random.Random(seed)
+    rounds_of(calls, "queued", source)  # what is loaded or allocated, is so now
+    found = rounds_of(calls, "queued", source)
+    return {text: numbers.median(times) for text, times in found.items() if times}
+
+
+def judged(
+    online: str, auto: str, times_ms: dict[str, float], single_ms: dict[str, float] | None = None
+) -> dict[str, Any]:
+    """Regrets as fractions: 0.01 is 1 % slower.
+
+    Args:
+        times_ms: in batches.
+        single_ms: in single calls; None where there are none.
+    """
     best = min(times_ms, key=times_ms.__getitem__)
-    return {
+    told = {
         "picked": online,
         "auto": auto,
         "best": best,
@@ -100,6 +117,12 @@ def judged(online: str, auto: str, times_ms: dict[str, float]) -> dict[str, Any]
         "auto_regret": numbers.significant(times_ms[auto] / times_ms[best] - 1),
         "against_auto": numbers.significant(times_ms[online] / times_ms[auto] - 1),
     }
+    if single_ms:
+        least = min(single_ms.values())
+        told["single_ms"] = {text: numbers.significant(ms) for text, ms in single_ms.items()}
+        told["single_regret"] = numbers.significant(single_ms[online] / least - 1)
+        told["auto_single_regret"] = numbers.significant(single_ms[auto] / least - 1)
+    return told
 
 
 def of_gpu(problem: Any, end: float) -> dict[str, Any]:
@@ -124,6 +147,7 @@ def of_gpu(problem: Any, end: float) -> dict[str, Any]:
     timer = GpuTimer.open(problem)
     try:
         times_ms = side_by_side(timer, contenders([online, auto]))
+        plans = {text: timer.plans.get(text) for text in times_ms}
     finally:
         timer.close()
     if lacking := {online.text, auto.text} - set(times_ms):
@@ -134,9 +158,11 @@ def of_gpu(problem: Any, end: float) -> dict[str, Any]:
         "turns": online.total_samples,
         "candidates": len(online.ranking),
         "regret_bound": online.selection.evidence.regret_bound,
+        "is_undecided": any("undecided" in r for r in online.selection.evidence.remarks),
         "auto_tuning_ms": numbers.significant(auto.tuning_ms, 4),
     }
-    return {**told, **judged(online.text, auto.text, times_ms)}
+    single_ms = one_by_one(problem, data, plans)
+    return {**told, **judged(online.text, auto.text, times_ms, single_ms)}
 
 
 def of_simulation(op: str) -> dict[str, Any]:

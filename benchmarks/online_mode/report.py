@@ -82,6 +82,14 @@ def overhead_table(data: dict[str, Any]) -> Table:
     return table
 
 
+# Not in records of before 2026-11-21 23:00.
+_SINGLE = ("single_regret", "auto_single_regret")
+
+
+def _regret(fraction: float | None) -> str:
+    return "–" if fraction is None else percent(1 + fraction)
+
+
 def convergence_table(data: dict[str, Any]) -> Table:
     table = Table(
         "Until `online` has decided, and what its pick is worth",
@@ -91,18 +99,21 @@ def convergence_table(data: dict[str, Any]) -> Table:
             "seconds",
             "candidates",
             "against auto's pick",
-            "regret",
-            "auto's regret",
+            "regret, in batches",
+            "auto's",
+            "regret, in single calls",
+            "auto's",
             "bound",
             "picked",
         ),
-        note="Regret: against the fastest of both modes' contenders, timed in interleaved rounds, "
-        "cold and hot, after both had chosen.",
+        note="Regret: against the fastest of both modes' contenders, timed after both had chosen: "
+        "in batches, by interleaved rounds, cold and hot; in single calls, each after another's "
+        "kernel. Bound: what the mode itself says of its pick; *: undecided, the best so far.",
     )
     good = []
     for entry in data["results"].get("convergence", []):
         if "error" in entry:
-            table.rows.append((entry["case"], entry["error"], *[""] * 7))
+            table.rows.append((entry["case"], entry["error"], *[""] * 9))
             continue
         good.append(entry)
         bound = entry["regret_bound"]
@@ -115,7 +126,8 @@ def convergence_table(data: dict[str, Any]) -> Table:
                 percent(1 + entry["against_auto"]),
                 percent(1 + entry["regret"]),
                 percent(1 + entry["auto_regret"]),
-                "–" if bound is None else percent(1 + bound),
+                *(_regret(entry.get(key)) for key in _SINGLE),
+                _regret(bound) + ("*" if entry.get("is_undecided") else ""),
                 entry["picked"],
             )
         )
@@ -124,6 +136,7 @@ def convergence_table(data: dict[str, Any]) -> Table:
             numbers.geometric_mean([1 + entry[key] for entry in good])
             for key in ("against_auto", "regret", "auto_regret")
         ]
+        single = [[1 + e[key] for e in good if key in e] for key in _SINGLE]
         middle = [numbers.median([e[key] for e in good]) for key in ("calls", "seconds")]
         table.rows.append(
             (
@@ -132,6 +145,7 @@ def convergence_table(data: dict[str, Any]) -> Table:
                 f"{middle[1]:.1f}",
                 "",
                 *map(percent, means),
+                *(percent(numbers.geometric_mean(some)) if some else "–" for some in single),
                 "",
                 "",
             )

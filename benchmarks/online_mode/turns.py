@@ -2,10 +2,7 @@
 calls, each after another engine's kernel; a network that has decided runs one engine alone.
 
 calls    as `online` itself times them: in turns, the host some calls ahead of the GPU at most.
-idle     single calls in turns, each launched to an idle GPU.
-queued   single calls in turns; all of a round are enqueued before the GPU may start.
-second   as `queued`, but each runs twice in a row, and the second one is timed.
-batch    as `queued`, but each runs eight times in a row, and their mean is taken.
+The others are those of ``rounds``.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -21,19 +17,13 @@ from common import numbers
 
 from .convergence import decide, made
 from .problems import Call, measured, our_call
+from .rounds import QUEUED, ROUND_ARMS, ROUNDS, Times, rounds_of, runners
 
-ARMS = ("calls", "idle", "queued", "second", "batch")
-# (calls before the first event, calls between the events) of an arm whose rounds are enqueued.
-_QUEUED = {"queued": (0, 1), "second": (1, 1), "batch": (0, 8)}
+ARMS = ("calls", *ROUND_ARMS)
 _FINALISTS = 5
-_ROUNDS = 100
 _CALLS_AT_ONCE = 16
-# Longer than the host takes to enqueue a round; 1.5 ms at 2 GHz.
-_HELD_CYCLES = 3_000_000
 # The tuner's thread has read all samples by then (its longest sleep, with one trial, is 0.16 s).
 _READ_S = 0.4
-
-Times = dict[str, list[float]]
 
 
 def finalists(online: Any, auto: Any) -> list[Any]:
@@ -87,7 +77,8 @@ def in_calls(call: Call, texts: list[str], end: float) -> Times:
             if i not in taking_part.values():
                 trial.ledger.drop(i)
         before = max((round_ for _, round_, _ in samples), default=0) + 1
-        for _ in range(_ROUNDS * len(texts) // _CALLS_AT_ONCE + 2):
+        # Every other call is the leader's.
+        for _ in range(2 * ROUNDS * len(texts) // _CALLS_AT_ONCE + 2):
             some(_CALLS_AT_ONCE)
         time.sleep(_READ_S)
         ca.forget()
@@ -95,54 +86,6 @@ def in_calls(call: Call, texts: list[str], end: float) -> Times:
         text: [ms for way, round_, ms in samples if way == i and round_ > before]
         for text, i in taking_part.items()
     }
-
-
-def runners(problem: Any, data: Any, plans: dict[str, Any]) -> dict[str, Call]:
-    """Without the operator around them: a call costs the host a few microseconds."""
-    from cudnn_autotune import _C
-    from cudnn_autotune.unlisted import MATMUL
-
-    native = problem.native()
-    found: dict[str, Call] = {}
-    for text, plan in plans.items():
-        if plan is not None:
-            found[text] = partial(_C.execute, plan, *data)
-        elif text == MATMUL.text:
-            found[text] = partial(_C.run_matmul, native, *data)
-        else:
-            found[text] = partial(_C.run_aten, native, *data)
-    return found
-
-
-def rounds_of(calls: dict[str, Call], arm: str, source: random.Random) -> Times:
-    """Rounds of random order. Rounds that the GPU began before the host had enqueued them all are
-    left out, except of ``idle``."""
-    import torch
-
-    times: Times = {text: [] for text in calls}
-    before, timed = _QUEUED.get(arm, (0, 1))
-    events = {text: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for text in calls}
-    held = torch.cuda.Event()
-    for _ in range(_ROUNDS):
-        if arm != "idle":
-            torch.cuda._sleep(_HELD_CYCLES)
-            held.record()
-        for text in source.sample(list(calls), len(calls)):
-            if arm == "idle":
-                torch.cuda.synchronize()
-            begin, end = events[text]
-            for _ in range(before):
-                calls[text]()
-            begin.record()
-            for _ in range(timed):
-                calls[text]()
-            end.record()
-        is_early = arm != "idle" and held.query()
-        torch.cuda.synchronize()
-        if not is_early:
-            for text, (begin, end) in events.items():
-                times[text].append(begin.elapsed_time(end) / timed)
-    return times
 
 
 def of_gpu(problem: Any, end: float) -> dict[str, Any]:
@@ -193,7 +136,7 @@ def of_simulation(op: str) -> dict[str, Any]:
     wanted = [t.candidate for t in selection.ranking if t.time_ms is not None][:_FINALISTS]
     found: dict[str, Times] = {arm: {c.text: [] for c in wanted} for arm in ARMS}
     for arm in ARMS:
-        before, timed = _QUEUED.get(arm, (0, 1))
+        before, timed = QUEUED.get(arm, (0, 1))
         for _ in range(10):
             for c in wanted:
                 batches = [*[Batch(c, 1, "hot")] * before, Batch(c, timed, "hot")]

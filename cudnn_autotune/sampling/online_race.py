@@ -17,7 +17,7 @@ from cudnn_autotune.sampling.statistics import Floats
 # After two turns: one is out that took so much longer than the best in each of them.
 _SLOW = 1.5
 # Rounds after which the best so far is taken, decided or not.
-_MOST_ROUNDS = 200
+_MOST_ROUNDS = 400
 _UNDECIDED = f"undecided after {_MOST_ROUNDS} rounds: the best so far"
 # Rounds are judged when there are this many more (relative), and one at least: a look costs the
 # callers some time of Python's lock, and all looks share the confidence. By simulation a tenth

@@ -26,8 +26,8 @@ class Batch:
     candidate: Candidate
     calls: int = 1
     cache: Cache = "cold"
-    """``cold``: each call finds operands that left the L2 cache long ago (rotating buffers);
-    ``hot``: all calls run on the caller's own tensors."""
+    """``cold``: each call reads operands that left the L2 cache long ago (rotating buffers), and
+    writes where the last one did; ``hot``: all calls run on the caller's own tensors."""
 
 
 @dataclass(frozen=True)
