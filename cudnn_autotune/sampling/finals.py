@@ -2,7 +2,8 @@
 
 More blocks tell more than longer ones (see ``solo``): times are averaged, and what is near the best
 is measured again, in mirrored order. Even so a percent stays in the dark; there the race, which is
-sharper, decides.
+sharper, decides: the standing of a candidate is ``log(time alone) + w log(time in the race)``, and
+the race's leader has a small start.
 """
 
 from __future__ import annotations
@@ -39,19 +40,24 @@ class SoloRules:
     """Candidates in the first pass, the leader included; one more where one of them beats it."""
     first_chunks: int = 3
     again_chunks: int = 3
-    lag: float = 0.01
+    lag: float = 0.02
     """By so much a first block flatters the leader, whose clock still falls, against rivals, whose
     clocks still rise: only who is further behind is out."""
     within: float = 0.02
     """Of the best of the others, to be measured again with it."""
     most_again: int = 2
     """Of those, at most; and the race's leader."""
-    passes: int = 2
+    passes: int = 4
     """Further passes at most, each in the reverse order of the one before."""
-    confident: float = 1.5
+    confident: float = 1.0
     """They end once the best leads by so many standard errors."""
-    equal: float = 0.01
-    """Who is within this of the best in the long run is as good; the race decides among those."""
+    equal: float = 0.005
+    """The race's leader keeps its place unless somebody beats it by more than this; of others so
+    near to one another, the race decides."""
+    burst_weight: float = 0.25
+    """What a percent in the race counts for beside one alone. A layer is seldom alone, so that the
+    clock is not all its own; and blocks of 2 % noise had better not give away 5 % of bursts for
+    one percent that may not be there."""
     is_patient: bool = False
     """Every block goes on until it is steady, also on a board that settles at once."""
 
@@ -60,6 +66,9 @@ class SoloRules:
 class Finish:
     """The outcome of the solo blocks."""
 
+    handicaps: dict[Candidate, float] = field(default_factory=dict)
+    """What is added to the log of its time: for what it loses in the race, and for not being the
+    race's leader."""
     logs: dict[Candidate, list[float]] = field(default_factory=dict)
     """Log of the steady time, block by block; of those that did not fail."""
     finalists: list[Candidate] = field(default_factory=list)
@@ -67,14 +76,23 @@ class Finish:
     """Whether the budget left out a block that was wanted."""
 
     def sustained_ms(self) -> dict[Candidate, float]:
-        return {c: math.exp(float(np.mean(values))) for c, values in self.logs.items()}
+        return {c: math.exp(self._mean(c)) for c in self.logs}
 
     def error(self, *candidates: Candidate) -> float:
         """Standard error of the log of one candidate's time, or of the ratio of two."""
         return math.hypot(*(self._sigma() / math.sqrt(len(self.logs[c])) for c in candidates))
 
+    def standing(self, candidate: Candidate) -> float:
+        """The less the better."""
+        return self._mean(candidate) + self.handicaps.get(candidate, 0.0)
+
     def best(self) -> Candidate:
-        return min(self.finalists, key=lambda c: float(np.mean(self.logs[c])))
+        return min(self.finalists, key=self.standing)
+
+    def _mean(self, candidate: Candidate) -> float:
+        """Of three and more without the worst: its clock was still paying for another's block."""
+        values = sorted(self.logs[candidate])
+        return float(np.mean(values[:-1] if len(values) >= _TRIMMED_FROM else values))
 
     def _sigma(self) -> float:
         """Of one block: from those that were repeated, and no less than blocks mostly differ by."""
@@ -92,6 +110,7 @@ class Finish:
 _SLOW_WITHIN = 0.2
 # Standard deviation of the log of a block's steady time.
 _BLOCK_SIGMA = 0.02
+_TRIMMED_FROM = 3
 
 
 def finish(
@@ -110,8 +129,14 @@ def finish(
         probe: the block of the race's leader, which ran just before.
         rivals: the most promising first.
     """
-    outcome = Finish()
     leader = probe.candidate
+    leader_ms = found.ms(leader) or probe.steady_ms
+    outcome = Finish(
+        {
+            c: rules.burst_weight * math.log((found.ms(c) or leader_ms) / leader_ms) + rules.equal
+            for c in rivals
+        }
+    )
     # A board that took the leader to its steady clock at once will do so with the rivals.
     is_patient = rules.is_patient or not probe.settled_at_once
 
@@ -131,7 +156,7 @@ def finish(
             keep(block)
 
     # Blocks are as long as their calls take in the race, where the clock is higher.
-    slower = max(1.0, probe.steady_ms / (found.ms(leader) or probe.steady_ms))
+    slower = max(1.0, probe.steady_ms / leader_ms)
 
     def affords(candidates: Sequence[Candidate], chunks: int) -> bool:
         wanted = sum(slower * block_ms(chunks, found.ms(c) or 1.0) for c in candidates)
@@ -144,7 +169,7 @@ def finish(
         if len(outcome.logs) >= most or not affords([candidate], rules.first_chunks):
             break
         measure(candidate, rules.first_chunks)
-    first = {c: values[0] for c, values in outcome.logs.items()}
+    first = {c: outcome.standing(c) for c in outcome.logs}
     order = sorted((c for c in first if c != leader), key=first.__getitem__)
     lag = _SLOW_WITHIN if is_patient else rules.lag
     if not order or first[order[0]] - first[leader] > lag:
@@ -176,15 +201,15 @@ def finish(
 
 
 def _is_beaten(leader: Candidate, outcome: Finish, by: float) -> bool:
+    """By time alone: the order turns, and others may do still better."""
     logs = outcome.logs
     return any(value < logs[leader][0] - by for (value, *_) in logs.values())
 
 
 def _is_decided(outcome: Finish, confident: float) -> bool:
     best = outcome.best()
-    ms = outcome.sustained_ms()
     return all(
-        math.log(ms[c] / ms[best]) > confident * outcome.error(c, best)
+        outcome.standing(c) - outcome.standing(best) > confident * outcome.error(c, best)
         for c in outcome.finalists
         if c != best
     )

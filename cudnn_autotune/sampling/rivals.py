@@ -19,21 +19,29 @@ _RACE_ERROR = 0.01
 
 
 def could_win(
-    found: Field, steady_ms: float, max_clock_mhz: float | None, reach: float
+    found: Field,
+    steady_ms: float,
+    max_clock_mhz: float | None,
+    reach: float,
+    burst_weight: float = 0.0,
 ) -> list[Candidate]:
-    """Rivals of the race's leader that may be faster alone, the most promising first.
+    """Rivals of the race's leader that may stand better than it alone, the most promising first.
 
-    Those within ``reach`` whose optimistic time is below ``steady_ms``; of each kind the fastest,
-    since what distinguishes the power of two configs is their engine and tile, or their kernel.
+    Those within ``reach`` whose optimistic time, with what they lose in the race times
+    ``burst_weight``, is below ``steady_ms``; of each kind the fastest, since what distinguishes the
+    power of two configs is their engine and tile, or their kernel.
     """
     leader_ms = found.ms(found.leader) or math.inf
     seen = {_kind(found.leader)}
     firsts = []
     optimistic_ms = _optimistic_ms(found, found.last.clock_mhz, max_clock_mhz)
     for candidate, least_ms in optimistic_ms.items():
-        is_near = (found.ms(candidate) or math.inf) < reach * leader_ms
+        behind = (found.ms(candidate) or math.inf) / leader_ms
+        if behind >= reach:
+            continue
         # Who gains less than what counts as a tie need not run.
-        if not is_near or least_ms * (1 - _RACE_ERROR) >= steady_ms * (1 - TIE_WIDTH):
+        least_ms *= (1 - _RACE_ERROR) * max(1.0, behind) ** burst_weight
+        if least_ms >= steady_ms * (1 - TIE_WIDTH):
             continue
         if _kind(candidate) not in seen:
             seen.add(_kind(candidate))

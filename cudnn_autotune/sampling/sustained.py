@@ -42,6 +42,8 @@ class Sustained:
             most_again=3,
             passes=3,
             confident=2.0,
+            equal=0.01,
+            burst_weight=0.0,
             is_patient=True,
         )
     )
@@ -97,7 +99,8 @@ def decided(
     if not is_throttled(probe, max_clock):
         return selection(found, timer, race_rules)
     highest = max([*probe.clocks_mhz, *found.last.clocks_mhz, max_clock or 0.0]) or None
-    rivals = could_win(found, probe.steady_ms, highest, solo_rules.reach)
+    reach, weight = solo_rules.reach, solo_rules.burst_weight
+    rivals = could_win(found, probe.steady_ms, highest, reach, weight)
     if not rivals:
         found.remarks.append("the board throttles; no rival could be faster at any clock")
         return selection(found, timer, race_rules)
@@ -106,9 +109,11 @@ def decided(
         race_again(found, timer, race_rules, rng)
         return selection(found, timer, race_rules)
     found.sustained_ms.update(outcome.sustained_ms())
-    logs = {c: math.log(found.sustained_ms[c]) for c in outcome.logs}
     best = outcome.best()
-    equal = [c for c in outcome.finalists if logs[c] - logs[best] <= solo_rules.equal]
+    logs = {c: math.log(found.sustained_ms[c]) for c in outcome.logs}
+    near = [c for c in outcome.finalists if logs[c] - logs[best] <= solo_rules.equal]
+    # Where the race's leader did not keep its place, it is not given back.
+    equal = [c for c in near if c != probe.candidate or c == best]
     # Of those that are as good in the long run, the fastest in turns; ties by the rule.
     in_turns = {c: found.ms(c) or math.inf for c in equal}
     fastest_ms = min(in_turns.values())
@@ -117,15 +122,10 @@ def decided(
         c for c, value in logs.items() if value - logs[best] <= 2 * outcome.error(c, best) + 1e-9
     ]
     bound = _regret_bound(ties.order(tied)[0], outcome, found, highest)
-    return told(
-        found,
-        timer,
-        tied,
-        bound,
-        race_rules,
-        unsure=unsure,
-        rule="tie: faster in turns" if len(tied) < len(equal) else None,
-    )
+    is_fastest_alone = min(logs, key=logs.__getitem__) in tied
+    by_turns = len(tied) < len(equal) or not is_fastest_alone
+    rule = "nearly as fast alone, faster in turns" if by_turns else None
+    return told(found, timer, tied, bound, race_rules, unsure=unsure, rule=rule)
 
 
 def _regret_bound(

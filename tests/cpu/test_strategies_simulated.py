@@ -25,6 +25,7 @@ from cudnn_autotune.offline.simulated import (
     StaticCandidates,
 )
 from cudnn_autotune.sampling.auto import Auto, HeldClocks
+from cudnn_autotune.sampling.finals import Finish
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Selection, Timed
@@ -146,6 +147,56 @@ def test_a_board_that_heats_slowly_is_not_taken_for_one_that_settles_at_once(see
 
 def test_a_race_alone_does_not_see_heat() -> None:
     assert picks("race", "forum-l4", 100)["128x128"] >= 95
+
+
+def pair_under_a_cap(behind_in_turns: float, ahead_alone: float) -> SimulatedTimer:
+    """Two engines, the second slower in turns and faster alone, both relative."""
+    room_w = GPU.power_limit_w - GPU.static_w
+    slower = 1 + behind_in_turns
+    demand = 2.0 * ((1 - ahead_alone) / slower) ** GPU.power_exponent
+    timer = timer_of(
+        engine("first", 1.0, 2.0 * room_w), engine("second", slower, demand * room_w), built=False
+    )
+    truth = timer.truth("sustained")
+    assert truth["second"] / truth["first"] == pytest.approx(1 - ahead_alone, abs=0.002)
+    return timer
+
+
+@pytest.mark.parametrize(
+    ("behind_in_turns", "ahead_alone", "taken"),
+    [
+        (0.06, 0.05, {"sustained": "second", "auto": "second"}),
+        # A quarter of 6 %, and half a percent for the race's leader.
+        (0.06, 0.015, {"sustained": "second", "auto": "first"}),
+        (0.01, 0.015, {"sustained": "second", "auto": "second"}),
+        (0.01, 0.005, {"sustained": "first", "auto": "first"}),
+    ],
+)
+def test_auto_does_not_give_away_bursts_for_little(
+    behind_in_turns: float, ahead_alone: float, taken: dict[str, str]
+) -> None:
+    for mode, text in taken.items():
+        selection = chosen(mode, pair_under_a_cap(behind_in_turns, ahead_alone))
+        assert selection.winner.candidate.text == text, mode
+        told = {entry.candidate.text: entry for entry in selection.ranking}
+        if told["second"].sustained_ms is None:
+            continue  # it had nothing to win
+        is_first_by_turns = text == "first" and ahead_alone > 0
+        rule = "nearly as fast alone, faster in turns" if is_first_by_turns else "fastest"
+        assert selection.evidence.rule == rule
+
+
+def test_the_worst_of_three_blocks_is_left_out() -> None:
+    """It ran while the board was still paying for another's."""
+    a, b = candidate("a"), candidate("b")
+    blocks = Finish({b: 0.01}, {a: [0.0, 0.02], b: [0.0, 0.02, 0.5]}, [a, b])
+    assert blocks.sustained_ms() == {
+        a: pytest.approx(math.exp(0.01)),
+        b: pytest.approx(math.exp(0.01)),
+    }
+    assert blocks.best() == a, "b has a handicap"
+    assert blocks.standing(b) == pytest.approx(0.02)
+    assert blocks.error(b) < blocks.error(a)
 
 
 @pytest.mark.parametrize("mode", ["sustained", "auto"])
