@@ -150,7 +150,7 @@ def _pytorch(record: Record, summaries: Mapping[str, ModeSummary]) -> Table:
         ("PyTorch's mode", "truth", "cases", "mean", "least", "most", "ours > 1 % slower"),
         texts=2,
         note="pytorch_off: benchmark=False; pytorch_on_10: benchmark=True with PyTorch's default "
-        "limit; pytorch_on_0: without a limit. Above 1, ours is faster.",
+        "limit; pytorch_on_0: without a limit. Above 1, ours is faster. All cases that were timed.",
     )
     for mode, summary in summaries.items():
         for truth, told in summary.against.items():

@@ -105,7 +105,8 @@ class ModeSummary:
     coverage: Coverage | None = None
     """None where the mode claims no bound."""
     against: dict[str, AgainstPytorch] = field(default_factory=dict)
-    """By truth; of PyTorch's modes only."""
+    """By truth; of PyTorch's modes only, over all cases that this one has timed: the comparison is
+    its own and asks no oracle."""
     unavailable: str = ""
     """Why the mode picked nothing at all."""
 
@@ -230,7 +231,7 @@ def _pytorch(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
         regret=regrets.get(STEADY),
         regrets=regrets,
         tuning=_tuning([[rows[case].tuning_ms for case in cases]]),
-        against=_against({case: rows[case] for case in cases}),
+        against=_against({case: row for case, row in rows.items() if not row.error}),
     )
 
 

@@ -2,8 +2,8 @@
 
 After the race its leader runs alone for a moment. If it holds its clock, or if no rival could beat
 it at any clock, the race has decided. Else those that could run alone too, and what they lose in
-turns is weighed against what they gain (``finals``). A leader that does no more work a second than one that was
-seen to hold its clock before, on the same GPU in the same dtype, is not even probed.
+turns is weighed against what they gain (``finals``). A leader that does no more work a second than
+one that was seen to hold its clock before, on the same GPU in the same dtype, is not even probed.
 """
 
 from __future__ import annotations

@@ -223,6 +223,19 @@ def test_pytorch_against_ours() -> None:
     assert "PyTorch's time / auto's time, taking turns in one process" in shown
 
 
+def test_pytorch_is_compared_before_the_oracle_has_judged() -> None:
+    found = record(auto=[["a", "a", "a"]])
+    found.pytorch = {
+        "pytorch_off": {"case0": row(1.2, 1.2, "a"), "case1": row(1.1, 1.1, "a")},
+        "pytorch_on_10": {"case0": PytorchRow("a", {}, error="lost")},
+    }
+    del found.oracle["case1"]
+    told = summarize(found)
+    assert told["pytorch_off"].against[BURST].cases == 2
+    assert told["pytorch_on_10"].against == {}
+    assert told["auto"].cases == 1, "the oracle's cases only"
+
+
 def test_tables_render_as_markdown() -> None:
     found = record(auto=[["a|b"]])
     found.oracle["case0"] = Oracle({n: Truth({"a|b": 1.0}) for n in (BURST_COLD, BURST_HOT)})
