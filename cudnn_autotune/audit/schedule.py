@@ -14,24 +14,14 @@ from contextlib import closing
 from typing import Any
 
 from cudnn_autotune.audit.analysis import truth_of
-from cudnn_autotune.audit.model import BURST, PYTORCH_MODES, Oracle, Pick, PytorchRow, Record
+from cudnn_autotune.audit.costs import START_S, seconds_of_case
+from cudnn_autotune.audit.model import BURST, Oracle, Pick, PytorchRow, Record
 from cudnn_autotune.audit.oracle_settings import SOLO
 from cudnn_autotune.audit.plan import ORACLE, Plan, Step, steps
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
 from cudnn_autotune.audit.worker import BACKENDS
 from cudnn_autotune.json_dataclass import decode, encode
 
-# What a process costs before its first case, and rough seconds of a case: they share out the time
-# of a first session; later ones know better.
-_START_S = 6.0
-_SECONDS = {
-    "heuristic": 0.05,
-    "auto": 1.2,
-    "sustained": 5.0,
-    "oracle": 0.7,
-    **dict.fromkeys(PYTORCH_MODES, 0.5),
-}
-_OTHER_SECONDS = 0.6
 _LEAST_SHARE_S = 1.0
 _SAVE_EVERY_S = 10.0
 # Processes lost at the same step before the rest of its cases are given up for this session.
@@ -128,18 +118,14 @@ class Session:
         counts = [sum(self._lacks(step, case) for case in eligible) for step in left]
 
         def share_s() -> float:
+            known, solo = self.record.seconds, self.plan.oracle.solo
             needs = [
-                _START_S + self._seconds(step) * count
+                START_S + seconds_of_case(step, known, solo) * count
                 for step, count in zip(left, counts, strict=True)
             ]
             return left_s * needs[0] / sum(needs)
 
         return share_s
-
-    def _seconds(self, step: Step) -> float:
-        """Of a case, as earlier cases took; else a guess."""
-        guess = _SECONDS.get(step.mode, _OTHER_SECONDS)
-        return self.record.seconds.get(step.mode, guess)
 
     def _work(
         self,

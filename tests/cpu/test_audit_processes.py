@@ -11,8 +11,9 @@ import pytest
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.analysis import left_out, shared_cases
+from cudnn_autotune.audit.costs import seconds_of_case
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.audit.oracle_settings import OracleSettings
+from cudnn_autotune.audit.oracle_settings import OracleSettings, Solo
 from cudnn_autotune.audit.plan import Plan, Step, steps
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
 from cudnn_autotune.audit.schedule import Session
@@ -265,6 +266,21 @@ def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> N
     broken = Plan("simulation", {"slow": 1}, [], "slow", modules=["no_such_module"])
     Session(broken, record, few).run()
     assert not record.failures
+
+
+def test_steady_times_are_allowed_for_before_the_first_is_measured() -> None:
+    """Else the first process takes so many cases that the last ones come to none."""
+    plan = Plan("gpu", {"auto": 5}, ["pytorch_off", "pytorch_on_0"], "auto")
+
+    def share(solo: Solo) -> float:
+        seconds = [seconds_of_case(step, {}, solo) for step in steps(plan)]
+        return seconds[0] / sum(seconds)
+
+    assert share("throttled") < 0.6 * share("never")
+    assert share("always") == share("throttled")
+    oracle = steps(plan)[-1]
+    assert seconds_of_case(oracle, {"oracle": 0.25}, "throttled") == 0.25, "what is known counts"
+    assert seconds_of_case(Step("a_mode_of_the_users"), {}, "never") > 0
 
 
 def test_no_time_no_process_and_a_record_all_the_same() -> None:
