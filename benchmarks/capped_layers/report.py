@@ -54,7 +54,7 @@ def most_power(entry: dict[str, Any]) -> float | None:
 
 
 def layer_text(case_id: str) -> str:
-    return "/".join(case_id.split("/")[:2])
+    return "/".join(case_id.split("/")[:3])
 
 
 def layers_table(data: dict[str, Any]) -> Table:
