@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "captured_plans.h"
@@ -64,8 +65,11 @@ std::optional<TrialLedger::Turn> TrialLedger::take_turn() {
   const std::lock_guard lock(mutex_);
   // Alone, there is nothing to compare: the first call need not pay for events.
   if (active_.size() < 2) return std::nullopt;
-  is_leaders_ = !is_leaders_;
-  if (is_leaders_) return std::nullopt;
+  // Of each two calls one is the leader's, by lot: were it always the first, of two layers that
+  // share a problem only one would ever be timed.
+  is_second_ = !is_second_;
+  if (!is_second_) leads_second_ = std::bernoulli_distribution(0.5)(random_);
+  if (is_second_ == leads_second_) return std::nullopt;
   while (position_ < order_.size() && !active_[order_[position_]]) ++position_;
   if (position_ >= order_.size()) {
     order_.clear();
@@ -98,10 +102,11 @@ void TrialLedger::report(const Sample& sample) {
   samples_.push_back(sample);
 }
 
-void TrialLedger::fail(size_t way) {
+bool TrialLedger::fail(size_t way) {
   const std::lock_guard lock(mutex_);
   active_.at(way) = false;
   failures_.push_back(way);
+  return std::find(active_.begin(), active_.end(), true) != active_.end();
 }
 
 OnlineTrial::OnlineTrial(Way first, Chore chore) : chore_(std::move(chore)) {
@@ -196,6 +201,21 @@ void OnlineTrial::launch(const Way& way, const ConvProblem& problem, const at::T
   if (result.defined()) written(problem, x, w, y).copy_(result);
 }
 
+void OnlineTrial::run_leader(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
+                             const at::Tensor& y) {
+  while (true) {
+    const size_t leader = ledger_->leading();
+    try {
+      launch(ways_[leader], problem, x, w, y, nullptr);
+      return;
+    } catch (const CudnnError&) {
+      if (!ledger_->fail(leader)) throw;
+    } catch (const c10::Error&) {
+      if (!ledger_->fail(leader)) throw;
+    }
+  }
+}
+
 void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                       const at::Tensor& y) {
   ledger_->count_call();
@@ -225,7 +245,7 @@ void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at:
     }
     ledger_->fail(turn->way);
   }
-  launch(ways_[ledger_->leading()], problem, x, w, y, nullptr);
+  run_leader(problem, x, w, y);
 }
 
 }  // namespace cudnn_autotune

@@ -44,7 +44,7 @@ class TrialLedger {
   // Ways that failed to run, and were dropped by themselves.
   std::vector<size_t> failures() const;
   void drop(size_t way);
-  // Who serves the calls that are nobody's turn: every other one, and those that cannot be timed
+  // Who serves the calls that are nobody's turn: one of each two, and those that cannot be timed
   // (under capture, or while all events are in flight).
   void lead(size_t way);
   // Nothing: PyTorch's own path.
@@ -58,12 +58,13 @@ class TrialLedger {
   // The caller's.
   void join();
   int64_t decided() const { return decided_.load(std::memory_order_acquire); }
-  // None: the call is the leader's, and not timed. So is every other one: a trial then costs half
+  // None: the call is the leader's, and not timed. So is one of each two: a trial then costs half
   // as much a call, and what is slow serves half as often.
   std::optional<Turn> take_turn();
   size_t leading();
   void report(const Sample& sample);
-  void fail(size_t way);
+  // Whether another way is left.
+  bool fail(size_t way);
   void count_call() { calls_.fetch_add(1, std::memory_order_relaxed); }
   void end() { is_in_use_.store(false, std::memory_order_release); }
 
@@ -74,7 +75,8 @@ class TrialLedger {
   std::vector<size_t> order_;
   size_t position_ = 0;
   int64_t round_ = -1;
-  bool is_leaders_ = false;
+  bool is_second_ = true;      // of a pair of calls, the last one
+  bool leads_second_ = false;  // of the pair, the leader's
   size_t leader_ = 0;
   std::vector<Sample> samples_;
   std::vector<size_t> failures_;
@@ -116,7 +118,7 @@ class OnlineTrial {
   const Way* decided() const;
 
   // Computes the problem by the way whose turn it is. A way that fails is dropped, and the leader
-  // serves the call. Throws what the leader and the chore throw.
+  // serves the call. Throws what the last way and the chore throw.
   void run(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
            const at::Tensor& y);
 
@@ -137,6 +139,9 @@ class OnlineTrial {
   void make_timings();
   void launch(const Way& way, const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
               const at::Tensor& y, Timing* timing);
+  // A leader that fails is dropped, and the next one leads. Throws what the last one throws.
+  void run_leader(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
+                  const at::Tensor& y);
 
   std::vector<Timing> timings_;  // a ring
   size_t oldest_ = 0;

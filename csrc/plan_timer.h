@@ -29,7 +29,8 @@ class PlanTimer {
   struct Batch {
     size_t candidate;
     int64_t calls;
-    bool cold;      // rotate over all sets of operands, after a flush of the L2 cache where they fit in it
+    bool cold;  // rotate over all sets of operands, after a flush of the L2 cache where they fit in
+                // it
     bool as_graph;  // replay the calls from a CUDA graph: for kernels that outrun the host
   };
   struct Sample {

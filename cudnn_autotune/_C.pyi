@@ -203,11 +203,12 @@ class TrialLedger:
     # What the trial itself notes, in its calls:
     def take_turn(self) -> tuple[int, int, bool] | None:
         """(way, round, whether it is its first); None: the call is the leader's, and not timed, as
-        every other one is, and all where there is nothing to compare."""
+        one of each two is, and all where there is nothing to compare."""
 
     def leading(self) -> int: ...
     def report(self, way: int, round: int, time_ms: float) -> None: ...
-    def fail(self, way: int) -> None: ...
+    def fail(self, way: int) -> bool:
+        """Whether another way is left."""
 
 Chore = Callable[[Tensor, Tensor, Tensor], tuple[tuple[str, Plan | None] | None, bool]]
 """(x, w, y) -> (a way that joins, or None; whether there is more to do)."""

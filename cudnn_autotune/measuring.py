@@ -20,6 +20,8 @@ _MOST_CALLS = 1000
 _MEMORY_SHARE = 0.25
 
 Operands = tuple[Tensor, Tensor, Tensor]
+WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
+"""The place of the operand (x, w, y) that an operation writes."""
 
 
 def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
@@ -111,8 +113,9 @@ def measure(
         rounds: samples of each config.
         target_ms: about how long a batch should take, in milliseconds.
         device: a CUDA device that is here.
-        cache: ``"hot"`` runs on one set of tensors, ``"cold"`` rotates over as many copies as
-            keep five times the L2 cache in use (within a quarter of free memory).
+        cache: ``"hot"`` runs on one set of tensors, ``"cold"`` rotates over as many copies of what
+            is read as keep five times the L2 cache in use (within a quarter of free memory); all
+            write to one result.
 
     Returns:
         ``{text: [milliseconds a call, one for each round]}``.
@@ -132,8 +135,9 @@ def measure(
     search = open_search(problem, index)
     plans = {text: search.build(text) for text in dict.fromkeys(texts)}
     with torch.cuda.device(index):
-        copies = _copies(problem, index) if cache == "cold" else 1
-        tensors = [operands(problem, index) for _ in range(copies)]
+        tensors = [operands(problem, index)]
+        if cache == "cold":
+            tensors += _copies(problem, tensors[0])
         batches = {text: _Batch(plan, tensors, target_ms) for text, plan in plans.items()}
         times: dict[str, list[float]] = {text: [] for text in batches}
         for _ in range(rounds):
@@ -146,11 +150,19 @@ def measure(
     return times
 
 
-def _copies(problem: ConvProblem, device: int) -> int:
-    size = sum(t.nbytes for t in operands(problem, device))
+def _copies(problem: ConvProblem, first: Operands) -> list[Operands]:
+    """Of the two tensors that are read; the result is that of ``first``."""
+    written = WRITTEN[problem.op]
+    device = first[0].device
+    size = sum(t.nbytes for i, t in enumerate(first) if i != written)
     l2 = torch.cuda.get_device_properties(device).L2_cache_size
     free, _ = torch.cuda.mem_get_info(device)
-    return max(1, min(math.ceil(5 * l2 / size) + 1, int(_MEMORY_SHARE * free / size)))
+    count = min(math.ceil(5 * l2 / size), int(_MEMORY_SHARE * free / size))
+    copies = []
+    for _ in range(count):
+        x, w, y = (t if i == written else t.clone() for i, t in enumerate(first))
+        copies.append((x, w, y))
+    return copies
 
 
 class _Batch:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BURST_COLD = "burst cold"
-"""Short batches that take turns, each call on operands that left the L2 cache long ago."""
+"""Short batches that take turns, each call reading operands that left the L2 cache long ago."""
 BURST_HOT = "burst hot"
 """Short batches that take turns, all calls on one set of operands."""
 BURST = "burst"

@@ -11,6 +11,7 @@ from typing import Any
 from cudnn_autotune import atomic_file
 from cudnn_autotune.audit.analysis import left_out
 from cudnn_autotune.audit.model import Record
+from cudnn_autotune.audit.oracle_settings import SOLO
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.json_dataclass import decode, encode
 
@@ -94,9 +95,16 @@ def resumed(path: Path | None, fresh: Record) -> Record:
     fresh.cases = earlier.cases | fresh.cases
     fresh.oracle, fresh.picks, fresh.pytorch = earlier.oracle, earlier.picks, earlier.pytorch
     fresh.failures, fresh.seconds = earlier.failures, earlier.seconds
+    if _solo(fresh) > _solo(earlier):  # what was quick without steady times is slow with them
+        fresh.seconds = {m: s for m, s in earlier.seconds.items() if m in earlier.picks}
     session = {"environment": earlier.environment, "telemetry": earlier.telemetry}
     fresh.sessions = [*earlier.sessions, session]
     return fresh
+
+
+def _solo(record: Record) -> int:
+    """How much is measured at a steady clock."""
+    return SOLO.index(record.settings.get("oracle", {}).get("solo", SOLO[0]))
 
 
 def _union(earlier: Any, fresh: Any) -> Any:

@@ -20,7 +20,7 @@ def why(decision: Decision, against: Against | None) -> tuple[str, ...]:
     if evidence.rule:
         found.append(f"Rule: {evidence.rule}.")
     if others > 0:
-        found.append(f"{wording.count(others, 'other')} could not be told from the fastest.")
+        found.append(f"{wording.count(others, 'other')} could not be told from it.")
     if evidence.regret_bound is not None:
         sure = "" if evidence.confidence is None else f" ({100 * evidence.confidence:.3g} % sure)"
         found.append(f"{_bound(evidence.regret_bound)}{sure}.")

@@ -42,6 +42,7 @@ def told(
     rules: RaceRules,
     unsure: Sequence[Candidate] = (),
     rule: str | None = None,
+    burst_weight: float = 0.0,
 ) -> Selection:
     """The selection with its evidence: the tied first, then the others as they finished.
 
@@ -49,14 +50,19 @@ def told(
 
     Args:
         tied: those within the tie width of the fastest, from which the tie rule takes one.
-        unsure: those that the measurement could not tell from the fastest, for the evidence.
+        unsure: those that the measurement could not tell from the chosen one, for the evidence.
         rule: what decided, where it was not the tie rule.
+        burst_weight: as ``Evidence.burst_weight``.
     """
     state = timer.state()
     chosen = ties.order(tied)
-    # Those that were run alone first, by that time; the sort leaves the others in the race's order.
-    others = [c for c in found.raced() if c not in tied]
-    rest = sorted(others, key=lambda c: found.sustained_ms.get(c, math.inf))
+
+    def standing(candidate: Candidate) -> float:
+        alone_ms = found.sustained_ms.get(candidate, math.inf)
+        return alone_ms * (found.ms(candidate) or 1.0) ** burst_weight
+
+    # Those that ran alone first, as they stand; the sort leaves the others in the race's order.
+    rest = sorted((c for c in found.raced() if c not in tied), key=standing)
     ranking = [_timed(c, found) for c in [*chosen, *rest]]
     shown = {entry.candidate for entry in ranking}
     failed = [Timed(c, None, 0, cut=f"failed: {why}") for c, why in found.failed.items()]
@@ -79,6 +85,7 @@ def told(
         Evidence(
             rule=rule or ties.rule(tied),
             tied=tuple(dict.fromkeys(c.text for c in [*chosen, *unsure])),
+            burst_weight=burst_weight,
             regret_bound=regret_bound if found.is_judged else None,
             confidence=rules.confidence,
             gpu_ms=found.admission.gpu_ms

@@ -90,9 +90,13 @@ class Finish:
         return min(self.finalists, key=self.standing)
 
     def _mean(self, candidate: Candidate) -> float:
-        """Of three and more without the worst: its clock was still paying for another's block."""
+        """Without the worst, whose clock was still paying for another's block, once all finalists
+        have three: the best of two against the best two of three would be no fair comparison."""
         values = sorted(self.logs[candidate])
-        return float(np.mean(values[:-1] if len(values) >= _TRIMMED_FROM else values))
+        is_trimmed = len(values) >= _TRIMMED_FROM and all(
+            len(self.logs.get(c, ())) >= _TRIMMED_FROM for c in self.finalists
+        )
+        return float(np.mean(values[:-1] if is_trimmed else values))
 
     def _sigma(self) -> float:
         """Of one block: from those that were repeated, and no less than blocks mostly differ by."""
@@ -192,11 +196,11 @@ def finish(
         turn = outcome.finalists
         for candidate in turn[::-1] if number % 2 == 0 else turn:
             measure(candidate, rules.again_chunks)
+        if number == 0 and not is_patient and len(outcome.logs.get(leader, ())) > 1:
+            del outcome.logs[leader][0]  # its clock came down from the race's
         outcome.finalists = near()
         if not outcome.finalists:
             break
-    if not is_patient and len(outcome.logs.get(leader, [])) > 1:
-        del outcome.logs[leader][0]  # its clock came down from the race's
     return outcome
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cudnn_autotune._extension import _C
 from cudnn_autotune.engines import Candidate, cuda_index, open_search
+from cudnn_autotune.measuring import WRITTEN
 from cudnn_autotune.measuring import operands as random_operands
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
@@ -27,8 +28,6 @@ _GRAPH_BELOW_MS = 0.05
 # shorter than enqueuing one takes (a graph's node, too): of those it enqueues all before.
 _LEAD = 3
 _OUTRUN_MS = 0.015
-# Which operand (x, w, y) an operation writes, by its place.
-_OPS = ("dgrad", "wgrad", "fprop")
 # Sets of operands that a cold batch goes round, within this share of free memory.
 _MOST_COPIES = 64
 _MEMORY_SHARE = 0.25
@@ -243,7 +242,7 @@ class GpuTimer:
         last one did. With a result of its own in each set an engine would seem up to 4 % slower
         than PyTorch running the same one.
         """
-        written = _OPS.index(self._problem.op)
+        written = WRITTEN[self._problem.op]
         read = [t for i, t in enumerate(self._operands) if i != written]
         size = sum(t.nbytes for t in read)
         properties = torch.cuda.get_device_properties(self._device)

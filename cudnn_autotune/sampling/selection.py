@@ -48,8 +48,11 @@ class Evidence:
     rule: str = ""
     """What decided, in words: ``fastest``, ``tie: less workspace``, ..."""
     tied: tuple[str, ...] = ()
-    """Texts of the candidates that the measurement could not tell from the fastest, or found
-    within the tie width of it; the chosen one among them."""
+    """Texts of the candidates that the measurement could not tell from the chosen one, or found
+    within the tie width of the fastest; the chosen one among them."""
+    burst_weight: float = 0.0
+    """Of candidates that ran alone, the least ``log(sustained_ms) + burst_weight * log(time_ms)``
+    was looked for; 0 to 1."""
     regret_bound: float | None = None
     """The chosen one is at most this much slower than the fastest (0.01: 1 %), at the strategy's
     confidence; None where it claims nothing."""
@@ -110,6 +113,12 @@ def _texts(node: Node) -> tuple[str, ...]:
     return tuple(item.text() for item in node.items())
 
 
+def _share(node: Node) -> float:
+    if (value := node.number()) > 1:
+        raise node.error("a number from 0 to 1")
+    return value
+
+
 def _read(node: Node, cls: Callable[..., _T], readers: Mapping[str, _Read]) -> _T:
     """An object whose fields ``readers`` read; one that is missing gets its default, if any."""
     given = node.object()
@@ -146,6 +155,7 @@ _EVIDENCE: dict[str, _Read] = {
     "disturbed": Node.integer,
     **dict.fromkeys(("tied", "throttle_reasons", "remarks"), _texts),
     **dict.fromkeys(("gpu_ms", "wall_ms"), Node.number),
+    "burst_weight": _share,
     **dict.fromkeys(("regret_bound", "confidence", "budget_ms", *_MHZ), Node.number_or_null),
 }
 _SELECTION: dict[str, _Read] = {

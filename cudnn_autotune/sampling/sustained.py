@@ -118,14 +118,17 @@ def decided(
     in_turns = {c: found.ms(c) or math.inf for c in equal}
     fastest_ms = min(in_turns.values())
     tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + race_rules.tie_width)]
-    unsure = [
-        c for c, value in logs.items() if value - logs[best] <= 2 * outcome.error(c, best) + 1e-9
-    ]
-    bound = _regret_bound(ties.order(tied)[0], outcome, found, highest)
-    is_fastest_alone = min(logs, key=logs.__getitem__) in tied
-    by_turns = len(tied) < len(equal) or not is_fastest_alone
-    rule = "nearly as fast alone, faster in turns" if by_turns else None
-    return told(found, timer, tied, bound, race_rules, unsure=unsure, rule=rule)
+    chosen = ties.order(tied)[0]
+    unsure = [c for c in logs if abs(logs[c] - logs[chosen]) <= 2 * outcome.error(c, chosen) + 1e-9]
+    rule = None
+    if min(logs, key=logs.__getitem__) not in tied:
+        rule = "nearly as fast alone, faster in turns"
+    elif len(tied) < len(equal):
+        rule = "tie: faster in turns"
+    bound = _regret_bound(chosen, outcome, found, highest)
+    return told(
+        found, timer, tied, bound, race_rules, unsure=unsure, rule=rule, burst_weight=weight
+    )
 
 
 def _regret_bound(

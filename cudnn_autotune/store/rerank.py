@@ -22,9 +22,9 @@ def under(
     """What of ``selection`` may serve, the one to take first; None where nothing may.
 
     The chosen one stays if it may serve. Else the fastest of the others takes its place, by its
-    time alone at a steady clock where that is known of all that are near (``sustained_ms``), else
-    by ``time_ms``; of those within ``ties.TIE_WIDTH`` the first by ``ties.order``. The others keep
-    their order.
+    time alone at a steady clock where that is known of all that are near (``sustained_ms``, and
+    ``time_ms`` by the evidence's ``burst_weight``), else by ``time_ms``; of those within
+    ``ties.TIE_WIDTH`` the first by ``ties.order``. The others keep their order.
 
     Args:
         chosen: the entry of ``selection`` that serves where nothing is constrained.
@@ -59,7 +59,7 @@ def under(
         first, tied = chosen, [text for text in evidence.tied if text not in out]
         evidence = replace(evidence, tied=tuple(tied))
     else:
-        equal = ties.order(_fastest(serving))
+        equal = ties.order(_fastest(serving, evidence.burst_weight))
         first = next(entry for entry in serving if entry.candidate is equal[0])
         evidence = replace(
             evidence,
@@ -73,13 +73,17 @@ def under(
     return replace(selection, ranking=(first, *others), evidence=evidence)
 
 
-def _fastest(entries: Sequence[Timed]) -> list[Candidate]:
+def _fastest(entries: Sequence[Timed], burst_weight: float) -> list[Candidate]:
     """Those that are as good as equally fast as the fastest; every entry is timed."""
     times = {entry: entry.time_ms for entry in entries if entry.time_ms is not None}
     near = min(times.values()) * SoloRules.reach
     # Whom the race left further behind was not run alone, and need not be.
     for compared in (list(times), [entry for entry, ms in times.items() if ms <= near]):
-        alone = {e: e.sustained_ms for e in compared if e.sustained_ms is not None}
+        alone = {
+            e: e.sustained_ms * times[e] ** burst_weight
+            for e in compared
+            if e.sustained_ms is not None
+        }
         if len(alone) == len(compared):
             return _tied(alone)
     return _tied(times)

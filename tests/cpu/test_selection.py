@@ -293,3 +293,12 @@ def test_every_field_of_the_evidence_is_stored() -> None:
     assert set(tree["evidence"]) == {f.name for f in fields(Evidence)}
     assert set(tree["ranking"][0]) == {f.name for f in fields(Timed)}
     assert set(tree["ranking"][0]["candidate"]) == {f.name for f in fields(Candidate)}
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.5, "much", None, True])
+def test_a_burst_weight_is_a_share(wrong: object) -> None:
+    tree = Selection((Timed(ATEN, 1.0, 1),), 1, Evidence(burst_weight=0.25)).to_json()
+    assert Selection.from_json(tree).evidence.burst_weight == 0.25
+    tree["evidence"]["burst_weight"] = wrong
+    with pytest.raises(ValueError, match="selection.evidence.burst_weight: must be a number"):
+        Selection.from_json(tree)

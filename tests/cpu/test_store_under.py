@@ -164,6 +164,23 @@ def test_the_steady_time_decides_where_all_that_are_near_have_one() -> None:
     ]
 
 
+@pytest.mark.parametrize(("burst_weight", "first"), [(0.0, "cool"), (0.25, "hot")])
+def test_what_counted_in_bursts_when_it_was_measured_counts_now(
+    burst_weight: float, first: str
+) -> None:
+    """Two percent alone are not worth nine in bursts, nor to the next best."""
+    ranking = [
+        timed("large", 1.0, 100, sustained_ms=1.4),
+        timed("cool", 1.09, rank=2, sustained_ms=1.40),
+        timed("hot", 1.0, rank=1, sustained_ms=1.42),
+    ]
+    evidence = replace(EVIDENCE, burst_weight=burst_weight)
+    found = decision(selection=selection(ranking, evidence)).under(False, 0)
+    assert found is not None
+    assert found.selection.winner.candidate.text == first
+    assert found.selection.evidence.burst_weight == burst_weight
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_ties_are_settled_by_the_rule_in_whatever_order(order: tuple[int, ...]) -> None:
     equal = [
