@@ -300,5 +300,5 @@ def test_a_burst_weight_is_a_share(wrong: object) -> None:
     tree = Selection((Timed(ATEN, 1.0, 1),), 1, Evidence(burst_weight=0.25)).to_json()
     assert Selection.from_json(tree).evidence.burst_weight == 0.25
     tree["evidence"]["burst_weight"] = wrong
-    with pytest.raises(ValueError, match="selection.evidence.burst_weight: must be a number"):
+    with pytest.raises(ValueError, match=r"evidence\.burst_weight: must be a number"):
         Selection.from_json(tree)
