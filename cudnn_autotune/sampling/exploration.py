@@ -102,8 +102,7 @@ def _admit_all(
     ready = _without_doubles([*likely, *ready, *timer.runnable(without_engine)])
     if budget.is_limited:
         # Nothing is chosen over PyTorch's own path unseen: the first is looked at in any case.
-        pytorchs = ATEN.text if found.atens_plan is None else found.atens_plan.text
-        ready.sort(key=lambda c: c.text != pytorchs)
+        ready.sort(key=lambda c: c.text != found.pytorchs)
     others = [c for c in timer.runnable(second) if c.text not in {r.text for r in ready}]
     timer.prepare(compiled)
     admit(ready, timer, budget, found.admission)

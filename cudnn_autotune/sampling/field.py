@@ -6,7 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass, field
 
-from cudnn_autotune.engines import Candidate
+from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.sampling.admission import Admission
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.racing import RaceOutcome
@@ -36,6 +36,11 @@ class Field:
     @property
     def last(self) -> RaceOutcome:
         return self.races[-1]
+
+    @property
+    def pytorchs(self) -> str:
+        """The text of what PyTorch would run."""
+        return ATEN.text if self.atens_plan is None else self.atens_plan.text
 
     @property
     def leader(self) -> Candidate:

@@ -37,7 +37,8 @@ class SoloRules:
     reach: float = 1.1
     """Rivals whose time in the race is within this of the leader's take part."""
     most: int = 3
-    """Candidates in the first pass, the leader included; one more where one of them beats it."""
+    """Candidates in the first pass, the leader included; one more where one of them beats it, and
+    one more where what PyTorch would run is among them: nothing is taken that is slower alone."""
     first_chunks: int = 3
     again_chunks: int = 3
     lag: float = 0.02
@@ -131,7 +132,7 @@ def finish(
 
     Args:
         probe: the block of the race's leader, which ran just before.
-        rivals: the most promising first.
+        rivals: as ``rivals.could_win`` orders them.
     """
     leader = probe.candidate
     leader_ms = found.ms(leader) or probe.steady_ms
@@ -168,9 +169,10 @@ def finish(
         outcome.is_out_of_time |= not afforded
         return afforded
 
+    most = rules.most + any(c.text == found.pytorchs for c in rivals)
     for candidate in rivals:
-        most = rules.most + (1 if _is_beaten(leader, outcome, rules.equal) else 0)
-        if len(outcome.logs) >= most or not affords([candidate], rules.first_chunks):
+        more = 1 if _is_beaten(leader, outcome, rules.equal) else 0
+        if len(outcome.logs) >= most + more or not affords([candidate], rules.first_chunks):
             break
         measure(candidate, rules.first_chunks)
     first = {c: outcome.standing(c) for c in outcome.logs}

@@ -25,7 +25,8 @@ def could_win(
     reach: float,
     burst_weight: float = 0.0,
 ) -> list[Candidate]:
-    """Rivals of the race's leader that may stand better than it alone, the most promising first.
+    """Rivals of the race's leader that may stand better than it alone: what PyTorch would run, then
+    the most promising first.
 
     Those within ``reach`` whose optimistic time, with what they lose in the race times
     ``burst_weight``, is below ``steady_ms``; of each kind the fastest, since what distinguishes the
@@ -46,7 +47,7 @@ def could_win(
         if _kind(candidate) not in seen:
             seen.add(_kind(candidate))
             firsts.append(candidate)
-    return firsts
+    return sorted(firsts, key=lambda c: c.text != found.pytorchs)
 
 
 def least_ms_alone(

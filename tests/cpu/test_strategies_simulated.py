@@ -191,6 +191,18 @@ def test_auto_does_not_give_away_bursts_for_little(
         assert selection.evidence.rule == rule
 
 
+def test_what_pytorch_would_run_is_run_alone_wherever_it_could_win() -> None:
+    """Though others are nearer in the race, and only a few run alone."""
+    room_w = GPU.power_limit_w - GPU.static_w
+    pytorchs = engine("pytorchs", 1.07, 1.4 * room_w)
+    hot = [engine(f"e{i}", 1 + i / 100, 2.0 * room_w) for i in range(5)]
+    timer = timer_of(pytorchs, *hot, built=False)  # cuDNN's first is what PyTorch runs
+    selection = chosen("auto", timer)
+    assert selection.winner.candidate.text == "pytorchs"
+    ran_alone = [e for e in selection.ranking if e.sustained_ms is not None and not e.runs]
+    assert len(ran_alone) < 1 + len(hot), "not everybody was asked"
+
+
 def test_the_worst_of_three_blocks_is_left_out() -> None:
     """It ran while the board was still paying for another's."""
     a, b = candidate("a"), candidate("b")
