@@ -29,8 +29,7 @@ class PlanTimer {
   struct Batch {
     size_t candidate;
     int64_t calls;
-    bool cold;  // rotate over all sets of operands, after a flush of the L2 cache where they fit in
-                // it
+    bool cold;      // rotate over the sets of operands, after a flush of the L2 cache
     bool as_graph;  // replay the calls from a CUDA graph: for kernels that outrun the host
   };
   struct Sample {

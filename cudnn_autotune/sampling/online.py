@@ -1,13 +1,12 @@
 """``online``: no long stall; candidates take turns in the caller's own calls.
 
 The heuristics' first plan serves the first call. In each of the next ones a candidate is built and
-checked on the call's own tensors, some milliseconds for which the call waits. Then one of
-each two calls, by lot, runs the candidate whose turn it is, between two events that nobody waits
-for, until one is the fastest or until it no longer matters; the other one runs the leader so far,
-and is not timed.
-It alone sees the true cache, power and tenants. Meanwhile
-consecutive calls may differ in the last bits; under deterministic settings the first plan stays,
-and while a stream is being captured the leader so far runs.
+checked on the call's own tensors, some milliseconds for which the call waits. Then one of each two
+calls, by lot, runs the candidate whose turn it is, between two events that nobody waits for, until
+one is the fastest or until it no longer matters; the other one runs the leader so far, and is not
+timed. It alone sees the true cache, power and tenants. Meanwhile consecutive calls may differ in
+the last bits; under deterministic settings the first plan stays, and while a stream is being
+captured the leader so far runs.
 
 A budget bounds what those calls wait for in all: once it is spent, nobody else joins, and the
 evidence says so. Turns are the calls that the caller makes anyway.
