@@ -201,19 +201,18 @@ void OnlineTrial::launch(const Way& way, const ConvProblem& problem, const at::T
   if (result.defined()) written(problem, x, w, y).copy_(result);
 }
 
-void OnlineTrial::run_leader(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-                             const at::Tensor& y) {
-  while (true) {
-    const size_t leader = ledger_->leading();
-    try {
-      launch(ways_[leader], problem, x, w, y, nullptr);
-      return;
-    } catch (const CudnnError&) {
-      if (!ledger_->fail(leader)) throw;
-    } catch (const c10::Error&) {
-      if (!ledger_->fail(leader)) throw;
-    }
+bool OnlineTrial::serves(size_t way, const ConvProblem& problem, const at::Tensor& x,
+                         const at::Tensor& w, const at::Tensor& y, Timing* timing) {
+  try {
+    launch(ways_[way], problem, x, w, y, timing);
+    return true;
+  } catch (const CudnnError&) {
+    if (!ledger_->fail(way)) throw;
+  } catch (const c10::Error&) {
+    // No memory for its workspace, or cuBLAS or ATen refuse.
+    if (!ledger_->fail(way)) throw;
   }
+  return false;
 }
 
 void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
@@ -234,18 +233,13 @@ void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at:
     timing.way = turn->way;
     timing.round = turn->round;
     timing.reported = !turn->is_first;
-    try {
-      launch(ways_[turn->way], problem, x, w, y, &timing);
+    if (serves(turn->way, problem, x, w, y, &timing)) {
       ++in_flight_;
       return;
-    } catch (const CudnnError&) {
-      // Dropped below; the leader serves the call.
-    } catch (const c10::Error&) {
-      // No memory for its workspace, or cuBLAS or ATen refuse.
     }
-    ledger_->fail(turn->way);
   }
-  run_leader(problem, x, w, y);
+  while (!serves(ledger_->leading(), problem, x, w, y, nullptr)) {
+  }
 }
 
 }  // namespace cudnn_autotune

@@ -139,9 +139,9 @@ class OnlineTrial {
   void make_timings();
   void launch(const Way& way, const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
               const at::Tensor& y, Timing* timing);
-  // A leader that fails is dropped, and the next one leads. Throws what the last one throws.
-  void run_leader(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-                  const at::Tensor& y);
+  // False where the way fails: it is dropped then. Throws what the last one throws.
+  bool serves(size_t way, const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
+              const at::Tensor& y, Timing* timing);
 
   std::vector<Timing> timings_;  // a ring
   size_t oldest_ = 0;

@@ -104,7 +104,9 @@ def resumed(path: Path | None, fresh: Record) -> Record:
 
 def _solo(record: Record) -> int:
     """How much is measured at a steady clock."""
-    return SOLO.index(record.settings.get("oracle", {}).get("solo", SOLO[0]))
+    oracle = record.settings.get("oracle")
+    solo = oracle.get("solo") if isinstance(oracle, dict) else None
+    return SOLO.index(solo) if solo in SOLO else 0
 
 
 def _union(earlier: Any, fresh: Any) -> Any:

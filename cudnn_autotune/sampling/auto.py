@@ -64,7 +64,7 @@ class Auto:
             return None
         leader_ms = found.ms(found.leader) or math.inf
         work = candidates.work
-        if not could_win(found, math.inf, None, self.solo_rules.reach):
+        if not could_win(found, math.inf, None, self.solo_rules):
             if not found.admission.out_of_budget:
                 found.remarks.append("no rival within reach: no need to run the leader alone")
             return selection(found, timer, self.race_rules)

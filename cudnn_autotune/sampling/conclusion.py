@@ -56,14 +56,10 @@ def told(
     """
     state = timer.state()
     chosen = ties.order(tied)
-
-    def standing(candidate: Candidate) -> float:
-        alone_ms = found.sustained_ms.get(candidate, math.inf)
-        return alone_ms * (found.ms(candidate) or 1.0) ** burst_weight
-
     # Those that ran alone first, as they stand; the sort leaves the others in the race's order.
-    rest = sorted((c for c in found.raced() if c not in tied), key=standing)
-    ranking = [_timed(c, found) for c in [*chosen, *rest]]
+    rest = [_timed(c, found) for c in found.raced() if c not in tied]
+    rest.sort(key=lambda entry: entry.standing(burst_weight))
+    ranking = [*(_timed(c, found) for c in chosen), *rest]
     shown = {entry.candidate for entry in ranking}
     failed = [Timed(c, None, 0, cut=f"failed: {why}") for c, why in found.failed.items()]
     shown |= set(found.failed)

@@ -171,7 +171,7 @@ def finish(
 
     most = rules.most + any(c.text == found.pytorchs for c in rivals)
     for candidate in rivals:
-        more = 1 if _is_beaten(leader, outcome, rules.equal) else 0
+        more = _is_beaten(leader, outcome, rules.equal)
         if len(outcome.logs) >= most + more or not affords([candidate], rules.first_chunks):
             break
         measure(candidate, rules.first_chunks)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cudnn_autotune._extension import _C
 from cudnn_autotune.engines import Candidate, cuda_index, open_search
-from cudnn_autotune.measuring import WRITTEN
+from cudnn_autotune.measuring import cold_sets, fills_cache
 from cudnn_autotune.measuring import operands as random_operands
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
@@ -28,11 +28,8 @@ _GRAPH_BELOW_MS = 0.05
 # shorter than enqueuing one takes (a graph's node, too): of those it enqueues all before.
 _LEAD = 3
 _OUTRUN_MS = 0.015
-# Sets of operands that a cold batch goes round, within this share of free memory.
-_MOST_COPIES = 64
-_MEMORY_SHARE = 0.25
-# Traffic after which the L2 cache holds nothing of what was there before, in multiples of it.
-_L2_MULTIPLE = 5
+# Sets of operands that a cold batch goes round; where so many do not fill the cache, a flush does.
+_MOST_SETS = 64
 _FLUSH_L2_MULTIPLE = 2
 
 Operands = tuple[Tensor, Tensor, Tensor]
@@ -235,29 +232,9 @@ class GpuTimer:
         return self._native
 
     def _cold_operands(self) -> tuple[list[Operands], int]:
-        """The caller's operands and copies of the two that are read, and how much to write before a
-        cold batch.
-
-        All write to one result, as PyTorch's own path does: its result lies where the allocator's
-        last one did. With a result of its own in each set an engine would seem up to 4 % slower
-        than PyTorch running the same one.
-        """
-        written = WRITTEN[self._problem.op]
-        read = [t for i, t in enumerate(self._operands) if i != written]
-        size = sum(t.nbytes for t in read)
-        properties = torch.cuda.get_device_properties(self._device)
-        l2 = properties.L2_cache_size
-        if size >= _L2_MULTIPLE * l2:
-            return [self._operands], 0
-        free, _ = torch.cuda.mem_get_info(self._device)
-        wanted = min(math.ceil(_L2_MULTIPLE * l2 / size) + 1, _MOST_COPIES)
-        sets = [self._operands]
-        try:
-            for _ in range(min(wanted, max(1, int(_MEMORY_SHARE * free / size))) - 1):
-                # clone() keeps the strides of dense tensors.
-                copies = [t.clone() for t in read]
-                copies.insert(written, self._operands[written])
-                sets.append(tuple(copies))  # type: ignore[arg-type]
-        except torch.OutOfMemoryError:
-            pass
+        """The caller's operands and copies of them, and how much to write before a cold batch."""
+        sets = cold_sets(self._problem, self._operands, _MOST_SETS)
+        if fills_cache(self._problem, self._operands):
+            return sets, 0
+        l2 = torch.cuda.get_device_properties(self._device).L2_cache_size
         return sets, _FLUSH_L2_MULTIPLE * l2

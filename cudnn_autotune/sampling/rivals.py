@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.sampling.field import Field
+from cudnn_autotune.sampling.finals import SoloRules
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 
 # The knobs that name a config's tile or kernel. Configs that differ in others only (clusters,
@@ -19,18 +20,14 @@ _RACE_ERROR = 0.01
 
 
 def could_win(
-    found: Field,
-    steady_ms: float,
-    max_clock_mhz: float | None,
-    reach: float,
-    burst_weight: float = 0.0,
+    found: Field, steady_ms: float, max_clock_mhz: float | None, rules: SoloRules
 ) -> list[Candidate]:
     """Rivals of the race's leader that may stand better than it alone: what PyTorch would run, then
     the most promising first.
 
-    Those within ``reach`` whose optimistic time, with what they lose in the race times
-    ``burst_weight``, is below ``steady_ms``; of each kind the fastest, since what distinguishes the
-    power of two configs is their engine and tile, or their kernel.
+    Those within ``rules.reach`` whose optimistic time, with what they lose in the race by
+    ``rules.burst_weight``, is below ``steady_ms``; of each kind the fastest, since what
+    distinguishes the power of two configs is their engine and tile, or their kernel.
     """
     leader_ms = found.ms(found.leader) or math.inf
     seen = {_kind(found.leader)}
@@ -38,10 +35,10 @@ def could_win(
     optimistic_ms = _optimistic_ms(found, found.last.clock_mhz, max_clock_mhz)
     for candidate, least_ms in optimistic_ms.items():
         behind = (found.ms(candidate) or math.inf) / leader_ms
-        if behind >= reach:
+        if behind >= rules.reach:
             continue
         # Who gains less than what counts as a tie need not run.
-        least_ms *= (1 - _RACE_ERROR) * max(1.0, behind) ** burst_weight
+        least_ms *= (1 - _RACE_ERROR) * max(1.0, behind) ** rules.burst_weight
         if least_ms >= steady_ms * (1 - TIE_WIDTH):
             continue
         if _kind(candidate) not in seen:

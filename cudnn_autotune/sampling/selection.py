@@ -40,6 +40,13 @@ class Timed:
         """Milliseconds a call: alone where that was measured, else in short batches."""
         return self.sustained_ms or self.time_ms
 
+    def standing(self, burst_weight: float) -> float:
+        """Of those that ran alone, the less the better, by ``Evidence.burst_weight``; of the others
+        infinite."""
+        if self.sustained_ms is None:
+            return math.inf
+        return self.sustained_ms * (self.time_ms or 1.0) ** burst_weight
+
 
 @dataclass(frozen=True)
 class Evidence:

@@ -99,8 +99,7 @@ def decided(
     if not is_throttled(probe, max_clock):
         return selection(found, timer, race_rules)
     highest = max([*probe.clocks_mhz, *found.last.clocks_mhz, max_clock or 0.0]) or None
-    reach, weight = solo_rules.reach, solo_rules.burst_weight
-    rivals = could_win(found, probe.steady_ms, highest, reach, weight)
+    rivals = could_win(found, probe.steady_ms, highest, solo_rules)
     if not rivals:
         found.remarks.append("the board throttles; no rival could be faster at any clock")
         return selection(found, timer, race_rules)
@@ -127,7 +126,14 @@ def decided(
         rule = "tie: faster in turns"
     bound = _regret_bound(chosen, outcome, found, highest)
     return told(
-        found, timer, tied, bound, race_rules, unsure=unsure, rule=rule, burst_weight=weight
+        found,
+        timer,
+        tied,
+        bound,
+        race_rules,
+        unsure=unsure,
+        rule=rule,
+        burst_weight=solo_rules.burst_weight,
     )
 
 

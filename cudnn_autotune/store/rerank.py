@@ -79,11 +79,7 @@ def _fastest(entries: Sequence[Timed], burst_weight: float) -> list[Candidate]:
     near = min(times.values()) * SoloRules.reach
     # Whom the race left further behind was not run alone, and need not be.
     for compared in (list(times), [entry for entry, ms in times.items() if ms <= near]):
-        alone = {
-            e: e.sustained_ms * times[e] ** burst_weight
-            for e in compared
-            if e.sustained_ms is not None
-        }
+        alone = {e: e.standing(burst_weight) for e in compared if e.sustained_ms is not None}
         if len(alone) == len(compared):
             return _tied(alone)
     return _tied(times)
