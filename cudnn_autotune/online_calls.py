@@ -101,7 +101,7 @@ class OnlineChores:
             plan = self._plan if is_first else self._build(candidate)
             error = verdict.error_of(self._problem, candidate.text, plan, tensors)
         except (_C.CudnnError, torch.OutOfMemoryError) as failure:
-            _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, failure)
+            _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))
             self._prepared.first_fails = "failed" if is_first else self._prepared.first_fails
             return None
         self._prepared.errors[candidate.text] = error

@@ -35,7 +35,7 @@ def served_by(
             if decision is None:
                 raise  # a pin is an order
             _log.warning("%s: %s no longer builds: tuned again", problem.text, known.text)
-            _log.debug("%s", failure)
+            _log.debug("%s", str(failure))
             _strike(decision, device)
             return None
     error = None if decision is None else decision.relative_error

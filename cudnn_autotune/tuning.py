@@ -122,7 +122,7 @@ def _search(
         search = _C.EngineSearch.on_device(native, device)
     except _C.CudnnError as error:
         # cuDNN has no such graph at all: ATen's case.
-        _log.info("%s: %s", problem.text, error)
+        _log.info("%s: %s", problem.text, str(error))
         return Outcome()
     timer = GpuTimer(problem, search, tensors)
     try:
@@ -133,8 +133,10 @@ def _search(
         else:
             selection = strategy.select(candidates, timer, limits)
     except torch.OutOfMemoryError as error:
-        _log.warning("%s: the search ran out of memory; PyTorch serves it: %s", problem.text, error)
-        return Outcome(timer.broken_off(f"out of memory: {error}"))
+        # As text: who keeps log records would keep the error's frames, and with them the tensors.
+        told = f"out of memory: {error}"
+        _log.warning("%s: PyTorch serves it, the search ran %s", problem.text, told)
+        return Outcome(timer.broken_off(told))
     except RuntimeError as error:
         # The device may be lost: what was learned so far goes along with the error.
         error.add_note(timer.told(problem.text))

@@ -22,7 +22,8 @@ def error_of(
     try:
         return relative_error(problem, _runner(problem, text, plan, tensors), *tensors)
     except _C.CudnnError as failure:
-        _log.warning("%s: %s fails: %s", problem.text, text, failure)
+        # As text: who keeps log records would keep the tensors of the error's frames.
+        _log.warning("%s: %s fails: %s", problem.text, text, str(failure))
         return math.inf
 
 
