@@ -9,6 +9,7 @@ import functools
 import importlib
 import os
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -98,6 +99,18 @@ class Gpu:
             max_clock_mhz=self._max_clock_mhz,
             throttle_reasons=reason_names(int(bits or 0)),
         )
+
+    def instant_power_w(self) -> float | None:
+        """The newest reading of the power of a moment; ``state`` has the mean of a second."""
+        if self._handle is None:
+            return None
+        try:
+            field = self._nvml.NVML_FI_DEV_POWER_INSTANT
+            (value,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [field])
+        except (self._nvml.NVMLError, AttributeError, TypeError):
+            return None
+        has_value = value.nvmlReturn == self._nvml.NVML_SUCCESS
+        return value.value.uiVal / 1000 if has_value and value.value.uiVal > 0 else None
 
     def fixed(self) -> dict[str, Any]:
         """Name, driver, the highest clocks and the power limit in force."""
@@ -190,6 +203,59 @@ class Telemetry:
             name: round(sum(name in reasons for reasons in seen) / len(seen), 3) for name in names
         }
         return told
+
+
+@dataclass(frozen=True)
+class PowerReading:
+    """A reading of instant power that was new when it was looked at."""
+
+    seen_s: float
+    """By ``time.perf_counter()``."""
+    power_w: float
+
+
+class PowerWatch:
+    """Notes, on a thread of its own, each new reading of a GPU's instant power.
+
+    A look takes some ten microseconds; an H200 has a new reading every 100 ms.
+
+    Args:
+        gpu: the one to read; where it has no such readings there is no thread.
+        period_s: between two looks.
+    """
+
+    def __init__(self, gpu: Gpu, period_s: float = 0.001) -> None:
+        self.gpu = gpu
+        self.period_s = period_s
+        self.readings: list[PowerReading] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> PowerWatch:
+        known = self.gpu.instant_power_w()  # of some moment before
+        if known is not None:
+            self._thread = threading.Thread(
+                target=self._loop, args=(known,), name="power", daemon=True
+            )
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def _loop(self, known: float) -> None:
+        while not self._stop.wait(self.period_s):
+            power_w = self.gpu.instant_power_w()
+            if power_w is not None and power_w != known:
+                self.readings.append(PowerReading(time.perf_counter(), power_w))
+                known = power_w
 
 
 def _range(values: Sequence[float]) -> dict[str, float]:

@@ -1,18 +1,22 @@
 """Candidates alone, until the clock is steady.
 
+A power controller hunts, so that a block runs somewhat above or below the power that the board is
+held at. Where the power was read meanwhile, the blocks' times are brought to one power
+(``pairing.at_one_power``).
+
 It shares no loop with ``sampling``: the judge must not inherit the cuts of whom it judges, or bugs.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from cudnn_autotune.audit.model import Truth
-from cudnn_autotune.audit.pairing import of_blocks
+from cudnn_autotune.audit.pairing import SteadyTime, at_one_power, of_blocks
 from cudnn_autotune.audit.turns import Turns
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.timer import Batch, Cache
@@ -25,12 +29,6 @@ _STEADY = 0.015
 they are. So there are more of them rather than longer ones."""
 _NEAR = 1.04
 """Who is further from the fastest after a first pass is not measured again."""
-
-
-@dataclass(frozen=True)
-class SteadyTime:
-    time_ms: float
-    clock_mhz: float | None
 
 
 class Alone:
@@ -68,9 +66,10 @@ class Alone:
     def _both_ways(self, candidates: Sequence[Candidate]) -> Truth | None:
         """Steady times: of two blocks each, the second in mirrored order; of as many again for
         those that are near the fastest or were picked."""
-        blocks: dict[str, list[float]] = {c.text: [] for c in candidates}
+        blocks: dict[str, list[SteadyTime]] = {c.text: [] for c in candidates}
         self._pass(candidates, blocks)
-        means = {text: math.prod(times) ** 0.5 for text, times in blocks.items() if len(times) == 2}
+        pairs = at_one_power({text: some for text, some in blocks.items() if len(some) == 2})
+        means = {text: math.prod(times) ** 0.5 for text, times in pairs.items()}
         if not means:
             return None
         limit = _NEAR * min(means.values())
@@ -82,26 +81,33 @@ class Alone:
         if len(again) > 1:
             self._pass(again, blocks)
         complete = {c.text: blocks[c.text] for c in candidates if len(blocks[c.text]) > 1}
-        return of_blocks(complete)
+        return of_blocks(at_one_power(complete))
 
-    def _pass(self, candidates: Sequence[Candidate], blocks: dict[str, list[float]]) -> None:
+    def _pass(self, candidates: Sequence[Candidate], blocks: dict[str, list[SteadyTime]]) -> None:
         least_ms = self.turns.settings.solo_ms
         for candidate in (*candidates, *reversed(candidates)):
             block = self._block(candidate, least_ms, 3 * least_ms)
             if block is not None:
-                blocks[candidate.text].append(block.time_ms)
+                blocks[candidate.text].append(block)
                 if block.clock_mhz is not None:
                     self.clocks_mhz.append(block.clock_mhz)
 
     def _throttled(self, probe: SteadyTime, burst: Truth) -> bool:
+        highest = self._highest_mhz()
+        if highest is not None and probe.clock_mhz is not None:
+            return self._is_below(probe.clock_mhz, highest)
+        return probe.time_ms > (1 + self.turns.settings.clock_drop) * burst.times_ms[burst.best]
+
+    def _highest_mhz(self) -> float | None:
         known = [*self.turns.clocks_mhz]
         highest = self.turns.timer.state().max_clock_mhz
         if highest is not None:
             known.append(highest)
+        return max(known, default=None)
+
+    def _is_below(self, clock_mhz: float, highest_mhz: float | None) -> bool:
         drop = self.turns.settings.clock_drop
-        if known and probe.clock_mhz is not None:
-            return probe.clock_mhz < (1 - drop) * max(known)
-        return probe.time_ms > (1 + drop) * burst.times_ms[burst.best]
+        return highest_mhz is not None and clock_mhz < (1 - drop) * highest_mhz
 
     def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
         """Runs a candidate alone until its time is steady; None where it fails."""
@@ -109,6 +115,8 @@ class Alone:
         caches: tuple[Cache, ...] = ("cold", "hot")
         times: dict[Cache, list[float]] = {cache: [] for cache in caches}
         clocks: list[float] = []
+        powers: list[tuple[float, float]] = []
+        """When, by the time spent until then, and how much."""
         spent_ms = 0.0
         while spent_ms < most_ms and not (
             spent_ms >= least_ms and all(_is_steady(times[cache]) for cache in caches)
@@ -122,13 +130,20 @@ class Alone:
                 spent_ms += sample.time_ms * calls
                 if sample.clock_mhz is not None:
                     clocks.append(sample.clock_mhz)
-        logs = [math.log(float(np.median(_last_third(times[cache])))) for cache in caches]
-        clock_mhz = float(np.median(_last_third(clocks))) if clocks else None
-        return SteadyTime(math.exp(sum(logs) / len(logs)), clock_mhz)
+                if sample.power_w is not None:
+                    powers.append((spent_ms, sample.power_w))
+        # What has arrived at the candidate's own clock; more of it where the power is known, too.
+        read = [power for at_ms, power in powers if at_ms > spent_ms / 3]
+        share = 2 / 3 if read else 1 / 3
+        logs = [math.log(float(np.median(_last(times[cache], share)))) for cache in caches]
+        clock_mhz = float(np.median(_last(clocks, share))) if clocks else None
+        is_held = clock_mhz is not None and self._is_below(clock_mhz, self._highest_mhz())
+        power_w = float(np.mean([power for power, _ in itertools.groupby(read)])) if read else None
+        return SteadyTime(math.exp(sum(logs) / len(logs)), clock_mhz, power_w if is_held else None)
 
 
-def _last_third(values: Sequence[float]) -> Sequence[float]:
-    return values[-max(2, len(values) // 3) :]
+def _last(values: Sequence[float], share: float) -> Sequence[float]:
+    return values[-max(2, int(share * len(values))) :]
 
 
 def _is_steady(times: Sequence[float]) -> bool:

@@ -7,6 +7,8 @@ of a candidate's distance from the fastest.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,12 @@ from cudnn_autotune.sampling.statistics import median_polish
 # for normal noise.
 _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 _ITERATIONS = 20  # it mostly converges in a few
+# Power grows with about the square of the clock. What is known of it beforehand counts as four
+# blocks whose powers differ by a percent.
+_PRIOR_SLOPE = -0.5
+_PRIOR_SQUARES = 4 * 0.01**2
+# Further from the others' power, relative, it was not the limit that held a block.
+_NEAR_LIMIT = 0.1
 
 
 def relative_error(ratios: npt.NDArray[np.float64]) -> float:
@@ -41,6 +49,55 @@ def of_rounds(times: dict[str, list[float]]) -> Truth:
             if i != best
         },
     )
+
+
+@dataclass(frozen=True)
+class SteadyTime:
+    """What a block says of a candidate alone."""
+
+    time_ms: float
+    clock_mhz: float | None
+    power_w: float | None = None
+    """Mean of the readings meanwhile, where the clock was below the highest."""
+
+
+def at_one_power(blocks: Mapping[str, Sequence[SteadyTime]]) -> dict[str, list[float]]:
+    """Times of blocks; of those that the power limit held, what they would be at the power that it
+    lets them have in the mean.
+
+    By the slope of log(time) over log(power) that the blocks of one candidate show among
+    themselves: what the board charged one block and paid to another. Blocks whose power is not
+    known, or is far from that of the others, stay as they are.
+    """
+    times = {text: [block.time_ms for block in some] for text, some in blocks.items()}
+    powers = {
+        text: np.array([block.power_w or math.nan for block in some])
+        for text, some in blocks.items()
+    }
+    known = [log for row in powers.values() for log in np.log(row[np.isfinite(row)])]
+    if not known:
+        return times
+    middle = float(np.median(known))
+    mean = float(np.mean([log for log in known if abs(log - middle) <= _NEAR_LIMIT]))
+    across, along = _PRIOR_SLOPE * _PRIOR_SQUARES, _PRIOR_SQUARES
+    held: dict[str, tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]] = {}
+    for text, row in powers.items():
+        with np.errstate(invalid="ignore"):
+            is_held = np.abs(np.log(row) - middle) <= _NEAR_LIMIT
+        held[text] = is_held, np.log(row)
+        if is_held.any():
+            x = np.log(row[is_held])
+            y = np.log(np.array(times[text])[is_held])
+            across += float((x - x.mean()) @ (y - y.mean()))
+            along += float((x - x.mean()) @ (x - x.mean()))
+    slope = min(0.0, max(2 * _PRIOR_SLOPE, across / along))
+    return {
+        text: [
+            time_ms * math.exp(slope * (mean - log)) if is_held else time_ms
+            for time_ms, is_held, log in zip(times[text], *held[text], strict=True)
+        ]
+        for text in blocks
+    }
 
 
 def of_blocks(blocks: dict[str, list[float]]) -> Truth:

@@ -155,7 +155,7 @@ class SimulatedTimer:
         self._loaded.add(candidate.text)
         ran = self._board.run(engine, calls, cache, load_ms, lone)
         self._raise_if_lost()
-        return Sample(ran.elapsed_ms / calls, ran.clock_mhz)
+        return Sample(ran.elapsed_ms / calls, ran.clock_mhz, power_w=ran.power_w)
 
     def _known(self, candidates: Sequence[Candidate]) -> list[Build]:
         self._raise_if_lost()

@@ -23,6 +23,8 @@ class Ran:
     elapsed_ms: float
     clock_mhz: float
     """Mean over the batch."""
+    power_w: float | None
+    """As well, where it was read meanwhile."""
 
 
 class Board:
@@ -63,6 +65,7 @@ class Board:
         jitter += self._rng.gauss(0.0, noise.call_sd / math.sqrt(calls))
         gap_ms = (gpu.lone_launch_us if lone else gpu.launch_gap_us) / 1e3
         clock_ms = 0.0
+        energy_mj = 0.0
         running_ms = 0.0
         left = float(calls)
         while left > 1e-9:
@@ -77,6 +80,7 @@ class Board:
             step_ms = min(left * call_ms, _RAMP_STEP_MS if waking else _STEP_MS)
             self._awake(step_ms, power)
             clock_ms += clock_mhz * step_ms
+            energy_mj += power * step_ms
             running_ms += step_ms
             left -= step_ms / call_ms
         if noise.spike_every_ms and self._rng.random() < -math.expm1(
@@ -85,7 +89,11 @@ class Board:
             self._awake(self._rng.expovariate(1 / noise.spike_ms), gpu.static_w)
         tick_ms = gpu.event_us / 1e3
         ticks = max(1, round((self.now_ms - start_ms) / tick_ms))
-        return Ran(ticks * tick_ms, clock_ms / running_ms)
+        reading_w = None
+        every_ms = gpu.power_reading_every_ms
+        if every_ms and self.now_ms // every_ms > start_ms // every_ms:
+            reading_w = energy_mj / running_ms * math.exp(self._rng.gauss(0.0, noise.reading_sd))
+        return Ran(ticks * tick_ms, clock_ms / running_ms, reading_w)
 
     def idle(self, duration_ms: float) -> None:
         """The host is busy, the GPU is not."""

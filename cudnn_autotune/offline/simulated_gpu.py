@@ -46,6 +46,8 @@ class Noise:
     hunting_sd: float = 0.0
     """Standard deviation of the logarithm of the clock around the one that meets the cap, look by
     look of the power controller; without effect where ``control_every_ms`` is 0."""
+    reading_sd: float = 0.0
+    """Standard deviation of the logarithm of a reading of the power."""
 
     def __post_init__(self) -> None:
         _check(self, 0.0, *(f.name for f in fields(self)))
@@ -98,6 +100,8 @@ class SimulatedGpu:
     """Plans that are compiled at run time build side by side on so many threads."""
     free_bytes: int = 64 * 2**30
     """Memory that a workspace can take."""
+    power_reading_every_ms: float = 0.0
+    """The board's power is read so often, and told with the batch that runs just then; 0: never."""
     lost_at_ms: float | None = None
     """From this time on every run and build raises RuntimeError, as CUDA does; None: never."""
     out_of_memory_at_ms: float | None = None
@@ -109,7 +113,7 @@ class SimulatedGpu:
         above += " power_filter_ms recovery heating_ms event_us build_threads"
         _check(self, 1e-6, *above.split())
         at_least = "control_every_ms idle_after_ms static_w idle_w launch_gap_us lone_launch_us"
-        at_least += " host_sync_ms"
+        at_least += " host_sync_ms power_reading_every_ms"
         _check(self, 0.0, "free_bytes", *at_least.split())
         if max(self.min_clock_mhz, self.idle_clock_mhz) > self.max_clock_mhz:
             raise ValueError(

@@ -191,7 +191,11 @@ def _h200_capped() -> Scene:
     (1647 MHz), each its time at 1980 MHz over the clock. Here all is ten times as long, so that
     launches do not count; the other engines are invented.
     """
-    gpu = SimulatedGpu(name="simulated H200", noise=replace(_REALISTIC, hunting_sd=0.012))
+    gpu = SimulatedGpu(
+        name="simulated H200",
+        power_reading_every_ms=100.0,
+        noise=replace(_REALISTIC, hunting_sd=0.02, reading_sd=0.01),
+    )
     rows = [
         # text, engine, mode, burst ms, sustained ms
         ("eng67:b", 67, "A", 0.361, 0.434),

@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.field import Field
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.solo import Block, block_ms, solo
+from cudnn_autotune.sampling.solo import BLOCK_SIGMA, Block, block_ms, solo
 from cudnn_autotune.sampling.timer import Timer
 
 
@@ -39,8 +41,9 @@ class SoloRules:
     most: int = 3
     """Candidates in the first pass, the leader included; one more where one of them beats it, and
     one more where what PyTorch would run is among them: nothing is taken that is slower alone."""
-    first_chunks: int = 3
-    again_chunks: int = 3
+    first_chunks: int = 4
+    again_chunks: int = 4
+    """Of 40 ms: in 160 ms an H200's power is read at least once (``board_power``)."""
     lag: float = 0.02
     """By so much a first block flatters the leader, whose clock still falls, against rivals, whose
     clocks still rise: only who is further behind is out."""
@@ -63,6 +66,14 @@ class SoloRules:
     """Every block goes on until it is steady, also on a board that settles at once."""
 
 
+class SteadyLog(NamedTuple):
+    """What a block says: the log of the steady time."""
+
+    value: float
+    sigma: float = BLOCK_SIGMA
+    """Its standard deviation."""
+
+
 @dataclass
 class Finish:
     """The outcome of the solo blocks."""
@@ -70,8 +81,8 @@ class Finish:
     handicaps: dict[Candidate, float] = field(default_factory=dict)
     """What is added to the log of its time: for what it loses in the race, and for not being the
     race's leader."""
-    logs: dict[Candidate, list[float]] = field(default_factory=dict)
-    """Log of the steady time, block by block; of those that did not fail."""
+    logs: dict[Candidate, list[SteadyLog]] = field(default_factory=dict)
+    """Block by block; of those that did not fail."""
     finalists: list[Candidate] = field(default_factory=list)
     is_out_of_time: bool = False
     """Whether the budget left out a block that was wanted."""
@@ -81,7 +92,8 @@ class Finish:
 
     def error(self, *candidates: Candidate) -> float:
         """Standard error of the log of one candidate's time, or of the ratio of two."""
-        return math.hypot(*(self._sigma() / math.sqrt(len(self.logs[c])) for c in candidates))
+        scale = self._scale()
+        return math.hypot(*(scale / math.sqrt(_weights(self.logs[c]).sum()) for c in candidates))
 
     def standing(self, candidate: Candidate) -> float:
         """The less the better."""
@@ -91,31 +103,38 @@ class Finish:
         return min(self.finalists, key=self.standing)
 
     def _mean(self, candidate: Candidate) -> float:
-        """Without the worst, whose clock was still paying for another's block, once all finalists
-        have three: the best of two against the best two of three would be no fair comparison."""
-        values = sorted(self.logs[candidate])
-        is_trimmed = len(values) >= _TRIMMED_FROM and all(
-            len(self.logs.get(c, ())) >= _TRIMMED_FROM for c in self.finalists
+        """Weighted; but where the power was not read, without the worst of three or more, whose
+        clock was still paying for another's block: once all finalists have three, since the best
+        of two against the best two of three would be no fair comparison."""
+        blocks = self.logs[candidate]
+        rivals = [self.logs.get(c, ()) for c in self.finalists]
+        is_trimmed = len(blocks) >= _TRIMMED_FROM and all(
+            len(others) >= _TRIMMED_FROM and min(b.sigma for b in others) >= BLOCK_SIGMA
+            for others in rivals
         )
-        return float(np.mean(values[:-1] if is_trimmed else values))
+        kept = sorted(blocks)[:-1] if is_trimmed else blocks
+        return float(np.average([b.value for b in kept], weights=_weights(kept)))
 
-    def _sigma(self) -> float:
-        """Of one block: from those that were repeated, and no less than blocks mostly differ by."""
-        repeated = [values for values in self.logs.values() if len(values) > 1]
-        freedom = sum(len(values) - 1 for values in repeated)
-        if not freedom:
-            return _BLOCK_SIGMA
-        variance = sum(float(np.var(values)) * len(values) for values in repeated) / freedom
-        # A few blocks say little: the prior counts as four degrees of freedom.
-        return math.sqrt((variance * freedom + 4 * _BLOCK_SIGMA**2) / (freedom + 4))
+    def _scale(self) -> float:
+        """By how much blocks differ more, or less, than their sigmas say: from those that were
+        repeated. A few blocks say little: the prior counts as four degrees of freedom."""
+        squares, freedom = float(_PRIOR_FREEDOM), _PRIOR_FREEDOM
+        for blocks in self.logs.values():
+            values, weights = np.array([b.value for b in blocks]), _weights(blocks)
+            squares += float(weights @ (values - np.average(values, weights=weights)) ** 2)
+            freedom += len(blocks) - 1
+        return math.sqrt(squares / freedom)
+
+
+def _weights(blocks: Sequence[SteadyLog]) -> npt.NDArray[np.float64]:
+    return np.array([b.sigma**-2 for b in blocks])
 
 
 # On a board that settles slowly a first block says little: it may still be paying, or be paid, for
 # the one before it. So far apart it is believed all the same.
 _SLOW_WITHIN = 0.2
-# Standard deviation of the log of a block's steady time.
-_BLOCK_SIGMA = 0.02
 _TRIMMED_FROM = 3
+_PRIOR_FREEDOM = 4
 
 
 def finish(
@@ -146,7 +165,8 @@ def finish(
     is_patient = rules.is_patient or not probe.settled_at_once
 
     def keep(block: Block) -> None:
-        outcome.logs.setdefault(block.candidate, []).append(math.log(block.steady_ms))
+        told = SteadyLog(math.log(block.steady_ms), block.sigma)
+        outcome.logs.setdefault(block.candidate, []).append(told)
 
     keep(probe)
 
@@ -198,7 +218,8 @@ def finish(
         turn = outcome.finalists
         for candidate in turn[::-1] if number % 2 == 0 else turn:
             measure(candidate, rules.again_chunks)
-        if number == 0 and not is_patient and len(outcome.logs.get(leader, ())) > 1:
+        is_told_twice = len(outcome.logs.get(leader, ())) > 1
+        if number == 0 and not is_patient and is_told_twice and not probe.at_limit_ms:
             del outcome.logs[leader][0]  # its clock came down from the race's
         outcome.finalists = near()
         if not outcome.finalists:
@@ -209,7 +230,7 @@ def finish(
 def _is_beaten(leader: Candidate, outcome: Finish, by: float) -> bool:
     """By time alone: the order turns, and others may do still better."""
     logs = outcome.logs
-    return any(value < logs[leader][0] - by for (value, *_) in logs.values())
+    return any(first.value < logs[leader][0].value - by for (first, *_) in logs.values())
 
 
 def _is_decided(outcome: Finish, confident: float) -> bool:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -16,9 +17,10 @@ from cudnn_autotune.engines import Candidate, cuda_index, open_search
 from cudnn_autotune.measuring import cold_sets, fills_cache
 from cudnn_autotune.measuring import operands as random_operands
 from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.sampling import board_power
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.timer import Batch, GpuState, Sample, in_portions
-from cudnn_autotune.telemetry import Gpu
+from cudnn_autotune.telemetry import Gpu, PowerWatch
 
 # NVRTC compiles one config on one thread; more threads than this gain little and take memory.
 _MOST_THREADS = 12
@@ -31,6 +33,8 @@ _OUTRUN_MS = 0.015
 # Sets of operands that a cold batch goes round; where so many do not fill the cache, a flush does.
 _MOST_SETS = 64
 _FLUSH_L2_MULTIPLE = 2
+
+_WATCHED_MS = 1e3 * (board_power.WINDOW_S + board_power.LATE_S)
 
 Operands = tuple[Tensor, Tensor, Tensor]
 Built = list[tuple["_C.Plan | None", str]]
@@ -105,16 +109,27 @@ class GpuTimer:
                 self._numbers[text] = native.add(text, self.plans.get(text))
             as_graph = batch.calls > 1 and self._last_ms.get(text, math.inf) < _GRAPH_BELOW_MS
             wanted.append((self._numbers[text], batch.calls, batch.cache == "cold", as_graph))
+        # What is over sooner than a reading's window need not be watched.
+        is_long = self._expected_ms(batches) > _WATCHED_MS
+        watch = PowerWatch(self._gpu)
+        with watch if is_long else nullcontext():
+            results = native.run(wanted, lead)
+            end_s = time.perf_counter()
+        durations_s = [batch.calls * r[0] / 1e3 for batch, r in zip(batches, results, strict=True)]
+        powers_w = board_power.of_batches(durations_s, end_s, watch.readings)
         samples = []
-        for batch, (time_ms, clock, error) in zip(batches, native.run(wanted, lead), strict=True):
+        for batch, (time_ms, clock, error), power_w in zip(batches, results, powers_w, strict=True):
             self._seen[batch.candidate.text] = batch.candidate
             if error:
                 self._errors[batch.candidate.text] = error
                 samples.append(Sample(math.inf, error=error))
                 continue
             self._last_ms[batch.candidate.text] = time_ms
-            samples.append(Sample(time_ms, clock or None))
+            samples.append(Sample(time_ms, clock or None, power_w=power_w))
         return samples
+
+    def _expected_ms(self, batches: Sequence[Batch]) -> float:
+        return sum(b.calls * self._last_ms.get(b.candidate.text, 0.0) for b in batches)
 
     def _lead(self, batches: Sequence[Batch]) -> int:
         """How many batches the host must be ahead of the GPU, never to be waited for."""

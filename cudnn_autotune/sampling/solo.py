@@ -7,7 +7,9 @@ order is that of energy. Only a candidate that runs alone shows it.
 
 A power controller looks every 50 to 100 ms and then hunts: on an H200 the clock falls in one step
 after 60 to 80 ms and swings from there on (benchmarks/results/h200/capped.json), so that two blocks
-of a tenth of a second of one candidate differ by some 2 %; those of half a second by 0.5 %.
+of a tenth of a second of one candidate differ by some 2 %; those of half a second by 0.5 %. Where
+the board's power was read meanwhile, its distance from the cap says how far off a block was
+(``board_power``), and blocks of a tenth of a second differ by half a percent.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudnn_autotune.engines import Candidate
+from cudnn_autotune.sampling.board_power import at_limit_ms
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.timer import Batch, Timer
 
@@ -39,6 +42,12 @@ _AT_ONCE = 0.05
 # clock goes down slowly, and what a few chunks promise of it is not believed.
 _ONE_STEP = 0.02
 _MOST_BLOCK_MS = 1000.0
+# Until then the clock, and maybe a reading, are still those of what ran before.
+_ARRIVAL_MS = 30.0
+# Of the logarithm of a block's steady time: as it ended, and by one reading of the power
+# (benchmarks/results/h200/board_power.json).
+BLOCK_SIGMA = 0.02
+_READING_SIGMA = 0.007
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 THROTTLED = 0.015
 
@@ -57,9 +66,23 @@ class Block:
     """So many at the end count as steady."""
     chunks_ms: tuple[float, ...]
     """A call, in each chunk of 40 ms."""
+    at_limit_ms: tuple[float, ...] = ()
+    """A call at the board's power limit, by each reading of its power."""
 
     @property
     def steady_ms(self) -> float:
+        """By the readings of the power, or else by how it ended."""
+        return float(np.mean(self.at_limit_ms)) if self.at_limit_ms else self.ended_ms
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm of ``steady_ms`` from block to block."""
+        readings = len(self.at_limit_ms)
+        return _READING_SIGMA / math.sqrt(readings) if readings else BLOCK_SIGMA
+
+    @property
+    def ended_ms(self) -> float:
+        """A call, at the end."""
         return float(np.mean(self.times_ms[-self.steady_batches :]))
 
     @property
@@ -70,7 +93,7 @@ class Block:
     @property
     def settled_at_once(self) -> bool:
         early = self.chunks_ms[:_AT_ONCE_CHUNKS][-1]
-        return abs(self.steady_ms / early - 1) < _AT_ONCE
+        return abs(self.ended_ms / early - 1) < _AT_ONCE
 
     @property
     def steady_clock_mhz(self) -> float | None:
@@ -100,7 +123,8 @@ def solo(
     calls = min(max(1, math.ceil(batch_ms / call_ms)), rules.most_calls)
     per_chunk = _batches(calls * call_ms)
     times: list[float] = []
-    clocks: list[float] = []
+    clocks: list[float | None] = []
+    powers: list[float | None] = []
     gpu_ms = 0.0
     chunks: list[float] = []
     wanted = least_chunks
@@ -113,7 +137,8 @@ def solo(
                 return sample.error
         new = [s.time_ms for s in samples]
         times += new
-        clocks += [s.clock_mhz for s in samples if s.clock_mhz is not None]
+        clocks += [s.clock_mhz for s in samples]
+        powers += [s.power_w for s in samples]
         gpu_ms += sum(new) * calls
         chunks += [float(np.mean(part)) for part in np.array_split(new, wanted)]
         wanted = 1
@@ -122,14 +147,17 @@ def solo(
             break
     # The last two chunks; but the last one only where the time was on its way until then.
     counted = 1 if len(chunks) <= _AT_ONCE_CHUNKS or _is_approaching(chunks) else 2
+    begun = int(np.searchsorted(calls * np.cumsum(times), _ARRIVAL_MS))
+    at_limit = at_limit_ms(times[begun:], clocks[begun:], powers[begun:], timer.state())
     return Block(
         candidate,
         tuple(times),
-        tuple(clocks),
+        tuple(clock for clock in clocks if clock is not None),
         len(times) * calls,
         gpu_ms,
         counted * per_chunk,
         tuple(chunks),
+        tuple(at_limit),
     )
 
 
@@ -169,4 +197,4 @@ def is_throttled(block: Block, max_clock_mhz: float | None) -> bool:
     highest = max([*block.clocks_mhz, max_clock_mhz or 0.0])
     if clock is not None and highest > 0:
         return clock < (1 - THROTTLED) * highest
-    return block.steady_ms > (1 + THROTTLED) * block.first_ms
+    return block.ended_ms > (1 + THROTTLED) * block.first_ms

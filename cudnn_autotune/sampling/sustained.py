@@ -23,7 +23,7 @@ from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Timer
 
 # Chunks of 40 ms that the race's leader runs alone, to see whether the board throttles.
-PROBE_CHUNKS = 3
+PROBE_CHUNKS = 4
 
 
 @dataclass(frozen=True)

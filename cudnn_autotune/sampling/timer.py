@@ -40,6 +40,9 @@ class Sample:
     """Mean SM clock over the batch; None where it cannot be told."""
     error: str = ""
     """Why the candidate failed to run."""
+    power_w: float | None = None
+    """What the board drew meanwhile, where it was read just then: a reading is of some 25 ms, and
+    a board takes one every 100 ms or so."""
 
 
 class Timer(Protocol):

@@ -25,10 +25,11 @@ from cudnn_autotune.offline.simulated import (
     StaticCandidates,
 )
 from cudnn_autotune.sampling.auto import Auto, HeldClocks
-from cudnn_autotune.sampling.finals import Finish
+from cudnn_autotune.sampling.finals import Finish, SteadyLog
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.sampling.solo import BLOCK_SIGMA
 from cudnn_autotune.sampling.strategy import Limits, Strategy, Work
 from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.sampling.timer import Batch, GpuState, Sample
@@ -203,19 +204,46 @@ def test_what_pytorch_would_run_is_run_alone_wherever_it_could_win() -> None:
     assert len(ran_alone) < 1 + len(hot), "not everybody was asked"
 
 
+def told(*values: float, sigma: float = BLOCK_SIGMA) -> list[SteadyLog]:
+    return [SteadyLog(value, sigma) for value in values]
+
+
 def test_the_worst_of_three_blocks_is_left_out() -> None:
     """It ran while the board was still paying for another's."""
     a, b = candidate("a"), candidate("b")
-    blocks = Finish({b: 0.01}, {a: [0.0, 0.02, 0.4], b: [0.0, 0.5, 0.02]}, [a, b])
+    blocks = Finish({b: 0.01}, {a: told(0.0, 0.02, 0.4), b: told(0.0, 0.5, 0.02)}, [a, b])
     assert blocks.sustained_ms() == {
         a: pytest.approx(math.exp(0.01)),
         b: pytest.approx(math.exp(0.01)),
     }
     assert blocks.best() == a, "b has a handicap"
     assert blocks.standing(b) == pytest.approx(0.02)
-    fewer = Finish({}, {a: [0.0, 0.02], b: [0.0, 0.02, 0.5]}, [a, b])
+    fewer = Finish({}, {a: told(0.0, 0.02), b: told(0.0, 0.02, 0.5)}, [a, b])
     assert fewer.best() == a, "the best two of three against two would be no fair comparison"
     assert fewer.error(b) < fewer.error(a)
+
+
+def test_a_block_counts_by_how_sure_it_is() -> None:
+    """Where the power was read, by the power; the others hardly count, and nothing is left out."""
+    a, b = candidate("a"), candidate("b")
+    sharp = BLOCK_SIGMA / 10
+    mixed = [*told(0.0, 0.001, sigma=sharp), *told(0.101)]
+    blocks = Finish({}, {a: mixed, b: told(0.002, 0.003, 0.004, sigma=sharp)}, [a, b])
+    # Weights of 100, 100 and 1.
+    assert math.log(blocks.sustained_ms()[a]) == pytest.approx((0.1 + 0.101) / 201)
+    assert math.log(blocks.sustained_ms()[b]) == pytest.approx(0.003)
+    unread = Finish({}, {a: told(0.0, 0.001), b: told(0.002, 0.003, 0.004)}, [a, b])
+    assert blocks.error(a, b) < unread.error(a, b) / 2
+
+
+def test_blocks_that_differ_more_than_they_should_are_less_sure() -> None:
+    a, b = candidate("a"), candidate("b")
+    calm = Finish({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b])
+    wild = Finish({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b])
+    # Four degrees of freedom of the prior and one of each candidate's: (4 + 2 * 50) / 6.
+    prior = BLOCK_SIGMA * math.sqrt(4 / 6)
+    assert calm.error(a, b) == pytest.approx(prior)
+    assert wild.error(a, b) == pytest.approx(BLOCK_SIGMA * math.sqrt(104 / 6))
 
 
 @pytest.mark.parametrize("mode", ["sustained", "auto"])

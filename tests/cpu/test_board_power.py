@@ -1,0 +1,219 @@
+"""Readings of the board's power: which batches they are of, and what they say of the long run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+from simulations import GPU, STILL, candidate, engine, timer_of
+
+from cudnn_autotune.audit.model import SUSTAINED
+from cudnn_autotune.audit.oracle import measure
+from cudnn_autotune.audit.oracle_settings import OracleSettings
+from cudnn_autotune.audit.pairing import SteadyTime, at_one_power, of_blocks
+from cudnn_autotune.offline import simulated
+from cudnn_autotune.sampling.board_power import (
+    EXPONENT,
+    LATE_S,
+    WINDOW_S,
+    at_limit_ms,
+    of_batches,
+)
+from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.solo import BLOCK_SIGMA, Block, solo
+from cudnn_autotune.telemetry import Gpu, GpuState, PowerReading, PowerWatch
+
+BOARD = GpuState(power_limit_w=700.0, max_clock_mhz=1980.0)
+HELD_W = 0.99 * 700.0
+
+
+def read(until_s: float, power_w: float) -> PowerReading:
+    """One whose window ended at ``until_s``."""
+    return PowerReading(until_s + LATE_S, power_w)
+
+
+def test_a_reading_is_of_the_batches_in_its_window() -> None:
+    # Twenty batches of 5 ms that ended at 10.1: from 10.0 on.
+    durations = [0.005] * 20
+    powers = of_batches(durations, 10.1, [read(10.05, 650.0), read(10.1, 700.0)])
+    per_window = round(WINDOW_S / 0.005)
+    expected: list[float | None] = [None] * 20
+    expected[10 - per_window : 10] = [650.0] * per_window
+    expected[20 - per_window :] = [700.0] * per_window
+    assert powers == expected
+
+
+@pytest.mark.parametrize("until_s", [10.0, 10.0 + WINDOW_S - 0.001, 10.101])
+def test_a_window_that_others_share_is_nobodys(until_s: float) -> None:
+    assert of_batches([0.005] * 20, 10.1, [read(until_s, 650.0)]) == [None] * 20
+
+
+def test_batches_longer_than_a_window() -> None:
+    powers = of_batches([0.1, 0.1], 10.2, [read(10.06, 650.0), read(10.19, 640.0)])
+    assert powers == [650.0, None], "the middle of the second is in no window"
+    assert of_batches([], 10.2, [read(10.06, 650.0)]) == []
+
+
+def test_what_a_call_takes_at_the_limit() -> None:
+    """A board that follows the law is told exactly, however far off it was."""
+    powers = [None, 650.0, 650.0, None, 720.0, 720.0, HELD_W]
+    clocks = [1400.0 * ((power or 600.0) / HELD_W) ** (1 / EXPONENT) for power in powers]
+    times = [0.5 * 1400.0 / clock for clock in clocks]
+    assert at_limit_ms(times, clocks, powers, BOARD) == pytest.approx([0.5] * 3)
+    assert at_limit_ms(times, [None] * 7, powers, BOARD) == pytest.approx([0.5] * 3)
+
+
+def test_no_limit_allows_more_than_the_highest_clock() -> None:
+    """A board that runs at it below its limit takes what it took."""
+    assert at_limit_ms([0.5], [1980.0], [660.0], BOARD) == [0.5]
+    (found,) = at_limit_ms([0.5], [1960.0], [640.0], BOARD)
+    assert found == pytest.approx(0.5 * 1960 / 1980)
+
+
+@pytest.mark.parametrize("power_w", [500.0, 800.0])
+def test_far_from_the_limit_nothing_is_said(power_w: float) -> None:
+    """The clock is held by something else, or has not fallen yet."""
+    assert at_limit_ms([0.5], [1500.0], [power_w], BOARD) == []
+
+
+def test_without_a_known_limit_nothing_is_said() -> None:
+    assert at_limit_ms([0.5], [1500.0], [690.0], GpuState()) == []
+
+
+def blocks(seed: int, every_ms: float, hunting_sd: float = 0.02) -> list[Block]:
+    """Twelve of one engine under a cap, between those of another one."""
+    noise = replace(STILL, hunting_sd=hunting_sd, reading_sd=0.01)
+    gpu = replace(
+        GPU, power_exponent=2.3, power_reading_every_ms=every_ms, noise=noise
+    )  # so that log(power) over log(clock) is 1.8 near the limit
+    room_w = gpu.power_limit_w - gpu.static_w
+    timer = timer_of(
+        engine("one", 0.5, 1.9 * room_w), engine("other", 0.6, 1.6 * room_w), gpu=gpu, seed=seed
+    )
+    found = []
+    for number in count():
+        text, call_ms = (("one", 0.5), ("other", 0.6))[number % 2]
+        block = solo(candidate(text), call_ms, 4, timer, RaceRules(), is_patient=False)
+        assert isinstance(block, Block)
+        if number % 2 == 0 and number > 0:
+            found.append(block)
+        if len(found) == 12:
+            return found
+    raise AssertionError
+
+
+def test_blocks_agree_by_their_power() -> None:
+    """Where the controller hunts by less than half of what they differ by without."""
+    spread = {
+        every_ms: math.sqrt(
+            np.mean(
+                [
+                    np.var([math.log(b.steady_ms) for b in found if b.at_limit_ms or not every_ms])
+                    for found in (blocks(seed, every_ms) for seed in range(4))
+                ]
+            )
+        )
+        for every_ms in (0.0, 100.0)
+    }
+    assert spread[100.0] < spread[0.0] / 2
+    read_ms = np.mean([b.steady_ms for s in range(4) for b in blocks(s, 100.0) if b.at_limit_ms])
+    still_ms = np.mean([b.steady_ms for b in blocks(0, 0.0, hunting_sd=0.0)])
+    assert read_ms == pytest.approx(still_ms, rel=0.01)
+
+
+def test_a_block_says_how_sure_it_is() -> None:
+    assert {b.sigma for b in blocks(0, 0.0)} == {BLOCK_SIGMA}
+    found = blocks(0, 100.0)
+    assert all(b.sigma < BLOCK_SIGMA / 2 for b in found if b.at_limit_ms)
+    assert sum(bool(b.at_limit_ms) for b in found) >= 11, "160 ms have a reading nearly always"
+
+
+def test_what_ran_before_does_not_count() -> None:
+    """A reading in a block's first moments may still be of another one's clock."""
+    gpu = replace(GPU, power_reading_every_ms=20.0)
+    timer = timer_of(engine("one", 0.5, 1.9 * (gpu.power_limit_w - gpu.static_w)), gpu=gpu)
+    for number in range(4):
+        block = solo(candidate("one"), 0.5, 2, timer, RaceRules(), is_patient=False)
+        assert isinstance(block, Block)
+        if number > 0:  # in the first the limit does not hold at once
+            wanted = (block.gpu_ms - 30.0) / 20.0
+            assert abs(len(block.at_limit_ms) - wanted) < 1
+
+
+class Board(Gpu):
+    """NVML's readings, made up: each seen three times before the next is there."""
+
+    def __init__(self, *readings: float | None) -> None:
+        super().__init__(0)
+        self._seen = 0
+        self._readings = readings
+
+    def instant_power_w(self) -> float | None:
+        self._seen += 1
+        return self._readings[min(self._seen // 3, len(self._readings) - 1)]
+
+
+def test_each_new_reading_is_noted_once() -> None:
+    gpu = Board(600.0, 650.0, None, 700.0)
+    with PowerWatch(gpu, period_s=0.0) as watch:
+        while len(watch.readings) < 2:
+            pass
+    assert [reading.power_w for reading in watch.readings] == [650.0, 700.0]
+    assert watch.readings[0].seen_s < watch.readings[1].seen_s
+
+
+def test_where_there_are_no_readings_nothing_watches() -> None:
+    gpu = Board(None)
+    with PowerWatch(gpu) as watch:
+        pass
+    assert watch.readings == []
+    assert gpu._seen == 1
+
+
+def test_the_judge_brings_blocks_to_one_power() -> None:
+    """By the slope that they show themselves; none of the limit's own is assumed."""
+    rng = np.random.default_rng(0)
+    exact = {"a": 0.5, "b": 0.51}
+    found: dict[str, list[SteadyTime]] = {text: [] for text in exact}
+    for text, time_ms in exact.items():
+        for power_w in rng.normal(694.0, 20.0, 40):
+            found[text].append(SteadyTime(time_ms * (power_w / 694.0) ** -0.6, 1400.0, power_w))
+    raw = of_blocks({text: [b.time_ms for b in some] for text, some in found.items()})
+    judged = of_blocks(at_one_power(found))
+    assert judged.times_ms["b"] / judged.times_ms["a"] == pytest.approx(1.02, abs=2e-4)
+    assert judged.errors["b"] < raw.errors["b"] / 10
+
+
+def test_blocks_of_another_power_or_of_none_stay() -> None:
+    held = [SteadyTime(0.5, 1400.0, 690.0), SteadyTime(0.49, 1400.0, 710.0)]
+    calm = [SteadyTime(0.6, 1980.0, 500.0), SteadyTime(0.61, 1980.0, None)]
+    judged = at_one_power({"held": held, "calm": calm})
+    assert judged["calm"] == [0.6, 0.61]
+    assert judged["held"][0] < 0.5
+    assert judged["held"][1] > 0.49
+    assert at_one_power({"calm": calm[1:]}) == {"calm": [0.61]}
+
+
+def test_the_judge_is_surer_with_readings() -> None:
+    errors, off = {}, {}
+    for every_ms in (0.0, 100.0):
+        told: list[float] = []
+        distances: list[float] = []
+        for seed in range(4):
+            scene = simulated.preset("h200-capped", seed)
+            gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
+            timer = simulated.SimulatedTimer(gpu, scene.engines, seed)
+            candidates = [*timer.candidates.all(), *timer.candidates.beyond()]
+            oracle = measure(timer, candidates, (), OracleSettings(solo="throttled", seed=seed))
+            truth, exact = oracle.truths[SUSTAINED], timer.truth("sustained", "hot")
+            for text, error in truth.errors.items():
+                ratio = truth.times_ms[text] / truth.times_ms[truth.best]
+                distances.append(math.log(ratio / (exact[text] / exact[truth.best])))
+                told.append(error)
+        errors[every_ms] = float(np.median(told))
+        off[every_ms] = math.sqrt(float(np.mean(np.square(distances))))
+    assert errors[100.0] < 0.7 * errors[0.0]
+    assert off[100.0] < 0.7 * off[0.0]
