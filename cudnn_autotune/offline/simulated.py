@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -25,6 +26,7 @@ from cudnn_autotune.offline.simulated_gpu import (
 )
 from cudnn_autotune.offline.simulated_presets import PRESETS
 from cudnn_autotune.offline.static_candidates import StaticCandidates
+from cudnn_autotune.sampling.board_power import of_batches
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.timer import Batch, Cache, GpuState, Sample, in_portions
 
@@ -90,9 +92,17 @@ class SimulatedTimer:
         self._board.idle(self._builds.prepare(self._known(candidates), self.elapsed_ms()))
 
     def run(self, batches: Sequence[Batch]) -> list[Sample]:
-        samples = [self._batch(b.candidate, b.calls, b.cache) for b in batches]
-        self._board.idle(self.gpu.host_sync_ms)
-        return samples
+        board = self._board
+        board.readings.clear()
+        samples = []
+        durations_s = []
+        for batch in batches:
+            start_ms = board.now_ms
+            samples.append(self._batch(batch.candidate, batch.calls, batch.cache))
+            durations_s.append((board.now_ms - start_ms) / 1e3)
+        powers_w = of_batches(durations_s, board.now_ms / 1e3, board.readings)
+        board.idle(self.gpu.host_sync_ms)
+        return [replace(s, power_w=power_w) for s, power_w in zip(samples, powers_w, strict=True)]
 
     def state(self) -> GpuState:
         self._board.idle(_STATE_MS)
@@ -155,7 +165,7 @@ class SimulatedTimer:
         self._loaded.add(candidate.text)
         ran = self._board.run(engine, calls, cache, load_ms, lone)
         self._raise_if_lost()
-        return Sample(ran.elapsed_ms / calls, ran.clock_mhz, power_w=ran.power_w)
+        return Sample(ran.elapsed_ms / calls, ran.clock_mhz)
 
     def _known(self, candidates: Sequence[Candidate]) -> list[Build]:
         self._raise_if_lost()

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from dataclasses import dataclass
+
+import numpy as np
 
 from cudnn_autotune.offline.simulated_controller import controller
 from cudnn_autotune.offline.simulated_gpu import SimulatedEngine, SimulatedGpu, power_w
+from cudnn_autotune.sampling.board_power import LATE_S, WINDOW_S
 from cudnn_autotune.sampling.timer import Cache, GpuState
+from cudnn_autotune.telemetry import PowerReading
 
 _STEP_MS = 4.0
 _RAMP_STEP_MS = 0.5
@@ -23,8 +28,6 @@ class Ran:
     elapsed_ms: float
     clock_mhz: float
     """Mean over the batch."""
-    power_w: float | None
-    """As well, where it was read meanwhile."""
 
 
 class Board:
@@ -41,6 +44,10 @@ class Board:
         self._ramp_mhz = gpu.idle_clock_mhz  # how far the board has woken up
         self._idle_ms = 0.0
         self._filtered_w = gpu.idle_w
+        self._drawn: deque[tuple[float, float]] = deque()
+        """Steps of the last moments: their length and power."""
+        self.readings: list[PowerReading] = []
+        """Of the power, by the board's own time."""
         self._temperature_c = gpu.idle_temperature_c
         self._drift = rng.gauss(0.0, gpu.noise.drift_sd)
         self._tenant = False
@@ -65,7 +72,6 @@ class Board:
         jitter += self._rng.gauss(0.0, noise.call_sd / math.sqrt(calls))
         gap_ms = (gpu.lone_launch_us if lone else gpu.launch_gap_us) / 1e3
         clock_ms = 0.0
-        energy_mj = 0.0
         running_ms = 0.0
         left = float(calls)
         while left > 1e-9:
@@ -80,7 +86,6 @@ class Board:
             step_ms = min(left * call_ms, _RAMP_STEP_MS if waking else _STEP_MS)
             self._awake(step_ms, power)
             clock_ms += clock_mhz * step_ms
-            energy_mj += power * step_ms
             running_ms += step_ms
             left -= step_ms / call_ms
         if noise.spike_every_ms and self._rng.random() < -math.expm1(
@@ -89,11 +94,7 @@ class Board:
             self._awake(self._rng.expovariate(1 / noise.spike_ms), gpu.static_w)
         tick_ms = gpu.event_us / 1e3
         ticks = max(1, round((self.now_ms - start_ms) / tick_ms))
-        reading_w = None
-        every_ms = gpu.power_reading_every_ms
-        if every_ms and self.now_ms // every_ms > start_ms // every_ms:
-            reading_w = energy_mj / running_ms * math.exp(self._rng.gauss(0.0, noise.reading_sd))
-        return Ran(ticks * tick_ms, clock_ms / running_ms, reading_w)
+        return Ran(ticks * tick_ms, clock_ms / running_ms)
 
     def idle(self, duration_ms: float) -> None:
         """The host is busy, the GPU is not."""
@@ -137,6 +138,8 @@ class Board:
     def _pass(self, step_ms: float, power: float) -> None:
         gpu, noise = self.gpu, self.gpu.noise
         self.now_ms += step_ms
+        if gpu.power_reading_every_ms:
+            self._read(step_ms, power)
         seen = -math.expm1(-step_ms / gpu.power_filter_ms)
         self._filtered_w += (power - self._filtered_w) * seen
         self._controller.step(step_ms, power, self._filtered_w, self.clock_mhz)
@@ -151,3 +154,16 @@ class Board:
                 self._tenant = not self._tenant
                 mean_ms = noise.tenant_for_ms if self._tenant else noise.tenant_every_ms
                 self._tenant_until_ms += self._rng.expovariate(1 / mean_ms)
+
+    def _read(self, step_ms: float, power: float) -> None:
+        """Once in a while, the mean of a window that ended a moment ago."""
+        window_ms = 1e3 * WINDOW_S
+        self._drawn.append((step_ms, power))
+        while sum(step for step, _ in self._drawn) - self._drawn[0][0] > window_ms:
+            self._drawn.popleft()
+        every_ms = self.gpu.power_reading_every_ms
+        if self.now_ms // every_ms > (self.now_ms - step_ms) // every_ms:
+            steps, powers = zip(*self._drawn, strict=True)
+            power_w = float(np.average(powers, weights=steps))
+            power_w *= math.exp(self._rng.gauss(0.0, self.gpu.noise.reading_sd))
+            self.readings.append(PowerReading(self.now_ms / 1e3 + LATE_S, power_w))

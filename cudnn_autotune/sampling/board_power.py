@@ -81,6 +81,6 @@ def at_limit_ms(
         factor = (power_w / held_w) ** (1 / EXPONENT)
         known = [clock for clock in clocks if clock is not None]
         if known and board.max_clock_mhz:
-            factor = max(factor, float(np.mean(known)) / board.max_clock_mhz)
-        found.append(float(np.mean(times)) * factor)
+            factor = max(factor, float(np.median(known)) / board.max_clock_mhz)
+        found.append(float(np.median(times)) * factor)
     return found

@@ -99,6 +99,10 @@ class Finish:
         """The less the better."""
         return self._mean(candidate) + self.handicaps.get(candidate, 0.0)
 
+    def doubt(self, candidate: Candidate) -> float:
+        """How much less sure its standing is than that of the surest."""
+        return self.error(candidate) - min(self.error(c) for c in self.logs)
+
     def best(self) -> Candidate:
         return min(self.finalists, key=self.standing)
 
@@ -195,10 +199,12 @@ def finish(
         if len(outcome.logs) >= most + more or not affords([candidate], rules.first_chunks):
             break
         measure(candidate, rules.first_chunks)
-    first = {c: outcome.standing(c) for c in outcome.logs}
-    order = sorted((c for c in first if c != leader), key=first.__getitem__)
+    # Where some blocks are less sure than others: at worst, and at best.
+    worst = {c: outcome.standing(c) + outcome.doubt(c) for c in outcome.logs}
+    least = {c: outcome.standing(c) - outcome.doubt(c) for c in outcome.logs}
+    order = sorted((c for c in worst if c != leader), key=worst.__getitem__)
     lag = _SLOW_WITHIN if is_patient else rules.lag
-    if not order or first[order[0]] - first[leader] > lag:
+    if not order or min(least[c] for c in order) - worst[leader] > lag:
         outcome.finalists = [leader]
         return outcome
     within = max(rules.within, _SLOW_WITHIN) if is_patient else rules.within
@@ -206,7 +212,7 @@ def finish(
     def near() -> list[Candidate]:
         """Nobody takes the place of the race's leader on the word of one block."""
         left = [c for c in order if c in outcome.logs]
-        best = [c for c in left if first[c] - first[left[0]] <= within]
+        best = [c for c in left if least[c] - worst[left[0]] <= within]
         return [*best[: rules.most_again], *(c for c in [leader] if c in outcome.logs)]
 
     outcome.finalists = near()

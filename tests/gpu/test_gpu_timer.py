@@ -19,6 +19,7 @@ from cudnn_autotune import _C
 from cudnn_autotune.engines import ATEN, open_search
 from cudnn_autotune.sampling.gpu_timer import GpuTimer, Operands
 from cudnn_autotune.sampling.timer import Batch, Cache, Sample
+from cudnn_autotune.telemetry import Gpu
 from cudnn_autotune.unlisted import MATMUL, other_kernels
 
 pytestmark = pytest.mark.gpu
@@ -356,3 +357,23 @@ def test_a_search_that_comes_to_nothing_keeps_what_it_measured(open_timer: Open)
     assert told.winner.candidate == ATEN
     assert told.winner.cut == "no candidate runs"
     assert told.total_samples == 1
+
+
+def test_the_power_is_told_where_a_reading_fell(open_timer: Open) -> None:
+    """About ten readings a second on a board that has them; none in what is over at once."""
+    gpu = Gpu.of(torch.cuda.current_device())
+    limit_w = gpu.state().power_limit_w
+    if gpu.instant_power_w() is None or limit_w is None:
+        pytest.skip("NVML tells no instant power of this GPU")
+    problem = ca.ConvProblem("fprop", **{**DENSE, "input_shape": (256, 64, 56, 56)})
+    timer = open_timer(problem)
+    candidate, *_ = timer.runnable(ca.candidates(problem, device="cuda"), 1)
+    (first,) = timer.run([Batch(candidate, 10)])
+    calls = max(1, round(5.0 / first.time_ms))
+    samples = timer.run([Batch(candidate, calls, "hot")] * 160)
+    told = [sample.power_w for sample in samples if sample.power_w is not None]
+    elapsed_ms = calls * sum(sample.time_ms for sample in samples)
+    assert len(set(told)) >= elapsed_ms / 100 / 3
+    assert len(told) < len(samples) / 2, "a window is a quarter of the time"
+    assert all(0.05 * limit_w < power_w < 1.5 * limit_w for power_w in told)
+    assert all(s.power_w is None for s in timer.run([Batch(candidate, calls, "hot")] * 3))
