@@ -29,6 +29,7 @@ THROTTLE_REASONS = {
     0x080: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
+_POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT (nvml.h)
 _QUANTITIES = ("clock_mhz", "power_w", "temperature_c")
 
 
@@ -105,8 +106,7 @@ class Gpu:
         if self._handle is None:
             return None
         try:
-            field = self._nvml.NVML_FI_DEV_POWER_INSTANT
-            (value,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [field])
+            (value,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [_POWER_INSTANT])
         except (self._nvml.NVMLError, AttributeError, TypeError):
             return None
         has_value = value.nvmlReturn == self._nvml.NVML_SUCCESS

@@ -54,7 +54,9 @@ class SoloRules:
     passes: int = 4
     """Further passes at most, each in the reverse order of the one before."""
     confident: float = 1.0
-    """They end once the best leads by so many standard errors."""
+    """They end once the best leads by so many standard errors,"""
+    precise: float = 0.006
+    """or once the standard error is no more than this: what is left does not matter."""
     equal: float = 0.005
     """The race's leader keeps its place unless somebody beats it by more than this; of others so
     near to one another, the race decides."""
@@ -217,7 +219,7 @@ def finish(
 
     outcome.finalists = near()
     for number in range(rules.passes):
-        if number > 0 and _is_decided(outcome, rules.confident):
+        if number > 0 and _is_decided(outcome, rules):
             break
         if not affords(outcome.finalists, rules.again_chunks):
             break
@@ -239,10 +241,11 @@ def _is_beaten(leader: Candidate, outcome: Finish, by: float) -> bool:
     return any(first.value < logs[leader][0].value - by for (first, *_) in logs.values())
 
 
-def _is_decided(outcome: Finish, confident: float) -> bool:
+def _is_decided(outcome: Finish, rules: SoloRules) -> bool:
     best = outcome.best()
+    errors = {c: outcome.error(c, best) for c in outcome.finalists if c != best}
     return all(
-        outcome.standing(c) - outcome.standing(best) > confident * outcome.error(c, best)
-        for c in outcome.finalists
-        if c != best
+        error <= rules.precise
+        or outcome.standing(c) - outcome.standing(best) > rules.confident * error
+        for c, error in errors.items()
     )

@@ -42,6 +42,7 @@ class Sustained:
             most_again=3,
             passes=3,
             confident=2.0,
+            precise=0.003,
             equal=0.01,
             burst_weight=0.0,
             is_patient=True,
