@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from common import arguments, ending
+from common.cases import wanted
 from common.sources import MODES
 
 # Heavy enough for a 700 W board: the fastest in bursts need not be the fastest in the long run.
@@ -62,22 +63,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--time-limit", type=float, default=300, help="seconds for all layers")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     return p
-
-
-def wanted(path: Path, text: str) -> list[Any]:
-    """The cases that have one of the comma-separated texts in their id, in the texts' order."""
-    from cudnn_autotune.audit.layers import load
-
-    known = load(path)
-    found: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        fitting = {case.id: case for case in known if part in case.id}
-        if not fitting:
-            sys.exit(f"--cases: no case of {path.name} has {part!r} in its id")
-        found.update(fitting)
-    if not found:
-        sys.exit("--cases: must name at least one case")
-    return list(found.values())
 
 
 def keep(entry: dict[str, Any], part: dict[str, Any], telemetry: Any) -> None:

@@ -33,6 +33,7 @@ BENCHMARKS = {
     "forum_repro": "forum.report",
     "lone_layer": "lone.report",
     "capped": "capped_layers.report",
+    "board_power": "power_limit.report",
     "kernel_cfgs": "kernel_portfolio.report",
     "online": "online_mode.report",
     "warm_start": "warm_processes.report",

@@ -5,41 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from common import numbers
-from common.sources import (
-    GpuSource,
-    SimulatedSource,
-    Source,
-    failure,
-    fast_listed,
-    select,
-    shortened,
-)
+from common.leading import REACH, leaders, raced
+from common.sources import Source, failure, fast_listed, select, shortened, source_of
 
 _CACHES: tuple[Literal["cold"], Literal["hot"]] = ("cold", "hot")
 # A burst's load on the board: short against the 60 to 80 ms after which a power controller acts.
 _BURST_ROUNDS = 2
 _BLOCK_BATCH_MS = 5.0
-# Engines further behind than this in bursts do not win alone: they differ in power by less.
-_REACH = 1.2
 # Of a case's time: where one run of all modes took longer, there is no second one.
 _SHARE_OF_MODES = 0.35
 _LEAST_LEADERS = 2
-
-
-def source_of(request: dict[str, Any]) -> Source:
-    if request["device"] == "cpu":
-        return SimulatedSource()
-    import torch
-
-    from cudnn_autotune.audit.layers import Case
-
-    torch.manual_seed(0)
-    torch.backends.cudnn.allow_tf32 = True
-    return GpuSource(Case(**request["case"]).problem())
 
 
 def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -73,17 +52,12 @@ def truths(
     from cudnn_autotune import json_dataclass
     from cudnn_autotune.audit.analysis import truth_of
     from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, Oracle
-    from cudnn_autotune.audit.oracle_settings import OracleSettings
     from cudnn_autotune.audit.pairing import of_blocks, of_rounds
-    from cudnn_autotune.audit.turns import Turns
 
     timer, candidates = source.open()
     try:
         known = fast_listed(candidates, picked)
-        turns = Turns(timer, OracleSettings(within=_REACH, survivors=12), picked)
-        survivors = turns.race(turns.admit(timer.runnable(known)))
-        if not survivors:
-            raise RuntimeError("no candidate runs")
+        turns, survivors = raced(timer, known, picked)
         turns.clocks_mhz.clear()
         times: dict[str, dict[str, list[float]]] = {cache: {} for cache in _CACHES}
         for _ in range(request["bursts"]):
@@ -113,7 +87,7 @@ def truths(
         by_text = {c.text: c for c in survivors}
         order = sorted(mean.times_ms, key=mean.times_ms.__getitem__)
         chosen = leaders(order, by_text, mean.times_ms, request["leaders"])
-        each_s = 2 * (request["solo_s"] * _REACH + request["rest_s"])
+        each_s = 2 * (request["solo_s"] * REACH + request["rest_s"])
         left_s = request["seconds"] - (time.monotonic() - begin)
         if request["device"] == "cuda":
             chosen = chosen[: max(_LEAST_LEADERS, int(left_s / each_s))]
@@ -131,23 +105,6 @@ def truths(
             yield {"part": "sustained", "truth": json_dataclass.encode(of_blocks(complete))}
     finally:
         source.close(timer)
-
-
-def leaders(
-    order: Sequence[str], by_text: dict[str, Any], times_ms: dict[str, float], most: int
-) -> list[str]:
-    """Those that could win alone: the fastest of each engine first, since configs of one engine
-    mostly draw alike; then the others within reach, as they finished."""
-    best = times_ms[order[0]]
-    near = [text for text in order if times_ms[text] <= _REACH * best]
-    seen: set[Any] = set()
-    firsts = []
-    for text in near:
-        if by_text[text].engine not in seen:
-            seen.add(by_text[text].engine)
-            firsts.append(text)
-    firsts = firsts[: max(1, most * 2 // 3)]  # the winner's own engine may have a calmer config
-    return [*firsts, *(text for text in near if text not in firsts)][:most]
 
 
 def solo(timer: Any, candidate: Any, call_ms: float, seconds: float) -> dict[str, Any]:

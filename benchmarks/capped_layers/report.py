@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from common.cases import layer_text
 from common.tables import Table, number, percent
 
 TRUTHS = ("burst", "sustained")
@@ -51,10 +52,6 @@ def most_power(entry: dict[str, Any]) -> float | None:
         for column in ("power_instant_w", "power_w"):
             readings += [v for v in trace.get(column, []) if v is not None]
     return max(readings, default=None)
-
-
-def layer_text(case_id: str) -> str:
-    return "/".join(case_id.split("/")[:3])
 
 
 def layers_table(data: dict[str, Any]) -> Table:

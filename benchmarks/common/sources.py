@@ -81,6 +81,19 @@ class SimulatedSource:
 Source = GpuSource | SimulatedSource
 
 
+def source_of(request: dict[str, Any]) -> Source:
+    """Of a worker's request: its ``device`` and its ``case``."""
+    if request["device"] == "cpu":
+        return SimulatedSource()
+    import torch
+
+    from cudnn_autotune.audit.layers import Case
+
+    torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = True
+    return GpuSource(Case(**request["case"]).problem())
+
+
 def fast_listed(candidates: Any, picked: Collection[str] = ()) -> list[Any]:
     """What could be the fastest, and what was picked.
 
