@@ -1,0 +1,28 @@
+"""Cases of a layer list, by parts of their ids."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def wanted(path: Path, text: str) -> list[Any]:
+    """The cases that have one of the comma-separated texts in their id, in the texts' order."""
+    from cudnn_autotune.audit.layers import load
+
+    known = load(path)
+    found: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        fitting = {case.id: case for case in known if part in case.id}
+        if not fitting:
+            sys.exit(f"--cases: no case of {path.name} has {part!r} in its id")
+        found.update(fitting)
+    if not found:
+        sys.exit("--cases: must name at least one case")
+    return list(found.values())
+
+
+def layer_text(case_id: str) -> str:
+    """Without the layout."""
+    return "/".join(case_id.split("/")[:3])

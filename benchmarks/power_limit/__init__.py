@@ -1,0 +1,1 @@
+"""Parts of board_power.py: the worker that measures a layer, the analysis, the report."""
