@@ -12,6 +12,9 @@ from typing import Any
 
 from common import numbers
 
+from cudnn_autotune.sampling.board_power import EXPONENT, at_limit_ms
+from cudnn_autotune.telemetry import GpuState
+
 # Until then the clock, and maybe a reading, are still those of what ran before.
 ARRIVAL_MS = 30.0
 # Of a short block, what counts as measured, and of a long one.
@@ -72,6 +75,9 @@ class Analysis:
     alone: tuple[Alone, ...]
     fit: Fit | None
     """None where readings are too few, or all at one clock."""
+    agreeing: float | None
+    """The exponent by which the short blocks of a candidate agree best. That of ``fit`` is less:
+    what a clock is wrong by flattens a slope over it."""
 
     def median(self, name: str) -> float | None:
         """Over the candidates, of one of their numbers."""
@@ -87,7 +93,21 @@ def analysis(data: dict[str, Any]) -> Analysis:
         for text, blocks in by_candidate(entry).items():
             alone.append(_alone(case_id, text, blocks, entry["board"]))
             points.append(_log_readings(blocks, entry["board"]["power_limit_w"]))
-    return Analysis(tuple(alone), _fit(points))
+    return Analysis(tuple(alone), _fit(points), _agreeing(data))
+
+
+def _agreeing(data: dict[str, Any]) -> float | None:
+    """By mean squares, over all candidates."""
+    squares: dict[float, float] = {}
+    for exponent in (step / 20 for step in range(20, 61)):
+        for entry in data["results"]["cases"].values():
+            for blocks in by_candidate(entry).values():
+                short = [block for block in blocks if block["kind"] == "short"]
+                found = [_at_limit_ms(block, entry["board"], exponent) for block in short]
+                spread = _spread([ms for ms in found if ms is not None])
+                if spread is not None:
+                    squares[exponent] = squares.get(exponent, 0.0) + spread**2
+    return min(squares, key=squares.__getitem__, default=None)
 
 
 def by_candidate(entry: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -114,7 +134,7 @@ def _alone(
         text,
         statistics.fmean(clocks) if clocks else None,
         tuple(_ended_ms(block, _SHORT_SHARE) for block in short),
-        tuple(_at_limit_ms(block, board) for block in short),
+        tuple(_at_limit_ms(block, board, EXPONENT) for block in short),
         statistics.fmean(_ended_ms(block, _LONG_SHARE) for block in long) if long else None,
     )
 
@@ -130,16 +150,14 @@ def _arrived(block: dict[str, Any]) -> int:
     return sum(end_ms < ARRIVAL_MS for end_ms in ends_ms)
 
 
-def _at_limit_ms(block: dict[str, Any], board: dict[str, Any]) -> float | None:
-    from cudnn_autotune.sampling.board_power import at_limit_ms
-    from cudnn_autotune.telemetry import GpuState
-
-    begin = _arrived(block)
+def _at_limit_ms(block: dict[str, Any], board: dict[str, Any], exponent: float) -> float | None:
     found = at_limit_ms(
-        block["times_ms"][begin:],
-        block["clocks_mhz"][begin:],
-        block["powers_w"][begin:],
+        block["times_ms"],
+        block["clocks_mhz"],
+        block["powers_w"],
         GpuState(power_limit_w=board["power_limit_w"], max_clock_mhz=board["max_clock_mhz"]),
+        since=_arrived(block),
+        exponent=exponent,
     )
     return statistics.fmean(found) if found else None
 

@@ -40,7 +40,8 @@ def tables(data: dict[str, Any]) -> list[Table]:
         f"At the limit: by the readings of instant power that fell into it after {ARRIVAL_MS:.0f} "
         f"ms. Long blocks: of {options['long_s']} s, their last three quarters. Last line: power "
         "as a function of the clock, over all readings within 10 % of the limit, each candidate "
-        "with a level of its own; medians over the candidates."
+        "with a level of its own (a slope that errors of the clock flatten), and the exponent by "
+        "which the blocks of a candidate agree best; medians over the candidates."
         + (" DRY RUN: on a simulated GPU." if data["environment"].get("device") == "cpu" else ""),
     )
     found = analysis(data)
@@ -72,7 +73,7 @@ def _last_line(found: Analysis) -> tuple[str, ...]:
         "no exponent: too few readings"
         if fit is None
         else f"power ~ clock^{fit.exponent:.2f}, correlation {fit.correlation:.2f}, "
-        f"{fit.readings} readings",
+        f"{fit.readings} readings; blocks agree best by {number(found.agreeing, 2)}",
         NONE,
         share(found.median("spread")),
         share(found.median("spread_at_limit")),

@@ -19,6 +19,7 @@ from cudnn_autotune.audit.model import Truth
 from cudnn_autotune.audit.pairing import SteadyTime, at_one_power, of_blocks
 from cudnn_autotune.audit.turns import Turns
 from cudnn_autotune.engines import Candidate
+from cudnn_autotune.sampling.board_power import clock_sensitivity
 from cudnn_autotune.sampling.timer import Batch, Cache
 
 _BATCH_MS = 10.0
@@ -115,6 +116,7 @@ class Alone:
         caches: tuple[Cache, ...] = ("cold", "hot")
         times: dict[Cache, list[float]] = {cache: [] for cache in caches}
         clocks: list[float] = []
+        clocks_at: dict[Cache, list[float | None]] = {cache: [] for cache in caches}
         powers: list[tuple[float, float]] = []
         """When, by the time spent until then, and how much."""
         spent_ms = 0.0
@@ -127,6 +129,7 @@ class Alone:
                     self.turns.failed[candidate.text] = sample.error or "fails to run"
                     return None
                 times[batch.cache].append(sample.time_ms)
+                clocks_at[batch.cache].append(sample.clock_mhz)
                 spent_ms += sample.time_ms * calls
                 if sample.clock_mhz is not None:
                     clocks.append(sample.clock_mhz)
@@ -139,7 +142,13 @@ class Alone:
         clock_mhz = float(np.median(_last(clocks, share))) if clocks else None
         is_held = clock_mhz is not None and self._is_below(clock_mhz, self._highest_mhz())
         power_w = float(np.mean([power for power, _ in itertools.groupby(read)])) if read else None
-        return SteadyTime(math.exp(sum(logs) / len(logs)), clock_mhz, power_w if is_held else None)
+        sensitivity = [clock_sensitivity(times[cache], clocks_at[cache]) for cache in caches]
+        return SteadyTime(
+            math.exp(sum(logs) / len(logs)),
+            clock_mhz,
+            power_w if is_held else None,
+            float(np.mean(sensitivity)),
+        )
 
 
 def _last(values: Sequence[float], share: float) -> Sequence[float]:

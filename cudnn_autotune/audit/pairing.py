@@ -59,6 +59,8 @@ class SteadyTime:
     clock_mhz: float | None
     power_w: float | None = None
     """Mean of the readings meanwhile, where the clock was below the highest."""
+    sensitivity: float = 1.0
+    """As ``board_power.clock_sensitivity``."""
 
 
 def at_one_power(blocks: Mapping[str, Sequence[SteadyTime]]) -> dict[str, list[float]]:
@@ -66,37 +68,41 @@ def at_one_power(blocks: Mapping[str, Sequence[SteadyTime]]) -> dict[str, list[f
     lets them have in the mean.
 
     By the slope of log(time) over log(power) that the blocks of one candidate show among
-    themselves: what the board charged one block and paid to another. Blocks whose power is not
-    known, or is far from that of the others, stay as they are.
+    themselves, the less the less its time depends on the clock: what the board charged one block
+    and paid to another. Blocks whose power is not known, or is far from that of the others, stay
+    as they are.
     """
-    times = {text: [block.time_ms for block in some] for text, some in blocks.items()}
-    powers = {
-        text: np.array([block.power_w or math.nan for block in some])
+    held = {
+        text: [math.log(block.power_w or math.inf) for block in some]
         for text, some in blocks.items()
     }
-    known = [log for row in powers.values() for log in np.log(row[np.isfinite(row)])]
+    known = [log for logs in held.values() for log in logs if log < math.inf]
     if not known:
-        return times
+        return {text: [block.time_ms for block in some] for text, some in blocks.items()}
     middle = float(np.median(known))
     mean = float(np.mean([log for log in known if abs(log - middle) <= _NEAR_LIMIT]))
     across, along = _PRIOR_SLOPE * _PRIOR_SQUARES, _PRIOR_SQUARES
-    held: dict[str, tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]] = {}
-    for text, row in powers.items():
-        with np.errstate(invalid="ignore"):
-            is_held = np.abs(np.log(row) - middle) <= _NEAR_LIMIT
-        held[text] = is_held, np.log(row)
-        if is_held.any():
-            x = np.log(row[is_held])
-            y = np.log(np.array(times[text])[is_held])
-            across += float((x - x.mean()) @ (y - y.mean()))
-            along += float((x - x.mean()) @ (x - x.mean()))
-    slope = min(0.0, max(2 * _PRIOR_SLOPE, across / along))
-    return {
-        text: [
-            time_ms * math.exp(slope * (mean - log)) if is_held else time_ms
-            for time_ms, is_held, log in zip(times[text], *held[text], strict=True)
+    for text, some in blocks.items():
+        rows = [
+            (block.sensitivity * (log - mean), math.log(block.time_ms))
+            for block, log in zip(some, held[text], strict=True)
+            if abs(log - middle) <= _NEAR_LIMIT
         ]
-        for text in blocks
+        if rows:
+            own = np.array(rows)
+            x, y = (own - own.mean(axis=0)).T
+            across += float(x @ y)
+            along += float(x @ x)
+    slope = min(0.0, max(2 * _PRIOR_SLOPE, across / along))
+
+    def at_mean(block: SteadyTime, log: float) -> float:
+        if abs(log - middle) > _NEAR_LIMIT:
+            return block.time_ms
+        return block.time_ms * math.exp(slope * block.sensitivity * (mean - log))
+
+    return {
+        text: [at_mean(block, log) for block, log in zip(some, held[text], strict=True)]
+        for text, some in blocks.items()
     }
 
 

@@ -1,11 +1,13 @@
 """What a call takes at the board's power limit, by readings of the power that it drew.
 
 A board that is held at its limit is mostly not quite there. An H200's controller moves the clock,
-leaves it for a tenth of a second or more, and moves it again: blocks of 0.12 s of one engine run at
-clocks, and take times, that differ by 2 to 4 %. The power says by how much such a block was off.
-With ``P ~ f ** EXPONENT``, a call that took ``t`` at ``P`` takes ``t * (P / P_limit) ** (1 /
-EXPONENT)`` in the long run, when ``P`` is the limit: by that, blocks of one engine differ by half a
-percent (``benchmarks/results/h200/board_power.json``, which is where the constants are from).
+leaves it for a tenth of a second or more, and moves it again: blocks of 0.16 s of one engine run at
+clocks, and take times, that differ by some 2 %. The power says by how much such a block was off.
+With ``P ~ f ** EXPONENT`` and ``t ~ f ** -s``, a call that took ``t`` at ``P`` takes
+``t * (P / P_limit) ** (s / EXPONENT)`` in the long run, when ``P`` is the limit. ``s`` is 1 for an
+engine that waits for nothing but itself, 0 for one that waits for memory, and seen in how the times
+of a block's batches go with their clocks. By that, blocks of one engine differ by half a percent
+(``benchmarks/results/h200/board_power.json``, which is where the constants are from).
 
 Readings are of instant power (NVML_FI_DEV_POWER_INSTANT). On an H200 each is a mean over some 25 ms
 that ended some 10 ms before the reading shows; a new one comes every 100 ms (compare Yang et al.,
@@ -29,6 +31,8 @@ LATE_S = 0.010
 _HELD = 0.99
 # Further from the limit, it is not the limit that holds the clock, or it has not begun to.
 _NEAR = 0.1
+# That a candidate is bound by the clock counts as four batches whose clocks differ by a percent.
+_PRIOR_SQUARES = 4 * 0.01**2
 
 
 def of_batches(
@@ -56,11 +60,27 @@ def of_batches(
     return powers
 
 
+def clock_sensitivity(times_ms: Sequence[float], clocks_mhz: Sequence[float | None]) -> float:
+    """``s`` of ``t ~ f ** -s``, from 0 to 1, for batches of one candidate.
+
+    Where the clock hardly moved, or is not known, about 1: most convolutions are bound by it.
+    """
+    known = [(t, f) for t, f in zip(times_ms, clocks_mhz, strict=True) if f is not None]
+    if not known:
+        return 1.0
+    times, clocks = np.log(np.array(known)).T
+    clocks -= clocks.mean()
+    slope = (_PRIOR_SQUARES - clocks @ times) / (_PRIOR_SQUARES + clocks @ clocks)
+    return float(np.clip(slope, 0.0, 1.0))
+
+
 def at_limit_ms(
     times_ms: Sequence[float],
     clocks_mhz: Sequence[float | None],
     powers_w: Sequence[float | None],
     board: GpuState,
+    since: int = 0,
+    exponent: float = EXPONENT,
 ) -> list[float]:
     """For each reading what a call takes at the power limit; empty where the limit does not hold
     the board, or where nothing was read.
@@ -68,19 +88,23 @@ def at_limit_ms(
     Args:
         times_ms, clocks_mhz, powers_w: of batches of one candidate, in their order.
         board: its power limit and its highest clock, beyond which no limit allows to go.
+        since: readings that are of an earlier batch, too, do not count.
+        exponent: of the power as a function of the clock.
     """
     if board.power_limit_w is None:
         return []
     held_w = _HELD * board.power_limit_w
+    early = set(powers_w[:since])
+    sensitivity = clock_sensitivity(times_ms, clocks_mhz)
     found = []
     batches = zip(times_ms, clocks_mhz, powers_w, strict=True)
     for power_w, group in itertools.groupby(batches, key=lambda batch: batch[2]):
-        if power_w is None or abs(power_w / held_w - 1) > _NEAR:
+        if power_w is None or power_w in early or abs(power_w / held_w - 1) > _NEAR:
             continue
         times, clocks, _ = zip(*group, strict=True)
-        factor = (power_w / held_w) ** (1 / EXPONENT)
+        faster = (held_w / power_w) ** (1 / exponent)  # the clock at the limit
         known = [clock for clock in clocks if clock is not None]
         if known and board.max_clock_mhz:
-            factor = max(factor, float(np.median(known)) / board.max_clock_mhz)
-        found.append(float(np.median(times)) * factor)
+            faster = min(faster, board.max_clock_mhz / float(np.median(known)))
+        found.append(float(np.median(times)) / faster**sensitivity)
     return found

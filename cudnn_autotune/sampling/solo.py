@@ -148,11 +148,9 @@ def solo(
     # The last two chunks; but the last one only where the time was on its way until then.
     counted = 1 if len(chunks) <= _AT_ONCE_CHUNKS or _is_approaching(chunks) else 2
     begun = int(np.searchsorted(calls * np.cumsum(times), _ARRIVAL_MS))
-    early = set(powers[:begun])
-    since = [None if power_w in early else power_w for power_w in powers[begun:]]
     at_limit = []
-    if any(since):
-        at_limit = at_limit_ms(times[begun:], clocks[begun:], since, timer.state())
+    if any(powers[begun:]):
+        at_limit = at_limit_ms(times, clocks, powers, timer.state(), since=begun)
     return Block(
         candidate,
         tuple(times),

@@ -326,3 +326,22 @@ def test_a_candidate_that_fails_alone_is_told_and_left_out(
     assert failed["error"] == "CUDNN_STATUS_EXECUTION_FAILED"
     assert [part["text"] for part in told if part["part"] == "block"].count("eng1:a") == 3
     assert told[-1] == {"part": "finished"}
+
+
+def test_the_constants_are_those_of_the_record(modules: None) -> None:
+    """Of an H200: what ``sampling.board_power`` and ``sampling.solo`` rest on."""
+    from power_limit.analysis import analysis
+
+    from cudnn_autotune.sampling.solo import _READING_SIGMA, BLOCK_SIGMA
+
+    path = BENCHMARKS / "results" / "h200" / f"{SCRIPT}.json"
+    found = analysis(json.loads(path.read_text()))
+    assert found.agreeing == pytest.approx(EXPONENT, abs=0.15)
+    assert found.fit is not None
+    assert found.fit.correlation > 0.9
+    spread, at_limit = found.median("spread"), found.median("spread_at_limit")
+    assert spread is not None
+    assert at_limit is not None
+    assert spread > BLOCK_SIGMA
+    assert at_limit < _READING_SIGMA
+    assert at_limit < spread / 4

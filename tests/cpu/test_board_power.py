@@ -20,6 +20,7 @@ from cudnn_autotune.sampling.board_power import (
     LATE_S,
     WINDOW_S,
     at_limit_ms,
+    clock_sensitivity,
     of_batches,
 )
 from cudnn_autotune.sampling.racing import RaceRules
@@ -64,6 +65,36 @@ def test_what_a_call_takes_at_the_limit() -> None:
     times = [0.5 * 1400.0 / clock for clock in clocks]
     assert at_limit_ms(times, clocks, powers, BOARD) == pytest.approx([0.5] * 3)
     assert at_limit_ms(times, [None] * 7, powers, BOARD) == pytest.approx([0.5] * 3)
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, 0.3, 1.0])
+def test_who_waits_for_memory_gains_less_from_the_limit(sensitivity: float) -> None:
+    """As much as its times went with the clock."""
+    powers = [620.0, 650.0, 650.0, 690.0, 720.0, 740.0] * 4
+    clocks = [1400.0 * (power / HELD_W) ** (1 / EXPONENT) for power in powers]
+    times = [0.5 * (clock / 1400.0) ** -sensitivity for clock in clocks]
+    found = clock_sensitivity(times, clocks)
+    assert found == pytest.approx(sensitivity, abs=0.05)
+    near = [power for power in powers if abs(power / HELD_W - 1) <= 0.1]
+    told = at_limit_ms(times, clocks, powers, BOARD)
+    readings = sum(a != b for a, b in zip([None, *near], near, strict=False))
+    assert len(told) == readings
+    assert told == pytest.approx([0.5] * readings, rel=0.003)
+
+
+def test_a_clock_that_stands_still_says_nothing() -> None:
+    """Then the time is taken to follow it, as most do."""
+    assert clock_sensitivity([0.5, 0.51, 0.49], [1400.0] * 3) == 1.0
+    assert clock_sensitivity([0.5, 0.51], [None, None]) == 1.0
+    # A time that rises with the clock is noise, one that falls faster than it is, too.
+    assert clock_sensitivity([0.5, 0.6], [1300.0, 1500.0]) == 0.0
+    assert clock_sensitivity([0.7, 0.5], [1300.0, 1500.0]) == 1.0
+
+
+def test_readings_that_began_before_do_not_count() -> None:
+    powers = [690.0, 690.0, 690.0, None, 700.0]
+    told = at_limit_ms([0.5] * 5, [1400.0] * 5, powers, BOARD, since=2)
+    assert told == pytest.approx([0.5 * (700.0 / HELD_W) ** (1 / EXPONENT)])
 
 
 def test_no_limit_allows_more_than_the_highest_clock() -> None:
@@ -185,6 +216,15 @@ def test_the_judge_brings_blocks_to_one_power() -> None:
     judged = of_blocks(at_one_power(found))
     assert judged.times_ms["b"] / judged.times_ms["a"] == pytest.approx(1.02, abs=2e-4)
     assert judged.errors["b"] < raw.errors["b"] / 10
+
+
+def test_the_judge_leaves_who_waits_for_memory_as_it_was() -> None:
+    bound = [SteadyTime(0.5 * (w / 694.0) ** -0.6, 1400.0, w) for w in (680.0, 690.0, 705.0)]
+    waiting = [SteadyTime(0.7, 1400.0, w, sensitivity=0.0) for w in (675.0, 694.0, 710.0)]
+    judged = at_one_power({"bound": bound, "waiting": waiting})
+    assert judged["waiting"] == [0.7] * 3
+    assert max(judged["bound"]) / min(judged["bound"]) < 1.005
+    assert max(b.time_ms for b in bound) / min(b.time_ms for b in bound) > 1.02
 
 
 def test_blocks_of_another_power_or_of_none_stay() -> None:
