@@ -20,8 +20,9 @@ from cudnn_autotune.audit.pairing import SteadyTime, at_one_power, of_blocks
 from cudnn_autotune.audit.turns import Turns
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.board_power import clock_sensitivity
-from cudnn_autotune.sampling.timer import Batch, Cache
+from cudnn_autotune.sampling.timer import Batch, Cache, Sample
 
+_CACHES: tuple[Cache, ...] = ("cold", "hot")
 _BATCH_MS = 10.0
 _STRETCH = 5
 """Batches of each cache state between two looks at whether the time is steady."""
@@ -113,46 +114,53 @@ class Alone:
     def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
         """Runs a candidate alone until its time is steady; None where it fails."""
         calls = self.turns.calls(candidate, _BATCH_MS)
-        caches: tuple[Cache, ...] = ("cold", "hot")
-        times: dict[Cache, list[float]] = {cache: [] for cache in caches}
-        clocks: list[float] = []
-        clocks_at: dict[Cache, list[float | None]] = {cache: [] for cache in caches}
-        powers: list[tuple[float, float]] = []
-        """When, by the time spent until then, and how much."""
+        times: dict[Cache, list[float]] = {cache: [] for cache in _CACHES}
+        ran: list[tuple[Cache, Sample]] = []
         spent_ms = 0.0
+        # In one go at first: a reading counts only where its moment lies within a run.
+        stretch = max(_STRETCH, math.ceil(least_ms / (len(_CACHES) * _BATCH_MS)))
         while spent_ms < most_ms and not (
-            spent_ms >= least_ms and all(_is_steady(times[cache]) for cache in caches)
+            spent_ms >= least_ms and all(_is_steady(times[cache]) for cache in _CACHES)
         ):
-            batches = [Batch(candidate, calls, cache) for cache in caches] * _STRETCH
+            batches = [Batch(candidate, calls, cache) for cache in _CACHES] * stretch
             for batch, sample in zip(batches, self.turns.timer.run(batches), strict=True):
                 if not math.isfinite(sample.time_ms):
                     self.turns.failed[candidate.text] = sample.error or "fails to run"
                     return None
+                ran.append((batch.cache, sample))
                 times[batch.cache].append(sample.time_ms)
-                clocks_at[batch.cache].append(sample.clock_mhz)
                 spent_ms += sample.time_ms * calls
-                if sample.clock_mhz is not None:
-                    clocks.append(sample.clock_mhz)
-                if sample.power_w is not None:
-                    powers.append((spent_ms, sample.power_w))
-        # What has arrived at the candidate's own clock; more of it where the power is known, too.
-        read = [power for at_ms, power in powers if at_ms > spent_ms / 3]
-        share = 2 / 3 if read else 1 / 3
-        logs = [math.log(float(np.median(_last(times[cache], share)))) for cache in caches]
-        clock_mhz = float(np.median(_last(clocks, share))) if clocks else None
-        is_held = clock_mhz is not None and self._is_below(clock_mhz, self._highest_mhz())
-        power_w = float(np.mean([power for power, _ in itertools.groupby(read)])) if read else None
-        sensitivity = [clock_sensitivity(times[cache], clocks_at[cache]) for cache in caches]
+            stretch = _STRETCH
+        return self._steady_time(ran)
+
+    def _steady_time(self, ran: Sequence[tuple[Cache, Sample]]) -> SteadyTime:
+        """By what has arrived at the candidate's own clock."""
+        groups = itertools.groupby(ran[len(ran) // 3 :], key=lambda row: row[1].power_w)
+        read = [(power_w, list(rows)) for power_w, rows in groups if power_w is not None]
+        counted = ran[-max(2 * len(_CACHES), len(ran) * 2 // 3 if read else len(ran) // 3) :]
+        levels = {
+            cache: math.log(float(np.median([s.time_ms for c, s in counted if c == cache])))
+            for cache in _CACHES
+        }
+        log = float(np.mean(list(levels.values())))
+        clocks = [s.clock_mhz for _, s in counted if s.clock_mhz is not None]
+        clock_mhz = float(np.median(clocks)) if clocks else None
+        if not read or clock_mhz is None or not self._is_below(clock_mhz, self._highest_mhz()):
+            return SteadyTime(math.exp(log), clock_mhz)
+        # Time and power of the same moments.
+        log += float(
+            np.mean([np.mean([math.log(s.time_ms) - levels[c] for c, s in r]) for _, r in read])
+        )
+        sensitivity = [
+            clock_sensitivity([s.time_ms for s in some], [s.clock_mhz for s in some])
+            for some in ([s for c, s in ran if c == cache] for cache in _CACHES)
+        ]
         return SteadyTime(
-            math.exp(sum(logs) / len(logs)),
+            math.exp(log),
             clock_mhz,
-            power_w if is_held else None,
+            float(np.mean([power_w for power_w, _ in read])),
             float(np.mean(sensitivity)),
         )
-
-
-def _last(values: Sequence[float], share: float) -> Sequence[float]:
-    return values[-max(2, int(share * len(values))) :]
 
 
 def _is_steady(times: Sequence[float]) -> bool:

@@ -69,8 +69,9 @@ def at_one_power(blocks: Mapping[str, Sequence[SteadyTime]]) -> dict[str, list[f
 
     By the slope of log(time) over log(power) that the blocks of one candidate show among
     themselves, the less the less its time depends on the clock: what the board charged one block
-    and paid to another. Blocks whose power is not known, or is far from that of the others, stay
-    as they are.
+    and paid to another. Blocks whose power is far from that of the others stay as they are, and so
+    do those whose power is not known; but where two blocks of a candidate or more were brought to
+    that power, such as were not are left out.
     """
     held = {
         text: [math.log(block.power_w or math.inf) for block in some]
@@ -95,15 +96,17 @@ def at_one_power(blocks: Mapping[str, Sequence[SteadyTime]]) -> dict[str, list[f
             along += float(x @ x)
     slope = min(0.0, max(2 * _PRIOR_SLOPE, across / along))
 
-    def at_mean(block: SteadyTime, log: float) -> float:
-        if abs(log - middle) > _NEAR_LIMIT:
-            return block.time_ms
-        return block.time_ms * math.exp(slope * block.sensitivity * (mean - log))
-
-    return {
-        text: [at_mean(block, log) for block, log in zip(some, held[text], strict=True)]
-        for text, some in blocks.items()
-    }
+    found = {}
+    for text, some in blocks.items():
+        pairs = list(zip(some, held[text], strict=True))
+        brought = [
+            block.time_ms * math.exp(slope * block.sensitivity * (mean - log))
+            for block, log in pairs
+            if abs(log - middle) <= _NEAR_LIMIT
+        ]
+        as_they_are = [block.time_ms for block, log in pairs if abs(log - middle) > _NEAR_LIMIT]
+        found[text] = brought if len(brought) > 1 else [*brought, *as_they_are]
+    return found
 
 
 def of_blocks(blocks: dict[str, list[float]]) -> Truth:

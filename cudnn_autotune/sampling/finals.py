@@ -60,10 +60,9 @@ class SoloRules:
     equal: float = 0.005
     """The race's leader keeps its place unless somebody beats it by more than this; of others so
     near to one another, the race decides."""
-    burst_weight: float = 0.25
+    burst_weight: float = 0.1
     """What a percent in the race counts for beside one alone. A layer is seldom alone, so that the
-    clock is not all its own; and blocks of 2 % noise had better not give away 5 % of bursts for
-    one percent that may not be there."""
+    clock is not all its own; but who is 5 % slower in turns and 2 % faster alone is to be taken."""
     is_patient: bool = False
     """Every block goes on until it is steady, also on a board that settles at once."""
 

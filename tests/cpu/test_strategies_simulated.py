@@ -167,8 +167,9 @@ def pair_under_a_cap(behind_in_turns: float, ahead_alone: float) -> SimulatedTim
     ("behind_in_turns", "ahead_alone", "taken"),
     [
         (0.06, 0.05, {"sustained": "second", "auto": "second"}),
-        # A quarter of 6 %, and half a percent for the race's leader.
-        (0.06, 0.015, {"sustained": "second", "auto": "first"}),
+        (0.06, 0.02, {"sustained": "second", "auto": "second"}),
+        # A tenth of 8 %, and half a percent for the race's leader.
+        (0.08, 0.0115, {"sustained": "second", "auto": "first"}),
         (0.01, 0.015, {"sustained": "second", "auto": "second"}),
         (0.01, 0.005, {"sustained": "first", "auto": "first"}),
         # The fastest in both; nearly a tie alone.
