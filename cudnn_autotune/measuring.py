@@ -190,7 +190,7 @@ def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) ->
             x, w, y = (t if i == written else t.clone() for i, t in enumerate(first))
             sets.append((x, w, y))
     except torch.OutOfMemoryError:
-        del sets[len(sets) // 2 + 1 :]  # the caller wants some memory, too
+        del sets[(len(sets) - 1) // 2 + 1 :]  # the caller wants some memory, too
     return sets
 
 

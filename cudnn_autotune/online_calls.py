@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -69,7 +70,9 @@ class OnlineChores:
             joins = self._do((x, w, y))
         except Exception:
             # Whatever it is, the caller keeps being served; the reason must not be lost.
-            _log.exception("%s: online gave up; its first plan stays", self._problem.text)
+            # As text: who keeps log records would keep the tensors of the error's frames.
+            why = traceback.format_exc()
+            _log.error("%s: online gave up; its first plan stays\n%s", self._problem.text, why)
             self._end(broken=True)
             return None, False
         except BaseException:

@@ -13,6 +13,7 @@ import atexit
 import logging
 import threading
 import time
+import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -269,11 +270,12 @@ class OnlineTuner:
             return trial.step()
         except Exception:
             # Whatever it is, the caller keeps being served; the reason must not be lost.
-            _log.exception("online: gave up on a problem; its first plan stays")
+            why = traceback.format_exc()  # the error itself would keep its frames
+            _log.error("online: gave up on a problem; its first plan stays\n%s", why)
         try:
             trial.settle()
         except Exception:
-            _log.exception("online: no more calls are timed")
+            _log.error("online: no more calls are timed\n%s", traceback.format_exc())
         return False
 
 

@@ -89,17 +89,20 @@ class Gpu:
 
     def state(self) -> GpuState:
         """The board now."""
-        bits = self._number("nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:  # its name before driver 535
-            bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons")
         return GpuState(
             power_w=_thousandth(self._number("nvmlDeviceGetPowerUsage")),
             power_limit_w=_thousandth(self._number("nvmlDeviceGetEnforcedPowerLimit")),
             temperature_c=self._number("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
             clock_mhz=self._number("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
             max_clock_mhz=self._max_clock_mhz,
-            throttle_reasons=reason_names(int(bits or 0)),
+            throttle_reasons=self._throttle_reasons(),
         )
+
+    def _throttle_reasons(self) -> tuple[str, ...]:
+        bits = self._number("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:  # its name before driver 535
+            bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return reason_names(int(bits or 0))
 
     def instant_power_w(self) -> float | None:
         """The newest reading of the power of a moment; ``state`` has the mean of a second."""
@@ -111,6 +114,10 @@ class Gpu:
             return None
         has_value = value.nvmlReturn == self._nvml.NVML_SUCCESS
         return value.value.uiVal / 1000 if has_value and value.value.uiVal > 0 else None
+
+    def is_power_capped(self) -> bool:
+        """Whether the power limit holds the clock now."""
+        return "sw_power_cap" in self._throttle_reasons()
 
     def fixed(self) -> dict[str, Any]:
         """Name, driver, the highest clocks and the power limit in force."""
@@ -212,6 +219,8 @@ class PowerReading:
     seen_s: float
     """By ``time.perf_counter()``."""
     power_w: float
+    is_capped: bool
+    """Whether the power limit held the clock then."""
 
 
 class PowerWatch:
@@ -254,7 +263,8 @@ class PowerWatch:
         while not self._stop.wait(self.period_s):
             power_w = self.gpu.instant_power_w()
             if power_w is not None and power_w != known:
-                self.readings.append(PowerReading(time.perf_counter(), power_w))
+                seen_s = time.perf_counter()
+                self.readings.append(PowerReading(seen_s, power_w, self.gpu.is_power_capped()))
                 known = power_w
 
 

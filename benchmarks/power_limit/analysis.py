@@ -12,16 +12,12 @@ from typing import Any
 
 from common import numbers
 
-from cudnn_autotune.sampling.board_power import EXPONENT, at_limit_ms
+from cudnn_autotune.sampling.board_power import EXPONENT, NEAR, arrived, at_limit_ms
 from cudnn_autotune.telemetry import GpuState
 
-# Until then the clock, and maybe a reading, are still those of what ran before.
-ARRIVAL_MS = 30.0
 # Of a short block, what counts as measured, and of a long one.
 _SHORT_SHARE = 1 / 3
 _LONG_SHARE = 3 / 4
-# Further from the limit, it is not the limit that holds the clock.
-_NEAR = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,9 +141,7 @@ def _ended_ms(block: dict[str, Any], share: float) -> float:
 
 
 def _arrived(block: dict[str, Any]) -> int:
-    """The first batch that ends after the first 30 ms, as ``sampling.solo`` counts."""
-    ends_ms = itertools.accumulate(block["calls"] * ms for ms in block["times_ms"])
-    return sum(end_ms < ARRIVAL_MS for end_ms in ends_ms)
+    return arrived([block["calls"] * ms for ms in block["times_ms"]])
 
 
 def _at_limit_ms(block: dict[str, Any], board: dict[str, Any], exponent: float) -> float | None:
@@ -172,7 +166,7 @@ def _log_readings(
         (math.log(clock_mhz), math.log(power_w))
         for block in blocks
         for clock_mhz, power_w in readings(block)
-        if abs(power_w / limit_w - 1) <= _NEAR
+        if abs(power_w / limit_w - 1) <= NEAR
     ]
 
 

@@ -8,7 +8,9 @@ from typing import Any
 from common.cases import layer_text
 from common.tables import Table, number, percent
 
-from .analysis import ARRIVAL_MS, Analysis, analysis
+from cudnn_autotune.sampling.board_power import ARRIVAL_MS
+
+from .analysis import Analysis, analysis
 
 NONE = "–"
 

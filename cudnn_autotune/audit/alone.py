@@ -5,6 +5,7 @@ held at. Where the power was read meanwhile, the blocks' times are brought to on
 (``pairing.at_one_power``).
 
 It shares no loop with ``sampling``: the judge must not inherit the cuts of whom it judges, or bugs.
+It shares what a timer tells, and the regression that says how far a time goes with the clock.
 """
 
 from __future__ import annotations
@@ -95,21 +96,14 @@ class Alone:
                     self.clocks_mhz.append(block.clock_mhz)
 
     def _throttled(self, probe: SteadyTime, burst: Truth) -> bool:
-        highest = self._highest_mhz()
-        if highest is not None and probe.clock_mhz is not None:
-            return self._is_below(probe.clock_mhz, highest)
-        return probe.time_ms > (1 + self.turns.settings.clock_drop) * burst.times_ms[burst.best]
-
-    def _highest_mhz(self) -> float | None:
         known = [*self.turns.clocks_mhz]
         highest = self.turns.timer.state().max_clock_mhz
         if highest is not None:
             known.append(highest)
-        return max(known, default=None)
-
-    def _is_below(self, clock_mhz: float, highest_mhz: float | None) -> bool:
         drop = self.turns.settings.clock_drop
-        return highest_mhz is not None and clock_mhz < (1 - drop) * highest_mhz
+        if known and probe.clock_mhz is not None:
+            return probe.clock_mhz < (1 - drop) * max(known)
+        return probe.time_ms > (1 + drop) * burst.times_ms[burst.best]
 
     def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
         """Runs a candidate alone until its time is steady; None where it fails."""
@@ -118,7 +112,8 @@ class Alone:
         ran: list[tuple[Cache, Sample]] = []
         spent_ms = 0.0
         # In one go at first: a reading counts only where its moment lies within a run.
-        stretch = max(_STRETCH, math.ceil(least_ms / (len(_CACHES) * _BATCH_MS)))
+        round_ms = len(_CACHES) * calls * self.turns.rough_ms[candidate.text]
+        stretch = max(_STRETCH, math.ceil(least_ms / round_ms))
         while spent_ms < most_ms and not (
             spent_ms >= least_ms and all(_is_steady(times[cache]) for cache in _CACHES)
         ):
@@ -131,36 +126,37 @@ class Alone:
                 times[batch.cache].append(sample.time_ms)
                 spent_ms += sample.time_ms * calls
             stretch = _STRETCH
-        return self._steady_time(ran)
+        return _steady_time(ran)
 
-    def _steady_time(self, ran: Sequence[tuple[Cache, Sample]]) -> SteadyTime:
-        """By what has arrived at the candidate's own clock."""
-        groups = itertools.groupby(ran[len(ran) // 3 :], key=lambda row: row[1].power_w)
-        read = [(power_w, list(rows)) for power_w, rows in groups if power_w is not None]
-        counted = ran[-max(2 * len(_CACHES), len(ran) * 2 // 3 if read else len(ran) // 3) :]
-        levels = {
-            cache: math.log(float(np.median([s.time_ms for c, s in counted if c == cache])))
-            for cache in _CACHES
-        }
-        log = float(np.mean(list(levels.values())))
-        clocks = [s.clock_mhz for _, s in counted if s.clock_mhz is not None]
-        clock_mhz = float(np.median(clocks)) if clocks else None
-        if not read or clock_mhz is None or not self._is_below(clock_mhz, self._highest_mhz()):
-            return SteadyTime(math.exp(log), clock_mhz)
-        # Time and power of the same moments.
-        log += float(
-            np.mean([np.mean([math.log(s.time_ms) - levels[c] for c, s in r]) for _, r in read])
-        )
-        sensitivity = [
-            clock_sensitivity([s.time_ms for s in some], [s.clock_mhz for s in some])
-            for some in ([s for c, s in ran if c == cache] for cache in _CACHES)
-        ]
-        return SteadyTime(
-            math.exp(log),
-            clock_mhz,
-            float(np.mean([power_w for power_w, _ in read])),
-            float(np.mean(sensitivity)),
-        )
+
+def _steady_time(ran: Sequence[tuple[Cache, Sample]]) -> SteadyTime:
+    """By what has arrived at the candidate's own clock."""
+    groups = itertools.groupby(ran[len(ran) // 3 :], key=lambda row: row[1].power_w)
+    read = [(power_w, list(rows)) for power_w, rows in groups if power_w is not None]
+    counted = ran[-max(2 * len(_CACHES), len(ran) * 2 // 3 if read else len(ran) // 3) :]
+    levels = {
+        cache: math.log(float(np.median([s.time_ms for c, s in counted if c == cache])))
+        for cache in _CACHES
+    }
+    log = float(np.mean(list(levels.values())))
+    clocks = [s.clock_mhz for _, s in counted if s.clock_mhz is not None]
+    clock_mhz = float(np.median(clocks)) if clocks else None
+    if not read:
+        return SteadyTime(math.exp(log), clock_mhz)
+    # Time and power of the same moments.
+    log += float(
+        np.mean([np.mean([math.log(s.time_ms) - levels[c] for c, s in r]) for _, r in read])
+    )
+    sensitivity = [
+        clock_sensitivity([s.time_ms for s in some], [s.clock_mhz for s in some])
+        for some in ([s for c, s in ran if c == cache] for cache in _CACHES)
+    ]
+    return SteadyTime(
+        math.exp(log),
+        clock_mhz,
+        float(np.mean([power_w for power_w, _ in read])),
+        float(np.mean(sensitivity)),
+    )
 
 
 def _is_steady(times: Sequence[float]) -> bool:

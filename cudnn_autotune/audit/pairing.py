@@ -58,7 +58,7 @@ class SteadyTime:
     time_ms: float
     clock_mhz: float | None
     power_w: float | None = None
-    """Mean of the readings meanwhile, where the clock was below the highest."""
+    """Mean of the readings meanwhile, where the power limit held the clock."""
     sensitivity: float = 1.0
     """As ``board_power.clock_sensitivity``."""
 

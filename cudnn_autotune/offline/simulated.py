@@ -100,7 +100,9 @@ class SimulatedTimer:
             start_ms = board.now_ms
             samples.append(self._batch(batch.candidate, batch.calls, batch.cache))
             durations_s.append((board.now_ms - start_ms) / 1e3)
-        powers_w = of_batches(durations_s, board.now_ms / 1e3, board.readings)
+        end_s = board.now_ms / 1e3
+        seen = [reading for reading in board.readings if reading.seen_s <= end_s]
+        powers_w = of_batches(durations_s, end_s, seen)
         board.idle(self.gpu.host_sync_ms)
         return [replace(s, power_w=power_w) for s, power_w in zip(samples, powers_w, strict=True)]
 

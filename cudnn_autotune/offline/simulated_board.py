@@ -115,7 +115,7 @@ class Board:
         reasons = []
         if idle:
             reasons.append("gpu_idle")
-        elif self._controller.limit_mhz < 0.995 * gpu.max_clock_mhz:
+        elif self._is_capped:
             reasons.append("sw_power_cap")
         return GpuState(
             power_w=self._filtered_w,
@@ -125,6 +125,10 @@ class Board:
             max_clock_mhz=gpu.max_clock_mhz,
             throttle_reasons=tuple(reasons),
         )
+
+    @property
+    def _is_capped(self) -> bool:
+        return self._controller.limit_mhz < 0.995 * self.gpu.max_clock_mhz
 
     def _awake(self, step_ms: float, power: float) -> None:
         gpu = self.gpu
@@ -166,4 +170,5 @@ class Board:
             steps, powers = zip(*self._drawn, strict=True)
             power_w = float(np.average(powers, weights=steps))
             power_w *= math.exp(self._rng.gauss(0.0, self.gpu.noise.reading_sd))
-            self.readings.append(PowerReading(self.now_ms / 1e3 + LATE_S, power_w))
+            seen_s = self.now_ms / 1e3 + LATE_S
+            self.readings.append(PowerReading(seen_s, power_w, self._is_capped))

@@ -17,6 +17,7 @@ that ended some 10 ms before the reading shows; a new one comes every 100 ms (co
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -27,10 +28,13 @@ EXPONENT = 1.85
 """Of the power, as a function of the clock, near the limit."""
 WINDOW_S = 0.025
 LATE_S = 0.010
+ARRIVAL_MS = 30.0
+"""Until then the clock, and maybe a reading, are still those of what ran before."""
+NEAR = 0.1
+"""Further from the limit, relative, it has only begun to hold the clock."""
 # Boards hold themselves a percent below their limit.
 _HELD = 0.99
-# Further from the limit, it is not the limit that holds the clock, or it has not begun to.
-_NEAR = 0.1
+_LONGEST_S = 2 * WINDOW_S
 # That a candidate is bound by the clock counts as four batches whose clocks differ by a percent.
 _PRIOR_SQUARES = 4 * 0.01**2
 
@@ -40,7 +44,8 @@ def of_batches(
 ) -> list[float | None]:
     """For each batch the reading whose window has the batch's middle in it, or None.
 
-    Only windows that the batches fill count: what ran before them is charged to nobody.
+    Only readings while the power limit held the clock, and windows that the batches fill: what ran
+    before them is charged to nobody. Of a batch much longer than its window a reading says little.
 
     Args:
         durations_s: of batches that ran one behind the other.
@@ -48,16 +53,22 @@ def of_batches(
     """
     ends = end_s - sum(durations_s) + np.cumsum(durations_s)
     starts = ends - np.asarray(durations_s, dtype=float)
-    middles = (starts + ends) / 2
+    middles = np.where(ends - starts <= _LONGEST_S, (starts + ends) / 2, math.inf)
     powers: list[float | None] = [None] * len(durations_s)
     for reading in readings:
         until = reading.seen_s - LATE_S
         since = until - WINDOW_S
-        if not len(starts) or since < starts[0] or until > ends[-1]:
+        if not reading.is_capped or not len(starts) or since < starts[0] or until > ends[-1]:
             continue
         for i in np.flatnonzero((middles >= since) & (middles <= until)):
             powers[int(i)] = reading.power_w
     return powers
+
+
+def arrived(durations_ms: Sequence[float]) -> int:
+    """The first of the batches of a block that began after ``ARRIVAL_MS``."""
+    starts = np.cumsum(durations_ms) - np.asarray(durations_ms, dtype=float)
+    return int(np.searchsorted(starts, ARRIVAL_MS))
 
 
 def clock_sensitivity(times_ms: Sequence[float], clocks_mhz: Sequence[float | None]) -> float:
@@ -82,11 +93,11 @@ def at_limit_ms(
     since: int = 0,
     exponent: float = EXPONENT,
 ) -> list[float]:
-    """For each reading what a call takes at the power limit; empty where the limit does not hold
-    the board, or where nothing was read.
+    """For each reading what a call takes at the power limit; empty where nothing was read.
 
     Args:
-        times_ms, clocks_mhz, powers_w: of batches of one candidate, in their order.
+        times_ms, clocks_mhz, powers_w: of batches of one candidate, in their order, as the samples
+            of a timer tell them.
         board: its power limit and its highest clock, beyond which no limit allows to go.
         since: readings that are of an earlier batch, too, do not count.
         exponent: of the power as a function of the clock.
@@ -99,7 +110,7 @@ def at_limit_ms(
     found = []
     batches = zip(times_ms, clocks_mhz, powers_w, strict=True)
     for power_w, group in itertools.groupby(batches, key=lambda batch: batch[2]):
-        if power_w is None or power_w in early or abs(power_w / held_w - 1) > _NEAR:
+        if power_w is None or power_w in early or abs(power_w / held_w - 1) > NEAR:
             continue
         times, clocks, _ = zip(*group, strict=True)
         faster = (held_w / power_w) ** (1 / exponent)  # the clock at the limit

@@ -43,7 +43,7 @@ class SoloRules:
     one more where what PyTorch would run is among them: nothing is taken that is slower alone."""
     first_chunks: int = 4
     again_chunks: int = 4
-    """Of 40 ms: in 160 ms an H200's power is read at least once (``board_power``)."""
+    """Of 40 ms: in nine of ten blocks of 160 ms an H200's power is read (``board_power``)."""
     lag: float = 0.02
     """By so much a first block flatters the leader, whose clock still falls, against rivals, whose
     clocks still rise: only who is further behind is out."""
@@ -54,9 +54,9 @@ class SoloRules:
     passes: int = 4
     """Further passes at most, each in the reverse order of the one before."""
     confident: float = 1.0
-    """They end once the best leads by so many standard errors,"""
+    """They end once the best leads by so many standard deviations of the noise,"""
     precise: float = 0.006
-    """or once the standard error is no more than this: what is left does not matter."""
+    """or once the noise is no more than this: what is left does not matter."""
     equal: float = 0.005
     """The race's leader keeps its place unless somebody beats it by more than this; of others so
     near to one another, the race decides."""
@@ -91,10 +91,16 @@ class Finish:
     def sustained_ms(self) -> dict[Candidate, float]:
         return {c: math.exp(self._mean(c)) for c in self.logs}
 
-    def error(self, *candidates: Candidate) -> float:
-        """Standard error of the log of one candidate's time, or of the ratio of two."""
+    def noise(self, *candidates: Candidate) -> float:
+        """Of the standard error of the log of one candidate's time, or of the ratio of two, what
+        more blocks would bring down."""
         scale = self._scale()
         return math.hypot(*(scale / math.sqrt(_weights(self.logs[c]).sum()) for c in candidates))
+
+    def error(self, *candidates: Candidate) -> float:
+        """Standard error of the log of one candidate's time, or of the ratio of two."""
+        by_power = (_POWER_ERROR for c in candidates if _is_read(self.logs[c]))
+        return math.hypot(self.noise(*candidates), *by_power)
 
     def standing(self, candidate: Candidate) -> float:
         """The less the better."""
@@ -102,7 +108,7 @@ class Finish:
 
     def doubt(self, candidate: Candidate) -> float:
         """How much less sure its standing is than that of the surest."""
-        return self.error(candidate) - min(self.error(c) for c in self.logs)
+        return self.noise(candidate) - min(self.noise(c) for c in self.logs)
 
     def best(self) -> Candidate:
         return min(self.finalists, key=self.standing)
@@ -114,8 +120,7 @@ class Finish:
         blocks = self.logs[candidate]
         rivals = [self.logs.get(c, ()) for c in self.finalists]
         is_trimmed = len(blocks) >= _TRIMMED_FROM and all(
-            len(others) >= _TRIMMED_FROM and min(b.sigma for b in others) >= BLOCK_SIGMA
-            for others in rivals
+            len(others) >= _TRIMMED_FROM and not _is_read(others) for others in rivals
         )
         kept = sorted(blocks)[:-1] if is_trimmed else blocks
         return float(np.average([b.value for b in kept], weights=_weights(kept)))
@@ -131,6 +136,11 @@ class Finish:
         return math.sqrt(squares / freedom)
 
 
+def _is_read(blocks: Sequence[SteadyLog]) -> bool:
+    """Whether the power was read in some of them."""
+    return any(b.sigma < BLOCK_SIGMA for b in blocks)
+
+
 def _weights(blocks: Sequence[SteadyLog]) -> npt.NDArray[np.float64]:
     return np.array([b.sigma**-2 for b in blocks])
 
@@ -140,6 +150,9 @@ def _weights(blocks: Sequence[SteadyLog]) -> npt.NDArray[np.float64]:
 _SLOW_WITHIN = 0.2
 _TRIMMED_FROM = 3
 _PRIOR_FREEDOM = 4
+# By so much times at the limit, from however many blocks, differ from those of long blocks
+# (benchmarks/results/h200/board_power.json).
+_POWER_ERROR = 0.004
 
 
 def finish(
@@ -242,9 +255,9 @@ def _is_beaten(leader: Candidate, outcome: Finish, by: float) -> bool:
 
 def _is_decided(outcome: Finish, rules: SoloRules) -> bool:
     best = outcome.best()
-    errors = {c: outcome.error(c, best) for c in outcome.finalists if c != best}
+    noise = {c: outcome.noise(c, best) for c in outcome.finalists if c != best}
     return all(
-        error <= rules.precise
-        or outcome.standing(c) - outcome.standing(best) > rules.confident * error
-        for c, error in errors.items()
+        sigma <= rules.precise
+        or outcome.standing(c) - outcome.standing(best) > rules.confident * sigma
+        for c, sigma in noise.items()
     )

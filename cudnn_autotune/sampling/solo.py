@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.board_power import at_limit_ms
+from cudnn_autotune.sampling.board_power import arrived, at_limit_ms
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.timer import Batch, Timer
 
@@ -42,8 +42,6 @@ _AT_ONCE = 0.05
 # clock goes down slowly, and what a few chunks promise of it is not believed.
 _ONE_STEP = 0.02
 _MOST_BLOCK_MS = 1000.0
-# Until then the clock, and maybe a reading, are still those of what ran before.
-_ARRIVAL_MS = 30.0
 # Of the logarithm of a block's steady time: as it ended, and by one reading of the power
 # (benchmarks/results/h200/board_power.json).
 BLOCK_SIGMA = 0.02
@@ -147,7 +145,7 @@ def solo(
             break
     # The last two chunks; but the last one only where the time was on its way until then.
     counted = 1 if len(chunks) <= _AT_ONCE_CHUNKS or _is_approaching(chunks) else 2
-    begun = int(np.searchsorted(calls * np.cumsum(times), _ARRIVAL_MS))
+    begun = arrived([calls * time_ms for time_ms in times])
     at_limit = []
     if any(powers[begun:]):
         at_limit = at_limit_ms(times, clocks, powers, timer.state(), since=begun)

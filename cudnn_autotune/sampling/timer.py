@@ -41,8 +41,8 @@ class Sample:
     error: str = ""
     """Why the candidate failed to run."""
     power_w: float | None = None
-    """What the board drew meanwhile, where it was read just then: a reading is of some 25 ms, and
-    a board takes one every 100 ms or so."""
+    """What the board drew meanwhile, where it was read just then while its power limit held the
+    clock: a reading is of some 25 ms, and a board takes one every 100 ms or so."""
 
 
 class Timer(Protocol):

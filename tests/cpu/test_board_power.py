@@ -19,6 +19,7 @@ from cudnn_autotune.sampling.board_power import (
     EXPONENT,
     LATE_S,
     WINDOW_S,
+    arrived,
     at_limit_ms,
     clock_sensitivity,
     of_batches,
@@ -31,9 +32,9 @@ BOARD = GpuState(power_limit_w=700.0, max_clock_mhz=1980.0)
 HELD_W = 0.99 * 700.0
 
 
-def read(until_s: float, power_w: float) -> PowerReading:
+def read(until_s: float, power_w: float, is_capped: bool = True) -> PowerReading:
     """One whose window ended at ``until_s``."""
-    return PowerReading(until_s + LATE_S, power_w)
+    return PowerReading(until_s + LATE_S, power_w, is_capped)
 
 
 def test_a_reading_is_of_the_batches_in_its_window() -> None:
@@ -52,10 +53,23 @@ def test_a_window_that_others_share_is_nobodys(until_s: float) -> None:
     assert of_batches([0.005] * 20, 10.1, [read(until_s, 650.0)]) == [None] * 20
 
 
+def test_a_clock_that_something_else_holds_has_no_power() -> None:
+    """Locked, or too hot: at the limit it would be no faster."""
+    assert of_batches([0.005] * 20, 10.1, [read(10.05, 650.0, is_capped=False)]) == [None] * 20
+
+
 def test_batches_longer_than_a_window() -> None:
-    powers = of_batches([0.1, 0.1], 10.2, [read(10.06, 650.0), read(10.19, 640.0)])
+    powers = of_batches([0.045, 0.045], 10.09, [read(10.03, 650.0), read(10.06, 640.0)])
     assert powers == [650.0, None], "the middle of the second is in no window"
+    # A fraction of a second says nothing of a whole one.
+    assert of_batches([0.1, 0.1], 10.2, [read(10.06, 650.0)]) == [None, None]
     assert of_batches([], 10.2, [read(10.06, 650.0)]) == []
+
+
+def test_what_began_before_the_candidate_arrived() -> None:
+    assert arrived([5.0] * 20) == 6
+    assert arrived([40.0, 40.0]) == 1
+    assert arrived([]) == 0
 
 
 def test_what_a_call_takes_at_the_limit() -> None:
@@ -182,6 +196,9 @@ class Board(Gpu):
         self._seen = 0
         self._readings = readings
 
+    def is_power_capped(self) -> bool:
+        return True
+
     def instant_power_w(self) -> float | None:
         self._seen += 1
         return self._readings[min(self._seen // 3, len(self._readings) - 1)]
@@ -242,7 +259,7 @@ def test_the_judge_is_surer_with_readings() -> None:
     for every_ms in (0.0, 100.0):
         told: list[float] = []
         distances: list[float] = []
-        for seed in range(4):
+        for seed in range(16):
             scene = simulated.preset("h200-capped", seed)
             gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
             timer = simulated.SimulatedTimer(gpu, scene.engines, seed)
@@ -256,4 +273,4 @@ def test_the_judge_is_surer_with_readings() -> None:
         errors[every_ms] = float(np.median(told))
         off[every_ms] = math.sqrt(float(np.mean(np.square(distances))))
     assert errors[100.0] < 0.7 * errors[0.0]
-    assert off[100.0] < 0.7 * off[0.0]
+    assert off[100.0] < 0.8 * off[0.0]

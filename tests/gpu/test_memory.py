@@ -80,6 +80,7 @@ def test_tuning_where_workspaces_cannot_be_had(
     # An error that is kept, by whoever keeps log records, keeps the tensors of its frames.
     told = [argument for record in caplog.records for argument in record.args or ()]
     assert not any(isinstance(argument, BaseException) for argument in told)
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_copies_that_keep_the_cache_cold_leave_room(crowd: Callable[[int], None]) -> None:
