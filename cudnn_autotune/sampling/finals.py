@@ -87,6 +87,8 @@ class Finish:
     finalists: list[Candidate] = field(default_factory=list)
     is_out_of_time: bool = False
     """Whether the budget left out a block that was wanted."""
+    readings: int = 0
+    """Of the board's power, that the times rest on."""
 
     def sustained_ms(self) -> dict[Candidate, float]:
         return {c: math.exp(self._mean(c)) for c in self.logs}
@@ -185,6 +187,7 @@ def finish(
     def keep(block: Block) -> None:
         told = SteadyLog(math.log(block.steady_ms), block.sigma)
         outcome.logs.setdefault(block.candidate, []).append(told)
+        outcome.readings += len(block.at_limit_ms)
 
     keep(probe)
 

@@ -45,7 +45,7 @@ _MOST_BLOCK_MS = 1000.0
 # Of the logarithm of a block's steady time: as it ended, and by one reading of the power
 # (benchmarks/results/h200/board_power.json).
 BLOCK_SIGMA = 0.02
-_READING_SIGMA = 0.007
+_READING_SIGMA = 0.005
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 THROTTLED = 0.015
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from simulations import GPU, STILL, candidate, engine, timer_of
 
+from cudnn_autotune import sampling
 from cudnn_autotune.audit.model import SUSTAINED
 from cudnn_autotune.audit.oracle import measure
 from cudnn_autotune.audit.oracle_settings import OracleSettings
@@ -26,6 +27,7 @@ from cudnn_autotune.sampling.board_power import (
 )
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.solo import BLOCK_SIGMA, Block, solo
+from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.telemetry import Gpu, GpuState, PowerReading, PowerWatch
 
 BOARD = GpuState(power_limit_w=700.0, max_clock_mhz=1980.0)
@@ -186,6 +188,18 @@ def test_what_ran_before_does_not_count() -> None:
         if number > 0:  # in the first the limit does not hold at once
             least = (block.gpu_ms - 30.0 - 1e3 * WINDOW_S) // 50.0
             assert least <= len(block.at_limit_ms) <= least + 1
+
+
+@pytest.mark.parametrize("mode", ["auto", "sustained"])
+def test_a_choice_says_that_it_rests_on_readings(mode: str) -> None:
+    for every_ms in (0.0, 100.0):
+        scene = simulated.preset("h200-capped", 1)
+        gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
+        timer = simulated.SimulatedTimer(gpu, scene.engines, 1)
+        chosen = sampling.get(mode).select(timer.candidates, timer, Limits())
+        assert chosen is not None
+        told = [r for r in chosen.evidence.remarks if "readings of the board's power" in r]
+        assert bool(told) == bool(every_ms)
 
 
 class Board(Gpu):
