@@ -110,7 +110,8 @@ def decided(
         return selection(found, timer, race_rules)
     found.sustained_ms.update(outcome.sustained_ms())
     if outcome.readings:
-        found.remarks.append(f"times alone by {outcome.readings} readings of the board's power")
+        readings = "1 reading" if outcome.readings == 1 else f"{outcome.readings} readings"
+        found.remarks.append(f"times alone by {readings} of the board's power")
     best = outcome.best()
     logs = {c: math.log(found.sustained_ms[c]) for c in outcome.logs}
     near = [c for c in outcome.finalists if logs[c] - logs[best] <= solo_rules.equal]
