@@ -111,12 +111,12 @@ class Alone:
         times: dict[Cache, list[float]] = {cache: [] for cache in _CACHES}
         ran: list[tuple[Cache, Sample]] = []
         spent_ms = 0.0
-        # In one go at first: a reading counts only where its moment lies within a run.
         round_ms = len(_CACHES) * calls * self.turns.rough_ms[candidate.text]
-        stretch = max(_STRETCH, math.ceil(least_ms / round_ms))
         while spent_ms < most_ms and not (
             spent_ms >= least_ms and all(_is_steady(times[cache]) for cache in _CACHES)
         ):
+            # What is wanted in one go: a reading counts only where its moment lies within a run.
+            stretch = max(_STRETCH, math.ceil((least_ms - spent_ms) / round_ms))
             batches = [Batch(candidate, calls, cache) for cache in _CACHES] * stretch
             for batch, sample in zip(batches, self.turns.timer.run(batches), strict=True):
                 if not math.isfinite(sample.time_ms):
@@ -125,7 +125,7 @@ class Alone:
                 ran.append((batch.cache, sample))
                 times[batch.cache].append(sample.time_ms)
                 spent_ms += sample.time_ms * calls
-            stretch = _STRETCH
+            round_ms = spent_ms * len(_CACHES) / len(ran)
         return _steady_time(ran)
 
 

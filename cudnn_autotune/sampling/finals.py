@@ -73,6 +73,8 @@ class SteadyLog(NamedTuple):
     value: float
     sigma: float = BLOCK_SIGMA
     """Its standard deviation."""
+    readings: int = 0
+    """Of the board's power, that it rests on."""
 
 
 @dataclass
@@ -87,8 +89,11 @@ class Finish:
     finalists: list[Candidate] = field(default_factory=list)
     is_out_of_time: bool = False
     """Whether the budget left out a block that was wanted."""
-    readings: int = 0
-    """Of the board's power, that the times rest on."""
+
+    @property
+    def readings(self) -> int:
+        """Of the board's power, that the times rest on."""
+        return sum(block.readings for blocks in self.logs.values() for block in blocks)
 
     def sustained_ms(self) -> dict[Candidate, float]:
         return {c: math.exp(self._mean(c)) for c in self.logs}
@@ -154,7 +159,7 @@ _TRIMMED_FROM = 3
 _PRIOR_FREEDOM = 4
 # By so much times at the limit, from however many blocks, differ from those of long blocks
 # (benchmarks/results/h200/board_power.json).
-_POWER_ERROR = 0.004
+_POWER_ERROR = 0.0065
 
 
 def finish(
@@ -185,9 +190,8 @@ def finish(
     is_patient = rules.is_patient or not probe.settled_at_once
 
     def keep(block: Block) -> None:
-        told = SteadyLog(math.log(block.steady_ms), block.sigma)
+        told = SteadyLog(math.log(block.steady_ms), block.sigma, len(block.at_limit_ms))
         outcome.logs.setdefault(block.candidate, []).append(told)
-        outcome.readings += len(block.at_limit_ms)
 
     keep(probe)
 

@@ -345,3 +345,18 @@ def test_the_constants_are_those_of_the_record(modules: None) -> None:
     assert spread > BLOCK_SIGMA
     assert at_limit < _READING_SIGMA
     assert at_limit < spread / 4
+
+
+def test_times_at_the_limit_are_as_far_from_long_blocks_as_is_said(modules: None) -> None:
+    """From one candidate to another of a layer, however many blocks there are."""
+    from power_limit.analysis import analysis
+
+    from cudnn_autotune.sampling.finals import _POWER_ERROR
+
+    path = BENCHMARKS / "results" / "h200" / f"{SCRIPT}.json"
+    off: dict[str, list[float]] = {}
+    for one in analysis(json.loads(path.read_text())).alone:
+        assert one.ratio is not None
+        off.setdefault(one.case, []).append(math.log(one.ratio))
+    variances = [statistics.variance(values) for values in off.values()]
+    assert math.sqrt(statistics.fmean(variances)) == pytest.approx(_POWER_ERROR, rel=0.3)
