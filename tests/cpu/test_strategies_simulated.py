@@ -234,7 +234,7 @@ def test_a_block_counts_by_how_sure_it_is() -> None:
     assert math.log(blocks.sustained_ms()[a]) == pytest.approx((0.1 + 0.101) / 201)
     assert math.log(blocks.sustained_ms()[b]) == pytest.approx(0.003)
     unread = Finish({}, {a: told(0.0, 0.001), b: told(0.002, 0.003, 0.004)}, [a, b])
-    assert blocks.noise(a, b) < unread.noise(a, b) / 4
+    assert blocks.noise(a, b) < unread.noise(a, b) / 3
     # What is wrong with a reading stays however many blocks there are.
     assert unread.error(a, b) == unread.noise(a, b)
     assert blocks.error(a, b) > 2 * blocks.noise(a, b)
