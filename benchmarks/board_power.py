@@ -18,7 +18,6 @@ fitted over all readings. SM clock by batch, instant power by NVML.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -80,9 +79,9 @@ def main() -> int:
     if not options.block_s > 0 or not options.long_s > 0:
         sys.exit("--block-s and --long-s must be above 0")
 
+    from common.layer_workers import measure_layers
     from common.record import Record
     from common.telemetry import Telemetry
-    from common.workers import WorkerError, started_ahead
     from power_limit.report import plot, tables
 
     begin = time.monotonic()
@@ -91,35 +90,21 @@ def main() -> int:
     except ValueError as error:
         sys.exit(f"--layers: {error}")
     arguments = {k: v for k, v in vars(options).items() if k != "worker"}
+    chosen = ("device", "leaders", "blocks", "block_s", "long_blocks", "long_s")
     record = Record("board_power", options.json, device=options.device, arguments=arguments)
-    entries = record.results["cases"] = {}
-    failures = record.results["failures"] = []
-    by_id = {case.id: case for case in cases}
     # Few looks: the worker's own must not wait for them.
     with Telemetry(period_s=0.1) as telemetry:
-        for index, worker in enumerate(started_ahead(__file__, by_id)):
-            left = options.time_limit - (time.monotonic() - begin)
-            if left <= 0:
-                failures.append(f"time limit: {len(cases) - index} layers not measured")
-                print(failures[-1], file=sys.stderr)
-                break
-            described = dataclasses.asdict(by_id[worker.name])
-            entry: dict[str, Any] = {"case": described, "blocks": [], "failed": []}
-            entries[worker.name] = entry
-            chosen = ("device", "leaders", "blocks", "block_s", "long_blocks", "long_s")
-            request = {"case": described, **{k: arguments[k] for k in chosen}}
-            try:
-                for part in worker.run(request, time_limit_s=left):
-                    keep(entry, part)
-                    record.save(telemetry=telemetry.summary())
-            except WorkerError as error:
-                print(error, file=sys.stderr)
-                failures.append(str(error))
-            for failed in entry["failed"]:
-                print(f"{worker.name}: {failed['step']}: {failed['error']}", file=sys.stderr)
-            entry["seconds"] = round(left - (options.time_limit - (time.monotonic() - begin)), 1)
-            print(f"{worker.name}: {entry['seconds']} s", file=sys.stderr, flush=True)
-            record.save(telemetry=telemetry.summary())
+        entries = measure_layers(
+            __file__,
+            cases,
+            record,
+            telemetry,
+            time_limit_s=options.time_limit - (time.monotonic() - begin),
+            least_s=0.0,
+            ask=lambda case, left_s: ({"case": case, **{k: arguments[k] for k in chosen}}, left_s),
+            new_entry=lambda: {"blocks": []},
+            keep=keep,
+        )
     complete = all(entries.get(case.id, {}).get("finished", False) for case in cases)
     record.save(complete=complete, telemetry=telemetry.summary())
     ending.show(record.data, tables, plot, options.plot)

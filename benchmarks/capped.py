@@ -19,7 +19,6 @@ A mode's regret is its pick's time over the best one's, by each of the two truth
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -98,9 +97,9 @@ def main() -> int:
         sys.exit("--solo-s must be above 0, --rest-s 0 or more")
 
     from capped_layers.report import plot, tables
+    from common.layer_workers import measure_layers
     from common.record import Record
     from common.telemetry import Telemetry
-    from common.workers import WorkerError, started_ahead
 
     begin = time.monotonic()
     try:
@@ -108,40 +107,27 @@ def main() -> int:
     except ValueError as error:
         sys.exit(f"--layers: {error}")
     arguments = {k: v for k, v in vars(options).items() if k != "worker"}
+    chosen = ("device", "runs", "leaders", "bursts", "solo_s", "rest_s")
+
+    def ask(case: dict[str, Any], left_s: float) -> tuple[dict[str, Any], float]:
+        request = {"case": case, "modes": modes, "seconds": min(options.case_s, left_s)}
+        # The plan is kept by the worker itself; the limit ends one that hangs.
+        hanging_s = min(left_s, 3 * options.case_s + 30)
+        return request | {k: arguments[k] for k in chosen}, hanging_s
+
     record = Record("capped", options.json, device=options.device, arguments=arguments)
-    entries = record.results["cases"] = {}
-    failures = record.results["failures"] = []
-    by_id = {case.id: case for case in cases}
     with Telemetry() as telemetry:
-        for index, worker in enumerate(started_ahead(__file__, by_id)):
-            left = options.time_limit - (time.monotonic() - begin)
-            if left < options.case_s / 2:  # it would be cut off, and its picks not judged
-                failures.append(f"time limit: {len(cases) - index} layers not measured")
-                print(failures[-1], file=sys.stderr)
-                break
-            described = dataclasses.asdict(by_id[worker.name])
-            entry: dict[str, Any] = {"case": described, "picks": {}, "solo": [], "failed": []}
-            entries[worker.name] = entry
-            request = {
-                "case": described,
-                "modes": modes,
-                "seconds": min(options.case_s, left),
-                **{k: arguments[k] for k in ("device", "runs", "leaders", "bursts")},
-                **{k: arguments[k] for k in ("solo_s", "rest_s")},
-            }
-            try:
-                # The plan is kept by the worker itself; this ends one that hangs.
-                for part in worker.run(request, time_limit_s=min(left, 3 * options.case_s + 30)):
-                    keep(entry, part, telemetry)
-                    record.save(telemetry=telemetry.summary())
-            except WorkerError as error:
-                print(error, file=sys.stderr)
-                failures.append(str(error))
-            for failed in entry["failed"]:
-                print(f"{worker.name}: {failed['step']}: {failed['error']}", file=sys.stderr)
-            entry["seconds"] = round(left - (options.time_limit - (time.monotonic() - begin)), 1)
-            print(f"{worker.name}: {entry['seconds']} s", file=sys.stderr, flush=True)
-            record.save(telemetry=telemetry.summary())
+        entries = measure_layers(
+            __file__,
+            cases,
+            record,
+            telemetry,
+            time_limit_s=options.time_limit - (time.monotonic() - begin),
+            least_s=options.case_s / 2,  # it would be cut off, and its picks not judged
+            ask=ask,
+            new_entry=lambda: {"picks": {}, "solo": []},
+            keep=lambda entry, part: keep(entry, part, telemetry),
+        )
     complete = all(case.id in entries and "sustained" in entries[case.id] for case in cases)
     record.save(complete=complete, telemetry=telemetry.summary())
     ending.show(record.data, tables, plot, options.plot)

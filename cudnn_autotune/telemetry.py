@@ -10,7 +10,7 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -152,28 +152,18 @@ def _thousandth(value: float | None) -> float | None:
     return None if value is None else value / 1000
 
 
-class Telemetry:
-    """Reads a GPU on a thread of its own between ``__enter__`` and ``__exit__``.
+class _Background:
+    """What reads a GPU on a thread of its own until ``__exit__``."""
 
-    Meant for a process that only waits: what is measured is then left alone.
-
-    Args:
-        gpu: the one to read.
-        period_s: between two readings.
-    """
-
-    def __init__(self, gpu: Gpu, period_s: float = 0.1) -> None:
+    def __init__(self, gpu: Gpu, period_s: float) -> None:
         self.gpu = gpu
         self.period_s = period_s
-        self.readings: list[GpuState] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Telemetry:
-        self.readings.append(self.gpu.state())
-        self._thread = threading.Thread(target=self._loop, name="telemetry", daemon=True)
+    def _start(self, name: str, loop: Callable[..., None], *arguments: object) -> None:
+        self._thread = threading.Thread(target=loop, args=arguments, name=name, daemon=True)
         self._thread.start()
-        return self
 
     def __exit__(
         self,
@@ -184,6 +174,26 @@ class Telemetry:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
+
+
+class Telemetry(_Background):
+    """Reads a GPU on a thread of its own between ``__enter__`` and ``__exit__``.
+
+    Meant for a process that only waits: what is measured is then left alone.
+
+    Args:
+        gpu: the one to read.
+        period_s: between two readings.
+    """
+
+    def __init__(self, gpu: Gpu, period_s: float = 0.1) -> None:
+        super().__init__(gpu, period_s)
+        self.readings: list[GpuState] = []
+
+    def __enter__(self) -> Telemetry:
+        self.readings.append(self.gpu.state())
+        self._start("telemetry", self._loop)
+        return self
 
     def _loop(self) -> None:
         while not self._stop.wait(self.period_s):
@@ -223,7 +233,7 @@ class PowerReading:
     """Whether the power limit held the clock then."""
 
 
-class PowerWatch:
+class PowerWatch(_Background):
     """Notes, on a thread of its own, each new reading of a GPU's instant power.
 
     A look takes some ten microseconds; an H200 has a new reading every 100 ms.
@@ -234,30 +244,14 @@ class PowerWatch:
     """
 
     def __init__(self, gpu: Gpu, period_s: float = 0.001) -> None:
-        self.gpu = gpu
-        self.period_s = period_s
+        super().__init__(gpu, period_s)
         self.readings: list[PowerReading] = []
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> PowerWatch:
         known = self.gpu.instant_power_w()  # of some moment before
         if known is not None:
-            self._thread = threading.Thread(
-                target=self._loop, args=(known,), name="power", daemon=True
-            )
-            self._thread.start()
+            self._start("power", self._loop, known)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=5)
 
     def _loop(self, known: float) -> None:
         while not self._stop.wait(self.period_s):

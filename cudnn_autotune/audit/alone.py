@@ -2,7 +2,7 @@
 
 A power controller hunts, so that a block runs somewhat above or below the power that the board is
 held at. Where the power was read meanwhile, the blocks' times are brought to one power
-(``pairing.at_one_power``).
+(``steady_time.at_one_power``).
 
 It shares no loop with ``sampling``: the judge must not inherit the cuts of whom it judges, or bugs.
 It shares what a timer tells, and the regression that says how far a time goes with the clock.
@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cudnn_autotune.audit.model import Truth
-from cudnn_autotune.audit.pairing import SteadyTime, at_one_power, of_blocks
+from cudnn_autotune.audit.pairing import of_blocks
+from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power
 from cudnn_autotune.audit.turns import Turns
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.board_power import clock_sensitivity

@@ -14,7 +14,8 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit.model import SUSTAINED
 from cudnn_autotune.audit.oracle import measure
 from cudnn_autotune.audit.oracle_settings import OracleSettings
-from cudnn_autotune.audit.pairing import SteadyTime, at_one_power, of_blocks
+from cudnn_autotune.audit.pairing import of_blocks
+from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling.board_power import (
     EXPONENT,

@@ -1,0 +1,78 @@
+"""What solo blocks say: times of candidates, brought to one power where the limit held them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# Power grows with about the square of the clock. What is known of it beforehand counts as four
+# blocks whose powers differ by a percent.
+_PRIOR_SLOPE = -0.5
+_PRIOR_SQUARES = 4 * 0.01**2
+# Further from the others' power, relative, it was not the limit that held a block.
+_NEAR_LIMIT = 0.1
+
+
+@dataclass(frozen=True)
+class SteadyTime:
+    """What a block says of a candidate alone."""
+
+    time_ms: float
+    clock_mhz: float | None
+    power_w: float | None = None
+    """Mean of the readings meanwhile, where the power limit held the clock."""
+    sensitivity: float = 1.0
+    """As ``board_power.clock_sensitivity``."""
+
+
+def at_one_power(blocks: Mapping[str, Sequence[SteadyTime]]) -> dict[str, list[float]]:
+    """Times of blocks; of those that the power limit held, what they would be at the power that it
+    lets them have in the mean.
+
+    By the slope of log(time) over log(power) that the blocks of one candidate show among
+    themselves, the less the less its time depends on the clock: what the board charged one block
+    and paid to another. Blocks whose power is far from that of the others stay as they are, and so
+    do those whose power is not known; but where two blocks of a candidate or more were brought to
+    that power, such as were not are left out.
+    """
+    held = {
+        text: [math.log(block.power_w or math.inf) for block in some]
+        for text, some in blocks.items()
+    }
+    known = [log for logs in held.values() for log in logs if log < math.inf]
+    if not known:
+        return {text: [block.time_ms for block in some] for text, some in blocks.items()}
+    middle = float(np.median(known))
+
+    def is_held(log: float) -> bool:
+        return abs(log - middle) <= _NEAR_LIMIT
+
+    mean = float(np.mean([log for log in known if is_held(log)]))
+    across, along = _PRIOR_SLOPE * _PRIOR_SQUARES, _PRIOR_SQUARES
+    for text, some in blocks.items():
+        rows = [
+            (block.sensitivity * (log - mean), math.log(block.time_ms))
+            for block, log in zip(some, held[text], strict=True)
+            if is_held(log)
+        ]
+        if rows:
+            own = np.array(rows)
+            x, y = (own - own.mean(axis=0)).T
+            across += float(x @ y)
+            along += float(x @ x)
+    slope = min(0.0, max(2 * _PRIOR_SLOPE, across / along))
+
+    found = {}
+    for text, some in blocks.items():
+        pairs = list(zip(some, held[text], strict=True))
+        brought = [
+            block.time_ms * math.exp(slope * block.sensitivity * (mean - log))
+            for block, log in pairs
+            if is_held(log)
+        ]
+        as_they_are = [block.time_ms for block, log in pairs if not is_held(log)]
+        found[text] = brought if len(brought) > 1 else [*brought, *as_they_are]
+    return found
