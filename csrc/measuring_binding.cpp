@@ -54,7 +54,10 @@ void bind_frontend_find(py::module_& m) {
 void bind_plan_timer(py::module_& m) {
   using Sample = std::tuple<double, double, std::string>;
   using Batch = std::tuple<size_t, int64_t, bool, bool>;
-  py::class_<PlanTimer>(m, "PlanTimer")
+  auto timer = py::class_<PlanTimer>(m, "PlanTimer");
+  timer.attr("PLACE_BYTES") = PlanTimer::kPlaceBytes;
+  timer.attr("PLACES") = PlanTimer::kPlaces;
+  timer
       .def(py::init<const ConvProblem&, std::vector<PlanTimer::Operands>, int64_t>(),
            py::arg("problem"), py::arg("operands"), py::arg("flush_bytes"), WithoutGilCall())
       .def("add", &PlanTimer::add, py::arg("text"), py::arg("plan"))

@@ -80,7 +80,7 @@ PlanTimer::~PlanTimer() {
 size_t PlanTimer::add(const std::string& text, std::shared_ptr<ConvPlan> plan) {
   TORCH_CHECK_VALUE(plan != nullptr || text == kAten || (text == kMatmul && is_matmul(problem_)),
                     "engine_text: '", text, "' needs a plan, or does not fit the problem");
-  candidates_.push_back({text, std::move(plan)});
+  candidates_.push_back({text, std::move(plan), 0});
   return candidates_.size() - 1;
 }
 
@@ -92,11 +92,18 @@ void PlanTimer::set_workspace(at::Tensor workspace) {
   workspace_ = std::move(workspace);
 }
 
-void PlanTimer::launch(const Candidate& candidate, const Operands& operands) {
+void* PlanTimer::workspace_for(Candidate& candidate) const {
+  if (!workspace_.defined()) return nullptr;
+  const int64_t spare = workspace_.numel() - candidate.plan->workspace_bytes();
+  const int64_t places = std::clamp(spare / kPlaceBytes + 1, int64_t{1}, kPlaces);
+  const int64_t place = candidate.next_place++ % places;
+  return static_cast<char*>(workspace_.data_ptr()) + place * kPlaceBytes;
+}
+
+void PlanTimer::launch(Candidate& candidate, const Operands& operands) {
   const auto& [x, w, y] = operands;
   if (candidate.plan != nullptr) {
-    void* workspace = workspace_.defined() ? workspace_.data_ptr() : nullptr;
-    candidate.plan->execute(current_handle(), pointers(x, w, y), workspace);
+    candidate.plan->execute(current_handle(), pointers(x, w, y), workspace_for(candidate));
   } else if (candidate.text == kMatmul) {
     run_matmul(problem_, x, w, y);
   } else {
@@ -105,7 +112,7 @@ void PlanTimer::launch(const Candidate& candidate, const Operands& operands) {
 }
 
 void PlanTimer::enqueue(const Batch& batch) {
-  const Candidate& candidate = candidates_.at(batch.candidate);
+  Candidate& candidate = candidates_.at(batch.candidate);
   for (int64_t call = 0; call < batch.calls; ++call) {
     launch(candidate, operands_[batch.cold ? next_operands_++ % operands_.size() : 0]);
   }

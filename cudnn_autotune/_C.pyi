@@ -161,6 +161,8 @@ def frontend_find(
 def execute(plan: Plan, x: Tensor, w: Tensor, y: Tensor) -> None: ...
 
 class PlanTimer:
+    PLACE_BYTES: int
+    PLACES: int
     def __init__(
         self,
         problem: ConvProblem,

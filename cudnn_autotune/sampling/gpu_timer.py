@@ -215,13 +215,17 @@ class GpuTimer:
         return [c for c in candidates if c.engine is None or c.text in self.plans]
 
     def _that_fit_in_memory(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those whose workspace can be had: one block, the largest that they need, serves all."""
+        """Those whose workspace can be had: one block, the largest that they need, serves all.
+
+        It has room beside that, for the timer to move them about.
+        """
         needs = {self._needs(c) for c in candidates}
+        room = (_C.PlanTimer.PLACES - 1) * _C.PlanTimer.PLACE_BYTES
         for most in sorted(needs, reverse=True):
             if most <= self._workspace_bytes():
                 break
             try:
-                self._workspace = torch.empty(most, dtype=torch.uint8, device=self._device)
+                self._workspace = torch.empty(most + room, dtype=torch.uint8, device=self._device)
             except torch.OutOfMemoryError:
                 continue
             if self._native is not None:

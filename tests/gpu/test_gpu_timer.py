@@ -290,6 +290,39 @@ def test_compiled_engines_build_in_the_background(open_timer: Open) -> None:
         assert_close(output, expected, tolerance(problem.dtype), candidate.text)
 
 
+@pytest.mark.parametrize("as_graph", [False, True], ids=["calls", "graph"])
+def test_calls_go_round_the_places_that_a_workspace_leaves(
+    as_graph: bool, open_timer: Open
+) -> None:
+    problem = ca.ConvProblem("fprop", **DENSE)
+    timer = open_timer(problem)
+    page, places = _C.PlanTimer.PLACE_BYTES, _C.PlanTimer.PLACES
+    plans = {c.text: timer.plans[c.text] for c in timer.runnable(ca.candidates(problem))}
+    small = {text: plan for text, plan in plans.items() if 0 < plan.workspace_bytes <= page}
+    if not small:
+        pytest.skip("no engine here needs a small workspace")
+    operands, written, expected = tensors_of(problem)
+    block = torch.empty(places * page, dtype=torch.uint8, device="cuda")
+    seen = set()
+    for text, plan in small.items():
+        need = plan.workspace_bytes
+        for had, most in ((places * page, places), (3 * page + need, 4), (need + page - 1, 1)):
+            native = _C.PlanTimer(problem.native(), [operands], 0)
+            native.set_workspace(block[:had])
+            block.fill_(0xA5)
+            written.fill_(math.nan)
+            torch.cuda.synchronize()
+            ((_, _, error),) = native.run([(native.add(text, plan), places, False, as_graph)], 0)
+            assert not error
+            assert_close(written, expected, tolerance(problem.dtype), text)
+            used = block.view(places, page) != 0xA5
+            assert not used[:, need:].any(), f"{text} wrote beside its workspace"
+            rows = int(used.any(dim=1).sum())
+            assert rows in (0, most), text  # some ask for memory that they leave alone
+            seen.add(rows)
+    assert places in seen
+
+
 def test_closing_gives_the_memory_back_and_keeps_the_plans() -> None:
     problem = ca.ConvProblem("fprop", **DENSE)
     candidates = ca.candidates(problem)[:5]
