@@ -8,8 +8,8 @@ burst       two rounds of short batches (some 40 ms at most) after a pause each,
             mirrored order, cold and hot operands: the clock is at its highest, the power limit not
             yet felt (a board looks every 50 to 100 ms).
 sustained   the leading candidates, those of different engines first, alone for `--solo-s` each
-            after a pause, in an order and then in its mirror image; the second half of a block
-            counts. SM clock by batch, board power by NVML.
+            after a pause, in an order and then in its mirror image. The end of a block counts,
+            brought to one power where the board's limit held the clock (NVML's instant power).
 
 A mode's regret is its pick's time over the best one's, by each of the two truths.
 

@@ -6,11 +6,14 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from common import numbers
 from common.leading import REACH, leaders, raced
 from common.sources import Source, failure, fast_listed, select, shortened, source_of
+
+if TYPE_CHECKING:
+    from cudnn_autotune.audit.steady_time import SteadyTime
 
 _CACHES: tuple[Literal["cold"], Literal["hot"]] = ("cold", "hot")
 # A burst's load on the board: short against the 60 to 80 ms after which a power controller acts.
@@ -53,6 +56,7 @@ def truths(
     from cudnn_autotune.audit.analysis import truth_of
     from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, Oracle
     from cudnn_autotune.audit.pairing import of_blocks, of_rounds
+    from cudnn_autotune.audit.steady_time import at_one_power
 
     timer, candidates = source.open()
     try:
@@ -93,26 +97,32 @@ def truths(
             chosen = chosen[: max(_LEAST_LEADERS, int(left_s / each_s))]
         # What was picked is judged, whatever time it takes.
         chosen += [text for text in order if text in picked and text not in chosen]
-        blocks: dict[str, list[float]] = {text: [] for text in chosen}
+        blocks: dict[str, list[SteadyTime]] = {text: [] for text in chosen}
         for text in [*chosen, *reversed(chosen)]:
             source.rest(timer, request["rest_s"])
-            block = solo(timer, by_text[text], mean.times_ms[text], request["solo_s"])
+            steady, block = solo(timer, by_text[text], mean.times_ms[text], request["solo_s"])
             yield {"part": "solo", "text": text, **block}
-            if "time_ms" in block:
-                blocks[text].append(block["time_ms"])
+            if steady is not None:
+                blocks[text].append(steady)
         complete = {text: row for text, row in blocks.items() if len(row) == 2}
         if complete:
-            yield {"part": "sustained", "truth": json_dataclass.encode(of_blocks(complete))}
+            truth = of_blocks(at_one_power(complete))
+            yield {"part": "sustained", "truth": json_dataclass.encode(truth)}
     finally:
         source.close(timer)
 
 
-def solo(timer: Any, candidate: Any, call_ms: float, seconds: float) -> dict[str, Any]:
+def solo(
+    timer: Any, candidate: Any, call_ms: float, seconds: float
+) -> tuple[SteadyTime | None, dict[str, Any]]:
     """A candidate alone for ``seconds``, cold and hot batches in turn, without a pause.
 
-    ``time_ms`` is the geometric mean of both over the second half of the block, ``trace`` the
-    same pair by pair.
+    Returns:
+        Its steady time, None where it fails; and the same for the record: ``time_ms`` is the
+        geometric mean of both cache states, as measured, ``power_w`` what the board read meanwhile
+        where its limit held the clock, ``trace`` the block pair by pair.
     """
+    from cudnn_autotune.audit.steady_time import steady_time
     from cudnn_autotune.sampling.timer import Batch
 
     calls = max(1, min(math.ceil(_BLOCK_BATCH_MS / max(call_ms, 1e-4)), 500))
@@ -123,7 +133,7 @@ def solo(timer: Any, candidate: Any, call_ms: float, seconds: float) -> dict[str
     end_s = time.monotonic()
     wrong = next((s for s in samples if not math.isfinite(s.time_ms)), None)
     if wrong is not None:
-        return {"error": wrong.error or "fails to run"}
+        return None, {"error": wrong.error or "fails to run"}
     now_ms = 0.0
     trace: dict[str, list[float | None]] = {"t_ms": [], "time_ms": [], "clock_mhz": []}
     for cold, hot in zip(samples[::2], samples[1::2], strict=True):
@@ -134,12 +144,11 @@ def solo(timer: Any, candidate: Any, call_ms: float, seconds: float) -> dict[str
         trace["clock_mhz"].append(
             numbers.significant(statistics.fmean(clocks), 4) if clocks else None
         )
-    half = pairs // 2
-    late = [s.clock_mhz for s in samples[2 * half :] if s.clock_mhz is not None]
-    logs = [math.log(s.time_ms) for s in samples[2 * half :]]
-    return {
-        "time_ms": math.exp(statistics.fmean(logs)),
-        "clock_mhz": numbers.significant(statistics.fmean(late), 4) if late else None,
+    steady = steady_time([(b.cache, s) for b, s in zip(batches, samples, strict=True)])
+    return steady, {
+        "time_ms": steady.time_ms,
+        "clock_mhz": steady.clock_mhz and numbers.significant(steady.clock_mhz, 4),
+        "power_w": steady.power_w and numbers.significant(steady.power_w, 5),
         "calls": 2 * pairs * calls,
         "trace": trace,
         "begin_monotonic_s": begin_s,

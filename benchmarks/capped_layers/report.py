@@ -70,7 +70,8 @@ def layers_table(data: dict[str, Any]) -> Table:
             "power up to (W)",
         ),
         note=f"Burst: short rounds after pauses. Sustained: alone for {data['arguments']['solo_s']}"
-        " s, the second half, twice, in mirrored order; means of cold and hot operands."
+        " s, at the steady clock, twice, in mirrored order, brought to one power where the board's"
+        " limit held the clock; means of cold and hot operands."
         + (" DRY RUN: on a simulated GPU." if data["environment"].get("device") == "cpu" else ""),
     )
     for case_id, entry in data["results"]["cases"].items():

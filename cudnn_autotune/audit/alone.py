@@ -5,12 +5,11 @@ held at. Where the power was read meanwhile, the blocks' times are brought to on
 (``steady_time.at_one_power``).
 
 It shares no loop with ``sampling``: the judge must not inherit the cuts of whom it judges, or bugs.
-It shares what a timer tells, and the regression that says how far a time goes with the clock.
+It shares what a timer tells.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -18,10 +17,9 @@ import numpy as np
 
 from cudnn_autotune.audit.model import Truth
 from cudnn_autotune.audit.pairing import of_blocks
-from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power
+from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power, steady_time
 from cudnn_autotune.audit.turns import Turns
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.board_power import clock_sensitivity
 from cudnn_autotune.sampling.timer import Batch, Cache, Sample
 
 _CACHES: tuple[Cache, ...] = ("cold", "hot")
@@ -127,37 +125,7 @@ class Alone:
                 times[batch.cache].append(sample.time_ms)
                 spent_ms += sample.time_ms * calls
             round_ms = spent_ms * len(_CACHES) / len(ran)
-        return _steady_time(ran)
-
-
-def _steady_time(ran: Sequence[tuple[Cache, Sample]]) -> SteadyTime:
-    """By what has arrived at the candidate's own clock."""
-    groups = itertools.groupby(ran[len(ran) // 3 :], key=lambda row: row[1].power_w)
-    read = [(power_w, list(rows)) for power_w, rows in groups if power_w is not None]
-    counted = ran[-max(2 * len(_CACHES), len(ran) * 2 // 3 if read else len(ran) // 3) :]
-    levels = {
-        cache: math.log(float(np.median([s.time_ms for c, s in counted if c == cache])))
-        for cache in _CACHES
-    }
-    log = float(np.mean(list(levels.values())))
-    clocks = [s.clock_mhz for _, s in counted if s.clock_mhz is not None]
-    clock_mhz = float(np.median(clocks)) if clocks else None
-    if not read:
-        return SteadyTime(math.exp(log), clock_mhz)
-    # Time and power of the same moments.
-    log += float(
-        np.mean([np.mean([math.log(s.time_ms) - levels[c] for c, s in r]) for _, r in read])
-    )
-    sensitivity = [
-        clock_sensitivity([s.time_ms for s in some], [s.clock_mhz for s in some])
-        for some in ([s for c, s in ran if c == cache] for cache in _CACHES)
-    ]
-    return SteadyTime(
-        math.exp(log),
-        clock_mhz,
-        float(np.mean([power_w for power_w, _ in read])),
-        float(np.mean(sensitivity)),
-    )
+        return steady_time(ran)
 
 
 def _is_steady(times: Sequence[float]) -> bool:

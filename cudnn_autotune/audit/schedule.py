@@ -1,8 +1,9 @@
 """An audit in fresh processes: who gets which cases, and for how long.
 
 One process for each mode and run, one for each of PyTorch's modes, one for the oracle at the end.
-A process gets the cases that all before it have done, and a share of the time that is left: a time
-limit cuts off cases, and not columns, and what it cut off the next call goes on with.
+A process gets the cases that all before it have done, and a share of the time that is left, but
+does one at least: a time limit cuts off cases, and not columns, and what it cut off the next call
+goes on with.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure,
 from cudnn_autotune.audit.worker import BACKENDS
 from cudnn_autotune.json_dataclass import decode, encode
 
-_LEAST_SHARE_S = 1.0
+_LEAST_S = 1.0
 _SAVE_EVERY_S = 10.0
 # Processes lost at the same step before the rest of its cases are given up for this session.
 _MOST_LOST = 3
@@ -66,8 +67,8 @@ class Session:
         try:
             with closing(started_ahead([s.name for s in todo], self._modules)) as processes:
                 for index, (step, process) in enumerate(zip(todo, processes, strict=True)):
-                    share = self._share(todo[index:], eligible)
-                    if share() > _LEAST_SHARE_S:
+                    if self._left_s() > _LEAST_S:
+                        share = self._share(todo[index:], eligible)
                         self._work(step, process, eligible, share, is_first=index == 0)
                     eligible = [case for case in eligible if not self._lacks(step, case)]
                     if not eligible:
@@ -109,12 +110,18 @@ class Session:
         known = {*row.failed, *(truth.times_ms if truth else ())}
         return not known.issuperset(self.record.picks_of(case))
 
+    def _left_s(self) -> float:
+        """Seconds of the time limit."""
+        if self.plan.time_limit_s is None:
+            return math.inf
+        return self.plan.time_limit_s - (time.monotonic() - self._begin)
+
     def _share(self, left: Sequence[Step], eligible: Sequence[str]) -> Callable[[], float]:
         """Seconds: of the time that is left now, as much as the first of the steps needs beside
         the others, by what is known of them when it is asked."""
-        if self.plan.time_limit_s is None:
+        left_s = self._left_s()
+        if left_s == math.inf:
             return lambda: math.inf
-        left_s = self.plan.time_limit_s - (time.monotonic() - self._begin)
         counts = [sum(self._lacks(step, case) for case in eligible) for step in left]
 
         def share_s() -> float:
@@ -144,7 +151,7 @@ class Session:
             try:
                 self._set_up(process, step)
                 is_first = False
-                while cases and time.monotonic() - begin < share():
+                while cases and (not done or time.monotonic() - begin < share()):
                     self._one(step, process, cases)
                     done += 1
                 process.leave()

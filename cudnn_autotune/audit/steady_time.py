@@ -1,12 +1,19 @@
-"""What solo blocks say: times of candidates, brought to one power where the limit held them."""
+"""What solo blocks say: times of candidates, brought to one power where the limit held them.
+
+How far a time goes with the clock is told by the regression that ``sampling`` uses, too.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from cudnn_autotune.sampling.board_power import clock_sensitivity
+from cudnn_autotune.sampling.timer import Cache, Sample
 
 # Power grows with about the square of the clock. What is known of it beforehand counts as four
 # blocks whose powers differ by a percent.
@@ -26,6 +33,41 @@ class SteadyTime:
     """Mean of the readings meanwhile, where the power limit held the clock."""
     sensitivity: float = 1.0
     """As ``board_power.clock_sensitivity``."""
+
+
+def steady_time(ran: Sequence[tuple[Cache, Sample]]) -> SteadyTime:
+    """Of a block of a candidate alone, by what has arrived at the candidate's own clock.
+
+    Args:
+        ran: its batches in their order, some of each cache state, all of which ran.
+    """
+    states = sorted({cache for cache, _ in ran})
+    groups = itertools.groupby(ran[len(ran) // 3 :], key=lambda row: row[1].power_w)
+    read = [(power_w, list(rows)) for power_w, rows in groups if power_w is not None]
+    counted = ran[-max(2 * len(states), len(ran) * 2 // 3 if read else len(ran) // 3) :]
+    levels = {
+        cache: math.log(float(np.median([s.time_ms for c, s in counted if c == cache])))
+        for cache in states
+    }
+    log = float(np.mean(list(levels.values())))
+    clocks = [s.clock_mhz for _, s in counted if s.clock_mhz is not None]
+    clock_mhz = float(np.median(clocks)) if clocks else None
+    if not read:
+        return SteadyTime(math.exp(log), clock_mhz)
+    # Time and power of the same moments.
+    log += float(
+        np.mean([np.mean([math.log(s.time_ms) - levels[c] for c, s in r]) for _, r in read])
+    )
+    sensitivity = [
+        clock_sensitivity([s.time_ms for s in some], [s.clock_mhz for s in some])
+        for some in ([s for c, s in ran if c == cache] for cache in states)
+    ]
+    return SteadyTime(
+        math.exp(log),
+        clock_mhz,
+        float(np.mean([power_w for power_w, _ in read])),
+        float(np.mean(sensitivity)),
+    )
 
 
 def at_one_power(blocks: Mapping[str, Sequence[SteadyTime]]) -> dict[str, list[float]]:

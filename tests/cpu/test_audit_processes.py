@@ -283,6 +283,15 @@ def test_steady_times_are_allowed_for_before_the_first_is_measured() -> None:
     assert seconds_of_case(Step("a_mode_of_the_users"), {}, "never") > 0
 
 
+def test_a_short_limit_still_completes_a_case() -> None:
+    """A share of a limit can be less than a process needs to start."""
+    record = empty(["quiet", "aa"])
+    plan = Plan("simulation", {"heuristic": 3}, [], "heuristic", time_limit_s=12.0)
+    record.seconds = {"heuristic": 1e-3, "oracle": 100.0}  # the oracle's share is all but all
+    Session(plan, record, ["quiet", "aa"]).run()
+    assert shared_cases(record) == ["quiet"] or record.complete
+
+
 def test_no_time_no_process_and_a_record_all_the_same() -> None:
     record = empty(["quiet"])
     saved = []

@@ -225,7 +225,7 @@ def test_a_candidate_that_fails_alone_is_told(modules: None) -> None:
 
     timer = timer_of(engine("eng1:a", 1.0, fails_at_ms=40.0))
     (candidate,) = timer.candidates.all()
-    assert solo(timer, candidate, 1.0, 0.2) == {"error": "CUDNN_STATUS_EXECUTION_FAILED"}
+    assert solo(timer, candidate, 1.0, 0.2) == (None, {"error": "CUDNN_STATUS_EXECUTION_FAILED"})
 
 
 @pytest.mark.parametrize("iterations", [[1, 10, 100, 1000], [7], [3, 25]])
