@@ -42,6 +42,7 @@ CUDA_SOURCES = (
     "search_binding.cpp",
     "torch_bridge.cpp",
     "tuner.cpp",
+    "workspace_pages.cpp",
 )
 # What the sources and torch's own headers include, and the extra of the cuda-toolkit package that
 # brings it. torch's wheel depends on all of them but crt (included by cuda_runtime_api.h) and cccl

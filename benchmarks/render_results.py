@@ -34,6 +34,7 @@ BENCHMARKS = {
     "lone_layer": "lone.report",
     "capped": "capped_layers.report",
     "board_power": "power_limit.report",
+    "workspace_place": "workspaces.report",
     "kernel_cfgs": "kernel_portfolio.report",
     "online": "online_mode.report",
     "warm_start": "warm_processes.report",

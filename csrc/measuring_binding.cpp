@@ -1,6 +1,8 @@
 #include "measuring_binding.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -15,6 +17,7 @@
 #include "other_paths.h"
 #include "plan_timer.h"
 #include "torch_bridge.h"
+#include "workspace_pages.h"
 
 namespace py = pybind11;
 
@@ -58,8 +61,9 @@ void bind_plan_timer(py::module_& m) {
   timer.attr("PLACE_BYTES") = PlanTimer::kPlaceBytes;
   timer.attr("PLACES") = PlanTimer::kPlaces;
   timer
-      .def(py::init<const ConvProblem&, std::vector<PlanTimer::Operands>, int64_t>(),
-           py::arg("problem"), py::arg("operands"), py::arg("flush_bytes"), WithoutGilCall())
+      .def(py::init<const ConvProblem&, std::vector<PlanTimer::Operands>, int64_t, bool>(),
+           py::arg("problem"), py::arg("operands"), py::arg("flush_bytes"),
+           py::arg("workspace_pages") = true, WithoutGilCall())
       .def("add", &PlanTimer::add, py::arg("text"), py::arg("plan"))
       .def("set_workspace", &PlanTimer::set_workspace, py::arg("workspace"), WithoutGilCall())
       .def(
@@ -76,6 +80,37 @@ void bind_plan_timer(py::module_& m) {
             return samples;
           },
           py::arg("batches"), py::arg("lead"), WithoutGilCall());
+}
+
+// Cycles from the multiprocessor with the highest number to each whole page of `memory`.
+std::vector<uint32_t> page_cycles(const at::Tensor& memory) {
+  constexpr auto kBytes = static_cast<int64_t>(PageDistance::kPageBytes);
+  TORCH_CHECK_VALUE(memory.is_cuda() && memory.is_contiguous() && memory.scalar_type() == at::kByte,
+                    "memory must be a contiguous uint8 tensor on a GPU");
+  const c10::cuda::CUDAGuard guard(memory.device());
+  const PageDistance* distance = PageDistance::of_current_device();
+  const int64_t count = memory.numel() / kBytes;
+  if (distance == nullptr || count == 0) return {};
+  const auto cycles = at::zeros({count + 1}, memory.options().dtype(at::kInt));
+  memory.zero_();
+  distance->measure(c10::cuda::getCurrentCUDAStream(), memory.data_ptr(),
+                    static_cast<uint32_t>(count),
+                    reinterpret_cast<uint32_t*>(cycles.data_ptr<int32_t>()));
+  const at::Tensor host = cycles.cpu();
+  const auto* first = reinterpret_cast<const uint32_t*>(host.const_data_ptr<int32_t>());
+  return {first, first + count};
+}
+
+void bind_pages(py::module_& m) {
+  m.def("page_cycles", &page_cycles, py::arg("memory"), WithoutGilCall());
+  m.def("far_pages", &PageDistance::far, py::arg("cycles"));
+  m.def(
+      "workspace_pages",
+      [](int64_t device) {
+        const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+        return WorkspacePages::of_current_device().count();
+      },
+      py::arg("device"), WithoutGilCall());
 }
 
 void bind_paths(py::module_& m) {
@@ -98,6 +133,7 @@ void bind_paths(py::module_& m) {
 void bind_measuring(py::module_& m) {
   bind_frontend_find(m);
   bind_plan_timer(m);
+  bind_pages(m);
   bind_paths(m);
 }
 

@@ -15,6 +15,7 @@
 #include "core/choice_table.h"
 #include "other_paths.h"
 #include "torch_bridge.h"
+#include "workspace_pages.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -60,7 +61,7 @@ at::Tensor device_bytes(const at::Tensor& like, int64_t bytes) {
 }  // namespace
 
 PlanTimer::PlanTimer(const ConvProblem& problem, std::vector<Operands> operands,
-                     int64_t flush_bytes)
+                     int64_t flush_bytes, bool workspace_pages)
     : problem_(problem),
       operands_(std::move(operands)),
       flush_bytes_(flush_bytes),
@@ -70,6 +71,15 @@ PlanTimer::PlanTimer(const ConvProblem& problem, std::vector<Operands> operands,
   clock_ = GpuClock::of_current_device();
   // The operands were written on the caller's stream.
   c10::cuda::getCurrentCUDAStream().synchronize();
+  if (!workspace_pages) return;
+  WorkspacePages& pages = WorkspacePages::of_current_device();
+  if (pages.count() == 0) return;
+  const c10::cuda::CUDAStreamGuard on_stream(stream_);
+  for (int64_t place = 0; place < kPlaces; ++place) {
+    c10::DataPtr page = pages.take();
+    if (!page) break;
+    pages_.push_back(std::move(page));
+  }
 }
 
 PlanTimer::~PlanTimer() {
@@ -93,8 +103,12 @@ void PlanTimer::set_workspace(at::Tensor workspace) {
 }
 
 void* PlanTimer::workspace_for(Candidate& candidate) const {
+  const int64_t need = candidate.plan->workspace_bytes();
+  if (need > 0 && need <= kPlaceBytes && !pages_.empty()) {
+    return pages_[candidate.next_place++ % pages_.size()].get();
+  }
   if (!workspace_.defined()) return nullptr;
-  const int64_t spare = workspace_.numel() - candidate.plan->workspace_bytes();
+  const int64_t spare = workspace_.numel() - need;
   const int64_t places = std::clamp(spare / kPlaceBytes + 1, int64_t{1}, kPlaces);
   const int64_t place = candidate.next_place++ % places;
   return static_cast<char*>(workspace_.data_ptr()) + place * kPlaceBytes;

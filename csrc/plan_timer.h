@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <array>
@@ -39,15 +40,17 @@ class PlanTimer {
   };
 
   // `operands` holds the caller's own tensors first, then copies. `flush_bytes`: how much to write
-  // before a cold batch; 0 where the operands alone fill the cache.
-  PlanTimer(const ConvProblem& problem, std::vector<Operands> operands, int64_t flush_bytes);
+  // before a cold batch; 0 where the operands alone fill the cache. `workspace_pages`: whether a
+  // small workspace lies where it does at a call (workspace_pages.h), where there are such pages,
+  // or always in that of set_workspace().
+  PlanTimer(const ConvProblem& problem, std::vector<Operands> operands, int64_t flush_bytes,
+            bool workspace_pages);
   ~PlanTimer();
   PlanTimer(const PlanTimer&) = delete;
   PlanTimer& operator=(const PlanTimer&) = delete;
 
-  // Where a workspace lies can decide how fast a kernel is: an engine that keeps its tile counter
-  // in 131 bytes takes 138 or 180 us by the 4 KiB page (H200), and nobody chooses that page at a
-  // call. So calls go round as many pages, and a time is the mean over places.
+  // Where a workspace lies can decide how fast a kernel is (see PageDistance), and which page it
+  // gets at a call is chance. So calls go round as many pages, and a time is the mean over them.
   static constexpr int64_t kPlaceBytes = 4096;
   static constexpr int64_t kPlaces = 16;
 
@@ -81,6 +84,7 @@ class PlanTimer {
   int64_t flush_bytes_;
   at::Tensor flush_;
   at::Tensor workspace_;
+  std::vector<c10::DataPtr> pages_;
   at::Tensor readings_;  // GpuClock::Reading, two stamps a batch
   std::vector<Candidate> candidates_;
   std::map<GraphKey, std::unique_ptr<at::cuda::CUDAGraph>> graphs_;

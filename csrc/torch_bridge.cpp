@@ -10,6 +10,8 @@
 
 #include <algorithm>
 
+#include "workspace_pages.h"
+
 namespace cudnn_autotune {
 
 std::optional<DataType> data_type(at::ScalarType dtype) {
@@ -66,6 +68,10 @@ ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor
 
 c10::DataPtr workspace_of(const ConvPlan& plan) {
   if (plan.workspace_bytes() == 0) return {};
+  if (plan.workspace_bytes() <= static_cast<int64_t>(WorkspacePages::kPageBytes)) {
+    c10::DataPtr page = WorkspacePages::of_current_device().take();
+    if (page) return page;
+  }
   return c10::cuda::CUDACachingAllocator::get()->allocate(plan.workspace_bytes());
 }
 

@@ -34,7 +34,8 @@ bool is_capturing();
 
 ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y);
 
-// From torch's caching allocator, for the time of one launch. Throws c10::OutOfMemoryError.
+// For the time of one launch: a small one lies where it is fastest (workspace_pages.h), any other
+// is from torch's caching allocator. Throws c10::OutOfMemoryError.
 c10::DataPtr workspace_of(const ConvPlan& plan);
 
 // With a workspace of its own. Throws c10::OutOfMemoryError, CudnnError.

@@ -160,6 +160,15 @@ def frontend_find(
 ) -> FindResult: ...
 def execute(plan: Plan, x: Tensor, w: Tensor, y: Tensor) -> None: ...
 
+def page_cycles(memory: Tensor) -> list[int]:
+    """To each 4 KiB page of it, from one multiprocessor. Zeros where it did not come to run."""
+
+def far_pages(cycles: Sequence[int]) -> list[int]:
+    """Those of the L2 cache's far partition; none where the cycles are of one kind."""
+
+def workspace_pages(device: int) -> int:
+    """How many pages there are for small workspaces. Waits for their measurement."""
+
 class PlanTimer:
     PLACE_BYTES: int
     PLACES: int
@@ -168,6 +177,7 @@ class PlanTimer:
         problem: ConvProblem,
         operands: Sequence[tuple[Tensor, Tensor, Tensor]],
         flush_bytes: int,
+        workspace_pages: bool = True,
     ) -> None: ...
     def add(self, text: str, plan: Plan | None) -> int: ...
     def set_workspace(self, workspace: Tensor) -> None: ...

@@ -1,12 +1,11 @@
 #include "core/gpu_clock.h"
 
-#include <cuda.h>
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
+
+#include "core/cuda_driver.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -61,33 +60,10 @@ DONE:
 // Shorter spans say little: the wall clock may tick in microseconds.
 constexpr uint64_t kLeastNs = 100'000;
 
-// The driver, which torch has loaded: linking it would bind this library to a machine with a GPU.
-struct Driver {
-  decltype(&cuModuleLoadData) load = nullptr;
-  decltype(&cuModuleGetFunction) function = nullptr;
-  decltype(&cuLaunchKernel) launch = nullptr;
-
-  static const Driver& instance() {
-    static const Driver driver;
-    return driver;
-  }
-  bool complete() const { return load && function && launch; }
-
- private:
-  Driver() {
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) return;
-    load = reinterpret_cast<decltype(load)>(dlsym(library, "cuModuleLoadData"));
-    function = reinterpret_cast<decltype(function)>(dlsym(library, "cuModuleGetFunction"));
-    launch = reinterpret_cast<decltype(launch)>(dlsym(library, "cuLaunchKernel"));
-  }
-};
-
 }  // namespace
 
 GpuClock* GpuClock::of_current_device() {
   static std::mutex mutex;
-  // Modules live as long as their context does: never freed.
   static std::map<int, GpuClock*> known;
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
@@ -95,18 +71,14 @@ GpuClock* GpuClock::of_current_device() {
   const auto found = known.find(device);
   if (found != known.end()) return found->second;
   GpuClock*& entry = known[device] = nullptr;
-  const Driver& driver = Driver::instance();
   std::unique_ptr<GpuClock> clock(new GpuClock);
   int count = 0;
-  CUmodule module = nullptr;
-  CUfunction stamp = nullptr;
-  CUfunction hold = nullptr;
   void* released = nullptr;
-  if (driver.complete() && cudaFree(nullptr) == cudaSuccess &&
+  const CUmodule module = load_ptx(kPtx);
+  const CUfunction stamp = kernel_of(module, "stamp");
+  const CUfunction hold = kernel_of(module, "hold");
+  if (stamp != nullptr && hold != nullptr &&
       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
-      driver.load(&module, kPtx) == CUDA_SUCCESS &&
-      driver.function(&stamp, module, "stamp") == CUDA_SUCCESS &&
-      driver.function(&hold, module, "hold") == CUDA_SUCCESS &&
       cudaHostAlloc(&released, sizeof(uint32_t), cudaHostAllocPortable) == cudaSuccess) {
     clock->multiprocessors_ = static_cast<size_t>(count);
     clock->stamp_kernel_ = stamp;
@@ -121,16 +93,14 @@ void GpuClock::stamp(cudaStream_t stream, Reading* readings) const {
   auto count = static_cast<uint32_t>(multiprocessors_);
   void* arguments[] = {&readings, &count};
   // One block for each multiprocessor: most get one, and those that do in both stamps count.
-  Driver::instance().launch(static_cast<CUfunction>(stamp_kernel_), count, 1, 1, 1, 1, 1, 0, stream,
-                            arguments, nullptr);
+  launch(static_cast<CUfunction>(stamp_kernel_), count, stream, arguments);
 }
 
 void GpuClock::hold(cudaStream_t stream, uint64_t most_ns) const {
   __atomic_store_n(released_, 0u, __ATOMIC_SEQ_CST);
   uint32_t* released = released_;
   void* arguments[] = {&released, &most_ns};
-  Driver::instance().launch(static_cast<CUfunction>(hold_kernel_), 1, 1, 1, 1, 1, 1, 0, stream,
-                            arguments, nullptr);
+  launch(static_cast<CUfunction>(hold_kernel_), 1, stream, arguments);
 }
 
 void GpuClock::release() const { __atomic_store_n(released_, 1u, __ATOMIC_SEQ_CST); }

@@ -9,8 +9,7 @@
 namespace cudnn_autotune {
 
 // Two tiny kernels of our own: one reads every multiprocessor's cycle counter beside the GPU's
-// wall clock, the other holds a stream until the host lets go. They are PTX that the driver
-// compiles, so that no CUDA compiler is needed to build this library.
+// wall clock, the other holds a stream until the host lets go.
 class GpuClock {
  public:
   // One multiprocessor's counters, as the kernel writes them; zero where it did not run.

@@ -1,0 +1,1 @@
+"""Parts of workspace_place.py: the worker that measures a layer, the report."""

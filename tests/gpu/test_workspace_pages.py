@@ -1,0 +1,221 @@
+"""Small workspaces on pages of their own: where they lie, and that calls do not mix in them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from references import assert_close, random_operands, reference, tolerance
+from torch import Tensor
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C
+from cudnn_autotune.engines import open_search
+from cudnn_autotune.sampling.gpu_timer import GpuTimer
+from cudnn_autotune.sampling.timer import Batch
+
+pytestmark = pytest.mark.gpu
+
+PAGE = _C.PlanTimer.PLACE_BYTES if hasattr(_C, "PlanTimer") else 4096
+# Many tiles, so that blocks that run beside another's counter would miss some.
+PROBLEM: dict[str, Any] = {
+    "input_shape": (16, 64, 56, 56), "weight_shape": (64, 64, 3, 3), "padding": 1,
+    "dtype": torch.float16, "memory_format": torch.channels_last,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def problem() -> ca.ConvProblem:
+    return ca.ConvProblem("fprop", **PROBLEM)
+
+
+@pytest.fixture(scope="module")
+def engine_text(problem: ca.ConvProblem) -> str:
+    """Of an engine that needs a small workspace and writes to it."""
+    timer = GpuTimer.open(problem)
+    try:
+        for candidate in timer.runnable(ca.candidates(problem)):
+            plan = timer.plans[candidate.text]
+            if not 0 < plan.workspace_bytes <= PAGE:
+                continue
+            block = torch.full((PAGE,), 0xA5, dtype=torch.uint8, device="cuda")
+            native = _C.PlanTimer(problem.native(), [timer._operands], 0, False)
+            native.set_workspace(block)
+            native.run([(native.add(candidate.text, plan), 1, False, False)], 0)
+            if bool((block != 0xA5).any()):
+                return candidate.text
+    finally:
+        timer.close()
+    pytest.skip("no engine here needs a small workspace")
+
+
+@pytest.fixture
+def pages() -> int:
+    count = _C.workspace_pages(torch.cuda.current_device())
+    if not count:
+        pytest.skip("this GPU's L2 cache has one partition")
+    return count
+
+
+class Calls:
+    """One engine's plan on operands of its own; each call's result differs from the last one's."""
+
+    def __init__(self, problem: ca.ConvProblem, engine_text: str) -> None:
+        self.problem = problem
+        self.a, self.b = random_operands(problem, "cuda")
+        self.expected = reference(problem, self.a, self.b)
+        ((plan, error),) = open_search(problem, torch.cuda.current_device()).build_many(
+            [engine_text], 1
+        )
+        assert plan is not None, error
+        self.plan = plan
+        self.x = torch.empty_like(self.a)
+        self.y = torch.empty_like(self.expected, dtype=problem.dtype, device="cuda")
+        self.y = self.y.contiguous(memory_format=problem.memory_format)
+
+    def launch(self, scale: float) -> None:
+        torch.mul(self.a, scale, out=self.x)
+        _C.execute(self.plan, self.x, self.b, self.y)
+
+    def check(self, scale: float, what: str) -> None:
+        assert_close(self.y / scale, self.expected, tolerance(self.problem.dtype), what)
+
+
+SCALES = (1.0, -2.0, 0.5, -1.0, 2.0, -0.5)  # exact in every dtype
+
+
+def test_pages_fall_into_two_halves(pages: int) -> None:
+    block = torch.zeros(128 * PAGE, dtype=torch.uint8, device="cuda")
+    measured = [_C.page_cycles(block) for _ in range(2)]
+    assert all(len(cycles) == 128 and min(cycles) > 0 for cycles in measured)
+    far, again = (_C.far_pages(cycles) for cycles in measured)
+    assert far == again
+    assert 32 <= len(far) <= 96
+    assert 64 <= pages <= 192
+
+
+def test_what_has_no_pages_is_refused() -> None:
+    for wrong in (
+        torch.zeros(PAGE, dtype=torch.uint8),
+        torch.zeros(PAGE, device="cuda"),
+        torch.zeros(2 * PAGE, dtype=torch.uint8, device="cuda")[::2],
+    ):
+        with pytest.raises(ValueError, match="memory"):
+            _C.page_cycles(wrong)
+    assert _C.page_cycles(torch.zeros(PAGE - 1, dtype=torch.uint8, device="cuda")) == []
+
+
+def test_a_timed_workspace_is_on_the_pages(
+    problem: ca.ConvProblem, engine_text: str, pages: int
+) -> None:
+    """And not in the block that serves the others."""
+    timer = GpuTimer.open(problem)
+    try:
+        (candidate,) = (c for c in ca.candidates(problem) if c.text == engine_text)
+        assert timer.runnable([candidate])
+        block = torch.full((20 * PAGE,), 0xA5, dtype=torch.uint8, device="cuda")
+        for uses_pages in (False, True):
+            native = _C.PlanTimer(problem.native(), [timer._operands], 0, uses_pages)
+            native.set_workspace(block)
+            number = native.add(engine_text, timer.plans[engine_text])
+            for as_graph in (False, True):
+                block.fill_(0xA5)
+                torch.cuda.synchronize()
+                ((time_ms, _, error),) = native.run([(number, 40, False, as_graph)], 0)
+                assert not error
+                assert time_ms > 0
+                assert bool((block == 0xA5).all()) is uses_pages
+        assert not timer.run([Batch(candidate, 5)])[0].error
+    finally:
+        timer.close()
+
+
+def test_threads_and_streams_keep_apart(
+    problem: ca.ConvProblem, engine_text: str, pages: int
+) -> None:
+    """Calls that run at once, of several threads on shared streams and on streams of their own."""
+    shared = torch.cuda.Stream()
+    failures: list[BaseException] = []
+    start = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        try:
+            own = torch.cuda.Stream()
+            with torch.cuda.stream(own):
+                calls = Calls(problem, engine_text)
+            own.synchronize()
+            start.wait(60)
+            for turn in range(40):
+                stream = shared if turn % 4 == 3 else own
+                scale = SCALES[(turn + number) % len(SCALES)]
+                with torch.cuda.stream(stream):
+                    for _ in range(5):
+                        calls.launch(scale)
+                    calls.y.fill_(float("nan"))
+                    calls.launch(scale)
+                stream.synchronize()
+                calls.check(scale, f"thread {number}, turn {turn}")
+        except BaseException as error:
+            failures.append(error)
+            start.abort()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def captured(calls: Calls, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    with torch.cuda.stream(stream):
+        calls.launch(1.0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        calls.launch(1.0)
+    return graph
+
+
+def test_a_graph_beside_eager_calls(problem: ca.ConvProblem, engine_text: str, pages: int) -> None:
+    """It is replayed on another stream, while its own serves others, and other graphs run."""
+    captures, replays = torch.cuda.Stream(), [torch.cuda.Stream(), torch.cuda.Stream()]
+    in_graphs = [Calls(problem, engine_text) for _ in replays]
+    graphs = [captured(calls, captures) for calls in in_graphs]
+    eager = Calls(problem, engine_text)
+    torch.cuda.synchronize()
+    for turn in range(30):
+        scale = SCALES[turn % len(SCALES)]
+        outputs: list[Tensor] = [calls.y for calls in (*in_graphs, eager)]
+        for output in outputs:
+            output.fill_(float("nan"))
+        torch.cuda.synchronize()
+        for _ in range(4):
+            for graph, stream in zip(graphs, replays, strict=True):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+            with torch.cuda.stream(captures):
+                eager.launch(scale)
+        torch.cuda.synchronize()
+        for number, calls in enumerate(in_graphs):
+            calls.check(1.0, f"graph {number}, turn {turn}")
+        eager.check(scale, f"turn {turn}")
+
+
+def test_more_graphs_than_pages(problem: ca.ConvProblem, engine_text: str, pages: int) -> None:
+    """The last ones' workspaces are of the caching allocator, as all others are."""
+    calls = Calls(problem, engine_text)
+    stream = torch.cuda.Stream()
+    graphs = [captured(calls, stream) for _ in range(pages + 3)]
+    for index in (0, pages // 2, pages, pages + 2):
+        calls.y.fill_(float("nan"))
+        graphs[index].replay()
+        torch.cuda.synchronize()
+        calls.check(1.0, f"graph {index}")
+    with torch.cuda.stream(torch.cuda.Stream()) as _:
+        calls.launch(-2.0)
+    torch.cuda.synchronize()
+    calls.check(-2.0, "eagerly")
