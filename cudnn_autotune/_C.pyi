@@ -159,7 +159,6 @@ def frontend_find(
     benchmark_limit: int,
 ) -> FindResult: ...
 def execute(plan: Plan, x: Tensor, w: Tensor, y: Tensor) -> None: ...
-
 def page_cycles(memory: Tensor) -> list[int]:
     """To each 4 KiB page of it, from one multiprocessor. Zeros where it did not come to run."""
 
