@@ -144,5 +144,7 @@ def shortened(pick: Any) -> dict[str, Any]:
     """A pick for a record, as plain JSON."""
     from cudnn_autotune import json_dataclass
 
-    tree: dict[str, Any] = json_dataclass.encode(dataclasses.replace(pick, lacking=()))
+    tree: dict[str, Any] = json_dataclass.encode(
+        dataclasses.replace(pick, passed_over={}, lacking=())
+    )
     return tree

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 from cudnn_autotune.audit.model import (
     BURST,
@@ -27,6 +28,8 @@ from cudnn_autotune.audit.model import (
     Truth,
 )
 
+WITHIN = 0.01
+"""The share that counts as "as good as the best", and the least gap that counts as a flip."""
 NOT_YET = "not complete yet"
 """Why a case is left out that is still to come."""
 
@@ -93,6 +96,28 @@ def pytorch_regret(oracle: Oracle, row: PytorchRow, name: str) -> tuple[float, f
     if truth is None or raw is None or ratio is None:
         return None
     return ratio.median * raw, math.hypot(ratio.error, truth.errors.get(str(row.reference), 0.0))
+
+
+def missed(truth: Truth | None, text: str | None) -> list[str]:
+    """Candidates that are faster than ``text`` by more than 1 %, fastest first."""
+    if truth is None or text not in truth.times_ms:
+        return []
+    limit = truth.times_ms[text] / (1 + WITHIN)
+    faster = [other for other, ms in truth.times_ms.items() if ms < limit]
+    return sorted(faster, key=truth.times_ms.__getitem__)
+
+
+def keep_missed(record: Record, case: str) -> None:
+    """Of a case that is judged: forgets what the modes said of candidates that were rightly passed
+    over."""
+    truth = truth_of(record.oracle.get(case), STEADY)
+    for runs in record.picks.values():
+        for by_case in runs.values():
+            pick = by_case.get(case)
+            if pick is not None and pick.passed_over:
+                said = {text: pick.passed_over.get(text, "") for text in missed(truth, pick.text)}
+                kept = {text: why for text, why in said.items() if why}
+                by_case[case] = replace(pick, passed_over=kept)
 
 
 def ratio_of(row: PytorchRow, name: str) -> Ratio | None:

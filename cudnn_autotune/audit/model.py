@@ -104,6 +104,9 @@ class Pick:
     """Memory that the first call took beyond its operands, in MiB, where it was measured."""
     struck: dict[str, float | None] = field(default_factory=dict)
     """Faster candidates whose output was wrong, and their relative errors; None: infinite."""
+    passed_over: dict[str, str] = field(default_factory=dict)
+    """What the mode says of the candidates that it did not take; once the case is judged, of those
+    only that were missed (``analysis.keep_missed``)."""
     lacking: tuple[str, ...] = ()
     """What the mode asked for that the recording does not have."""
     remarks: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from rich.console import Console
 
-from cudnn_autotune.audit.analysis import NOT_YET, left_out, shared_cases, truth_of
+from cudnn_autotune.audit.analysis import NOT_YET, left_out, missed, shared_cases, truth_of
 from cudnn_autotune.audit.model import (
     BURST,
     BURST_COLD,
@@ -41,7 +41,7 @@ def tables(record: Record) -> list[Table]:
     found = [_regrets(record, summaries), _pytorch(record, summaries)]
     if len(shared_cases(record)) <= _FEW_CASES:
         found.append(_picked(record))
-    found += [_lacking(record), _left_out(record)]
+    found += [_missed(record), _lacking(record), _left_out(record)]
     return [table for table in found if table.rows]
 
 
@@ -179,6 +179,41 @@ def _picked(record: Record) -> Table:
             if counts:
                 told = ", ".join(f"{text}: {count}" for text, count in counts.most_common())
                 table.rows.append((case, mode, told))
+    return table
+
+
+def _missed(record: Record) -> Table:
+    """Where the reference mode left the best behind, and what it says of that one."""
+    mode = record.settings.get("reference", "auto")
+    runs = record.picks.get(mode, {})
+    table = Table(
+        f"What {mode} missed by more than 1 %",
+        ("case", "taken, instead of: what the mode says of that one", "runs", "slower"),
+        texts=2,
+    )
+    for case in shared_cases(record):
+        truth = truth_of(record.oracle[case], STEADY)
+        picks = Counter(by_case[case].text for by_case in runs.values())
+        for text, count in picks.most_common():
+            better = missed(truth, text)
+            if truth is None or text is None or not better:
+                continue
+            said = Counter(
+                by_case[case].passed_over.get(better[0], "")
+                for by_case in runs.values()
+                if by_case[case].text == text
+            )
+            slower = truth.times_ms[text] / truth.times_ms[better[0]] - 1
+            told = f"{text}, instead of {better[0]}"
+            if why := "; ".join(filter(None, said)):
+                told += f": {why}"
+            share = f"{count} of {picks.total()}"
+            table.rows.append((case, told, share, f"{100 * slower:.1f} %"))
+    hidden = len(table.rows) - _MOST_LEFT_OUT
+    if hidden > 0:
+        table.rows = sorted(table.rows, key=lambda row: -float(row[-1].split()[0]))
+        del table.rows[_MOST_LEFT_OUT:]
+        table.note = f"and {hidden} more"
     return table
 
 

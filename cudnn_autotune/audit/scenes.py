@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from cudnn_autotune import sampling
+from cudnn_autotune.audit.analysis import keep_missed
 from cudnn_autotune.audit.model import (
     BURST,
     BURST_COLD,
@@ -32,7 +33,7 @@ from cudnn_autotune.offline import simulated
 from cudnn_autotune.offline.recording_format import Recording
 from cudnn_autotune.offline.recording_parts import Rounds
 from cudnn_autotune.offline.replay import ReplayTimer
-from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Cache, Timer
 
@@ -199,8 +200,23 @@ def pick_of(selection: Selection | None, tuning_ms: float) -> Pick:
         sustained_clock_mhz=evidence.sustained_clock_mhz,
         throttle_reasons=evidence.throttle_reasons,
         disturbed=evidence.disturbed,
+        passed_over={
+            timed.candidate.text: _account(timed, winner)
+            for timed in selection.ranking
+            if timed.candidate != winner.candidate
+        },
         remarks=evidence.remarks,
     )
+
+
+def _account(timed: Timed, winner: Timed) -> str:
+    """What a strategy says of one that it did not take."""
+    alone = (" alone", timed.sustained_ms, winner.sustained_ms)
+    for how, ms, winners_ms in (alone, ("", timed.time_ms, winner.time_ms)):
+        if ms and winners_ms:
+            behind = f"{100 * (ms / winners_ms - 1):+.1f} %{how}"
+            return f"{timed.cut} ({behind})" if timed.cut else behind
+    return timed.cut or "not timed"
 
 
 def pick(scene: Scene, mode: str, seed: int, limits: Limits) -> Pick:
@@ -248,6 +264,7 @@ def audit(
         by_case = record.picks.setdefault(mode, {}).setdefault(str(run), {})
         for place, scene in enumerate(scenes):
             by_case[scene.id] = pick(scene, mode, seed_of(seed, scene.id, mode, run), limits)
+            keep_missed(record, scene.id)
             progress(index * len(scenes) + place + 1, total)
     else:
         record.complete = True

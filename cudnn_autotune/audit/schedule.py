@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from cudnn_autotune.audit.analysis import truth_of
+from cudnn_autotune.audit.analysis import keep_missed, truth_of
 from cudnn_autotune.audit.costs import START_S, seconds_of_case
 from cudnn_autotune.audit.model import BURST, Oracle, Pick, PytorchRow, Record
 from cudnn_autotune.audit.oracle_settings import SOLO
@@ -91,6 +91,7 @@ class Session:
     def _keep(self, step: Step, case: str, row: Row) -> None:
         if isinstance(row, Oracle):
             self.record.oracle[case] = row
+            keep_missed(self.record, case)
         elif isinstance(row, PytorchRow):
             self.record.pytorch.setdefault(step.mode, {})[case] = row
         else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cudnn_autotune.audit.analysis import (
+    WITHIN,
     pytorch_regret,
     ratio_of,
     raw_regret,
@@ -21,9 +22,6 @@ from cudnn_autotune.audit.analysis import (
     unavailable,
 )
 from cudnn_autotune.audit.model import STEADY, TRUTHS, Pick, PytorchRow, Record, Truth
-
-WITHIN = 0.01
-"""The share that counts as "as good as the best", and the least gap that counts as a flip."""
 
 
 @dataclass(frozen=True)
