@@ -108,7 +108,8 @@ void bind_pages(py::module_& m) {
       "workspace_pages",
       [](int64_t device) {
         const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-        return WorkspacePages::of_current_device().count();
+        const WorkspacePages::Count count = WorkspacePages::of_current_device().count();
+        return std::pair(count.all, count.unused);
       },
       py::arg("device"), WithoutGilCall());
 }

@@ -73,7 +73,7 @@ PlanTimer::PlanTimer(const ConvProblem& problem, std::vector<Operands> operands,
   c10::cuda::getCurrentCUDAStream().synchronize();
   if (!workspace_pages) return;
   WorkspacePages& pages = WorkspacePages::of_current_device();
-  if (pages.count() == 0) return;
+  if (pages.count().all == 0) return;
   const c10::cuda::CUDAStreamGuard on_stream(stream_);
   for (int64_t place = 0; place < kPlaces; ++place) {
     c10::DataPtr page = pages.take();

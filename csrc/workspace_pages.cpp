@@ -1,12 +1,11 @@
 #include "workspace_pages.h"
 
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "torch_bridge.h"
 
@@ -15,8 +14,19 @@ namespace {
 
 constexpr size_t kPages = 256;  // half of them in either partition: 1 MiB in all
 constexpr size_t kCyclesBytes = (kPages + 1) * sizeof(uint32_t);
-// Measurements, while the GPU is too busy to run a block on the multiprocessor in question.
-constexpr int kMostAttempts = 8;
+// Room to begin at a whole page.
+constexpr size_t kBytes = (kPages + 1) * WorkspacePages::kPageBytes + kCyclesBytes;
+// There may be no memory at the moment, or the GPU too busy: to run a block on the multiprocessor
+// in question, or for the partitions to stand out.
+constexpr int kMostAttempts = 4;
+
+// Pages are an advantage, and no reason for a call to fail. An error that stays shows at the
+// launch that follows.
+bool went_well(cudaError_t status) {
+  if (status == cudaSuccess) return true;
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
 
 }  // namespace
 
@@ -35,40 +45,25 @@ c10::DataPtr WorkspacePages::take() {
   const bool captures = is_capturing();
   const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device_));
   const std::lock_guard lock(mutex_);
-  if (captures ? state_ != State::known : !is_known(false)) return {};
-  const auto unused = [this]() -> Page* {
-    if (unused_.empty()) return nullptr;
-    Page* page = unused_.back();
-    unused_.pop_back();
-    return page;
-  };
-  if (captures) {
-    cudaStreamCaptureStatus status{};
-    unsigned long long capture = 0;
-    C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture));
-    const auto [entry, is_new] = captured_.try_emplace({capture, stream}, nullptr);
-    if (is_new) entry->second = unused();
-    if (entry->second == nullptr) return {};
-    return {entry->second->address, device};
-  }
-  auto& own = free_[stream];
-  Page* page = nullptr;
-  if (own.empty()) {
-    page = unused();
-  } else {
-    page = own.back();
-    own.pop_back();
-  }
+  if (!is_known(captures) || pages_.empty()) return {};
+  reclaim();
+  Page* page = captures ? of_capture(stream) : of_stream(stream);
   if (page == nullptr) return {};
-  page->stream = stream;
+  if (captures) return {page->address, device};
   return {page->address, page, &give_back, device};
 }
 
-size_t WorkspacePages::count() {
-  const std::lock_guard lock(mutex_);
-  for (int i = 0; i <= kMostAttempts && !is_known(true); ++i) {
+WorkspacePages::Count WorkspacePages::count() {
+  std::unique_lock lock(mutex_);
+  if (!is_known(false) && state_ == State::measuring) {
+    const cudaEvent_t measured = measured_;
+    lock.unlock();
+    static_cast<void>(went_well(cudaEventSynchronize(measured)));
+    lock.lock();
+    is_known(false);
   }
-  return pages_.size();
+  reclaim();
+  return {pages_.size(), unused_.size()};
 }
 
 void WorkspacePages::give_back(void* context) {
@@ -77,67 +72,140 @@ void WorkspacePages::give_back(void* context) {
   page->owner->free_[page->stream].push_back(page);
 }
 
-bool WorkspacePages::is_known(bool wait) {
+void WorkspacePages::graph_is_destroyed(void* context) {
+  Page* page = static_cast<Page*>(context);
+  std::atomic<Page*>& returned = page->owner->returned_;
+  page->next = returned.load(std::memory_order_relaxed);
+  while (!returned.compare_exchange_weak(page->next, page, std::memory_order_release,
+                                         std::memory_order_relaxed)) {
+  }
+}
+
+void WorkspacePages::reclaim() {
+  if (returned_.load(std::memory_order_relaxed) == nullptr) return;
+  Page* page = returned_.exchange(nullptr, std::memory_order_acquire);
+  while (page != nullptr) {
+    captured_.erase({page->capture, page->stream});
+    unused_.push_back(page);
+    page = page->next;
+  }
+}
+
+WorkspacePages::Page* WorkspacePages::unused() {
+  if (unused_.empty()) return nullptr;
+  Page* page = unused_.back();
+  unused_.pop_back();
+  return page;
+}
+
+WorkspacePages::Page* WorkspacePages::of_stream(cudaStream_t stream) {
+  auto& own = free_[stream];
+  Page* page = nullptr;
+  if (own.empty()) {
+    page = unused();
+  } else {
+    page = own.back();
+    own.pop_back();
+  }
+  if (page != nullptr) page->stream = stream;
+  return page;
+}
+
+WorkspacePages::Page* WorkspacePages::of_capture(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  unsigned long long capture = 0;
+  cudaGraph_t graph = nullptr;
+  if (!went_well(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph)) ||
+      status != cudaStreamCaptureStatusActive) {
+    return nullptr;
+  }
+  const auto known = captured_.find({capture, stream});
+  if (known != captured_.end()) return known->second;
+  Page* page = unused();
+  if (page == nullptr) return nullptr;
+  page->stream = stream;
+  page->capture = capture;
+  cudaUserObject_t object = nullptr;
+  if (!went_well(cudaUserObjectCreate(&object, page, &graph_is_destroyed, 1,
+                                      cudaUserObjectNoDestructorSync))) {
+    unused_.push_back(page);
+    return nullptr;
+  }
+  // The graph, and what is instantiated from it, own it from now on.
+  if (!went_well(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove))) {
+    static_cast<void>(went_well(cudaUserObjectRelease(object, 1)));  // which returns the page
+    return nullptr;
+  }
+  captured_.emplace(std::pair(capture, stream), page);
+  return page;
+}
+
+bool WorkspacePages::is_known(bool captures) {
   if (state_ == State::known) return true;
+  if (state_ == State::none && captures) return false;
   // Another thread may be capturing.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   if (state_ == State::none) {
     measure();
-    if (state_ == State::none) return false;
-  }
-  const cudaError_t status = wait ? cudaEventSynchronize(measured_) : cudaEventQuery(measured_);
-  if (status == cudaErrorNotReady) {
-    static_cast<void>(cudaGetLastError());
     return false;
   }
-  C10_CUDA_CHECK(status);
+  if (!went_well(cudaEventQuery(measured_))) return false;
   read();
   return state_ == State::known;
 }
 
 void WorkspacePages::measure() {
   const PageDistance* distance = PageDistance::of_current_device();
-  if (distance == nullptr || ++attempts_ > kMostAttempts) {
-    memory_.clear();
+  if (distance == nullptr || attempts_ == kMostAttempts) {
     state_ = State::known;  // and there is none
     return;
   }
+  ++attempts_;
+  if (!allocate()) return;
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-  constexpr size_t kBytes = (kPages + 1) * kPageBytes;
-  if (memory_.get() == nullptr) {
-    try {
-      memory_ = c10::cuda::CUDACachingAllocator::get()->allocate(kBytes + kCyclesBytes);
-    } catch (const c10::OutOfMemoryError&) {
-      return;  // there may be some at the next call
-    }
-    C10_CUDA_CHECK(cudaEventCreateWithFlags(&measured_, cudaEventDisableTiming));
-    void* pinned = nullptr;
-    C10_CUDA_CHECK(cudaHostAlloc(&pinned, kCyclesBytes, cudaHostAllocPortable));
-    cycles_ = static_cast<uint32_t*>(pinned);
-  }
-  auto* first = static_cast<char*>(memory_.get());
-  first += (kPageBytes - reinterpret_cast<uintptr_t>(first) % kPageBytes) % kPageBytes;
+  char* first = first_page();
   auto* cycles = reinterpret_cast<uint32_t*>(first + kPages * kPageBytes);
-  C10_CUDA_CHECK(cudaMemsetAsync(first, 0, kPages * kPageBytes + kCyclesBytes, stream));
+  if (!went_well(cudaMemsetAsync(first, 0, kPages * kPageBytes + kCyclesBytes, stream))) return;
   distance->measure(stream, first, kPages, cycles);
-  C10_CUDA_CHECK(cudaMemcpyAsync(cycles_, cycles, kCyclesBytes, cudaMemcpyDeviceToHost, stream));
-  C10_CUDA_CHECK(cudaEventRecord(measured_, stream));
-  state_ = State::measuring;
+  if (went_well(cudaMemcpyAsync(cycles_, cycles, kCyclesBytes, cudaMemcpyDeviceToHost, stream)) &&
+      went_well(cudaEventRecord(measured_, stream))) {
+    state_ = State::measuring;
+  }
+}
+
+bool WorkspacePages::allocate() {
+  if (memory_ != nullptr) return true;
+  void* memory = nullptr;
+  void* pinned = nullptr;
+  cudaEvent_t event = nullptr;
+  if (went_well(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)) &&
+      went_well(cudaHostAlloc(&pinned, kCyclesBytes, cudaHostAllocPortable)) &&
+      went_well(cudaMalloc(&memory, kBytes))) {
+    memory_ = memory;
+    cycles_ = static_cast<uint32_t*>(pinned);
+    measured_ = event;
+    return true;
+  }
+  if (pinned != nullptr) static_cast<void>(went_well(cudaFreeHost(pinned)));
+  if (event != nullptr) static_cast<void>(went_well(cudaEventDestroy(event)));
+  return false;
+}
+
+char* WorkspacePages::first_page() const {
+  auto* memory = static_cast<char*>(memory_);
+  return memory + (kPageBytes - reinterpret_cast<uintptr_t>(memory) % kPageBytes) % kPageBytes;
 }
 
 void WorkspacePages::read() {
-  const std::vector<uint32_t> cycles(cycles_, cycles_ + kPages);
-  if (std::find(cycles.begin(), cycles.end(), 0u) != cycles.end()) {
-    state_ = State::none;  // it did not run
-    return;
+  const std::vector<size_t> far = PageDistance::far({cycles_, cycles_ + kPages});
+  state_ = State::none;
+  if (far.empty()) return;  // again, at a call that comes: it did not run, or was disturbed
+  pages_.resize(far.size());
+  for (size_t i = 0; i < far.size(); ++i) {
+    pages_[i].owner = this;
+    pages_[i].address = first_page() + far[i] * kPageBytes;
+    unused_.push_back(&pages_[i]);
   }
-  auto* first = static_cast<char*>(memory_.get());
-  first += (kPageBytes - reinterpret_cast<uintptr_t>(first) % kPageBytes) % kPageBytes;
-  for (const size_t i : PageDistance::far(cycles)) {
-    pages_.push_back({this, first + i * kPageBytes, nullptr});
-  }
-  for (Page& page : pages_) unused_.push_back(&page);
-  if (pages_.empty()) memory_.clear();
   state_ = State::known;
 }
 

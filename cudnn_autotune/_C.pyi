@@ -165,8 +165,9 @@ def page_cycles(memory: Tensor) -> list[int]:
 def far_pages(cycles: Sequence[int]) -> list[int]:
     """Those of the L2 cache's far partition; none where the cycles are of one kind."""
 
-def workspace_pages(device: int) -> int:
-    """How many pages there are for small workspaces. Waits for their measurement."""
+def workspace_pages(device: int) -> tuple[int, int]:
+    """How many pages there are for small workspaces, and how many of them no stream or graph has.
+    Waits for their measurement."""
 
 class PlanTimer:
     PLACE_BYTES: int

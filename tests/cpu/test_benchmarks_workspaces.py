@@ -34,11 +34,6 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
 def test_help() -> None:
     assert_help(SCRIPT)
 

@@ -327,7 +327,6 @@ def test_closing_gives_the_memory_back_and_keeps_the_plans() -> None:
     problem = ca.ConvProblem("fprop", **DENSE)
     candidates = ca.candidates(problem)[:5]
     timer = GpuTimer.open(problem)
-    _C.workspace_pages(torch.cuda.current_device())  # those stay, once they are there
     gc.collect()
     before = torch.cuda.memory_allocated()
     ready = timer.runnable(candidates)

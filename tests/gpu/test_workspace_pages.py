@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from references import assert_close, random_operands, reference, tolerance
+from subprocesses import python
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -51,12 +56,38 @@ def engine_text(problem: ca.ConvProblem) -> str:
     pytest.skip("no engine here needs a small workspace")
 
 
+def unused() -> int:
+    return _C.workspace_pages(torch.cuda.current_device())[1]
+
+
 @pytest.fixture
 def pages() -> int:
-    count = _C.workspace_pages(torch.cuda.current_device())
+    """How many there are; not all of them are in use."""
+    count, left = _C.workspace_pages(torch.cuda.current_device())
     if not count:
         pytest.skip("this GPU's L2 cache has one partition")
+    assert left > 10, "an earlier test has left none"
     return count
+
+
+@pytest.fixture
+def new_stream() -> Iterator[torch.cuda.ExternalStream]:
+    """One that has never run anything: torch's own come from a pool."""
+    handle = ctypes.c_void_p()
+    cudart = torch.cuda.cudart()
+    assert cudart.cudaStreamCreate(ctypes.addressof(handle)) == cudart.cudaError.success
+    assert handle.value is not None
+    yield torch.cuda.ExternalStream(handle.value)
+    torch.cuda.synchronize()
+    cudart.cudaStreamDestroy(handle.value)
+
+
+def comes_to(left: int) -> bool:
+    """Whether so many pages are unused soon: CUDA destroys what a graph owned on its own thread."""
+    end = time.monotonic() + 10
+    while unused() != left and time.monotonic() < end:
+        time.sleep(0.01)
+    return unused() == left
 
 
 class Calls:
@@ -132,6 +163,70 @@ def test_a_timed_workspace_is_on_the_pages(
         timer.close()
 
 
+def test_a_stream_has_a_page_of_its_own(
+    problem: ca.ConvProblem,
+    engine_text: str,
+    pages: int,
+    new_stream: torch.cuda.ExternalStream,
+) -> None:
+    """Every call on it has that one, since one call has ended when the next begins."""
+    calls = Calls(problem, engine_text)
+    torch.cuda.synchronize()
+    before = unused()
+    with torch.cuda.stream(new_stream):
+        for scale in SCALES:
+            calls.launch(scale)
+    torch.cuda.synchronize()
+    calls.check(SCALES[-1], "the last")
+    assert unused() == before - 1
+
+
+def test_a_graph_has_a_page_of_its_own_until_it_is_destroyed(
+    problem: ca.ConvProblem, engine_text: str, pages: int
+) -> None:
+    calls = Calls(problem, engine_text)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls.launch(1.0)
+    torch.cuda.synchronize()
+    before = unused()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(3):
+            calls.launch(1.0)
+    assert unused() == before - 1
+    calls.y.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    calls.check(1.0, "replayed")
+    graph.reset()
+    assert comes_to(before)
+
+
+def test_a_capture_that_comes_to_nothing_returns_its_page(
+    problem: ca.ConvProblem, engine_text: str, pages: int
+) -> None:
+    calls = Calls(problem, engine_text)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls.launch(1.0)
+    torch.cuda.synchronize()
+    before = unused()
+    graph = torch.cuda.CUDAGraph()
+
+    def break_off() -> None:
+        with torch.cuda.graph(graph, stream=stream):
+            calls.launch(1.0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        break_off()
+    assert unused() == before - 1
+    graph.reset()
+    gc.collect()
+    assert comes_to(before)
+
+
 def test_threads_and_streams_keep_apart(
     problem: ca.ConvProblem, engine_text: str, pages: int
 ) -> None:
@@ -205,17 +300,63 @@ def test_a_graph_beside_eager_calls(problem: ca.ConvProblem, engine_text: str, p
         eager.check(scale, f"turn {turn}")
 
 
-def test_more_graphs_than_pages(problem: ca.ConvProblem, engine_text: str, pages: int) -> None:
+def test_more_graphs_than_pages(
+    problem: ca.ConvProblem,
+    engine_text: str,
+    pages: int,
+    new_stream: torch.cuda.ExternalStream,
+) -> None:
     """The last ones' workspaces are of the caching allocator, as all others are."""
     calls = Calls(problem, engine_text)
     stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls.launch(1.0)
+    before = unused()
     graphs = [captured(calls, stream) for _ in range(pages + 3)]
+    assert unused() == 0
     for index in (0, pages // 2, pages, pages + 2):
         calls.y.fill_(float("nan"))
         graphs[index].replay()
         torch.cuda.synchronize()
         calls.check(1.0, f"graph {index}")
-    with torch.cuda.stream(torch.cuda.Stream()) as _:
+    with torch.cuda.stream(new_stream):
         calls.launch(-2.0)
     torch.cuda.synchronize()
     calls.check(-2.0, "eagerly")
+    del graphs
+    gc.collect()
+    assert comes_to(before)
+
+
+COMPILED = """
+import torch
+import cudnn_autotune as ca
+from cudnn_autotune import _C
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = ca.Conv2d(64, 64, 3, padding=1, sampling="heuristic")
+        self.second = ca.Conv2d(64, 64, 3, padding=1, sampling="heuristic")
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+torch.manual_seed(0)
+net = Net().to("cuda", torch.float16, memory_format=torch.channels_last).eval()
+compiled = torch.compile(net, mode="reduce-overhead")
+with torch.no_grad():
+    for _ in range(5):
+        x = torch.randn(16, 64, 56, 56, device="cuda", dtype=torch.float16)
+        x = x.contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(compiled(x).clone(), net(x), rtol=1e-2, atol=1e-2)
+print(*_C.workspace_pages(0))
+"""
+
+
+def test_the_first_call_within_graphs_of_torch_compile(pages: int) -> None:
+    """It runs while the caching allocator is redirected to a pool that must not keep anything."""
+    done = python("-c", COMPILED)
+    assert done.returncode == 0, done.stderr
+    *_, count, left = done.stdout.split()
+    assert int(count) > int(left)
