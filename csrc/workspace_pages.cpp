@@ -17,8 +17,8 @@ constexpr size_t kCyclesBytes = (kPages + 1) * sizeof(uint32_t);
 // Room to begin at a whole page.
 constexpr size_t kBytes = (kPages + 1) * WorkspacePages::kPageBytes + kCyclesBytes;
 // There may be no memory at the moment, or the GPU too busy: to run a block on the multiprocessor
-// in question, or for the partitions to stand out.
-constexpr int kMostAttempts = 4;
+// in question, or for the partitions to stand out. The next attempt is after twice as many calls.
+constexpr int kMostAttempts = 6;
 
 // Pages are an advantage, and no reason for a call to fail. An error that stays shows at the
 // launch that follows.
@@ -54,13 +54,17 @@ c10::DataPtr WorkspacePages::take() {
 }
 
 WorkspacePages::Count WorkspacePages::count() {
+  const bool captures = is_capturing();
   std::unique_lock lock(mutex_);
-  if (!is_known(false) && state_ == State::measuring) {
+  while (state_ != State::known && !captures) {
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+    if (state_ == State::none && !measure()) break;
     const cudaEvent_t measured = measured_;
     lock.unlock();
-    static_cast<void>(went_well(cudaEventSynchronize(measured)));
+    const bool waited = went_well(cudaEventSynchronize(measured));
     lock.lock();
-    is_known(false);
+    if (!waited) break;
+    if (state_ == State::measuring) has_ended();
   }
   reclaim();
   return {pages_.size(), unused_.size()};
@@ -142,39 +146,50 @@ WorkspacePages::Page* WorkspacePages::of_capture(cudaStream_t stream) {
 
 bool WorkspacePages::is_known(bool captures) {
   if (state_ == State::known) return true;
-  if (state_ == State::none && captures) return false;
+  if (state_ == State::none && (captures || --calls_until_next_ > 0)) return false;
   // Another thread may be capturing.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-  if (state_ == State::none) {
-    measure();
-    return false;
-  }
-  if (!went_well(cudaEventQuery(measured_))) return false;
-  read();
-  return state_ == State::known;
+  if (state_ == State::measuring) return has_ended();
+  measure();
+  return false;
 }
 
-void WorkspacePages::measure() {
-  const PageDistance* distance = PageDistance::of_current_device();
-  if (distance == nullptr || attempts_ == kMostAttempts) {
+bool WorkspacePages::measure() {
+  if (attempts_ == kMostAttempts) {
     state_ = State::known;  // and there is none
-    return;
+    return false;
   }
   ++attempts_;
-  if (!allocate()) return;
+  calls_until_next_ = 1 << attempts_;
+  const PageDistance* distance = PageDistance::of_current_device();
+  if (distance == nullptr || !allocate()) return false;
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
   char* first = first_page();
   auto* cycles = reinterpret_cast<uint32_t*>(first + kPages * kPageBytes);
-  if (!went_well(cudaMemsetAsync(first, 0, kPages * kPageBytes + kCyclesBytes, stream))) return;
-  distance->measure(stream, first, kPages, cycles);
-  if (went_well(cudaMemcpyAsync(cycles_, cycles, kCyclesBytes, cudaMemcpyDeviceToHost, stream)) &&
-      went_well(cudaEventRecord(measured_, stream))) {
-    state_ = State::measuring;
+  if (!went_well(cudaMemsetAsync(first, 0, kPages * kPageBytes + kCyclesBytes, stream))) {
+    return false;
   }
+  distance->measure(stream, first, kPages, cycles);
+  if (!went_well(cudaMemcpyAsync(cycles_, cycles, kCyclesBytes, cudaMemcpyDeviceToHost, stream)) ||
+      !went_well(cudaEventRecord(measured_, stream))) {
+    return false;
+  }
+  state_ = State::measuring;
+  return true;
+}
+
+bool WorkspacePages::has_ended() {
+  const cudaError_t status = cudaEventQuery(measured_);
+  if (went_well(status)) {
+    read();
+  } else if (status != cudaErrorNotReady) {
+    state_ = State::none;
+  }
+  return state_ == State::known;
 }
 
 bool WorkspacePages::allocate() {
-  if (memory_ != nullptr) return true;
+  if (memory_ != nullptr) return true;  // for good: to free it would wait for the device
   void* memory = nullptr;
   void* pinned = nullptr;
   cudaEvent_t event = nullptr;
@@ -199,7 +214,7 @@ char* WorkspacePages::first_page() const {
 void WorkspacePages::read() {
   const std::vector<size_t> far = PageDistance::far({cycles_, cycles_ + kPages});
   state_ = State::none;
-  if (far.empty()) return;  // again, at a call that comes: it did not run, or was disturbed
+  if (far.empty()) return;  // it did not run, or was disturbed, or there is one partition
   pages_.resize(far.size());
   for (size_t i = 0; i < far.size(); ++i) {
     pages_[i].owner = this;

@@ -51,13 +51,16 @@ class WorkspacePages {
 
   explicit WorkspacePages(int device) : device_(device) {}
   static void give_back(void* page);
-  // On a thread of CUDA's, which must neither wait nor call CUDA.
+  // On the thread that destroys the graph, which may hold the lock, or on one of CUDA's: it must
+  // neither wait nor call CUDA.
   static void graph_is_destroyed(void* page);
 
   // All of these with the lock held.
   bool is_known(bool captures);
-  void measure();
+  // Whether it has begun; the state is `known` once it has been tried often enough.
+  bool measure();
   bool allocate();
+  bool has_ended();
   void read();
   void reclaim();
   char* first_page() const;
@@ -69,6 +72,7 @@ class WorkspacePages {
   std::mutex mutex_;
   State state_ = State::none;
   int attempts_ = 0;
+  int calls_until_next_ = 0;
   void* memory_ = nullptr;      // the pages, then their cycles
   uint32_t* cycles_ = nullptr;  // pinned
   cudaEvent_t measured_ = nullptr;

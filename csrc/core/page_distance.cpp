@@ -90,16 +90,16 @@ const PageDistance* PageDistance::of_current_device() {
   const std::lock_guard lock(mutex);
   const auto found = known.find(device);
   if (found != known.end()) return found->second;
-  PageDistance*& entry = known[device] = nullptr;
   int count = 0;
   const CUfunction kernel = kernel_of(load_ptx(kPtx), "distance");
-  if (kernel != nullptr &&
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess) {
-    entry = new PageDistance;
-    entry->multiprocessors_ = static_cast<uint32_t>(count);
-    entry->kernel_ = kernel;
+  if (kernel == nullptr ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    return nullptr;  // there may be no memory for it at the moment: not remembered
   }
-  return entry;
+  auto* distance = new PageDistance;
+  distance->multiprocessors_ = static_cast<uint32_t>(count);
+  distance->kernel_ = kernel;
+  return known[device] = distance;
 }
 
 void PageDistance::measure(cudaStream_t stream, void* pages, uint32_t count,

@@ -62,10 +62,21 @@ def unused() -> int:
 
 @pytest.fixture
 def pages() -> int:
-    """How many there are; not all of them are in use."""
+    """How many there are; not all of them are in use, and no earlier test's are still to come."""
     count, left = _C.workspace_pages(torch.cuda.current_device())
     if not count:
+        cycles = _C.page_cycles(torch.zeros(256 * PAGE, dtype=torch.uint8, device="cuda"))
+        assert len(cycles) == 256, "the kernel was not taken"
+        assert min(cycles) > 0, "the kernel did not run"
+        assert not _C.far_pages(cycles)
+        assert torch.cuda.get_device_capability() != (9, 0), "it has two partitions"
         pytest.skip("this GPU's L2 cache has one partition")
+    gc.collect()
+    torch.cuda.synchronize()
+    settled = time.monotonic()
+    while time.monotonic() < settled + 0.05:
+        if unused() != left:
+            left, settled = unused(), time.monotonic()
     assert left > 10, "an earlier test has left none"
     return count
 
@@ -203,6 +214,31 @@ def test_a_graph_has_a_page_of_its_own_until_it_is_destroyed(
     assert comes_to(before)
 
 
+def test_a_graph_that_is_destroyed_while_it_runs_returns_its_page_afterwards(
+    problem: ca.ConvProblem, engine_text: str, pages: int
+) -> None:
+    calls = Calls(problem, engine_text)
+    stream, other = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls.launch(1.0)
+    torch.cuda.synchronize()
+    before = unused()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        calls.launch(1.0)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(1_000_000_000)
+        graph.replay()
+    graph.reset()  # it may wait for the replay itself
+    left = unused()
+    if not other.query():
+        assert left == before - 1, "another stream could take a page that is still in use"
+    torch.cuda.synchronize()
+    calls.check(1.0, "replayed")
+    assert comes_to(before)
+
+
 def test_a_capture_that_comes_to_nothing_returns_its_page(
     problem: ca.ConvProblem, engine_text: str, pages: int
 ) -> None:
@@ -298,6 +334,44 @@ def test_a_graph_beside_eager_calls(problem: ca.ConvProblem, engine_text: str, p
         for number, calls in enumerate(in_graphs):
             calls.check(1.0, f"graph {number}, turn {turn}")
         eager.check(scale, f"turn {turn}")
+
+
+CAPTURED_FIRST = """
+import sys
+import torch
+import cudnn_autotune as ca
+from cudnn_autotune import _C
+from cudnn_autotune.engines import open_search
+
+NHWC = torch.channels_last
+problem = ca.ConvProblem(
+    "fprop", (16, 64, 56, 56), (64, 64, 3, 3), padding=1, dtype=torch.float16, memory_format=NHWC
+)
+((plan, error),) = open_search(problem, 0).build_many([sys.argv[1]], 1)
+x, w, y = (
+    torch.randn(shape, device="cuda", dtype=torch.float16).contiguous(memory_format=NHWC)
+    for shape in (problem.input_shape, problem.weight_shape, problem.output_shape)
+)
+_C.execute(plan, x, w, y)
+torch.cuda.synchronize()
+expected = y.clone()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    _C.execute(plan, x, w, y)
+everything, left = _C.workspace_pages(0)
+y.fill_(float("nan"))
+graph.replay()
+torch.cuda.synchronize()
+torch.testing.assert_close(y, expected)
+print(everything - left)
+"""
+
+
+def test_a_capture_after_one_call_has_a_page(engine_text: str, pages: int) -> None:
+    """That call began the measurement, and had no page itself: nobody has asked since."""
+    done = python("-c", CAPTURED_FIRST, engine_text)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "1"
 
 
 def test_more_graphs_than_pages(
