@@ -108,13 +108,13 @@ def missed(truth: Truth | None, text: str | None) -> list[str]:
 
 
 def keep_missed(record: Record, case: str) -> None:
-    """Of a case that is judged: forgets what the modes said of candidates that were rightly passed
-    over."""
+    """Of a case's picks that are judged: forgets what the modes said of candidates they were right
+    to pass over."""
     truth = truth_of(record.oracle.get(case), STEADY)
     for runs in record.picks.values():
         for by_case in runs.values():
             pick = by_case.get(case)
-            if pick is not None and pick.passed_over:
+            if truth and pick and pick.passed_over and pick.text in truth.times_ms:
                 said = {text: pick.passed_over.get(text, "") for text in missed(truth, pick.text)}
                 kept = {text: why for text, why in said.items() if why}
                 by_case[case] = replace(pick, passed_over=kept)

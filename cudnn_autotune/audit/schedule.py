@@ -91,12 +91,12 @@ class Session:
     def _keep(self, step: Step, case: str, row: Row) -> None:
         if isinstance(row, Oracle):
             self.record.oracle[case] = row
-            keep_missed(self.record, case)
         elif isinstance(row, PytorchRow):
             self.record.pytorch.setdefault(step.mode, {})[case] = row
         else:
             by_run = self.record.picks.setdefault(step.mode, {})
             by_run.setdefault(str(step.run), {})[case] = row
+        keep_missed(self.record, case)
 
     def _lacks(self, step: Step, case: str) -> bool:
         row = self._rows(step).get(case)
