@@ -20,12 +20,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
-from common import arguments, ending
-from common.cases import wanted
+from common import layer_script
 from common.sources import MODES
 
 # Heavy enough for a 700 W board: the fastest in bursts need not be the fastest in the long run.
@@ -39,13 +36,7 @@ DEFAULT_CASES = (
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__)
-    p.add_argument(
-        "--cases",
-        default=",".join(DEFAULT_CASES),
-        help="comma-separated parts of case ids (layer/op/dtype/layout); %(default)s",
-    )
-    p.add_argument("--layers", type=Path, default=Path(__file__).with_name("layers.json"))
+    p = layer_script.parser(__doc__, DEFAULT_CASES, time_limit_s=300)
     p.add_argument("--modes", default=",".join(MODES[1:]), help="of: " + ",".join(MODES))
     p.add_argument("--runs", type=int, default=2, help="choices of each mode")
     p.add_argument("--leaders", type=int, default=6, help="candidates that run alone, at most")
@@ -59,25 +50,18 @@ def parser() -> argparse.ArgumentParser:
         help="wall seconds for one layer, about: more leaders "
         "run alone the more time the modes leave",
     )
-    p.add_argument("--time-limit", type=float, default=300, help="seconds for all layers")
-    p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     return p
 
 
 def keep(entry: dict[str, Any], part: dict[str, Any], telemetry: Any) -> None:
     """Adds what a worker told to its case's entry."""
-    kind = part.pop("part")
-    if kind == "pick":
+    if part["part"] == "pick":
         entry["picks"].setdefault(part["mode"], []).append(part["pick"])
-    elif kind == "solo":
-        if "begin_monotonic_s" in part:
-            times = part.pop("begin_monotonic_s"), part.pop("end_monotonic_s")
-            part["telemetry"] = telemetry.between(*times, at_most=50)
-        entry["solo"].append(part)
-    elif kind == "failed":
-        entry["failed"].append(part)
-    else:
-        entry[kind] = part
+        return
+    if "begin_monotonic_s" in part:
+        times = part.pop("begin_monotonic_s"), part.pop("end_monotonic_s")
+        part["telemetry"] = telemetry.between(*times, at_most=50)
+    layer_script.keep(entry, part, {"solo": "solo"})
 
 
 def main() -> int:
@@ -90,48 +74,31 @@ def main() -> int:
     modes = options.modes.split(",")
     if unknown := [mode for mode in modes if mode not in MODES]:
         sys.exit(f"--modes: {unknown} unknown; allowed: {', '.join(MODES)}")
-    for name, least in (("runs", 1), ("leaders", 1), ("bursts", 2)):
-        if getattr(options, name) < least:
-            sys.exit(f"--{name} must be {least} or more, got {getattr(options, name)}")
+    layer_script.check_least(options, {"runs": 1, "leaders": 1, "bursts": 2})
     if not options.solo_s > 0 or options.rest_s < 0:
         sys.exit("--solo-s must be above 0, --rest-s 0 or more")
 
-    from capped_layers.report import plot, tables
-    from common.layer_workers import measure_layers
-    from common.record import Record
-    from common.telemetry import Telemetry
+    from capped_layers import report
 
-    begin = time.monotonic()
-    try:
-        cases = wanted(options.layers, options.cases)
-    except ValueError as error:
-        sys.exit(f"--layers: {error}")
-    arguments = {k: v for k, v in vars(options).items() if k != "worker"}
     chosen = ("device", "runs", "leaders", "bursts", "solo_s", "rest_s")
 
     def ask(case: dict[str, Any], left_s: float) -> tuple[dict[str, Any], float]:
         request = {"case": case, "modes": modes, "seconds": min(options.case_s, left_s)}
         # The plan is kept by the worker itself; the limit ends one that hangs.
         hanging_s = min(left_s, 3 * options.case_s + 30)
-        return request | {k: arguments[k] for k in chosen}, hanging_s
+        return request | {name: getattr(options, name) for name in chosen}, hanging_s
 
-    record = Record("capped", options.json, device=options.device, arguments=arguments)
-    with Telemetry() as telemetry:
-        entries = measure_layers(
-            __file__,
-            cases,
-            record,
-            telemetry,
-            time_limit_s=options.time_limit - (time.monotonic() - begin),
-            least_s=options.case_s / 2,  # it would be cut off, and its picks not judged
-            ask=ask,
-            new_entry=lambda: {"picks": {}, "solo": []},
-            keep=lambda entry, part: keep(entry, part, telemetry),
-        )
-    complete = all(case.id in entries and "sustained" in entries[case.id] for case in cases)
-    record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, tables, plot, options.plot)
-    return 0 if complete else 1
+    return layer_script.measured(
+        __file__,
+        options,
+        report,
+        ask=ask,
+        new_entry=lambda: {"picks": {}, "solo": []},
+        keep=keep,
+        period_s=0.02,
+        least_s=options.case_s / 2,  # it would be cut off, and its picks not judged
+        last="sustained",
+    )
 
 
 if __name__ == "__main__":

@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
-from common import arguments, ending
-from common.cases import wanted
+from common import layer_script
 
 DEFAULT_CASES = (
     "sd_unet_up_960/fprop/float16",
@@ -38,33 +35,12 @@ DEFAULT_CASES = (
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__)
-    p.add_argument(
-        "--cases",
-        default=",".join(DEFAULT_CASES),
-        help="comma-separated parts of case ids (layer/op/dtype/layout); %(default)s",
-    )
-    p.add_argument("--layers", type=Path, default=Path(__file__).with_name("layers.json"))
+    p = layer_script.parser(__doc__, DEFAULT_CASES, time_limit_s=90)
     p.add_argument("--engines", type=int, default=4, help="candidates of a layer, at most")
     p.add_argument("--pages", type=int, default=8, help="pages of either half")
     p.add_argument("--rounds", type=int, default=5, help="batches of a candidate on each page")
     p.add_argument("--case-limit", type=float, default=30, help="seconds after which one hangs")
-    p.add_argument("--time-limit", type=float, default=90, help="seconds for all layers")
-    p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     return p
-
-
-def keep(entry: dict[str, Any], part: dict[str, Any]) -> None:
-    """Adds what a worker told to its case's entry."""
-    kind = part.pop("part")
-    if kind == "engine":
-        entry["engines"].append(part)
-    elif kind == "failed":
-        entry["failed"].append(part)
-    elif kind == "finished":
-        entry["finished"] = True
-    else:
-        entry[kind] = part
 
 
 def main() -> int:
@@ -74,42 +50,23 @@ def main() -> int:
         from workspaces.measure import measure
 
         return serve(measure)
-    for name in ("engines", "pages", "rounds"):
-        if getattr(options, name) < 1:
-            sys.exit(f"--{name} must be 1 or more, got {getattr(options, name)}")
+    layer_script.check_least(options, {"engines": 1, "pages": 1, "rounds": 1})
 
-    from common.layer_workers import measure_layers
-    from common.record import Record
-    from common.telemetry import Telemetry
-    from workspaces.report import plot, tables
+    from workspaces import report
 
-    begin = time.monotonic()
-    try:
-        cases = wanted(options.layers, options.cases)
-    except ValueError as error:
-        sys.exit(f"--layers: {error}")
-    arguments = {k: v for k, v in vars(options).items() if k != "worker"}
-    chosen = ("device", "engines", "pages", "rounds")
-    record = Record("workspace_place", options.json, device=options.device, arguments=arguments)
-    with Telemetry(period_s=0.05) as telemetry:
-        entries = measure_layers(
-            __file__,
-            cases,
-            record,
-            telemetry,
-            time_limit_s=options.time_limit - (time.monotonic() - begin),
-            least_s=0.0,
-            ask=lambda case, left_s: (
-                {"case": case, **{k: arguments[k] for k in chosen}},
-                min(left_s, options.case_limit),
-            ),
-            new_entry=lambda: {"engines": []},
-            keep=keep,
-        )
-    complete = all(entries.get(case.id, {}).get("finished", False) for case in cases)
-    record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, tables, plot, options.plot)
-    return 0 if complete else 1
+    def ask(case: dict[str, Any], left_s: float) -> tuple[dict[str, Any], float]:
+        asked = {name: getattr(options, name) for name in ("device", "engines", "pages", "rounds")}
+        return {"case": case, **asked}, min(left_s, options.case_limit)
+
+    return layer_script.measured(
+        __file__,
+        options,
+        report,
+        ask=ask,
+        new_entry=lambda: {"engines": []},
+        keep=lambda entry, part, _: layer_script.keep(entry, part, {"engine": "engines"}),
+        period_s=0.05,
+    )
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ void bind_paths(py::module_& m) {
       "execute",
       [](ConvPlan& plan, const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
         const c10::cuda::CUDAGuard guard(x.device());
-        execute(plan, pointers(x, w, y));
+        execute(plan, pointers(x, w, y), is_capturing());
       },
       py::arg("plan"), py::arg("x"), py::arg("w"), py::arg("y"), WithoutGilCall());
   m.def("is_matmul", &is_matmul, py::arg("problem"));

@@ -178,13 +178,13 @@ void OnlineTrial::make_timings() {
 }
 
 void OnlineTrial::launch(const Way& way, const ConvProblem& problem, const at::Tensor& x,
-                         const at::Tensor& w, const at::Tensor& y, Timing* timing) {
+                         const at::Tensor& w, const at::Tensor& y, Timing* timing, bool captures) {
   const auto stream = c10::cuda::getCurrentCUDAStream();
   // Before the first event: an idle GPU would wait for it in between.
   c10::DataPtr workspace;
   cudnnHandle_t handle = nullptr;
   if (way.plan != nullptr) {
-    workspace = workspace_of(*way.plan);
+    workspace = workspace_of(*way.plan, captures);
     handle = current_handle();
   }
   if (timing != nullptr) C10_CUDA_CHECK(cudaEventRecord(timing->begin, stream));
@@ -204,7 +204,7 @@ void OnlineTrial::launch(const Way& way, const ConvProblem& problem, const at::T
 bool OnlineTrial::serves(size_t way, const ConvProblem& problem, const at::Tensor& x,
                          const at::Tensor& w, const at::Tensor& y, Timing* timing) {
   try {
-    launch(ways_[way], problem, x, w, y, timing);
+    launch(ways_[way], problem, x, w, y, timing, false);
     return true;
   } catch (const CudnnError&) {
     if (!ledger_->fail(way)) throw;
@@ -221,7 +221,7 @@ void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at:
   if (is_capturing()) {
     const Way& leader = ways_[ledger_->leading()];
     keep_for_graphs(leader.plan);
-    launch(leader, problem, x, w, y, nullptr);
+    launch(leader, problem, x, w, y, nullptr, true);
     return;
   }
   do_chore(x, w, y);

@@ -138,7 +138,7 @@ class OnlineTrial {
   void read_finished();
   void make_timings();
   void launch(const Way& way, const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-              const at::Tensor& y, Timing* timing);
+              const at::Tensor& y, Timing* timing, bool captures);
   // False where the way fails: it is dropped then. Throws what the last one throws.
   bool serves(size_t way, const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
               const at::Tensor& y, Timing* timing);

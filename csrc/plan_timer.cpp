@@ -76,7 +76,7 @@ PlanTimer::PlanTimer(const ConvProblem& problem, std::vector<Operands> operands,
   if (pages.count().all == 0) return;
   const c10::cuda::CUDAStreamGuard on_stream(stream_);
   for (int64_t place = 0; place < kPlaces; ++place) {
-    c10::DataPtr page = pages.take();
+    c10::DataPtr page = pages.take(false);
     if (!page) break;
     pages_.push_back(std::move(page));
   }

@@ -14,6 +14,7 @@
 #include "core/conv_plan.h"
 #include "core/conv_problem.h"
 #include "core/gpu_clock.h"
+#include "core/page_distance.h"
 
 namespace at::cuda {
 struct CUDAGraph;
@@ -51,7 +52,7 @@ class PlanTimer {
 
   // Where a workspace lies can decide how fast a kernel is (see PageDistance), and which page it
   // gets at a call is chance. So calls go round as many pages, and a time is the mean over them.
-  static constexpr int64_t kPlaceBytes = 4096;
+  static constexpr int64_t kPlaceBytes = PageDistance::kPageBytes;
   static constexpr int64_t kPlaces = 16;
 
   // A candidate's number for Batch. `plan` is null for the texts of other_paths.h.

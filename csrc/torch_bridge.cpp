@@ -66,17 +66,17 @@ ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor
   return {x.data_ptr(), w.data_ptr(), y.data_ptr()};
 }
 
-c10::DataPtr workspace_of(const ConvPlan& plan) {
+c10::DataPtr workspace_of(const ConvPlan& plan, bool captures) {
   if (plan.workspace_bytes() == 0) return {};
   if (plan.workspace_bytes() <= static_cast<int64_t>(WorkspacePages::kPageBytes)) {
-    c10::DataPtr page = WorkspacePages::of_current_device().take();
+    c10::DataPtr page = WorkspacePages::of_current_device().take(captures);
     if (page) return page;
   }
   return c10::cuda::CUDACachingAllocator::get()->allocate(plan.workspace_bytes());
 }
 
-void execute(ConvPlan& plan, const ConvPointers& pointers) {
-  const c10::DataPtr workspace = workspace_of(plan);
+void execute(ConvPlan& plan, const ConvPointers& pointers, bool captures) {
+  const c10::DataPtr workspace = workspace_of(plan, captures);
   plan.execute(current_handle(), pointers, workspace.get());
 }
 

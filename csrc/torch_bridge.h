@@ -34,12 +34,13 @@ bool is_capturing();
 
 ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y);
 
-// For the time of one launch: a small one lies where it is fastest (workspace_pages.h), any other
-// is from torch's caching allocator. Throws c10::OutOfMemoryError.
-c10::DataPtr workspace_of(const ConvPlan& plan);
+// For the time of one launch on the current stream, which captures or not: a small one lies where
+// it is fastest (workspace_pages.h), any other is from torch's caching allocator. Throws
+// c10::OutOfMemoryError.
+c10::DataPtr workspace_of(const ConvPlan& plan, bool captures);
 
 // With a workspace of its own. Throws c10::OutOfMemoryError, CudnnError.
-void execute(ConvPlan& plan, const ConvPointers& pointers);
+void execute(ConvPlan& plan, const ConvPointers& pointers, bool captures);
 
 // Lets go of the GIL, where this thread holds it, while in scope.
 class WithoutGil {

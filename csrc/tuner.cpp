@@ -212,8 +212,9 @@ bool run_chosen(const TuneRequest& request) {
     if (is_undecided) {
       trial->run(request.key.problem, request.x, request.w, request.y);  // keeps what is captured
     } else {
-      if (is_capturing()) keep_for_graphs(plan);
-      execute(*plan, pointers(request.x, request.w, request.y));
+      const bool captures = is_capturing();
+      if (captures) keep_for_graphs(plan);
+      execute(*plan, pointers(request.x, request.w, request.y), captures);
     }
     return true;
   } catch (const c10::OutOfMemoryError&) {

@@ -40,9 +40,8 @@ WorkspacePages& WorkspacePages::of_current_device() {
   return *all->at(c10::cuda::current_device());
 }
 
-c10::DataPtr WorkspacePages::take() {
+c10::DataPtr WorkspacePages::take(bool captures) {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-  const bool captures = is_capturing();
   const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device_));
   const std::lock_guard lock(mutex_);
   if (!is_known(captures) || pages_.empty()) return {};

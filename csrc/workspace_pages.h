@@ -32,10 +32,10 @@ class WorkspacePages {
 
   static WorkspacePages& of_current_device();
 
-  // A page for one launch on the current stream. Null where none is left, or none is known: on a
-  // GPU without partitions, or as long as the measurement runs, which the first call outside of a
-  // capture enqueues on its stream; nobody waits for it here.
-  c10::DataPtr take();
+  // A page for one launch on the current stream, which captures or not. Null where none is left, or
+  // none is known: on a GPU without partitions, or as long as the measurement runs, which the first
+  // call outside of a capture enqueues on its stream; nobody waits for it here.
+  c10::DataPtr take(bool captures);
   // Waits for the measurement, others' calls meanwhile do not.
   Count count();
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 from collections.abc import Collection, Mapping
@@ -86,3 +87,13 @@ def assert_help(script: str) -> None:
     done = run(script, "--help")
     assert done.returncode == 0, done.stderr
     assert "python benchmarks/" + script in done.stdout
+
+
+def assert_default_cases(script: str) -> None:
+    """Each of the script's default cases is in the layer list. Wants the fixture ``modules``."""
+    wanted = importlib.import_module("common.cases").wanted
+    cases = importlib.import_module(script).DEFAULT_CASES
+    found = wanted(BENCHMARKS / "layers.json", ",".join(cases))
+    assert len(found) == len(cases)
+    for case, text in zip(found, cases, strict=True):
+        assert text in case.id

@@ -97,9 +97,11 @@ class Memory:
         import torch
 
         from cudnn_autotune import _C
+        from cudnn_autotune.measuring import operands
 
         self._timer = timer
         self._problem = source.problem.native()
+        self._operands = operands(source.problem, "cuda:0")
         block = torch.zeros((_BLOCK_PAGES + 1) * PAGE_BYTES, dtype=torch.uint8, device="cuda:0")
         self._pages = block[-block.data_ptr() % PAGE_BYTES :][: _BLOCK_PAGES * PAGE_BYTES]
         self.cycles: list[int] = _C.page_cycles(self._pages)
@@ -116,10 +118,8 @@ class Memory:
 
     def engine(self, candidate: Any, rough_ms: float) -> OnPage:
         from cudnn_autotune import _C
-        from cudnn_autotune.measuring import operands
 
-        tensors = operands(self._timer._problem, "cuda:0")
-        native = _C.PlanTimer(self._problem, [tensors], 0, workspace_pages=False)
+        native = _C.PlanTimer(self._problem, [self._operands], 0, workspace_pages=False)
         number = native.add(candidate.text, self._timer.plans[candidate.text])
         calls = max(2, min(_MOST_CALLS, round(_BATCH_MS / rough_ms)))
         batch = (number, calls, False, rough_ms < _GRAPH_BELOW_MS)

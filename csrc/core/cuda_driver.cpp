@@ -5,6 +5,9 @@
 namespace cudnn_autotune {
 namespace {
 
+// sm_75 is the oldest that CUDA 13 knows; the driver compiles it for what is here.
+constexpr const char* kHeader = ".version 7.0\n.target sm_75\n.address_size 64\n";
+
 struct Driver {
   decltype(&cuModuleLoadData) load = nullptr;
   decltype(&cuModuleGetFunction) function = nullptr;
@@ -27,14 +30,14 @@ struct Driver {
 
 }  // namespace
 
-CUmodule load_ptx(const char* text) {
+CUmodule load_ptx(const std::string& kernels) {
   const Driver& driver = Driver::instance();
   if (driver.load == nullptr || driver.function == nullptr || driver.launch == nullptr) {
     return nullptr;
   }
   if (cudaFree(nullptr) != cudaSuccess) return nullptr;  // makes the context
   CUmodule module = nullptr;
-  return driver.load(&module, text) == CUDA_SUCCESS ? module : nullptr;
+  return driver.load(&module, (kHeader + kernels).c_str()) == CUDA_SUCCESS ? module : nullptr;
 }
 
 CUfunction kernel_of(CUmodule module, const char* name) {

@@ -13,10 +13,6 @@ namespace {
 // times, of which the fastest counts: whatever else runs only adds. The additions depend on one
 // another, and the clock is read when a value has arrived: no word of the memory is ever all ones.
 constexpr const char* kPtx = R"(
-.version 7.0
-.target sm_75
-.address_size 64
-
 .visible .entry distance(.param .u64 pages, .param .u32 count, .param .u64 cycles, .param .u32 from)
 {
   .reg .pred %p<2>;

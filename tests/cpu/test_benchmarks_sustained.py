@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from benchmark_scripts import (
-    BENCHMARKS,
+    assert_default_cases,
     assert_help,
     assert_rendered,
     dry_runs_into,
@@ -177,12 +177,7 @@ def test_bad_options_are_named(script: str, arguments: tuple[str, ...], named: s
 
 
 def test_the_default_cases_are_there(modules: None) -> None:
-    import capped
-
-    found = capped.wanted(BENCHMARKS / "layers.json", ",".join(capped.DEFAULT_CASES))
-    assert len(found) == len(capped.DEFAULT_CASES)
-    for case, text in zip(found, capped.DEFAULT_CASES, strict=True):
-        assert text in case.id
+    assert_default_cases("capped")
 
 
 def test_leaders_are_of_different_engines_first(modules: None) -> None:

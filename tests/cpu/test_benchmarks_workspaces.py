@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from benchmark_scripts import (
     BENCHMARKS,
+    assert_default_cases,
     assert_help,
     assert_rendered,
     dry_runs_into,
@@ -36,6 +37,10 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_help() -> None:
     assert_help(SCRIPT)
+
+
+def test_the_default_cases_are_there(modules: None) -> None:
+    assert_default_cases(SCRIPT)
 
 
 def test_dry_run_leaves_a_whole_record(dry_run: Path) -> None:

@@ -94,7 +94,7 @@ def new_stream() -> Iterator[torch.cuda.ExternalStream]:
 
 
 def comes_to(left: int) -> bool:
-    """Whether so many pages are unused soon: CUDA destroys what a graph owned on its own thread."""
+    """Whether so many pages are unused soon: CUDA may release what a graph owned later."""
     end = time.monotonic() + 10
     while unused() != left and time.monotonic() < end:
         time.sleep(0.01)
@@ -123,6 +123,25 @@ class Calls:
 
     def check(self, scale: float, what: str) -> None:
         assert_close(self.y / scale, self.expected, tolerance(self.problem.dtype), what)
+
+
+def warmed_up(problem: ca.ConvProblem, engine_text: str) -> tuple[Calls, torch.cuda.Stream, int]:
+    """Calls that have run once on a stream, that stream, and how many pages are unused then."""
+    calls = Calls(problem, engine_text)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls.launch(1.0)
+    torch.cuda.synchronize()
+    return calls, stream, unused()
+
+
+def captured(calls: Calls, stream: torch.cuda.Stream, launches: int = 1) -> torch.cuda.CUDAGraph:
+    """A graph of calls that have run before, captured on ``stream``."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(launches):
+            calls.launch(1.0)
+    return graph
 
 
 SCALES = (1.0, -2.0, 0.5, -1.0, 2.0, -0.5)  # exact in every dtype
@@ -195,16 +214,8 @@ def test_a_stream_has_a_page_of_its_own(
 def test_a_graph_has_a_page_of_its_own_until_it_is_destroyed(
     problem: ca.ConvProblem, engine_text: str, pages: int
 ) -> None:
-    calls = Calls(problem, engine_text)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        calls.launch(1.0)
-    torch.cuda.synchronize()
-    before = unused()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(3):
-            calls.launch(1.0)
+    calls, stream, before = warmed_up(problem, engine_text)
+    graph = captured(calls, stream, launches=3)
     assert unused() == before - 1
     calls.y.fill_(float("nan"))
     graph.replay()
@@ -217,15 +228,9 @@ def test_a_graph_has_a_page_of_its_own_until_it_is_destroyed(
 def test_a_graph_that_is_destroyed_while_it_runs_returns_its_page_afterwards(
     problem: ca.ConvProblem, engine_text: str, pages: int
 ) -> None:
-    calls = Calls(problem, engine_text)
-    stream, other = torch.cuda.Stream(), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        calls.launch(1.0)
-    torch.cuda.synchronize()
-    before = unused()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        calls.launch(1.0)
+    calls, stream, before = warmed_up(problem, engine_text)
+    other = torch.cuda.Stream()
+    graph = captured(calls, stream)
     torch.cuda.synchronize()
     with torch.cuda.stream(other):
         torch.cuda._sleep(1_000_000_000)
@@ -242,12 +247,7 @@ def test_a_graph_that_is_destroyed_while_it_runs_returns_its_page_afterwards(
 def test_a_capture_that_comes_to_nothing_returns_its_page(
     problem: ca.ConvProblem, engine_text: str, pages: int
 ) -> None:
-    calls = Calls(problem, engine_text)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        calls.launch(1.0)
-    torch.cuda.synchronize()
-    before = unused()
+    calls, stream, before = warmed_up(problem, engine_text)
     graph = torch.cuda.CUDAGraph()
 
     def break_off() -> None:
@@ -301,20 +301,14 @@ def test_threads_and_streams_keep_apart(
         raise failures[0]
 
 
-def captured(calls: Calls, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    with torch.cuda.stream(stream):
-        calls.launch(1.0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        calls.launch(1.0)
-    return graph
-
-
 def test_a_graph_beside_eager_calls(problem: ca.ConvProblem, engine_text: str, pages: int) -> None:
     """It is replayed on another stream, while its own serves others, and other graphs run."""
     captures, replays = torch.cuda.Stream(), [torch.cuda.Stream(), torch.cuda.Stream()]
     in_graphs = [Calls(problem, engine_text) for _ in replays]
+    with torch.cuda.stream(captures):
+        for calls in in_graphs:
+            calls.launch(1.0)
+    torch.cuda.synchronize()
     graphs = [captured(calls, captures) for calls in in_graphs]
     eager = Calls(problem, engine_text)
     torch.cuda.synchronize()
@@ -381,11 +375,7 @@ def test_more_graphs_than_pages(
     new_stream: torch.cuda.ExternalStream,
 ) -> None:
     """The last ones' workspaces are of the caching allocator, as all others are."""
-    calls = Calls(problem, engine_text)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        calls.launch(1.0)
-    before = unused()
+    calls, stream, before = warmed_up(problem, engine_text)
     graphs = [captured(calls, stream) for _ in range(pages + 3)]
     assert unused() == 0
     for index in (0, pages // 2, pages, pages + 2):
