@@ -55,7 +55,7 @@ void bind_frontend_find(py::module_& m) {
 }
 
 void bind_plan_timer(py::module_& m) {
-  using Sample = std::tuple<double, double, std::string>;
+  using Sample = std::tuple<double, double, double, std::string>;
   using Batch = std::tuple<size_t, int64_t, bool, bool>;
   auto timer = py::class_<PlanTimer>(m, "PlanTimer");
   timer.attr("PLACE_BYTES") = PlanTimer::kPlaceBytes;
@@ -75,7 +75,8 @@ void bind_plan_timer(py::module_& m) {
             }
             std::vector<Sample> samples;
             for (auto& sample : timer.run(wanted, lead)) {
-              samples.emplace_back(sample.time_ms, sample.clock_mhz, std::move(sample.error));
+              samples.emplace_back(sample.time_ms, sample.clock_mhz, sample.loading_ms,
+                                   std::move(sample.error));
             }
             return samples;
           },

@@ -35,9 +35,10 @@ class PlanTimer {
     bool as_graph;  // replay the calls from a CUDA graph: for kernels that outrun the host
   };
   struct Sample {
-    double time_ms = 0;    // a call
-    double clock_mhz = 0;  // mean SM clock; 0: not known
-    std::string error;     // why the candidate did not run; empty: it did
+    double time_ms = 0;     // a call
+    double clock_mhz = 0;   // mean SM clock; 0: not known
+    double loading_ms = 0;  // of a first run by itself: what passed before the GPU could begin
+    std::string error;      // why the candidate did not run; empty: it did
   };
 
   // `operands` holds the caller's own tensors first, then copies. `flush_bytes`: how much to write
@@ -63,7 +64,8 @@ class PlanTimer {
 
   // Runs the batches in their order and waits for the last. The GPU starts when the host has
   // enqueued `lead` of them, so that it never waits for the host; 0 for candidates that have never
-  // run, whose loading may wait for the GPU. Throws c10::Error where CUDA itself fails.
+  // run, whose loading may wait for the GPU. A candidate's first run should be of one call: then
+  // its kernel's loading is told apart. Throws c10::Error where CUDA itself fails.
   std::vector<Sample> run(const std::vector<Batch>& batches, size_t lead);
 
  private:
@@ -71,6 +73,7 @@ class PlanTimer {
     std::string text;
     std::shared_ptr<ConvPlan> plan;
     int64_t next_place = 0;
+    bool has_run = false;
   };
   using GraphKey = std::tuple<size_t, int64_t, bool>;
 

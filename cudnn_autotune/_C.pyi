@@ -183,8 +183,9 @@ class PlanTimer:
     def set_workspace(self, workspace: Tensor) -> None: ...
     def run(
         self, batches: Sequence[tuple[int, int, bool, bool]], lead: int
-    ) -> list[tuple[float, float, str]]:
-        """(candidate, calls, cold, as graph) -> (ms a call, MHz or 0, error or empty)."""
+    ) -> list[tuple[float, float, float, str]]:
+        """(candidate, calls, cold, as graph)
+        -> (ms a call, MHz or 0, ms of loading before, error or empty)."""
 
 def is_matmul(problem: ConvProblem) -> bool: ...
 def run_aten(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> Tensor: ...

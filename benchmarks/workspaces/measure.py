@@ -126,7 +126,7 @@ class Memory:
 
         def on_page(page: int) -> tuple[float, float | None]:
             native.set_workspace(self._pages[page * PAGE_BYTES :][:PAGE_BYTES])
-            time_ms, clock_mhz, error = native.run([batch, batch], 2)[-1]
+            time_ms, clock_mhz, _, error = native.run([batch, batch], 2)[-1]
             if error:
                 raise RuntimeError(f"{candidate.text}: {error}")
             return time_ms, clock_mhz or None

@@ -16,10 +16,9 @@ from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.timer import Batch, Cache, Timer
 
-# A first run includes loading the kernel, and maybe its engine's library: only what is this slow
-# even so is cut by it.
+# Only what is this slow is cut by its first run, in which anything may happen.
 _HOPELESS_FIRST_RUN = 10.0
-_LOADING_MS = 100.0
+_FIRST_RUN_MS = 100.0
 # Two of an engine's configs in a row were this slow: the others are not looked at.
 _HOPELESS = 5.0
 _FAR = 1.6  # a single sample, the clock perhaps still rising
@@ -59,7 +58,7 @@ class Turns:
             if first is None:
                 continue
             rough = first
-            if first <= _HOPELESS_FIRST_RUN * best + _LOADING_MS:
+            if first <= _HOPELESS_FIRST_RUN * best + _FIRST_RUN_MS:
                 again = self._time(candidate)
                 if again is None:
                     continue

@@ -53,9 +53,9 @@ def record(
 ) -> Recording:
     """Measures all candidates of ``problem``, PyTorch's own path included.
 
-    A candidate whose first run takes more than 150 ms and ten times as long as the fastest so far
-    is not run again; one that is three times slower than the fastest takes part in three rounds
-    only. A candidate that fails is left out from there on.
+    A candidate whose first run takes more than 150 ms and ten times as long as the fastest so far,
+    loading aside, is not run again; one that is three times slower than the fastest takes part in
+    three rounds only. A candidate that fails is left out from there on.
 
     Args:
         timer: a fresh one.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.offline.recording_parts import RecordedCandidate
-from cudnn_autotune.sampling.timer import Batch, Timer
+from cudnn_autotune.sampling.timer import Batch, Sample, Timer
 
-_CUT_MS = 150.0  # the first run of a process loads cuDNN itself: some 60 ms
+_CUT_MS = 150.0  # a second run that takes less is always worth it
 _CUT_RATIO = 10.0
 
 
@@ -64,15 +64,18 @@ class Admission:
         first_ms = warm_ms = None
         error = "" if built else "does not build, or its workspace cannot be had"
         if built:
-            first_ms, error = self._single(candidate)
-        if first_ms and first_ms <= max(_CUT_MS, _CUT_RATIO * self.best_ms()):
-            warm_ms, error = self._single(candidate)
+            first, error = self._single(candidate)
+            if first is not None:
+                first_ms = first.loading_ms + first.time_ms
+                if first.time_ms <= max(_CUT_MS, _CUT_RATIO * self.best_ms()):
+                    second, error = self._single(candidate)
+                    warm_ms = None if second is None else second.time_ms
         self.recorded[candidate.text] = RecordedCandidate(
             candidate, built, build_ms, first_ms, warm_ms, error
         )
 
-    def _single(self, candidate: Candidate) -> tuple[float | None, str]:
+    def _single(self, candidate: Candidate) -> tuple[Sample | None, str]:
         (sample,) = self._timer.run([Batch(candidate)])
         if math.isfinite(sample.time_ms):
-            return sample.time_ms, ""
+            return sample, ""
         return None, sample.error or "failed"

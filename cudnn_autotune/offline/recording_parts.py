@@ -21,7 +21,7 @@ class RecordedCandidate:
     """Host time of building its plan, or of trying to; None: not tried. Of those that are compiled
     at run time only the first is timed, and stands for all."""
     first_run_ms: float | None
-    """Its first call, loading of its kernel included; None: it did not run."""
+    """Its first call and the loading of its kernel before; None: it did not run."""
     warm_ms: float | None
     """Its second call; None where it did not run, or the first one was absurdly slow already."""
     error: str = ""

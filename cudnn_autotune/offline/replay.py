@@ -180,9 +180,9 @@ class ReplayTimer:
         time_ms, clock_mhz = self._time(text, batch.calls, batch.cache)
         self._alone = (text, self._alone[1] + time_ms * batch.calls)
         self._clock_mhz = clock_mhz
-        total_ms = time_ms * batch.calls + self._load_ms(recorded)
-        self._elapsed_ms += total_ms
-        return Sample(total_ms / batch.calls, clock_mhz)
+        load_ms = self._load_ms(recorded)
+        self._elapsed_ms += time_ms * batch.calls + load_ms
+        return Sample(time_ms, clock_mhz, loading_ms=load_ms)
 
     def _load_ms(self, recorded: RecordedCandidate) -> float:
         """The first run's loading of the kernel; 0 from the second on."""

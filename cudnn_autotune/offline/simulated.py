@@ -142,7 +142,7 @@ class SimulatedTimer:
         self._board.idle(self.gpu.host_sync_ms)
         if sample.error:
             return _FAILING_RUN_MS, False
-        return sample.time_ms, True
+        return sample.loading_ms + sample.time_ms, True
 
     def _batch(self, candidate: Candidate, calls: int, cache: Cache, lone: bool = False) -> Sample:
         engine = self._by_text.get(candidate.text)
@@ -167,7 +167,7 @@ class SimulatedTimer:
         self._loaded.add(candidate.text)
         ran = self._board.run(engine, calls, cache, load_ms, lone)
         self._raise_if_lost()
-        return Sample(ran.elapsed_ms / calls, ran.clock_mhz)
+        return Sample(ran.elapsed_ms / calls, ran.clock_mhz, loading_ms=load_ms)
 
     def _known(self, candidates: Sequence[Candidate]) -> list[Build]:
         self._raise_if_lost()

@@ -65,9 +65,9 @@ class Board:
         ``lone``: a single launch that the host waits for, not part of a filled queue.
         """
         noise, gpu = self.gpu.noise, self.gpu
-        start_ms = self.now_ms
         if load_ms:
             self._awake(load_ms, gpu.static_w)
+        start_ms = self.now_ms
         jitter = self._rng.gauss(0.0, noise.batch_sd)
         jitter += self._rng.gauss(0.0, noise.call_sd / math.sqrt(calls))
         gap_ms = (gpu.lone_launch_us if lone else gpu.launch_gap_us) / 1e3

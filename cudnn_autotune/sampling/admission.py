@@ -15,11 +15,13 @@ from cudnn_autotune.sampling.timer import Batch, Timer
 SLOW = 1.5
 # No disturbance explains this: not looked at twice.
 HOPELESS = 3.0
-# Absurdly slow at its first, untimed run: not run again. The allowance is for loading the kernel;
-# the first one of an engine may bring a whole library along.
+# Absurdly slow at its first, untimed run: not run again. The allowance is for a host that was
+# held up meanwhile: the engine's other configs depend on it.
 ABSURD = 5.0
-_LOADING_MS = 10.0
-_LOADING_ENGINE_MS = 100.0
+_HELD_UP_MS = 50.0
+# So much a timed launch may take longer than it should, and is looked at again for its engine's
+# other configs.
+_DISTURBED_MS = 10.0
 # All configs of an engine so far, or two of them in a row, were this much slower than the best: so
 # are its others.
 ENGINE_SLOW = 5.0
@@ -75,8 +77,7 @@ def admit(
                 None,
             )
             continue
-        loading_ms = _LOADING_MS if siblings else _LOADING_ENGINE_MS
-        _look_at(candidate, loading_ms, timer, budget, found)
+        _look_at(candidate, timer, budget, found)
         rough = found.rough_ms.get(candidate, found.cut.get(candidate, ("", None))[1])
         if rough is not None:
             siblings.append(rough)
@@ -116,19 +117,14 @@ def _look_again(candidate: Candidate, timer: Timer, found: Admission) -> None:
         found.rough_ms[candidate] = min(found.rough_ms[candidate], sample.time_ms)
 
 
-def _look_at(
-    candidate: Candidate, loading_ms: float, timer: Timer, budget: Budget, found: Admission
-) -> None:
+def _look_at(candidate: Candidate, timer: Timer, budget: Budget, found: Admission) -> None:
     once = Batch(candidate, 1, "hot")
     (first,) = timer.run([once])
     if first.error:
         found.cut[candidate] = (f"failed: {first.error}", None)
         return
-    # PyTorch's own path and cuBLAS set themselves up on the host in their first call, while the
-    # GPU waits between the two events: that says nothing of the kernel.
-    is_setting_up = candidate.engine is None
-    found.gpu_ms += 0.0 if is_setting_up else first.time_ms
-    if first.time_ms > ABSURD * found.best_ms + loading_ms and not is_setting_up:
+    found.gpu_ms += first.time_ms
+    if first.time_ms > ABSURD * found.best_ms + _HELD_UP_MS:
         found.cut[candidate] = ("absurdly slow at its first run", first.time_ms)
         return
     if found.rough_ms and budget.is_spent():
@@ -142,6 +138,5 @@ def _look_at(
     found.gpu_ms += second.time_ms
     found.rough_ms[candidate] = second.time_ms
     limit_ms = ENGINE_SLOW * found.best_ms
-    if limit_ms < second.time_ms <= limit_ms + _LOADING_MS:
-        # Its engine's other configs depend on it: one launch may have been disturbed.
+    if limit_ms < second.time_ms <= limit_ms + _DISTURBED_MS:
         _look_again(candidate, timer, found)

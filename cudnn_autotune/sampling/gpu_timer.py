@@ -118,14 +118,15 @@ class GpuTimer:
         durations_s = [batch.calls * r[0] / 1e3 for batch, r in zip(batches, results, strict=True)]
         powers_w = board_power.of_batches(durations_s, end_s, watch.readings)
         samples = []
-        for batch, (time_ms, clock, error), power_w in zip(batches, results, powers_w, strict=True):
+        for batch, result, power_w in zip(batches, results, powers_w, strict=True):
+            time_ms, clock, loading_ms, error = result
             self._seen[batch.candidate.text] = batch.candidate
             if error:
                 self._errors[batch.candidate.text] = error
                 samples.append(Sample(math.inf, error=error))
                 continue
             self._last_ms[batch.candidate.text] = time_ms
-            samples.append(Sample(time_ms, clock or None, power_w=power_w))
+            samples.append(Sample(time_ms, clock or None, power_w=power_w, loading_ms=loading_ms))
         return samples
 
     def _expected_ms(self, batches: Sequence[Batch]) -> float:

@@ -40,6 +40,9 @@ class Sample:
     """Mean SM clock over the batch; None where it cannot be told."""
     error: str = ""
     """Why the candidate failed to run."""
+    loading_ms: float = 0.0
+    """Of a candidate's first run in a process, one call by itself: what loading its kernel took
+    before, tens of milliseconds at times. It is no part of ``time_ms``."""
     power_w: float | None = None
     """What the board drew meanwhile, where it was read just then while its power limit held the
     clock: a reading is of some 25 ms, and a board takes one every 100 ms or so."""
@@ -64,8 +67,8 @@ class Timer(Protocol):
     def run(self, batches: Sequence[Batch]) -> list[Sample]:
         """Runs batches in their order, the GPU never waiting for the host in between.
 
-        A candidate's first run in a process includes loading its kernel. The call returns when
-        the last batch is over. Candidates must be runnable.
+        A candidate's first run, which loads its kernel, should be of one call in one batch. The
+        call returns when the last batch is over. Candidates must be runnable.
         """
 
     def state(self) -> GpuState:

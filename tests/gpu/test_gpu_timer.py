@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from references import assert_close, random_operands, reference, tolerance
+from subprocesses import evaluate
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -105,6 +107,38 @@ def test_the_clock_is_told_for_batches_long_enough(open_timer: Open) -> None:
     samples = timer.run([Batch(first, 100, "hot")] * 5)
     check_samples(samples, timer)
     assert len({sample.clock_mhz is None for sample in samples}) == 1
+
+
+FIRST_RUNS = """
+import json, torch
+import cudnn_autotune as ca
+from cudnn_autotune.sampling.gpu_timer import GpuTimer
+from cudnn_autotune.sampling.timer import Batch
+
+torch.backends.cudnn.allow_tf32 = True
+problem = ca.ConvProblem(
+    "fprop", (32, 64, 28, 28), (64, 64, 3, 3), padding=1, dtype=torch.float32,
+    memory_format=torch.channels_last,
+)
+timer = GpuTimer.open(problem)
+listed = [c for c in ca.candidates(problem) if c.heuristic_mode == "A" and not c.is_compiled]
+runs = []
+for candidate in timer.runnable(listed)[:12]:
+    pair = [timer.run([Batch(candidate, 1, "hot")])[0] for _ in range(2)]
+    runs.append([[s.time_ms, s.loading_ms] for s in pair if not s.error])
+print(json.dumps(runs))
+"""
+
+
+def test_loading_a_kernel_is_told_apart_from_its_first_run() -> None:
+    """In a process that has run none before; it takes a hundred times as long as the kernel."""
+    runs = [run for run in json.loads(evaluate(FIRST_RUNS)) if run]
+    assert len(runs) > 3
+    for (first_ms, _), (second_ms, loading_ms) in runs:
+        assert 0 < first_ms < 5 * second_ms + 1
+        assert loading_ms == 0
+    (first_ms, loading_ms), _ = runs[0]
+    assert loading_ms > first_ms
 
 
 def test_a_graph_of_calls_takes_what_single_calls_take(open_timer: Open) -> None:
@@ -312,7 +346,7 @@ def test_calls_go_round_the_places_that_a_workspace_leaves(
             block.fill_(0xA5)
             written.fill_(math.nan)
             torch.cuda.synchronize()
-            ((_, _, error),) = native.run([(native.add(text, plan), places, False, as_graph)], 0)
+            ((*_, error),) = native.run([(native.add(text, plan), places, False, as_graph)], 0)
             assert not error
             assert_close(written, expected, tolerance(problem.dtype), text)
             used = block.view(places, page) != 0xA5

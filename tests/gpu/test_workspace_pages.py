@@ -184,7 +184,7 @@ def test_a_timed_workspace_is_on_the_pages(
             for as_graph in (False, True):
                 block.fill_(0xA5)
                 torch.cuda.synchronize()
-                ((time_ms, _, error),) = native.run([(number, 40, False, as_graph)], 0)
+                ((time_ms, *_, error),) = native.run([(number, 40, False, as_graph)], 0)
                 assert not error
                 assert time_ms > 0
                 assert bool((block == 0xA5).all()) is uses_pages
@@ -393,6 +393,7 @@ def test_more_graphs_than_pages(
 
 
 COMPILED = """
+import sys
 import torch
 import cudnn_autotune as ca
 from cudnn_autotune import _C
@@ -406,6 +407,10 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.second(torch.relu(self.first(x)))
 
+ca.pin(ca.ConvProblem(
+    "fprop", (16, 64, 56, 56), (64, 64, 3, 3), padding=1, dtype=torch.float16,
+    memory_format=torch.channels_last,
+), sys.argv[1])
 torch.manual_seed(0)
 net = Net().to("cuda", torch.float16, memory_format=torch.channels_last).eval()
 compiled = torch.compile(net, mode="reduce-overhead")
@@ -418,9 +423,9 @@ print(*_C.workspace_pages(0))
 """
 
 
-def test_the_first_call_within_graphs_of_torch_compile(pages: int) -> None:
+def test_the_first_call_within_graphs_of_torch_compile(pages: int, engine_text: str) -> None:
     """It runs while the caching allocator is redirected to a pool that must not keep anything."""
-    done = python("-c", COMPILED)
+    done = python("-c", COMPILED, engine_text)
     assert done.returncode == 0, done.stderr
     *_, count, left = done.stdout.split()
     assert int(count) > int(left)
