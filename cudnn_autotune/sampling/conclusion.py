@@ -24,24 +24,25 @@ def selection(found: Field, timer: Timer, rules: RaceRules) -> Selection | None:
     behind_best = {c: last.mu[c] - best for c in last.survivors}
     tied = [c for c, behind in behind_best.items() if behind <= rules.tie_width]
     unsure = [c for c, behind in behind_best.items() if behind <= last.half_width[c]]
-    first = ties.order(tied)[0]
+    order, rule = ties.settle({c: last.ms(c) for c in tied})
+    first = order[0]
     # Against the best by mu, every rival's lead is known; the chosen one may trail it by a tie.
     others = [last.lead(c) for c in last.survivors if c not in (first, last.best)]
     behind = last.mu[first] - best
     bound = behind + max([0.0, *others])
     if first != last.best:
         bound = max(bound, behind + last.half_width[first])
-    return told(found, timer, tied, max(0.0, math.expm1(bound)), rules, unsure=unsure)
+    return told(found, timer, order, rule, max(0.0, math.expm1(bound)), rules, unsure=unsure)
 
 
 def told(
     found: Field,
     timer: Timer,
     tied: Sequence[Candidate],
+    rule: str,
     regret_bound: float | None,
     rules: RaceRules,
     unsure: Sequence[Candidate] = (),
-    rule: str | None = None,
     burst_weight: float = 0.0,
 ) -> Selection:
     """The selection with its evidence: the tied first, then the others as they finished.
@@ -49,17 +50,16 @@ def told(
     It claims no bound where some candidate was not compared (``Field.is_judged``).
 
     Args:
-        tied: those within the tie width of the fastest, from which the tie rule takes one.
+        tied: those within the tie width of the fastest, the chosen one first.
+        rule: what decided.
         unsure: those that the measurement could not tell from the chosen one, for the evidence.
-        rule: what decided, where it was not the tie rule.
         burst_weight: as ``Evidence.burst_weight``.
     """
     state = timer.state()
-    chosen = ties.order(tied)
     # Those that ran alone first, as they stand; the sort leaves the others in the race's order.
     rest = [_timed(c, found) for c in found.raced() if c not in tied]
     rest.sort(key=lambda entry: entry.standing(burst_weight))
-    ranking = [*(_timed(c, found) for c in chosen), *rest]
+    ranking = [*(_timed(c, found) for c in tied), *rest]
     shown = {entry.candidate for entry in ranking}
     failed = [Timed(c, None, 0, cut=f"failed: {why}") for c, why in found.failed.items()]
     shown |= set(found.failed)
@@ -79,8 +79,8 @@ def told(
         tuple([*ranking, *cut, *failed]),
         samples + found.admission.samples + found.extra_samples,
         Evidence(
-            rule=rule or ties.rule(tied),
-            tied=tuple(dict.fromkeys(c.text for c in [*chosen, *unsure])),
+            rule=rule,
+            tied=tuple(dict.fromkeys(c.text for c in [*tied, *unsure])),
             burst_weight=burst_weight,
             regret_bound=regret_bound if found.is_judged else None,
             confidence=rules.confidence,
@@ -89,7 +89,7 @@ def told(
             + found.extra_gpu_ms,
             wall_ms=timer.elapsed_ms(),
             clock_mhz=found.last.clock_mhz,
-            sustained_clock_mhz=found.sustained_clock_mhz.get(chosen[0]),
+            sustained_clock_mhz=found.sustained_clock_mhz.get(tied[0]),
             max_clock_mhz=state.max_clock_mhz,
             throttle_reasons=tuple(found.throttle_reasons | dict.fromkeys(state.throttle_reasons)),
             disturbed=sum(outcome.disturbed for outcome in found.races),

@@ -125,25 +125,19 @@ class OnlineRace:
         """The outcome; ``budget_ms`` where a budget left candidates out, of which nothing is known
         then."""
         best = min(self.mu[i] for i in self.active)
-        tied = [i for i in self.active if self.mu[i] - best <= self.rules.tie_width]
+        order, rule = self._settled()
         unsure = [i for i in self.active if self.mu[i] - best <= self.half_width]
         others = [best - self.mu[i] for i in self.active if i != chosen]
         behind = self.mu[chosen] - best
         bound = behind + max([0.0, *(other + self.half_width for other in others)])
-        order = ties.order([self.candidates[i] for i in tied])
-        by_text = {c.text: i for i, c in enumerate(self.candidates)}
-        rest = sorted(
-            (i for i in range(len(self.candidates)) if i not in tied),
-            key=lambda i: self.mu.get(i, math.inf),
-        )
-        ranking = [chosen, *(i for c in order if (i := by_text[c.text]) != chosen), *rest]
-        ranking = list(dict.fromkeys(ranking))
-        texts = [self.candidates[i].text for i in dict.fromkeys([*ranking[: len(tied)], *unsure])]
+        rest = sorted(range(len(self.candidates)), key=lambda i: self.mu.get(i, math.inf))
+        ranking = list(dict.fromkeys([chosen, *order, *rest]))
+        texts = [self.candidates[i].text for i in dict.fromkeys([*ranking[: len(order)], *unsure])]
         return Selection(
             tuple(self._timed(i) for i in ranking),
             self.turns,
             Evidence(
-                rule=ties.rule([self.candidates[i] for i in tied]),
+                rule=rule,
                 tied=tuple(texts),
                 regret_bound=max(0.0, math.expm1(bound)) if budget_ms is None else None,
                 budget_ms=budget_ms,
@@ -208,7 +202,12 @@ class OnlineRace:
             self._log_ms = np.pad(self._log_ms, more, constant_values=math.inf)
 
     def _chosen(self) -> int:
+        return self._settled()[0][0]
+
+    def _settled(self) -> tuple[list[int], str]:
+        """Those within the tie width of the best, the one to take first, and what decides."""
         best = min(self.mu[i] for i in self.active)
         tied = [i for i in self.active if self.mu[i] - best <= self.rules.tie_width]
-        first = ties.order([self.candidates[i] for i in tied])[0]
-        return self.candidates.index(first)
+        numbers = {self.candidates[i]: i for i in tied}
+        order, rule = ties.settle({c: math.exp(self.mu[i]) for c, i in numbers.items()})
+        return [numbers[c] for c in order], rule

@@ -121,9 +121,10 @@ def decided(
     in_turns = {c: found.ms(c) or math.inf for c in equal}
     fastest_ms = min(in_turns.values())
     tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + race_rules.tie_width)]
-    chosen = ties.order(tied)[0]
+    weight = solo_rules.burst_weight
+    order, rule = ties.settle({c: found.sustained_ms[c] * in_turns[c] ** weight for c in tied})
+    chosen = order[0]
     unsure = [c for c in logs if abs(logs[c] - logs[chosen]) <= 2 * outcome.error(c, chosen) + 1e-9]
-    rule = None
     if min(logs, key=logs.__getitem__) not in tied:
         rule = "nearly as fast alone, faster in turns"
     elif len(tied) < len(equal):
@@ -132,12 +133,12 @@ def decided(
     return told(
         found,
         timer,
-        tied,
+        order,
+        rule,
         bound,
         race_rules,
         unsure=unsure,
-        rule=rule,
-        burst_weight=solo_rules.burst_weight,
+        burst_weight=weight,
     )
 
 

@@ -24,7 +24,7 @@ def under(
     The chosen one stays if it may serve. Else the fastest of the others takes its place, by its
     time alone at a steady clock where that is known of all that are near (``sustained_ms``, and
     ``time_ms`` by the evidence's ``burst_weight``), else by ``time_ms``; of those within
-    ``ties.TIE_WIDTH`` the first by ``ties.order``. The others keep their order.
+    ``ties.TIE_WIDTH`` the first by ``ties.settle``. The others keep their order.
 
     Args:
         chosen: the entry of ``selection`` that serves where nothing is constrained.
@@ -59,11 +59,11 @@ def under(
         first, tied = chosen, [text for text in evidence.tied if text not in out]
         evidence = replace(evidence, tied=tuple(tied))
     else:
-        equal = ties.order(_fastest(serving, evidence.burst_weight))
+        equal, rule = ties.settle(_fastest(serving, evidence.burst_weight))
         first = next(entry for entry in serving if entry.candidate is equal[0])
         evidence = replace(
             evidence,
-            rule=f"re-ranked: {ties.rule(equal)}",
+            rule=f"re-ranked: {rule}",
             tied=tuple(candidate.text for candidate in equal),
             regret_bound=None,
             confidence=None,
@@ -73,8 +73,8 @@ def under(
     return replace(selection, ranking=(first, *others), evidence=evidence)
 
 
-def _fastest(entries: Sequence[Timed], burst_weight: float) -> list[Candidate]:
-    """Those that are as good as equally fast as the fastest; every entry is timed."""
+def _fastest(entries: Sequence[Timed], burst_weight: float) -> dict[Candidate, float]:
+    """Times of those that are as good as equally fast as the fastest; every entry is timed."""
     times = {entry: entry.time_ms for entry in entries if entry.time_ms is not None}
     near = min(times.values()) * SoloRules.reach
     # Whom the race left further behind was not run alone, and need not be.
@@ -85,6 +85,6 @@ def _fastest(entries: Sequence[Timed], burst_weight: float) -> list[Candidate]:
     return _tied(times)
 
 
-def _tied(times: Mapping[Timed, float]) -> list[Candidate]:
+def _tied(times: Mapping[Timed, float]) -> dict[Candidate, float]:
     limit = min(times.values()) * (1 + ties.TIE_WIDTH)
-    return [entry.candidate for entry, ms in times.items() if ms <= limit]
+    return {entry.candidate: ms for entry, ms in times.items() if ms <= limit}

@@ -220,45 +220,69 @@ def config(text: str, **changes: Any) -> Candidate:
 
 
 BASE = config("m")
-# Each rule with a candidate that loses to BASE by it alone, though it would win by all later rules.
+# Each rule with a candidate that loses to BASE by it alone, though it would win by all later rules;
+# and its time, BASE's being 1.
 RULES = {
-    "deterministic": config("a", numerical_notes=("NONDETERMINISTIC",), rank=0, workspace_bytes=0),
-    "an engine of cuDNN": config("a", engine=None, rank=0, workspace_bytes=0),
-    "less workspace": config("a", workspace_bytes=9, rank=0),
-    "earlier in cuDNN's list": config("a", rank=6),
-    "the first by name": config("n"),
+    "deterministic": (
+        config("a", numerical_notes=("NONDETERMINISTIC",), rank=0, workspace_bytes=0),
+        0.995,
+    ),
+    "an engine of cuDNN": (config("b", engine=None, rank=0, workspace_bytes=0), 0.995),
+    "less workspace": (config("c", workspace_bytes=9, rank=0), 0.995),
+    "faster": (config("d", rank=0), 1.0021),
+    "earlier in cuDNN's list": (config("e", rank=6), 1.0),
+    "the first by name": (config("n"), 1.0),
 }
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_each_rule_decides(name: str) -> None:
-    for pair in ([BASE, RULES[name]], [RULES[name], BASE]):
-        assert ties.order(pair)[0] is BASE
-        assert ties.rule(pair) == f"tie: {name}"
+    other, time = RULES[name]
+    for times in ({BASE: 1.0, other: time}, {other: time, BASE: 1.0}):
+        assert ties.settle(times) == ([BASE, other], f"tie: {name}")
 
 
 def test_the_rules_are_asked_in_their_order() -> None:
     names = list(RULES)
     for count in range(1, len(names) + 1):
         # The last rule that is needed is the one that decided.
-        tied = [BASE, *(RULES[name] for name in names[:count])]
-        assert ties.order(tied)[0] is BASE
-        assert ties.rule(tied) == f"tie: {names[count - 1]}"
+        order, rule = ties.settle({BASE: 1.0, **dict(RULES[name] for name in names[:count])})
+        assert order[0] is BASE
+        assert rule == f"tie: {names[count - 1]}"
     # Who loses by an earlier rule stands behind who loses by a later one.
-    ordered = ties.order([BASE, *RULES.values()])
-    assert ordered == [BASE, *(RULES[name] for name in reversed(names))]
+    order, _ = ties.settle({BASE: 1.0, **dict(RULES.values())})
+    assert order == [BASE, *(RULES[name][0] for name in reversed(names))]
 
 
-def test_one_alone_is_the_fastest_and_twice_the_same_is_refused() -> None:
-    assert ties.rule([BASE]) == "fastest"
-    assert ties.rule([]) == "fastest"
-    with pytest.raises(ValueError, match="'m'"):
-        ties.rule([BASE, BASE])
+def test_the_fastest_is_taken_unless_nobody_could_tell() -> None:
+    early, late = config("early", rank=1), config("late", rank=2)
+    assert ties.settle({early: 1.0019, late: 1.0}) == (
+        [early, late],
+        "tie: earlier in cuDNN's list",
+    )
+    assert ties.settle({early: 1.0021, late: 1.0}) == ([late, early], "tie: faster")
+
+
+def test_time_decides_among_those_without_another_advantage() -> None:
+    """Whoever has less workspace is taken, and of several such the fastest."""
+    times = {
+        config("large", workspace_bytes=64): 1.0,
+        config("slow", workspace_bytes=8, rank=0): 1.0045,
+        config("quick", workspace_bytes=8, rank=1): 1.002,
+    }
+    order, rule = ties.settle(times)
+    assert [c.text for c in order] == ["quick", "slow", "large"]
+    assert rule == "tie: faster"
+
+
+def test_one_alone_is_the_fastest() -> None:
+    assert ties.settle({BASE: 1.0}) == ([BASE], "fastest")
+    assert ties.settle({}) == ([], "fastest")
 
 
 def test_pytorchs_own_path_comes_last() -> None:
-    tied = [ATEN, MATMUL, config("a", workspace_bytes=2**40, rank=99)]
-    assert [c.text for c in ties.order(tied)] == ["a", MATMUL.text, ATEN.text]
+    order, _ = ties.settle({ATEN: 1, MATMUL: 1, config("a", workspace_bytes=2**40, rank=99): 1})
+    assert [c.text for c in order] == ["a", MATMUL.text, ATEN.text]
 
 
 def test_the_earlier_mode_comes_first_however_ranks_are_counted() -> None:
@@ -269,23 +293,27 @@ def test_the_earlier_mode_comes_first_however_ranks_are_counted() -> None:
         config("b", heuristic_mode="B", rank=0),
         config("a", heuristic_mode="A", rank=3),
     ]
-    assert [c.text for c in ties.order(tied)] == ["a", "b", "fallback", "last"]
-    assert ties.rule(tied) == "tie: earlier in cuDNN's list"
+    order, rule = ties.settle(dict.fromkeys(tied, 1.0))
+    assert [c.text for c in order] == ["a", "b", "fallback", "last"]
+    assert rule == "tie: earlier in cuDNN's list"
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    found=st.lists(candidates, min_size=1, max_size=6, unique_by=lambda c: c.text),
+    found=st.lists(
+        st.tuples(candidates, st.sampled_from([1.0, 1.001, 1.002, 1.003, 1.005])),
+        min_size=1,
+        max_size=6,
+        unique_by=lambda pair: pair[0].text,
+    ),
     seed=st.integers(0, 100),
 )
 def test_the_order_is_total_and_does_not_depend_on_the_input(
-    found: list[Candidate], seed: int
+    found: list[tuple[Candidate, float]], seed: int
 ) -> None:
     shuffled = random.Random(seed).sample(found, len(found))
-    assert ties.order(shuffled) == ties.order(found)
-    assert ties.rule(shuffled) == ties.rule(found)
-    # Nor on who else is there.
-    assert ties.order(found)[1:] == ties.order(ties.order(found)[1:])
+    assert ties.settle(dict(shuffled)) == ties.settle(dict(found))
+    assert set(ties.settle(dict(found))[0]) == set(dict(found))
 
 
 def test_every_field_of_the_evidence_is_stored() -> None:

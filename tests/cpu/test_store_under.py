@@ -186,7 +186,7 @@ def test_ties_are_settled_by_the_rule_in_whatever_order(order: tuple[int, ...]) 
     equal = [
         timed("eager", 2.0, 0, NONDETERMINISTIC, rank=1),
         timed("roomy", 2.002, 64, rank=2),
-        timed("late", 2.004, 8, rank=4),
+        timed("late", 2.006, 8, rank=4),
         timed("early", 2.009, 8, rank=3),
     ]
     ranking = [timed("large", 1.0, 100), *(equal[number] for number in order)]
@@ -197,6 +197,18 @@ def test_ties_are_settled_by_the_rule_in_whatever_order(order: tuple[int, ...]) 
     assert found.selection.evidence.tied == ("early", "late", "roomy", "eager")
     expected = [e.candidate.text for e in ranking[1:] if e.candidate.text != "early"]
     assert texts(found) == ["early", *expected]
+
+
+def test_of_those_that_tie_the_faster_is_taken_before_the_earlier() -> None:
+    ranking = [
+        timed("large", 1.0, 100),
+        timed("early", 2.009, 8, rank=3),
+        timed("late", 2.004, 8, rank=4),
+    ]
+    found = decision(selection=selection(ranking)).under(False, 99)
+    assert found is not None
+    assert found.selection.winner.candidate.text == "late"
+    assert found.selection.evidence.rule == "re-ranked: tie: faster"
 
 
 def test_beyond_the_tie_width_time_decides() -> None:
