@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 
 from cudnn_autotune.store import entry
 from cudnn_autotune.store.content import Content, Span, State
@@ -69,7 +68,8 @@ def _end(content: Content) -> int:
 def spans_of(
     data: bytes, begin: int, environment: Environment, before: Mapping[bytes, Span] | None = None
 ) -> dict[bytes, Span] | None:
-    """Of a body laid out as :func:`encode` does; None of any other. No entry is parsed.
+    """Of a body laid out as :func:`encode` does; None of any other. No entry is parsed, but those
+    whose name is there twice.
 
     Args:
         begin, before: where entries begin that are not in ``before``.
@@ -96,17 +96,24 @@ def spans_of(
             repeated.setdefault(name, [spans[name]]).append((begin, close))
         spans[name] = (begin, close)
         begin = end + 1
-    for name, places in repeated.items():
-        lines = [data[slice(*place)] for place in places]
-        spans[name] = places[_best(lines, environment)]
+    try:
+        for name, places in repeated.items():
+            lines = [data[slice(*place)] for place in places]
+            spans[name] = places[_best(lines, environment)]
+    except entry.NoEntryError:
+        return None
     return spans
 
 
 def _best(lines: Sequence[bytes], environment: Environment) -> int:
-    """Which of several entries of one name counts."""
+    """Which of several entries of one name counts; NoEntryError where one of them is none."""
     decisions: dict[int, Decision] = {}
     for number, line in enumerate(lines):
-        with suppress(ValueError):
+        try:
             decisions[number] = entry.decode(line, environment)
+        except entry.NoEntryError:
+            raise  # nobody would ever look at it again
+        except ValueError:
+            continue
     kept = prevailing(decisions.values())
     return next((n for n, decision in decisions.items() if decision in kept), len(lines) - 1)

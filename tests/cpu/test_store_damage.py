@@ -282,6 +282,18 @@ def test_of_entries_that_are_there_twice_the_one_that_prevails_counts(tmp_path: 
             assert list(Store(path, H200)) == [KNOWN[0], later, KNOWN[2], decision(4)]
 
 
+@pytest.mark.parametrize("value", [b"{1}", b'{:"out"}'], ids=str)
+def test_a_damaged_entry_beside_a_sound_one_of_its_name(tmp_path: Path, value: bytes) -> None:
+    """Nobody would look it up, and the file would be no JSON for ever."""
+    path, data = written(tmp_path)
+    name, _ = entry_of(path, 1)
+    lines = data.splitlines()
+    lines.insert(4, name + b": " + value + b",")
+    assert_set_aside(path, b"\n".join([*lines, b""]), KNOWN)
+    lines[4], lines[5] = lines[5], lines[4]
+    assert_set_aside(path, b"\n".join([*lines, b""]), KNOWN)
+
+
 # Files that are left alone
 
 
