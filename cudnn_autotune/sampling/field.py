@@ -83,6 +83,12 @@ class Field:
         known = [o.half_width[candidate] for o in self.races if candidate in o.half_width]
         return known[-1] if known else math.inf
 
+    def cold_excess(self, candidate: Candidate) -> float:
+        """How much longer (log) a call takes in the mean of both cache states than with a hot one,
+        in the latest race that it ran in."""
+        known = [o.cold_excess[candidate] for o in self.races if candidate in o.cold_excess]
+        return known[-1] if known else 0.0
+
     def _slowed_since(self, outcome: RaceOutcome) -> float:
         """By how much those that ran in both were slower in the last race than in ``outcome``."""
         if outcome is self.last:

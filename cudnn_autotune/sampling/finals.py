@@ -197,7 +197,8 @@ def finish(
 
     def measure(candidate: Candidate, chunks: int) -> None:
         call_ms, left_ms = found.ms(candidate) or 1.0, found.budget.left_ms()
-        block = solo(candidate, call_ms, chunks, timer, race_rules, left_ms, is_patient)
+        excess = found.cold_excess(candidate)
+        block = solo(candidate, call_ms, chunks, timer, race_rules, left_ms, is_patient, excess)
         if isinstance(block, str):
             found.fail(candidate, block)
             outcome.logs.pop(candidate, None)

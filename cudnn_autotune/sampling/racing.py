@@ -102,6 +102,8 @@ class RaceOutcome:
     failed: dict[Candidate, str] = field(default_factory=dict)
     rounds: int = 0
     gpu_ms: float = 0.0
+    cold_excess: dict[Candidate, float] = field(default_factory=dict)
+    """How much longer (log) a call takes in the mean of both cache states than with a hot one."""
     clocks_mhz: list[float] = field(default_factory=list)
     """Batch by batch."""
     round_clocks_mhz: list[float] = field(default_factory=list)
@@ -163,6 +165,7 @@ def race(
         _judge(outcome, log, rules)
         if _is_over(outcome, budget, rules):
             break
+    _tell_cold_excess(outcome, log)
     # The clock may have fallen since they were dropped: their distance from who led then stands.
     for candidate, leader, behind in reversed(outcome.dropped):
         outcome.mu[candidate] = outcome.mu[leader] + behind
@@ -249,6 +252,26 @@ def _judge(
             outcome.survivors.remove(candidate)
             outcome.dropped.append((candidate, alive[judged.best], float(mu - best)))
     outcome.disturbed = judged.disturbed
+
+
+def _tell_cold_excess(outcome: RaceOutcome, log: dict[Cache, list[dict[Candidate, float]]]) -> None:
+    """Against the best, which took part in all rounds: what came between the two of a pair weighs
+    on all alike."""
+    if not outcome.survivors or not {"cold", "hot"} <= log.keys():
+        return
+    best = outcome.best
+    pairs = list(zip(log["cold"], log["hot"], strict=False))
+    if not pairs:
+        return
+    of_best = float(np.median([cold[best] - hot[best] for cold, hot in pairs]))
+    for candidate in outcome.mu:
+        beyond = [
+            (cold[candidate] - cold[best]) - (hot[candidate] - hot[best])
+            for cold, hot in pairs
+            if candidate in cold and candidate in hot
+        ]
+        if beyond:
+            outcome.cold_excess[candidate] = (of_best + float(np.median(beyond))) / 2
 
 
 def _is_over(outcome: RaceOutcome, budget: Budget, rules: RaceRules) -> bool:

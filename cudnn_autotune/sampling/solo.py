@@ -10,6 +10,10 @@ after 60 to 80 ms and swings from there on (benchmarks/results/h200/capped.json)
 of a tenth of a second of one candidate differ by some 2 %; those of half a second by 0.5 %. Where
 the board's power was read meanwhile, its distance from the cap says how far off a block was
 (``board_power``), and blocks of a tenth of a second differ by half a percent.
+
+A block runs on the caller's own tensors, hot: between flushes of the cache the board would rest.
+What a cold cache costs is known from the race, up to a percent more of one candidate than of
+another where calls take some ten microseconds, and is added.
 """
 
 from __future__ import annotations
@@ -66,11 +70,15 @@ class Block:
     """A call, in each chunk of 40 ms."""
     at_limit_ms: tuple[float, ...] = ()
     """A call at the board's power limit, by each reading of its power."""
+    cold_excess: float = 0.0
+    """How much longer (log) a call takes in the mean of both cache states than here, where the
+    cache is hot."""
 
     @property
     def steady_ms(self) -> float:
-        """By the readings of the power, or else by how it ended."""
-        return float(np.mean(self.at_limit_ms)) if self.at_limit_ms else self.ended_ms
+        """By the readings of the power, or else by how it ended; the mean of both cache states."""
+        hot_ms = float(np.mean(self.at_limit_ms)) if self.at_limit_ms else self.ended_ms
+        return hot_ms * math.exp(self.cold_excess)
 
     @property
     def sigma(self) -> float:
@@ -107,6 +115,7 @@ def solo(
     rules: RaceRules,
     most_ms: float = math.inf,
     is_patient: bool = True,
+    cold_excess: float = 0.0,
 ) -> Block | str:
     """Runs ``candidate`` alone until its time is steady; where it fails to run, says why.
 
@@ -116,6 +125,7 @@ def solo(
         rules: of the race before it.
         most_ms: after those, no chunk is begun that would take it beyond this.
         is_patient: False takes it as steady after ``least_chunks``.
+        cold_excess: as ``Block.cold_excess``, of the race before it.
     """
     batch_ms = rules.batch_ms if call_ms < _SHORT_MS else _BATCH_MS
     calls = min(max(1, math.ceil(batch_ms / call_ms)), rules.most_calls)
@@ -158,6 +168,7 @@ def solo(
         counted * per_chunk,
         tuple(chunks),
         tuple(at_limit),
+        cold_excess,
     )
 
 

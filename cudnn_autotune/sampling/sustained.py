@@ -76,7 +76,8 @@ def probed(
         if not found.budget.affords(block_ms(chunks, call_ms)):
             found.remarks.append("the budget left no time to see whether the board throttles")
             return None
-        block = solo(leader, call_ms, chunks, timer, rules, found.budget.left_ms())
+        left_ms, excess = found.budget.left_ms(), found.cold_excess(leader)
+        block = solo(leader, call_ms, chunks, timer, rules, left_ms, cold_excess=excess)
         if not isinstance(block, str):
             charge(found, block, timer)
             found.sustained_ms[leader] = block.steady_ms

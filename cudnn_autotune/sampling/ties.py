@@ -9,9 +9,9 @@ from cudnn_autotune.engines import Candidate
 # Candidates within this of the fastest (relative) are equally fast: less than what one process
 # differs from the next by.
 TIE_WIDTH = 0.005
-# What differs by less than this no measurement tells apart. Then cuDNN's order decides, so that
-# runs agree; else time: who came later in the list was up to 2 % faster in truth where it had been
-# measured as 0.3 % faster (benchmarks/results/h200/audit_layers_2of4.json).
+# What differs by less than this no measurement tells apart: cuDNN's order decides, so that runs
+# agree. Else time does: in 3 of 24 ties that its order had decided on H200s the other one, measured
+# as 0.3 to 0.5 % faster, was faster by 1.4 to 2.3 %.
 _UNTOLD = 0.002
 
 _ADVANTAGES: tuple[tuple[str, Callable[[Candidate], object]], ...] = (

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -203,6 +204,63 @@ def test_what_pytorch_would_run_is_run_alone_wherever_it_could_win() -> None:
     assert selection.winner.candidate.text == "pytorchs"
     ran_alone = [e for e in selection.ranking if e.sustained_ms is not None and not e.runs]
     assert len(ran_alone) < 1 + len(hot), "not everybody was asked"
+
+
+@pytest.mark.parametrize("mode", ["sustained", "auto"])
+def test_alone_as_in_turns_half_of_the_calls_find_a_cold_cache(mode: str) -> None:
+    """Blocks alone are hot; by them the first would win by 3.5 %."""
+    room_w = GPU.power_limit_w - GPU.static_w
+    timer = timer_of(
+        engine("hot", 1.03, 2.0 * room_w, hot_factor=0.9),
+        engine("steady", 0.975, 2.0 * room_w, hot_factor=0.985),
+        built=False,
+    )
+    cold, hot = timer.truth("sustained", "cold"), timer.truth("sustained", "hot")
+    selection = chosen(mode, timer)
+    assert selection.winner.candidate.text == "steady"
+    alone = {e.candidate.text: e.sustained_ms for e in selection.ranking}
+    for text in ("hot", "steady"):
+        assert alone[text] == pytest.approx(math.sqrt(cold[text] * hot[text]), rel=0.02)
+
+
+def of_a_kind(known: SimulatedEngine, number: int, tile: int, **changes: Any) -> SimulatedEngine:
+    named = replace(known.candidate, engine=number, knobs={"TILE_SIZE": tile}, **changes)
+    return replace(known, candidate=named)
+
+
+@pytest.mark.parametrize(("behind", "asked"), [(0.01, True), (0.03, False)])
+def test_who_is_of_the_leaders_kind_runs_alone_if_it_is_near(behind: float, asked: bool) -> None:
+    """Clusters of another shape draw less, once in a while."""
+    scene = pair_under_a_cap(behind, 0.04)
+    alike = [of_a_kind(known, 62, 7) for known in scene.engines]
+    selection = chosen("auto", timer_of(*alike, built=False))
+    ran_alone = {e.candidate.text for e in selection.ranking if e.sustained_ms is not None}
+    assert ("second" in ran_alone) is asked
+    assert selection.winner.candidate.text == ("second" if asked else "first")
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_of_mode_b_the_leaders_kind_is_looked_at_in_any_case(mode: str) -> None:
+    slow = [
+        of_a_kind(engine(f"slow{i}", 1.5), 62, 20 + i, heuristic_mode="B", rank=10 + i)
+        for i in range(4)
+    ]
+    timer = timer_of(
+        of_a_kind(engine("leader", 1.0), 62, 7),
+        of_a_kind(engine("behind", 1.3), 62, 5),
+        *slow,
+        of_a_kind(engine("unseen", 0.8), 62, 6, heuristic_mode="B", rank=15),
+        of_a_kind(engine("of a slow kind", 0.8), 62, 5, heuristic_mode="B", rank=16),
+        of_a_kind(engine("alike", 0.95), 62, 7, heuristic_mode="B", rank=17),
+        gpu=replace(GPU, idle_clock_mhz=GPU.max_clock_mhz),
+        built=False,
+    )
+    selection, log = logged(mode, timer)
+    assert selection is not None
+    assert selection.winner.candidate.text == "alike"
+    assert log.calls()["unseen"] == log.calls()["of a slow kind"] == 0
+    cut = {e.candidate.text: e.cut for e in selection.ranking}
+    assert cut["unseen"] == "the first of heuristic mode B are slower than A's"
 
 
 def told(*values: float, sigma: float = BLOCK_SIGMA) -> list[SteadyLog]:
