@@ -18,7 +18,7 @@ import numpy as np
 
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.statistics import Floats, Standing, standing
+from cudnn_autotune.sampling.statistics import Floats, Standing, shrunk_medians, standing
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.sampling.timer import Batch, Cache, Timer
 
@@ -103,7 +103,8 @@ class RaceOutcome:
     rounds: int = 0
     gpu_ms: float = 0.0
     cold_excess: dict[Candidate, float] = field(default_factory=dict)
-    """How much longer (log) a call takes in the mean of both cache states than with a hot one."""
+    """How much longer (log) a call takes in the mean of both cache states than with a hot one, as
+    far as it is beyond noise that candidates differ in it."""
     clocks_mhz: list[float] = field(default_factory=list)
     """Batch by batch."""
     round_clocks_mhz: list[float] = field(default_factory=list)
@@ -261,17 +262,22 @@ def _tell_cold_excess(outcome: RaceOutcome, log: dict[Cache, list[dict[Candidate
         return
     best = outcome.best
     pairs = list(zip(log["cold"], log["hot"], strict=False))
-    if not pairs:
-        return
-    of_best = float(np.median([cold[best] - hot[best] for cold, hot in pairs]))
-    for candidate in outcome.mu:
-        beyond = [
+    beyond = {
+        candidate: [
             (cold[candidate] - cold[best]) - (hot[candidate] - hot[best])
             for cold, hot in pairs
             if candidate in cold and candidate in hot
         ]
-        if beyond:
-            outcome.cold_excess[candidate] = (of_best + float(np.median(beyond))) / 2
+        for candidate in outcome.mu
+        if candidate != best
+    }
+    beyond = {candidate: samples for candidate, samples in beyond.items() if samples}
+    if not pairs:
+        return
+    of_best = float(np.median([cold[best] - hot[best] for cold, hot in pairs]))
+    outcome.cold_excess[best] = of_best / 2
+    for candidate, more in zip(beyond, shrunk_medians(list(beyond.values())), strict=True):
+        outcome.cold_excess[candidate] = (of_best + more) / 2
 
 
 def _is_over(outcome: RaceOutcome, budget: Budget, rules: RaceRules) -> bool:

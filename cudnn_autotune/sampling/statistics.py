@@ -45,6 +45,31 @@ def quantile(ordered: Floats, share: float) -> float:
     return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
 
 
+# Mean of |noise| in standard deviations, for normal noise.
+_MEAN_ABSOLUTE = math.sqrt(2 / math.pi)
+
+
+def shrunk_medians(groups: Sequence[Sequence[float]]) -> list[float]:
+    """The groups' medians, each the nearer to 0 the more of it may be noise.
+
+    ``m max(0, 1 - (s / m)^2)`` (James & Stein, 1961, its positive part for one value), with ``s``
+    the standard error of ``m``, from the residuals of all groups of three and more; 0 where there
+    are no such groups.
+    """
+    middles = [float(np.median(group)) for group in groups]
+    known = [(m, group) for m, group in zip(middles, groups, strict=True) if len(group) >= 3]
+    freedom = sum(len(group) - 1 for _, group in known)
+    if not freedom:
+        return [0.0] * len(groups)
+    residuals = sum(abs(value - middle) for middle, group in known for value in group)
+    sigma = residuals / (_MEAN_ABSOLUTE * freedom)
+    errors = [_MEDIAN_COST * sigma / math.sqrt(len(group)) for group in groups]
+    return [
+        middle * max(0.0, 1 - (error / middle) ** 2) if middle else 0.0
+        for middle, error in zip(middles, errors, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class Fit:
     """A median polish of rounds by candidates."""
