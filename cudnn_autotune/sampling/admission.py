@@ -15,13 +15,11 @@ from cudnn_autotune.sampling.timer import Batch, Timer
 SLOW = 1.5
 # No disturbance explains this: not looked at twice.
 HOPELESS = 3.0
-# Absurdly slow at its first, untimed run: not run again. The allowance is for a host that was
-# held up meanwhile: the engine's other configs depend on it.
+# Absurdly slow at its first, untimed run: not run again. A launch may take longer than it should by
+# so much; of an engine's first config, on which the others depend, the host may have been held up.
 ABSURD = 5.0
-_HELD_UP_MS = 50.0
-# So much a timed launch may take longer than it should, and is looked at again for its engine's
-# other configs.
 _DISTURBED_MS = 10.0
+_HELD_UP_MS = 50.0
 # All configs of an engine so far, or two of them in a row, were this much slower than the best: so
 # are its others.
 ENGINE_SLOW = 5.0
@@ -77,7 +75,7 @@ def admit(
                 None,
             )
             continue
-        _look_at(candidate, timer, budget, found)
+        _look_at(candidate, _DISTURBED_MS if siblings else _HELD_UP_MS, timer, budget, found)
         rough = found.rough_ms.get(candidate, found.cut.get(candidate, ("", None))[1])
         if rough is not None:
             siblings.append(rough)
@@ -117,14 +115,16 @@ def _look_again(candidate: Candidate, timer: Timer, found: Admission) -> None:
         found.rough_ms[candidate] = min(found.rough_ms[candidate], sample.time_ms)
 
 
-def _look_at(candidate: Candidate, timer: Timer, budget: Budget, found: Admission) -> None:
+def _look_at(
+    candidate: Candidate, longer_ms: float, timer: Timer, budget: Budget, found: Admission
+) -> None:
     once = Batch(candidate, 1, "hot")
     (first,) = timer.run([once])
     if first.error:
         found.cut[candidate] = (f"failed: {first.error}", None)
         return
     found.gpu_ms += first.time_ms
-    if first.time_ms > ABSURD * found.best_ms + _HELD_UP_MS:
+    if first.time_ms > ABSURD * found.best_ms + longer_ms:
         found.cut[candidate] = ("absurdly slow at its first run", first.time_ms)
         return
     if found.rough_ms and budget.is_spent():
@@ -139,4 +139,5 @@ def _look_at(candidate: Candidate, timer: Timer, budget: Budget, found: Admissio
     found.rough_ms[candidate] = second.time_ms
     limit_ms = ENGINE_SLOW * found.best_ms
     if limit_ms < second.time_ms <= limit_ms + _DISTURBED_MS:
+        # Its engine's other configs depend on it.
         _look_again(candidate, timer, found)

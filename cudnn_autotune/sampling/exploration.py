@@ -116,8 +116,9 @@ def _admit_all(
     first_of_b = others[:_FIRST_OF_B]
     alike = [c for c in others[_FIRST_OF_B:] if kind(c) in leading]
     rest_of_b = [c for c in others[_FIRST_OF_B:] if kind(c) not in leading]
-    admit([*first_of_b, *alike], timer, budget, found.admission)
+    admit(first_of_b, timer, budget, found.admission)
     best_of_b = min((rough[c] for c in first_of_b if c in rough), default=math.inf)
+    admit(alike, timer, budget, found.admission)
     if best_of_b <= _NEAR * best_of_a or any(c in unseen for c in first_of_b):
         admit(rest_of_b, timer, budget, found.admission)
     else:

@@ -84,10 +84,15 @@ class Field:
         return known[-1] if known else math.inf
 
     def cold_excess(self, candidate: Candidate) -> float:
-        """How much longer (log) a call takes in the mean of both cache states than with a hot one,
-        in the latest race that it ran in."""
-        known = [o.cold_excess[candidate] for o in self.races if candidate in o.cold_excess]
-        return known[-1] if known else 0.0
+        """How much more (log) the mean of both cache states takes than a hot one, beyond what it
+        does of the leader, by the latest race that it ran in."""
+        last = self.last.cold_excess
+        for outcome in reversed(self.races):
+            own = outcome.cold_excess
+            if candidate in own:
+                both = [last[c] - own[c] for c in own if c in last]
+                return own[candidate] + (statistics.median(both) if both else 0.0)
+        return 0.0
 
     def _slowed_since(self, outcome: RaceOutcome) -> float:
         """By how much those that ran in both were slower in the last race than in ``outcome``."""

@@ -59,7 +59,7 @@ class SoloRules:
     """or once the noise is no more than this: what is left does not matter."""
     equal: float = 0.005
     """The race's leader keeps its place unless somebody beats it by more than this; of others so
-    near to one another, the race decides."""
+    near to one another, the race decides, and where that calls it a tie the rules for ties."""
     burst_weight: float = 0.1
     """What a percent in the race counts for beside one alone. A layer is seldom alone, so that the
     clock is not all its own; but who is 5 % slower in turns and 2 % faster alone is to be taken."""

@@ -103,8 +103,8 @@ class RaceOutcome:
     rounds: int = 0
     gpu_ms: float = 0.0
     cold_excess: dict[Candidate, float] = field(default_factory=dict)
-    """How much longer (log) a call takes in the mean of both cache states than with a hot one, as
-    far as it is beyond noise that candidates differ in it."""
+    """How much more (log) the mean of both cache states takes than a hot one, beyond what it does
+    of the best one, as far as that is more than noise."""
     clocks_mhz: list[float] = field(default_factory=list)
     """Batch by batch."""
     round_clocks_mhz: list[float] = field(default_factory=list)
@@ -256,8 +256,8 @@ def _judge(
 
 
 def _tell_cold_excess(outcome: RaceOutcome, log: dict[Cache, list[dict[Candidate, float]]]) -> None:
-    """Against the best, which took part in all rounds: what came between the two of a pair weighs
-    on all alike."""
+    """Against the best, which took part in all rounds: what came between the two of a pair, as a
+    clock that falls, weighs on both alike."""
     if not outcome.survivors or not {"cold", "hot"} <= log.keys():
         return
     best = outcome.best
@@ -272,12 +272,9 @@ def _tell_cold_excess(outcome: RaceOutcome, log: dict[Cache, list[dict[Candidate
         if candidate != best
     }
     beyond = {candidate: samples for candidate, samples in beyond.items() if samples}
-    if not pairs:
-        return
-    of_best = float(np.median([cold[best] - hot[best] for cold, hot in pairs]))
-    outcome.cold_excess[best] = of_best / 2
+    outcome.cold_excess[best] = 0.0
     for candidate, more in zip(beyond, shrunk_medians(list(beyond.values())), strict=True):
-        outcome.cold_excess[candidate] = (of_best + more) / 2
+        outcome.cold_excess[candidate] = more / 2
 
 
 def _is_over(outcome: RaceOutcome, budget: Budget, rules: RaceRules) -> bool:

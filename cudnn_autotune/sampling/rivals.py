@@ -48,7 +48,8 @@ def could_win(
             firsts.append(candidate)
         elif candidate != found.leader and behind < 1 + _ALIKE_WITHIN:
             alike.append(candidate)
-    return [*sorted(firsts, key=lambda c: c.text != found.pytorchs), *alike[:1]]
+    alike.sort(key=lambda c: c.text != found.pytorchs)
+    return sorted([*firsts, *alike[:1]], key=lambda c: c.text != found.pytorchs)
 
 
 def least_ms_alone(
@@ -62,7 +63,10 @@ def least_ms_alone(
     Args:
         steady_ms: of those that were run alone.
     """
-    slowdown = {kind(c): ms / (found.ms(c) or ms) for c, ms in steady_ms.items()}
+    slowdown: dict[object, float] = {}
+    for candidate, ms in steady_ms.items():
+        slower = ms / (found.ms(candidate) or ms)
+        slowdown[kind(candidate)] = min(slower, slowdown.get(kind(candidate), slower))
     least = {}
     clock_mhz = found.last.median_round_mhz
     for candidate, optimistic_ms in _optimistic_ms(found, clock_mhz, max_clock_mhz).items():

@@ -28,8 +28,8 @@ class Timed:
     high_ms: float | None = None
     """The interval of ``time_ms`` at the strategy's confidence; None where it gives none."""
     sustained_ms: float | None = None
-    """Milliseconds a call when it runs alone until the clock is steady, the cache cold and hot by
-    turns as for ``time_ms``; None: not measured."""
+    """Milliseconds a call when it runs alone until the clock is steady, the cache hot; what a cold
+    one costs it more than the race's leader is added. None: not measured."""
     cut: str = ""
     """Why it left the search early; empty for a candidate that stayed to the end."""
     runs: str = ""

@@ -12,8 +12,8 @@ the board's power was read meanwhile, its distance from the cap says how far off
 (``board_power``), and blocks of a tenth of a second differ by half a percent.
 
 A block runs on the caller's own tensors, hot: between flushes of the cache the board would rest.
-What a cold cache costs is known from the race, up to a percent more of one candidate than of
-another where calls take some ten microseconds, and is added.
+What a cold cache costs one candidate more than another is known from the race, up to a percent in
+the mean of both states where calls take some ten microseconds, and is added.
 """
 
 from __future__ import annotations
@@ -71,12 +71,11 @@ class Block:
     at_limit_ms: tuple[float, ...] = ()
     """A call at the board's power limit, by each reading of its power."""
     cold_excess: float = 0.0
-    """How much longer (log) a call takes in the mean of both cache states than here, where the
-    cache is hot."""
+    """How much more (log) a cold cache costs it, half of the time, than it costs the leader."""
 
     @property
     def steady_ms(self) -> float:
-        """By the readings of the power, or else by how it ended; the mean of both cache states."""
+        """By the readings of the power, or else by how it ended; and by its ``cold_excess``."""
         hot_ms = float(np.mean(self.at_limit_ms)) if self.at_limit_ms else self.ended_ms
         return hot_ms * math.exp(self.cold_excess)
 

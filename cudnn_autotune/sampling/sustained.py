@@ -122,8 +122,7 @@ def decided(
     in_turns = {c: found.ms(c) or math.inf for c in equal}
     fastest_ms = min(in_turns.values())
     tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + race_rules.tie_width)]
-    weight = solo_rules.burst_weight
-    order, rule = ties.settle({c: found.sustained_ms[c] * in_turns[c] ** weight for c in tied})
+    order, rule = ties.settle({c: math.exp(outcome.standing(c)) for c in tied})
     chosen = order[0]
     unsure = [c for c in logs if abs(logs[c] - logs[chosen]) <= 2 * outcome.error(c, chosen) + 1e-9]
     if min(logs, key=logs.__getitem__) not in tied:
@@ -139,7 +138,7 @@ def decided(
         bound,
         race_rules,
         unsure=unsure,
-        burst_weight=weight,
+        burst_weight=solo_rules.burst_weight,
     )
 
 

@@ -26,9 +26,12 @@ from cudnn_autotune.offline.simulated import (
     StaticCandidates,
 )
 from cudnn_autotune.sampling.auto import Auto, HeldClocks
-from cudnn_autotune.sampling.finals import Finish, SteadyLog
+from cudnn_autotune.sampling.budget import Budget
+from cudnn_autotune.sampling.field import Field
+from cudnn_autotune.sampling.finals import Finish, SoloRules, SteadyLog
 from cudnn_autotune.sampling.race import Race
-from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.racing import RaceOutcome, RaceRules
+from cudnn_autotune.sampling.rivals import could_win, least_ms_alone
 from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.sampling.solo import BLOCK_SIGMA
 from cudnn_autotune.sampling.strategy import Limits, Strategy, Work
@@ -218,9 +221,9 @@ def test_alone_as_in_turns_half_of_the_calls_find_a_cold_cache(mode: str) -> Non
     cold, hot = timer.truth("sustained", "cold"), timer.truth("sustained", "hot")
     selection = chosen(mode, timer)
     assert selection.winner.candidate.text == "steady"
-    alone = {e.candidate.text: e.sustained_ms for e in selection.ranking}
-    for text in ("hot", "steady"):
-        assert alone[text] == pytest.approx(math.sqrt(cold[text] * hot[text]), rel=0.02)
+    alone = {e.candidate.text: e.sustained_ms or math.nan for e in selection.ranking}
+    truth = {text: math.sqrt(cold[text] * hot[text]) for text in cold}
+    assert alone["hot"] / alone["steady"] == pytest.approx(truth["hot"] / truth["steady"], rel=0.02)
 
 
 def of_a_kind(known: SimulatedEngine, number: int, tile: int, **changes: Any) -> SimulatedEngine:
@@ -261,6 +264,67 @@ def test_of_mode_b_the_leaders_kind_is_looked_at_in_any_case(mode: str) -> None:
     assert log.calls()["unseen"] == log.calls()["of a slow kind"] == 0
     cut = {e.candidate.text: e.cut for e in selection.ranking}
     assert cut["unseen"] == "the first of heuristic mode B are slower than A's"
+
+
+def test_what_mode_b_is_judged_by_is_not_cut_by_what_leads_in_it() -> None:
+    timer = timer_of(
+        of_a_kind(engine("leader", 1.0), 62, 7),
+        *(
+            of_a_kind(engine(f"b{i}", 1.02), 63 + i, 1, heuristic_mode="B", rank=10 + i)
+            for i in range(4)
+        ),
+        of_a_kind(engine("alike", 0.65), 62, 7, heuristic_mode="B", rank=15),
+        of_a_kind(engine("best", 0.5), 80, 3, heuristic_mode="B", rank=16),
+        gpu=replace(GPU, idle_clock_mhz=GPU.max_clock_mhz),
+        built=False,
+    )
+    assert chosen("race", timer).winner.candidate.text == "best"
+
+
+def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> Field:
+    """A field after a race of six rounds, the first of ``times_ms`` leading."""
+    outcome = RaceOutcome(survivors=[next(iter(times_ms))], rounds=6, clocks_mhz=[1900.0])
+    outcome.round_clocks_mhz = [1900.0]
+    outcome.mu = {c: math.log(ms) for c, ms in times_ms.items()}
+    outcome.half_width = dict.fromkeys(times_ms, 0.0)
+    budget = Budget(timer_of(engine("any", 1.0)), Limits())
+    return Field(budget, races=[outcome], atens_plan=pytorchs)
+
+
+def of_tile(text: str, number: int, rank: int) -> Candidate:
+    return replace(candidate(text, rank), engine=number, knobs={"TILE_SIZE": 1})
+
+
+def test_what_pytorch_would_run_comes_first_also_if_it_is_of_the_leaders_kind() -> None:
+    leader, pytorchs = of_tile("leader", 1, 0), of_tile("pytorchs", 1, 1)
+    nearer = of_tile("nearer", 1, 2)
+    others = [of_tile(f"other{i}", 10 + i, 3 + i) for i in range(3)]
+    times_ms = {leader: 1.0, nearer: 1.001, pytorchs: 1.002} | dict.fromkeys(others, 1.01)
+    asked = could_win(raced(times_ms, pytorchs), 1.2, 1980.0, SoloRules())
+    assert asked == [pytorchs, *others]
+    assert could_win(raced(times_ms), 1.2, 1980.0, SoloRules()) == [*others, nearer]
+
+
+def test_of_two_of_a_kind_that_ran_alone_the_lesser_slowdown_counts() -> None:
+    """For what a third one may take alone at best."""
+    leader, second, third = (of_tile(text, 1, i) for i, text in enumerate("abc"))
+    found = raced({leader: 1.0, second: 1.0, third: 1.015})
+    for alone in ({leader: 1.05, second: 1.12}, {second: 1.12, leader: 1.05}):
+        least = least_ms_alone(found, alone, 1980.0)
+        assert least == {third: pytest.approx(1.015 * 1.05 * 0.95)}
+
+
+def test_what_a_cold_cache_costs_is_of_one_scale_over_several_races() -> None:
+    """Each race tells it against its own best one."""
+    first, second, dropped = (of_tile(text, i, i) for i, text in enumerate("abc"))
+    found = raced({second: 1.0, first: 1.01, dropped: 1.2})
+    found.races[0].cold_excess = {second: 0.0, first: -0.01, dropped: 0.02}
+    assert [found.cold_excess(c) for c in (first, second, dropped)] == [-0.01, 0.0, 0.02]
+    found.races += raced({first: 1.0, second: 1.01}).races
+    found.races[1].cold_excess = {first: 0.0, second: 0.012}
+    assert found.cold_excess(first) == 0.0
+    assert found.cold_excess(second) == pytest.approx(0.012)
+    assert found.cold_excess(dropped) == pytest.approx(0.02 + 0.011)
 
 
 def told(*values: float, sigma: float = BLOCK_SIGMA) -> list[SteadyLog]:
