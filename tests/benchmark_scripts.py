@@ -74,12 +74,19 @@ def record(folder: Path, script: str) -> dict[str, Any]:
 
 
 def whole_record(folder: Path, script: str) -> dict[str, Any]:
-    """As :func:`record`, of a dry run that came to its end."""
+    """As :func:`record`, of a dry run that came to its end; it names no folder of the machine."""
     data = record(folder, script)
+    for place in (folder, BENCHMARKS):
+        assert str(place) not in json.dumps(data), "a record must not name the machine's folders"
     assert data["benchmark"] == script
     assert data["complete"] is True
     assert data["environment"]["device"] == "cpu"
     return data
+
+
+def assert_plotted(folder: Path, script: str) -> None:
+    """There is a plot of its record."""
+    assert (folder / f"{script}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def assert_help(script: str) -> None:

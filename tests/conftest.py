@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 # No test, nor a process that it starts, reads or writes what the user's folder remembers.
 os.environ["CUDNN_AUTOTUNE_CACHE"] = "off"
 
-from benchmark_scripts import BENCHMARKS  # imports the package, as the next do
+from benchmark_scripts import BENCHMARKS, dry_runs_into  # imports the package, as the next do
 
 import cudnn_autotune as ca
 from cudnn_autotune import store_settings
@@ -87,6 +88,16 @@ def cudnn_flags() -> Iterator[Callable[..., None]]:
             )
 
         yield set_flags
+
+
+@pytest.fixture(scope="module")
+def dry_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the record and the plot of a dry run of each script in the test file's
+    ``DRY_RUNS``: script -> arguments."""
+    folder = tmp_path_factory.mktemp("dry")
+    scripts = request.module.DRY_RUNS
+    dry_runs_into(folder, scripts, plotted=scripts, tells="DRY RUN")
+    return folder
 
 
 @pytest.fixture

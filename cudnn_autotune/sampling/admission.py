@@ -116,7 +116,7 @@ def _look_again(candidate: Candidate, timer: Timer, found: Admission) -> None:
 
 
 def _look_at(
-    candidate: Candidate, longer_ms: float, timer: Timer, budget: Budget, found: Admission
+    candidate: Candidate, allowance_ms: float, timer: Timer, budget: Budget, found: Admission
 ) -> None:
     once = Batch(candidate, 1, "hot")
     (first,) = timer.run([once])
@@ -124,7 +124,7 @@ def _look_at(
         found.cut[candidate] = (f"failed: {first.error}", None)
         return
     found.gpu_ms += first.time_ms
-    if first.time_ms > ABSURD * found.best_ms + longer_ms:
+    if first.time_ms > ABSURD * found.best_ms + allowance_ms:
         found.cut[candidate] = ("absurdly slow at its first run", first.time_ms)
         return
     if found.rough_ms and budget.is_spent():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines import ATEN, Candidate
@@ -86,20 +87,15 @@ class Field:
     def cold_excess(self, candidate: Candidate) -> float:
         """How much more (log) the mean of both cache states takes than a hot one, beyond what it
         does of the leader, by the latest race that it ran in."""
-        last = self.last.cold_excess
         for outcome in reversed(self.races):
             own = outcome.cold_excess
             if candidate in own:
-                both = [last[c] - own[c] for c in own if c in last]
-                return own[candidate] + (statistics.median(both) if both else 0.0)
+                return own[candidate] + _shift(own, self.last.cold_excess)
         return 0.0
 
     def _slowed_since(self, outcome: RaceOutcome) -> float:
         """By how much those that ran in both were slower in the last race than in ``outcome``."""
-        if outcome is self.last:
-            return 1.0
-        both = [self.last.mu[c] - outcome.mu[c] for c in self.last.mu if c in outcome.mu]
-        return math.exp(statistics.median(both)) if both else 1.0
+        return 1.0 if outcome is self.last else math.exp(_shift(outcome.mu, self.last.mu))
 
     def raced(self) -> list[Candidate]:
         """All that ran in a race and did not fail, fastest first."""
@@ -113,3 +109,9 @@ class Field:
         known = [*self.raced(), *self.admission.rough_ms, *self.admission.cut]
         times = {c: self.ms(c) for c in known if c not in failed}
         return {c: ms for c, ms in times.items() if ms is not None}
+
+
+def _shift(earlier: Mapping[Candidate, float], later: Mapping[Candidate, float]) -> float:
+    """By how much those that are in both grew, in the median; 0 where nobody is."""
+    both = [later[c] - earlier[c] for c in earlier if c in later]
+    return statistics.median(both) if both else 0.0

@@ -261,17 +261,13 @@ def _tell_cold_excess(outcome: RaceOutcome, log: dict[Cache, list[dict[Candidate
     if not outcome.survivors or not {"cold", "hot"} <= log.keys():
         return
     best = outcome.best
-    pairs = list(zip(log["cold"], log["hot"], strict=False))
-    beyond = {
-        candidate: [
-            (cold[candidate] - cold[best]) - (hot[candidate] - hot[best])
-            for cold, hot in pairs
-            if candidate in cold and candidate in hot
-        ]
-        for candidate in outcome.mu
-        if candidate != best
-    }
-    beyond = {candidate: samples for candidate, samples in beyond.items() if samples}
+    beyond: dict[Candidate, list[float]] = {}
+    for cold, hot in zip(log["cold"], log["hot"], strict=False):
+        of_best = cold[best] - hot[best]
+        for candidate, log_ms in cold.items():
+            if candidate in hot and candidate != best:
+                more = log_ms - hot[candidate] - of_best
+                beyond.setdefault(candidate, []).append(more)
     outcome.cold_excess[best] = 0.0
     for candidate, more in zip(beyond, shrunk_medians(list(beyond.values())), strict=True):
         outcome.cold_excess[candidate] = more / 2

@@ -28,8 +28,8 @@ def could_win(
     the most promising first.
 
     Those within ``rules.reach`` whose optimistic time, with what they lose in the race by
-    ``rules.burst_weight``, is below ``steady_ms``: of each kind the fastest, and at last the
-    fastest of the others, where it is near enough to the leader.
+    ``rules.burst_weight``, is below ``steady_ms``: of each kind the fastest, and at last one of
+    the others that are near enough to the leader.
     """
     leader_ms = found.ms(found.leader) or math.inf
     seen = {kind(found.leader)}
@@ -48,8 +48,11 @@ def could_win(
             firsts.append(candidate)
         elif candidate != found.leader and behind < 1 + _ALIKE_WITHIN:
             alike.append(candidate)
-    alike.sort(key=lambda c: c.text != found.pytorchs)
-    return sorted([*firsts, *alike[:1]], key=lambda c: c.text != found.pytorchs)
+
+    def is_anothers(candidate: Candidate) -> bool:
+        return candidate.text != found.pytorchs
+
+    return sorted([*firsts, *sorted(alike, key=is_anothers)[:1]], key=is_anothers)
 
 
 def least_ms_alone(

@@ -71,7 +71,7 @@ class Block:
     at_limit_ms: tuple[float, ...] = ()
     """A call at the board's power limit, by each reading of its power."""
     cold_excess: float = 0.0
-    """How much more (log) a cold cache costs it, half of the time, than it costs the leader."""
+    """How much more (log) a cold cache, half of the time, costs it than the race's best."""
 
     @property
     def steady_ms(self) -> float:

@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 _MAD_TO_SIGMA = 1.4826
 # Variance of a median against that of a mean, for normal noise: pi / 2; its root is 1.25.
 _MEDIAN_COST = 1.25
+# Mean of |noise| in standard deviations, for normal noise.
+_MEAN_ABSOLUTE = math.sqrt(2 / math.pi)
 # The 90 % quantile of |noise| in standard deviations: tells of fat tails, which a median does not.
 _TAIL = 0.9
 _TAIL_TO_SIGMA = 1 / 1.645
@@ -43,10 +45,6 @@ def quantile(ordered: Floats, share: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
-
-
-# Mean of |noise| in standard deviations, for normal noise.
-_MEAN_ABSOLUTE = math.sqrt(2 / math.pi)
 
 
 def shrunk_medians(groups: Sequence[Sequence[float]]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from cudnn_autotune.engines import Candidate
 
@@ -45,10 +45,14 @@ def settle(times: Mapping[Candidate, float]) -> tuple[list[Candidate], str]:
         return (*alike, time if is_behind else 0.0, candidate.place, candidate.text)
 
     ordered = sorted(times, key=keys)
-    decided, others = "fastest", ordered[1:]
-    for number, rule in enumerate(_RULES):
-        if not others:
-            break
-        decided = f"tie: {rule}"
-        others = [c for c in others if keys(c)[number] == keys(ordered[0])[number]]
-    return ordered, decided
+    if len(ordered) < 2:
+        return ordered, "fastest"
+    # The last rule that it took to tell the first from everybody.
+    first, *others = map(keys, ordered)
+    decisive = max(_first_difference(first, other) for other in others)
+    return ordered, f"tie: {_RULES[decisive]}"
+
+
+def _first_difference(one: Sequence[object], other: Sequence[object]) -> int:
+    differ = (n for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    return next(differ, len(one) - 1)

@@ -227,8 +227,11 @@ def test_alone_as_in_turns_half_of_the_calls_find_a_cold_cache(mode: str) -> Non
 
 
 def of_a_kind(known: SimulatedEngine, number: int, tile: int, **changes: Any) -> SimulatedEngine:
-    named = replace(known.candidate, engine=number, knobs={"TILE_SIZE": tile}, **changes)
-    return replace(known, candidate=named)
+    return replace(known, candidate=of_tile(known.candidate, number, tile, **changes))
+
+
+def of_tile(known: Candidate, number: int, tile: int, **changes: Any) -> Candidate:
+    return replace(known, engine=number, knobs={"TILE_SIZE": tile}, **changes)
 
 
 @pytest.mark.parametrize(("behind", "asked"), [(0.01, True), (0.03, False)])
@@ -291,14 +294,10 @@ def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -
     return Field(budget, races=[outcome], atens_plan=pytorchs)
 
 
-def of_tile(text: str, number: int, rank: int) -> Candidate:
-    return replace(candidate(text, rank), engine=number, knobs={"TILE_SIZE": 1})
-
-
 def test_what_pytorch_would_run_comes_first_also_if_it_is_of_the_leaders_kind() -> None:
-    leader, pytorchs = of_tile("leader", 1, 0), of_tile("pytorchs", 1, 1)
-    nearer = of_tile("nearer", 1, 2)
-    others = [of_tile(f"other{i}", 10 + i, 3 + i) for i in range(3)]
+    names = ("leader", "pytorchs", "nearer")
+    leader, pytorchs, nearer = (of_tile(candidate(text), 1, 1) for text in names)
+    others = [of_tile(candidate(f"other{i}"), 10 + i, 1) for i in range(3)]
     times_ms = {leader: 1.0, nearer: 1.001, pytorchs: 1.002} | dict.fromkeys(others, 1.01)
     asked = could_win(raced(times_ms, pytorchs), 1.2, 1980.0, SoloRules())
     assert asked == [pytorchs, *others]
@@ -307,7 +306,7 @@ def test_what_pytorch_would_run_comes_first_also_if_it_is_of_the_leaders_kind() 
 
 def test_of_two_of_a_kind_that_ran_alone_the_lesser_slowdown_counts() -> None:
     """For what a third one may take alone at best."""
-    leader, second, third = (of_tile(text, 1, i) for i, text in enumerate("abc"))
+    leader, second, third = (of_tile(candidate(text), 1, 1) for text in "abc")
     found = raced({leader: 1.0, second: 1.0, third: 1.015})
     for alone in ({leader: 1.05, second: 1.12}, {second: 1.12, leader: 1.05}):
         least = least_ms_alone(found, alone, 1980.0)
@@ -316,7 +315,7 @@ def test_of_two_of_a_kind_that_ran_alone_the_lesser_slowdown_counts() -> None:
 
 def test_what_a_cold_cache_costs_is_of_one_scale_over_several_races() -> None:
     """Each race tells it against its own best one."""
-    first, second, dropped = (of_tile(text, i, i) for i, text in enumerate("abc"))
+    first, second, dropped = (candidate(text) for text in "abc")
     found = raced({second: 1.0, first: 1.01, dropped: 1.2})
     found.races[0].cold_excess = {second: 0.0, first: -0.01, dropped: 0.02}
     assert [found.cold_excess(c) for c in (first, second, dropped)] == [-0.01, 0.0, 0.02]
