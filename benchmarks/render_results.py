@@ -36,6 +36,7 @@ BENCHMARKS = {
     "board_power": "power_limit.report",
     "workspace_place": "workspaces.report",
     "kernel_cfgs": "kernel_portfolio.report",
+    "fallback_mode": "fallback_configs.report",
     "online": "online_mode.report",
     "warm_start": "warm_processes.report",
     "neighbours": "neighbour_picks.report",

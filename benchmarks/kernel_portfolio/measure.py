@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from common import numbers
+from common.turns import single_calls, take_turns
 
 KNOB = "KERNEL_CFG"
 LISTED = "listed"  # the engine's config as cuDNN's heuristics offer it, whichever kernel that is
-
-# A single call that takes longer is not looked at again: no layer's best is that slow.
-TOO_SLOW_MS = 20.0
-BATCH_MS, MOST_CALLS = 0.5, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +92,13 @@ def measure(
     rivals = rivals[: settings.rivals]
     if not rivals:
         raise ValueError("no listed config that needs no compilation runs")
-    times = take_turns(timer, [*(named[n] for n in taken), *rivals], rough, settings)
+    times = take_turns(
+        timer,
+        [*(named[n] for n in taken), *rivals],
+        rough,
+        rounds=settings.rounds,
+        seed=settings.seed,
+    )
     return {
         "listed": own.text,
         "tried": len(named),
@@ -110,50 +112,3 @@ def measure(
 
 def _by(rough: dict[str, float]) -> Any:
     return lambda candidate: rough[candidate.text]
-
-
-def single_calls(timer: Any, candidates: Sequence[Any]) -> dict[str, float]:
-    """The faster of two single calls after a first one that loads the kernel."""
-    from cudnn_autotune.sampling.timer import Batch
-
-    alive = list(candidates)
-    found: dict[str, float] = {}
-    for attempt in range(3):
-        samples = timer.run([Batch(c, 1, "hot") for c in alive])
-        pairs = [
-            (c, s.time_ms)
-            for c, s in zip(alive, samples, strict=True)
-            if not s.error and s.time_ms <= TOO_SLOW_MS
-        ]
-        alive = [c for c, _ in pairs]
-        if attempt:
-            found = {c.text: min(ms, found.get(c.text, ms)) for c, ms in pairs}
-    return found
-
-
-def take_turns(
-    timer: Any, candidates: Sequence[Any], rough: dict[str, float], settings: Settings
-) -> dict[str, float]:
-    """Rounds of short batches, each order followed by its mirror image, cold and hot in turn."""
-    from cudnn_autotune.sampling.timer import Batch
-
-    source = random.Random(settings.seed)
-    order: list[Any] = list(candidates)
-    times: dict[tuple[str, str], list[float]] = {}
-    for index in range(settings.rounds):
-        if index % 2:
-            order.reverse()
-        else:
-            source.shuffle(order)
-        cache: Any = "hot" if index // 2 % 2 else "cold"
-        calls = [int(min(MOST_CALLS, max(1, BATCH_MS / rough[c.text]))) for c in order]
-        batches = [Batch(c, n, cache) for c, n in zip(order, calls, strict=True)]
-        for c, sample in zip(order, timer.run(batches), strict=True):
-            if not sample.error:
-                times.setdefault((c.text, cache), []).append(sample.time_ms)
-    found = {}
-    for c in candidates:
-        if (c.text, "cold") in times and (c.text, "hot") in times:
-            medians = [numbers.median(times[c.text, cache]) for cache in ("cold", "hot")]
-            found[c.text] = float(f"{numbers.geometric_mean(medians):.5g}")
-    return found

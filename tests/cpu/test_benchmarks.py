@@ -24,6 +24,7 @@ SCRIPTS = (
     "forum_repro",
     "call_overhead",
     "kernel_cfgs",
+    "fallback_mode",
     "make_layers",
     "render_results",
     "store",
@@ -127,6 +128,10 @@ def test_a_dry_run_is_not_recorded_under_results(tmp_path: Path) -> None:
         ("kernel_cfgs", ("--rounds", "6"), "--rounds"),
         ("kernel_cfgs", ("--values", "0"), "--values"),
         ("kernel_cfgs", ("--time-limit", "0"), "--time-limit"),
+        ("fallback_mode", ("--cases", "no_such_layer"), "--cases"),
+        ("fallback_mode", ("--rounds", "6"), "--rounds"),
+        ("fallback_mode", ("--gpus", "0"), "--gpus"),
+        ("fallback_mode", ("--time-limit", "0"), "--time-limit"),
         ("call_overhead", ("--parts", "everything"), "--parts"),
     ],
 )
