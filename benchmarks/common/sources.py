@@ -97,14 +97,14 @@ def source_of(request: dict[str, Any]) -> Source:
 def fast_listed(candidates: Any, picked: Collection[str] = ()) -> list[Any]:
     """What could be the fastest, and what was picked.
 
-    Mode FALLBACK is left out where others are listed: its engines are 5 to 2,000 times slower, and
-    a single launch of some takes a second. So is PyTorch's own path where it is cuDNN: it is the
-    first of the others under another name.
+    What mode FALLBACK lists precompiled is left out where others are listed: no such config comes
+    near the best (``fallback_mode.py``), and a single launch of some takes a second. So is
+    PyTorch's own path where it is cuDNN: it is the first of the others under another name.
     """
     from cudnn_autotune.engines import ATEN
 
     listed = list(candidates.all())
-    hopeful = [c for c in listed if c.heuristic_mode in ("A", "B")]
+    hopeful = [c for c in listed if c.heuristic_mode in ("A", "B") or c.is_compiled]
     known = hopeful or listed
     known += [c for c in listed if c.text in picked and c not in known]
     known += [c for c in candidates.beyond() if c not in known]

@@ -21,6 +21,8 @@ def single_calls(timer: Any, candidates: Sequence[Any]) -> dict[str, float]:
     alive = list(candidates)
     found: dict[str, float] = {}
     for attempt in range(3):
+        if not alive:
+            break
         samples = timer.run([Batch(c, 1, "hot") for c in alive])
         pairs = [
             (c, s.time_ms)

@@ -40,13 +40,15 @@ def explore(
     """
     budget = Budget(timer, limits)
     found = Field(budget, aten_is_cudnn=candidates.aten_uses_cudnn)
-    compiled = _admit_all(candidates, timer, limits, found)
+    compiled, unlikely = _admit_all(candidates, timer, limits, found)
+    # Of the unlikely few get in: the first race is run as if it were the last.
     first = rules.for_finalists() if compiled else rules
     if found.admission.rough_ms:
         found.races.append(race(found.admission.rough_ms, timer, budget, first, rng))
     race_again(found, timer, first, rng)
-    if compiled:
-        _join(timer.runnable(compiled), found, timer, rules, rng)
+    if compiled or unlikely:
+        late = timer.runnable([*compiled, *unlikely])
+        _join(late, found, timer, rules, rng, is_last=not compiled)
         race_again(found, timer, rules, rng)
     return found if found.races and found.last.survivors else None
 
@@ -65,8 +67,9 @@ def race_again(found: Field, timer: Timer, rules: RaceRules, rng: random.Random)
 
 def _admit_all(
     candidates: Candidates, timer: Timer, limits: Limits, found: Field
-) -> list[Candidate]:
-    """Admits what need not be compiled; returns what is being compiled meanwhile."""
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Admits what need not be compiled; returns what is being compiled meanwhile: that which often
+    wins, and that which seldom does."""
     budget = found.budget
     listed = list(candidates.all())
     beyond = list(candidates.beyond())
@@ -86,12 +89,16 @@ def _admit_all(
     if limits.benchmark_limit:
         listed = timer.runnable(listed, limit=limits.benchmark_limit)
         beyond = without_engine
-    # Mode FALLBACK lists what works rather than what is fast; one launch of its slowest engines
-    # may take a second. Worth their time are only those that are compiled at run time and have
-    # kernels beyond the listed one (benchmarks/kernel_cfgs.py asks which).
+    # Mode FALLBACK lists what works rather than what is fast: on an H200 what is precompiled takes
+    # 1.2 to 1,000 times as long as the best of modes A and B, one launch up to a second. Worth
+    # their time are those that are compiled at run time (benchmarks/fallback_mode.py): such as have
+    # kernels beyond the listed one often win; another one did by 21 %, on a layer of 230 channels,
+    # where modes A and B list what has to copy the input first.
     swept = {c.engine for c in beyond if c.is_compiled}
-    last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine not in swept]
-    compiled = [c for c in [*listed, *beyond] if c.is_compiled and c not in last]
+    of_fallback = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine not in swept]
+    last = [c for c in of_fallback if not c.is_compiled]
+    unlikely = [c for c in of_fallback if c.is_compiled and c not in similar]
+    compiled = [c for c in [*listed, *beyond] if c.is_compiled and c not in unlikely]
     is_first = {c.text for c in listed if not c.is_compiled} | at_once
     first = [c for c in listed if c.heuristic_mode == "A" and c.text in is_first]
     second = [c for c in listed if c.heuristic_mode == "B" and not c.is_compiled]
@@ -108,7 +115,7 @@ def _admit_all(
         # Nothing is chosen over PyTorch's own path unseen: the first is looked at in any case.
         ready.sort(key=lambda c: c.text != found.pytorchs)
     others = [c for c in timer.runnable(second) if c.text not in {r.text for r in ready}]
-    timer.prepare(compiled)
+    timer.prepare([*compiled, *unlikely])
     admit(ready, timer, budget, found.admission)
     rough, unseen = found.admission.rough_ms, found.admission.out_of_budget
     best_of_a = found.admission.best_ms
@@ -130,7 +137,7 @@ def _admit_all(
             found.admission.cut_for_budget(candidate)
     else:
         admit(timer.runnable(last), timer, budget, found.admission)
-    return compiled
+    return compiled, unlikely
 
 
 def _not_compilable(
@@ -158,11 +165,17 @@ def _join(
     timer: Timer,
     rules: RaceRules,
     rng: random.Random,
+    is_last: bool,
 ) -> None:
+    """Those that came late race with the best of the others.
+
+    Args:
+        is_last: whether the race before it need not be followed by another.
+    """
     known = set(found.admission.rough_ms)
     admit(late, timer, found.budget, found.admission)
     joined = [c for c in found.admission.rough_ms if c not in known]
     finalists = sorted(found.last.survivors, key=found.last.mu.__getitem__) if found.races else []
     rough = {c: found.ms(c) or math.inf for c in [*finalists[:_FINALISTS], *joined]}
-    if joined or len(rough) > 1:
+    if joined or (len(rough) > 1 and not is_last):
         found.races.append(race(rough, timer, found.budget, rules, rng))

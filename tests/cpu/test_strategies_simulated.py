@@ -284,6 +284,64 @@ def test_what_mode_b_is_judged_by_is_not_cut_by_what_leads_in_it() -> None:
     assert chosen("race", timer).winner.candidate.text == "best"
 
 
+def of_fallback(text: str, time_ms: float, rank: int, is_compiled: bool) -> SimulatedEngine:
+    notes = ("RUNTIME_COMPILATION",) if is_compiled else ()
+    listed = replace(candidate(text, rank), heuristic_mode="FALLBACK", behavior_notes=notes)
+    return SimulatedEngine(listed, time_ms, 100.0, build_ms=300.0 if is_compiled else 1.0)
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_what_mode_fallback_lists_is_looked_at_if_it_is_compiled_at_run_time(mode: str) -> None:
+    """One was 21 % faster than all of modes A and B; of what is precompiled none comes near."""
+    timer = timer_of(
+        engine("a", 1.0),
+        engine("b", 1.1),
+        of_fallback("compiled", 0.8, 20, is_compiled=True),
+        of_fallback("precompiled", 0.7, 21, is_compiled=False),
+        gpu=replace(GPU, idle_clock_mhz=GPU.max_clock_mhz),
+        built=False,
+    )
+    selection, log = logged(mode, timer)
+    assert selection is not None
+    assert selection.winner.candidate.text == "compiled"
+    assert log.calls()["precompiled"] == 0
+    cut = {e.candidate.text: e.cut for e in selection.ranking}
+    assert cut["precompiled"] == "of mode FALLBACK, and others run"
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_what_is_compiled_for_nothing_costs_two_launches(mode: str) -> None:
+    """The race before it is as long as without it, and none follows."""
+    calls = []
+    for late in ([], [of_fallback("compiled", 4.0, 20, is_compiled=True)]):
+        timer = timer_of(
+            engine("a", 1.0),
+            engine("b", 1.004),
+            *late,
+            gpu=replace(GPU, idle_clock_mhz=GPU.max_clock_mhz),
+            built=False,
+        )
+        selection, log = logged(mode, timer)
+        assert selection is not None
+        assert selection.winner.candidate.text == "a"
+        calls.append(log.calls())
+    assert calls[1].pop("compiled") == 2
+    assert calls[1] == calls[0]
+
+
+@pytest.mark.parametrize("mode", OURS)
+def test_where_nothing_else_runs_all_of_mode_fallback_is_looked_at(mode: str) -> None:
+    timer = timer_of(
+        of_fallback("compiled", 4.0, 20, is_compiled=True),
+        of_fallback("precompiled", 1.0, 21, is_compiled=False),
+        built=False,
+    )
+    selection, log = logged(mode, timer)
+    assert selection is not None
+    assert selection.winner.candidate.text == "precompiled"
+    assert log.calls()["compiled"] == 2
+
+
 def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> Field:
     """A field after a race of six rounds, the first of ``times_ms`` leading."""
     outcome = RaceOutcome(survivors=[next(iter(times_ms))], rounds=6, clocks_mhz=[1900.0])

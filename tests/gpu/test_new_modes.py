@@ -35,6 +35,8 @@ LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.dtype, Any, dict
         (8, 32, 28, 28), (32, 1, 3, 3), torch.float32, torch.contiguous_format,
         {"padding": 1, "groups": 32},
     ),
+    # 30 channels: most engines have to copy the input.
+    "ragged": ((8, 30, 28, 28), (40, 30, 3, 3), torch.float16, NHWC, {"padding": 1}),
     "pointwise": ((8, 64, 14, 14), (96, 64, 1, 1), torch.float16, NHWC, {}),
     "pointwise_bf16": ((8, 64, 14, 14), (96, 64, 1, 1), torch.bfloat16, NHWC, {}),
 }  # fmt: skip
@@ -144,6 +146,19 @@ def test_pytorchs_depthwise_kernels_are_met(mode: str) -> None:
         assert choice.time_ms is not None
         if mode in MODES:  # the others time the two of them under different conditions
             assert choice.time_ms <= 1.1 * aten.time_ms, choice.problem.op
+
+
+@pytest.mark.parametrize("name", ["dense", "ragged"])
+@pytest.mark.parametrize("mode", MODES)
+def test_of_mode_fallback_what_is_compiled_at_run_time_is_timed(mode: str, name: str) -> None:
+    """As PyTorch's benchmark mode does: it may be the fastest (benchmarks/fallback_mode.py)."""
+    check_step(name, sampling=mode)
+    for choice in ca.choices():
+        assert choice.selection is not None
+        told = {entry.candidate.text: entry for entry in choice.selection.ranking}
+        for candidate in ca.candidates(choice.problem, device="cuda"):
+            if candidate.heuristic_mode == "FALLBACK" and candidate.is_compiled:
+                assert told[candidate.text].time_ms is not None, told[candidate.text].cut
 
 
 def test_heuristic_leaves_depthwise_to_pytorch() -> None:
