@@ -12,7 +12,7 @@ from typing import Any
 
 from common import numbers
 
-from cudnn_autotune.sampling.board_power import EXPONENT, NEAR, arrived, at_limit_ms
+from cudnn_autotune.sampling.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
 from cudnn_autotune.telemetry import GpuState
 
 # Of a short block, what counts as measured, and of a long one.
@@ -31,9 +31,19 @@ class Alone:
     measured_ms: tuple[float, ...]
     """A call in the last third of each short block."""
     at_limit_ms: tuple[float | None, ...]
-    """A call at the power limit, by the readings in each short block; None where it has none."""
+    """A call at the power limit, by the readings in each short block that are near it; None where
+    it has none."""
+    far: tuple[tuple[float, float], ...]
+    """(as measured, at the power limit), a call in milliseconds, of each short block whose readings
+    are all far from the limit."""
     long_ms: float | None
     """A call in the last three quarters of the long blocks."""
+
+    @property
+    def far_ratios(self) -> tuple[tuple[float, float], ...]:
+        """``far``, over the long blocks."""
+        long_ms = self.long_ms
+        return () if long_ms is None else tuple((a / long_ms, b / long_ms) for a, b in self.far)
 
     @property
     def brought_ms(self) -> tuple[float, ...]:
@@ -125,12 +135,19 @@ def _alone(
         for clock in block["clocks_mhz"][_arrived(block) :]
         if clock is not None
     ]
+    near = [_at_limit_ms(block, board, EXPONENT) for block in short]
+    far = [
+        (_ended_ms(block, _SHORT_SHARE), brought_ms)
+        for block, near_ms in zip(short, near, strict=True)
+        if near_ms is None and (brought_ms := _at_limit_ms(block, board, EXPONENT, FAR)) is not None
+    ]
     return Alone(
         case_id,
         text,
         statistics.fmean(clocks) if clocks else None,
         tuple(_ended_ms(block, _SHORT_SHARE) for block in short),
-        tuple(_at_limit_ms(block, board, EXPONENT) for block in short),
+        tuple(near),
+        tuple(far),
         statistics.fmean(_ended_ms(block, _LONG_SHARE) for block in long) if long else None,
     )
 
@@ -144,7 +161,9 @@ def _arrived(block: dict[str, Any]) -> int:
     return arrived([block["calls"] * ms for ms in block["times_ms"]])
 
 
-def _at_limit_ms(block: dict[str, Any], board: dict[str, Any], exponent: float) -> float | None:
+def _at_limit_ms(
+    block: dict[str, Any], board: dict[str, Any], exponent: float, within: float = NEAR
+) -> float | None:
     found = at_limit_ms(
         block["times_ms"],
         block["clocks_mhz"],
@@ -152,6 +171,7 @@ def _at_limit_ms(block: dict[str, Any], board: dict[str, Any], exponent: float) 
         GpuState(power_limit_w=board["power_limit_w"], max_clock_mhz=board["max_clock_mhz"]),
         since=_arrived(block),
         exponent=exponent,
+        within=within,
     )
     return statistics.fmean(found) if found else None
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from pathlib import Path
 from typing import Any
 
 from common.cases import layer_text
 from common.tables import Table, number, percent
 
-from cudnn_autotune.sampling.board_power import ARRIVAL_MS
+from cudnn_autotune.sampling.board_power import ARRIVAL_MS, FAR, NEAR
 
 from .analysis import Analysis, analysis
 
@@ -65,7 +67,26 @@ def tables(data: dict[str, Any]) -> list[Table]:
             row = f"{failed['step']}: {failed['error']}"
             table.rows.append((layer_text(case_id), row, *[NONE] * 5))
     table.rows.append(_last_line(found))
-    return [table]
+    return [table, far] if (far := _far(found)).rows else [table]
+
+
+def _far(found: Analysis) -> Table:
+    table = Table(
+        "Blocks far from the limit: a call over that of long blocks",
+        ("layer", "candidate", "as measured", "brought to the limit"),
+        note=f"Of the blocks of the table before, all whose readings are {NEAR * 100:.0f} to "
+        f"{FAR * 100:.0f} % from the limit; root mean square of the differences.",
+    )
+    squares: list[tuple[float, float]] = []
+    for one in found.alone:
+        for measured, brought in one.far_ratios:
+            squares.append((math.log(measured) ** 2, math.log(brought) ** 2))
+            row = (layer_text(one.case), one.text, percent(measured), percent(brought))
+            table.rows.append(row)
+    if squares:
+        rms = [share(math.sqrt(statistics.fmean(some))) for some in zip(*squares, strict=True)]
+        table.rows.append(("all", NONE, *rms))
+    return table
 
 
 def _last_line(found: Analysis) -> tuple[str, ...]:

@@ -9,6 +9,10 @@ engine that waits for nothing but itself, 0 for one that waits for memory, and s
 of a block's batches go with their clocks. By that, blocks of one engine differ by half a percent
 (``benchmarks/results/h200/board_power.json``, which is where the constants are from).
 
+One block in twelve is nowhere near the limit: after too much power the controller takes the clock
+down by up to a fifth, and slowly back. Such a block takes up to a fifth more time than in the long
+run; by its power that is known to 1 or 2 %.
+
 Readings are of instant power (NVML_FI_DEV_POWER_INSTANT). On an H200 each is a mean over some 25 ms
 that ended some 10 ms before the reading shows; a new one comes every 100 ms (compare Yang et al.,
 "Part-time Power Measurements", arXiv:2312.02741).
@@ -31,7 +35,9 @@ LATE_S = 0.010
 ARRIVAL_MS = 30.0
 """Until then the clock, and maybe a reading, are still those of what ran before."""
 NEAR = 0.1
-"""Further from the limit, relative, it has only begun to hold the clock."""
+"""Further from the limit, relative, the controller is still on its way: a reading says less."""
+FAR = 0.25
+"""And further than this nothing."""
 # Boards hold themselves a percent below their limit.
 _HELD = 0.99
 _LONGEST_S = 2 * WINDOW_S
@@ -92,6 +98,7 @@ def at_limit_ms(
     board: GpuState,
     since: int = 0,
     exponent: float = EXPONENT,
+    within: float = NEAR,
 ) -> list[float]:
     """For each reading what a call takes at the power limit; empty where nothing was read.
 
@@ -101,6 +108,7 @@ def at_limit_ms(
         board: its power limit and its highest clock, beyond which no limit allows to go.
         since: readings that are of an earlier batch, too, do not count.
         exponent: of the power as a function of the clock.
+        within: of the limit, relative; readings that are further away do not count.
     """
     if board.power_limit_w is None:
         return []
@@ -110,7 +118,7 @@ def at_limit_ms(
     found = []
     batches = zip(times_ms, clocks_mhz, powers_w, strict=True)
     for power_w, group in itertools.groupby(batches, key=lambda batch: batch[2]):
-        if power_w is None or power_w in early or abs(power_w / held_w - 1) > NEAR:
+        if power_w is None or power_w in early or abs(power_w / held_w - 1) > within:
             continue
         times, clocks, _ = zip(*group, strict=True)
         faster = (held_w / power_w) ** (1 / exponent)  # the clock at the limit

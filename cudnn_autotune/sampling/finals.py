@@ -89,6 +89,9 @@ class Finish:
     finalists: list[Candidate] = field(default_factory=list)
     is_out_of_time: bool = False
     """Whether the budget left out a block that was wanted."""
+    prior_sigma: float = BLOCK_SIGMA
+    """By so much blocks without a reading differ, as far as those that were repeated do not know
+    better."""
 
     @property
     def readings(self) -> int:
@@ -135,7 +138,7 @@ class Finish:
     def _scale(self) -> float:
         """By how much blocks differ more, or less, than their sigmas say: from those that were
         repeated. A few blocks say little: the prior counts as four degrees of freedom."""
-        squares, freedom = float(_PRIOR_FREEDOM), _PRIOR_FREEDOM
+        squares, freedom = _PRIOR_FREEDOM * (self.prior_sigma / BLOCK_SIGMA) ** 2, _PRIOR_FREEDOM
         for blocks in self.logs.values():
             values, weights = np.array([b.value for b in blocks]), _weights(blocks)
             squares += float(weights @ (values - np.average(values, weights=weights)) ** 2)
@@ -157,6 +160,9 @@ def _weights(blocks: Sequence[SteadyLog]) -> npt.NDArray[np.float64]:
 _SLOW_WITHIN = 0.2
 _TRIMMED_FROM = 3
 _PRIOR_FREEDOM = 4
+# Of a board whose clock is not held back: pairs of long blocks have standard errors of 0.02 to
+# 0.3 % (31 layers on an H200, in the records of benchmarks/audit_layers.py).
+_FREE_SIGMA = 0.003
 # By so much times at the limit, from however many blocks, differ from those of long blocks
 # (benchmarks/results/h200/board_power.json).
 _POWER_ERROR = 0.0065
@@ -188,10 +194,14 @@ def finish(
     )
     # A board that took the leader to its steady clock at once will do so with the rivals.
     is_patient = rules.is_patient or not probe.settled_at_once
+    tells_power = timer.state().power_w is not None
 
     def keep(block: Block) -> None:
         told = SteadyLog(math.log(block.steady_ms), block.sigma, len(block.at_limit_ms))
         outcome.logs.setdefault(block.candidate, []).append(told)
+        is_held = bool(outcome.readings or found.throttle_reasons.keys() - {"gpu_idle"})
+        is_free = tells_power and not is_patient and not is_held
+        outcome.prior_sigma = _FREE_SIGMA if is_free else BLOCK_SIGMA
 
     keep(probe)
 

@@ -21,11 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.board_power import arrived, at_limit_ms
+from cudnn_autotune.sampling.board_power import FAR, arrived, at_limit_ms
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.timer import Batch, Timer
 
@@ -46,10 +47,11 @@ _AT_ONCE = 0.05
 # clock goes down slowly, and what a few chunks promise of it is not believed.
 _ONE_STEP = 0.02
 _MOST_BLOCK_MS = 1000.0
-# Of the logarithm of a block's steady time: as it ended, and by one reading of the power
-# (benchmarks/results/h200/board_power.json).
+# Of the logarithm of a block's steady time: as it ended, by one reading of the power near the
+# limit, and by one far from it (benchmarks/results/h200/board_power.json).
 BLOCK_SIGMA = 0.02
 _READING_SIGMA = 0.005
+_FAR_READING_SIGMA = 0.015
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 THROTTLED = 0.015
 
@@ -70,6 +72,8 @@ class Block:
     """A call, in each chunk of 40 ms."""
     at_limit_ms: tuple[float, ...] = ()
     """A call at the board's power limit, by each reading of its power."""
+    reading_sigma: float = _READING_SIGMA
+    """Standard deviation of the logarithm of one of those."""
     cold_excess: float = 0.0
     """How much more (log) a cold cache, half of the time, costs it than the race's best."""
 
@@ -83,7 +87,7 @@ class Block:
     def sigma(self) -> float:
         """Standard deviation of the logarithm of ``steady_ms`` from block to block."""
         readings = len(self.at_limit_ms)
-        return _READING_SIGMA / math.sqrt(readings) if readings else BLOCK_SIGMA
+        return self.reading_sigma / math.sqrt(readings) if readings else BLOCK_SIGMA
 
     @property
     def ended_ms(self) -> float:
@@ -155,9 +159,13 @@ def solo(
     # The last two chunks; but the last one only where the time was on its way until then.
     counted = 1 if len(chunks) <= _AT_ONCE_CHUNKS or _is_approaching(chunks) else 2
     begun = arrived([calls * time_ms for time_ms in times])
-    at_limit = []
+    at_limit: list[float] = []
+    sigma = _READING_SIGMA
     if any(powers[begun:]):
-        at_limit = at_limit_ms(times, clocks, powers, timer.state(), since=begun)
+        by_power = partial(at_limit_ms, times, clocks, powers, timer.state(), since=begun)
+        at_limit = by_power()
+        if not at_limit:
+            at_limit, sigma = by_power(within=FAR), _FAR_READING_SIGMA
     return Block(
         candidate,
         tuple(times),
@@ -167,6 +175,7 @@ def solo(
         counted * per_chunk,
         tuple(chunks),
         tuple(at_limit),
+        sigma,
         cold_excess,
     )
 

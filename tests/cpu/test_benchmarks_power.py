@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from benchmark_scripts import (
     BENCHMARKS,
@@ -227,7 +228,27 @@ def test_the_exponent_is_that_within_candidates(modules: None, exponent: float) 
     assert found.fit is not None
     assert found.fit.exponent == pytest.approx(exponent, rel=1e-3)
     assert found.fit.readings == 14
-    assert found.alone[2].at_limit_ms[2] is None, "far from the limit nothing is told of it"
+    assert found.alone[2].at_limit_ms[2] is None, "it is not near the limit"
+    assert [one.far for one in found.alone[:2]] == [(), ()]
+
+
+def test_blocks_far_from_the_limit_are_told_apart(modules: None) -> None:
+    """As they ended, and brought to it, over the long blocks."""
+    from power_limit import report
+    from power_limit.analysis import analysis
+
+    row = [block(1.0), block(0.91, level=1.02), block(0.91, level=0.5), block(1.0, kind="long")]
+    data = record_of(row)
+    (one,) = analysis(data).alone
+    assert one.at_limit_ms == (pytest.approx(CALL_MS, rel=1e-3), None, None)
+    ((measured, brought),) = one.far_ratios
+    assert measured == pytest.approx(1 / 0.91, rel=1e-3)
+    assert brought == pytest.approx(1.02 ** (1 / EXPONENT), rel=1e-3)
+    about = {"arguments": {"block_s": 0.16, "long_s": 0.7}, "environment": {"device": "cuda"}}
+    _, table = report.tables(data | about)
+    assert [tuple(line[2:]) for line in table.rows] == [("+9.9 %", "+1.1 %"), ("9.48 %", "1.07 %")]
+    near = record_of([block(1.0), block(1.0, kind="long")])
+    assert len(report.tables(near | about)) == 1
 
 
 def test_readings_that_scatter_correlate_less(modules: None) -> None:
@@ -319,7 +340,7 @@ def test_the_constants_are_those_of_the_record(modules: None) -> None:
     """Of an H200: what ``sampling.board_power`` and ``sampling.solo`` rest on."""
     from power_limit.analysis import analysis
 
-    from cudnn_autotune.sampling.solo import _READING_SIGMA, BLOCK_SIGMA
+    from cudnn_autotune.sampling.solo import _FAR_READING_SIGMA, _READING_SIGMA, BLOCK_SIGMA
 
     path = BENCHMARKS / "results" / "h200" / f"{SCRIPT}.json"
     found = analysis(json.loads(path.read_text()))
@@ -332,6 +353,11 @@ def test_the_constants_are_those_of_the_record(modules: None) -> None:
     assert spread > BLOCK_SIGMA
     assert at_limit < _READING_SIGMA
     assert at_limit < spread / 4
+    far = [pair for one in found.alone for pair in one.far_ratios]
+    assert len(far) >= 5
+    measured, brought = (math.sqrt(np.mean(np.log(some) ** 2)) for some in zip(*far, strict=True))
+    assert measured > 4 * BLOCK_SIGMA
+    assert brought < _FAR_READING_SIGMA
 
 
 def test_times_at_the_limit_are_as_far_from_long_blocks_as_is_said(modules: None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling.board_power import (
     EXPONENT,
+    FAR,
     LATE_S,
     WINDOW_S,
     arrived,
@@ -29,6 +32,7 @@ from cudnn_autotune.sampling.board_power import (
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.solo import BLOCK_SIGMA, Block, solo
 from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.timer import Batch, Sample
 from cudnn_autotune.telemetry import Gpu, GpuState, PowerReading, PowerWatch
 
 BOARD = GpuState(power_limit_w=700.0, max_clock_mhz=1980.0)
@@ -121,10 +125,57 @@ def test_no_limit_allows_more_than_the_highest_clock() -> None:
     assert found == pytest.approx(0.5 * 1960 / 1980)
 
 
-@pytest.mark.parametrize("power_w", [500.0, 800.0])
+@pytest.mark.parametrize("power_w", [500.0, 900.0])
 def test_far_from_the_limit_nothing_is_said(power_w: float) -> None:
     """The clock is held by something else, or has not fallen yet."""
     assert at_limit_ms([0.5], [1500.0], [power_w], BOARD) == []
+    assert at_limit_ms([0.5], [1500.0], [power_w], BOARD, within=FAR) == []
+
+
+@pytest.mark.parametrize("power_w", [560.0, 800.0])
+def test_between_near_and_far_it_is_said_on_request(power_w: float) -> None:
+    assert at_limit_ms([0.5], [1500.0], [power_w], BOARD) == []
+    (told,) = at_limit_ms([0.5], [1500.0], [power_w], BOARD, within=FAR)
+    assert told == pytest.approx(0.5 * (power_w / HELD_W) ** (1 / EXPONENT))
+
+
+class TakenDown:
+    """A simulated board whose controller has taken the clock down: to ``share`` of the power."""
+
+    def __init__(self, timer: simulated.SimulatedTimer, share: float) -> None:
+        self._timer, self._share = timer, share
+
+    def run(self, batches: Sequence[Batch]) -> list[Sample]:
+        slower = self._share ** (-1 / EXPONENT)
+        return [
+            replace(s, time_ms=s.time_ms * slower, power_w=s.power_w and s.power_w * self._share)
+            for s in self._timer.run(batches)
+        ]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._timer, name)
+
+
+def test_a_block_far_from_the_limit_is_brought_there_but_less_sure() -> None:
+    """As it ended it would count 9 % too much."""
+
+    def block(share: float) -> Block:
+        gpu = replace(GPU, power_exponent=2.3, power_reading_every_ms=50.0)
+        timer = timer_of(engine("one", 0.5, 1.9 * (gpu.power_limit_w - gpu.static_w)), gpu=gpu)
+        down: Any = TakenDown(timer, share)
+        for _ in range(2):  # the first begins with a cool board
+            found = solo(candidate("one"), 0.5, 4, down, RaceRules(), is_patient=False)
+        assert isinstance(found, Block)
+        assert found.at_limit_ms
+        return found
+
+    near, far = block(1.0), block(0.85)
+    assert far.ended_ms == pytest.approx(0.85 ** (-1 / EXPONENT) * near.ended_ms, rel=1e-3)
+    assert far.steady_ms == pytest.approx(near.steady_ms, rel=2e-3)
+    one = len(far.at_limit_ms) ** -0.5
+    assert near.sigma == pytest.approx(0.005 * len(near.at_limit_ms) ** -0.5)
+    assert far.sigma == pytest.approx(0.015 * one)
+    assert far.sigma < BLOCK_SIGMA
 
 
 def test_without_a_known_limit_nothing_is_said() -> None:

@@ -429,6 +429,46 @@ def test_blocks_that_differ_more_than_they_should_are_less_sure() -> None:
     assert wild.error(a, b) == pytest.approx(BLOCK_SIGMA * math.sqrt(104 / 6))
 
 
+def test_blocks_of_a_board_that_is_not_held_back_are_surer() -> None:
+    """Unless they differ all the same."""
+    a, b = candidate("a"), candidate("b")
+    calm = Finish({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b], prior_sigma=0.003)
+    wild = Finish({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b], prior_sigma=0.003)
+    assert calm.error(a, b) == pytest.approx(0.003 * math.sqrt(4 / 6))
+    assert wild.error(a, b) == pytest.approx(BLOCK_SIGMA * math.sqrt(100 / 6), rel=1e-3)
+
+
+class Below(Logged):
+    """A board whose clock stays below its highest, though no limit holds it."""
+
+    def state(self) -> GpuState:
+        state = self.timer.state()
+        assert state.max_clock_mhz is not None
+        return replace(state, max_clock_mhz=1.05 * state.max_clock_mhz)
+
+
+class Silent(Below):
+    """One that does not tell its power: whether a limit holds it is not known."""
+
+    def state(self) -> GpuState:
+        return replace(super().state(), power_w=None)
+
+
+def test_where_nothing_holds_the_clock_fewer_blocks_do() -> None:
+    def calls(kind: type[Logged]) -> int:
+        gpu = replace(GPU, idle_clock_mhz=GPU.max_clock_mhz)
+        timer = timer_of(engine("a", 1.0), engine("b", 1.002), engine("c", 1.003), gpu=gpu)
+        watched = kind(timer, [])
+        found = strategy("auto", 0).select(timer.candidates, watched, Limits())
+        assert found is not None
+        assert found.winner.sustained_ms is not None, "it was not run alone"
+        assert set(found.evidence.throttle_reasons) <= {"gpu_idle"}
+        assert found.winner.candidate.text == "a"
+        return sum(watched.calls().values())
+
+    assert calls(Below) < 0.8 * calls(Silent)
+
+
 @pytest.mark.parametrize("mode", ["sustained", "auto"])
 def test_the_h200_under_its_cap(mode: str) -> None:
     """Among engines a few percent apart alone, most picks are the best, few are far off."""
