@@ -2,9 +2,9 @@
 """Which configs of cuDNN's heuristic mode FALLBACK are worth looking at, and what do they cost?
 
 PyTorch's benchmark mode without a limit times them all. Most are hopeless: a launch of some takes
-a second where the best takes a millisecond. On each layer everything that modes A and B list and
-that needs no compilation is called, then what mode FALLBACK lists; what comes near the best takes
-turns with it. What does without tensor cores is only run on small layers.
+a second where the best takes a millisecond. On each layer what mode A lists and the first four of
+mode B are called, as far as they need no compilation, then what mode FALLBACK lists; what comes
+near the best takes turns with it. What does without tensor cores is only run on small layers.
 
     python benchmarks/fallback_mode.py --json fallback_mode.json --plot fallback_mode.png
 """

@@ -56,6 +56,8 @@ class GpuState:
     clock_mhz: float | None = None
     max_clock_mhz: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    tells_throttling: bool = False
+    """Whether ``throttle_reasons`` is known to be complete."""
 
 
 class Gpu:
@@ -89,20 +91,22 @@ class Gpu:
 
     def state(self) -> GpuState:
         """The board now."""
+        reasons = self._throttle_reasons()
         return GpuState(
             power_w=_thousandth(self._number("nvmlDeviceGetPowerUsage")),
             power_limit_w=_thousandth(self._number("nvmlDeviceGetEnforcedPowerLimit")),
             temperature_c=self._number("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
             clock_mhz=self._number("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
             max_clock_mhz=self._max_clock_mhz,
-            throttle_reasons=self._throttle_reasons(),
+            throttle_reasons=reasons or (),
+            tells_throttling=reasons is not None,
         )
 
-    def _throttle_reasons(self) -> tuple[str, ...]:
+    def _throttle_reasons(self) -> tuple[str, ...] | None:
         bits = self._number("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:  # its name before driver 535
             bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return reason_names(int(bits or 0))
+        return None if bits is None else reason_names(int(bits))
 
     def instant_power_w(self) -> float | None:
         """The newest reading of the power of a moment; ``state`` has the mean of a second."""
@@ -117,7 +121,7 @@ class Gpu:
 
     def is_power_capped(self) -> bool:
         """Whether the power limit holds the clock now."""
-        return "sw_power_cap" in self._throttle_reasons()
+        return "sw_power_cap" in (self._throttle_reasons() or ())
 
     def fixed(self) -> dict[str, Any]:
         """Name, driver, the highest clocks and the power limit in force."""

@@ -1,4 +1,4 @@
-"""What mode FALLBACK lists for one problem, against what modes A and B list."""
+"""What mode FALLBACK lists for one problem, against mode A and the first of mode B."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEAR = 1.5
 @dataclasses.dataclass(frozen=True)
 class Settings:
     rivals: int = 3
-    """Of what A and B list, the fastest of single calls: they take turns with what is near."""
+    """Of the others, the fastest of single calls: they take turns with what is near."""
     rounds: int = 8
     seed: int = 0
 
@@ -27,16 +27,16 @@ def measure(timer: Any, candidates: Any, settings: Settings | None = None) -> di
     """Milliseconds a call.
 
     Returns:
-        ``others``: how many of modes A and B ran; ``best``: the fastest of them by its text and
+        ``others``: how many of mode A and the first of B ran; ``best``: the fastest by its text and
         ``best_ms``, by single calls; ``configs``: of each config of mode FALLBACK its ``text``,
         ``engine``, whether it uses tensor cores (``tensor_core``), is ``compiled`` at run time and
         its engine is ``known`` to A or B, how long it took to build (``build_ms``), and its
         ``outcome``: ``timed`` with its time over the best's by single calls (``rough``), and, where
-        that is below 1.5, in rounds that take turns (``ratio``), or ``refused``, ``too slow``,
-        ``not run``.
+        that is below 1.5, in rounds that take turns (``ratio``), or ``refused``, ``dropped``
+        (it fails, or a call takes more than ``turns.TOO_SLOW_MS``), ``not run``.
 
     Raises:
-        ValueError: nothing of modes A and B runs.
+        ValueError: none of the others runs.
     """
     settings = settings or Settings()
     listed = {c.text: c for c in [*candidates.of_mode("B")[:FIRST_OF_B], *candidates.of_mode("A")]}
@@ -45,7 +45,7 @@ def measure(timer: Any, candidates: Any, settings: Settings | None = None) -> di
     rivals = sorted((c for c in others if c.text in rough), key=lambda c: rough[c.text])
     rivals = rivals[: settings.rivals]
     if not rivals:
-        raise ValueError("nothing of modes A and B that needs no compilation runs")
+        raise ValueError("nothing of mode A and the first of B that needs no compilation runs")
     known = {c.engine for mode in ("A", "B") for c in candidates.of_mode(mode)}
     flops = candidates.work.flops if candidates.work is not None else 0.0
     best_ms = rough[rivals[0].text]
@@ -68,7 +68,7 @@ def measure(timer: Any, candidates: Any, settings: Settings | None = None) -> di
         told["build_ms"] = numbers.significant(timer.elapsed_ms() - begin_ms, 3)
         found = single_calls(timer, built)
         if not found:
-            told["outcome"] = "too slow" if built else "refused"
+            told["outcome"] = "dropped" if built else "refused"
             continue
         rough |= found
         told |= {"outcome": "timed", "rough": numbers.significant(rough[config.text] / best_ms, 4)}

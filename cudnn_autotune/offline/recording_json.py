@@ -214,7 +214,7 @@ def _trace(node: Node) -> SoloTrace:
 
 def _reading(node: Node) -> Reading:
     fields = node.fields("at_ms", "phase", *_STATE_NUMBERS, "throttle_reasons")
-    numbers = {name: fields[name].number_or_null() for name in _STATE_NUMBERS}
+    numbers: dict[str, Any] = {name: fields[name].number_or_null() for name in _STATE_NUMBERS}
     state = GpuState(**numbers, throttle_reasons=_texts(fields["throttle_reasons"]))
     return Reading(fields["at_ms"].number(), fields["phase"].text(), state)
 

@@ -108,7 +108,8 @@ def at_limit_ms(
         board: its power limit and its highest clock, beyond which no limit allows to go.
         since: readings that are of an earlier batch, too, do not count.
         exponent: of the power as a function of the clock.
-        within: of the limit, relative; readings that are further away do not count.
+        within: of the limit, relative; readings that are further away do not count. Further than
+            ``NEAR`` none does where the clock is not known: it might be the highest already.
     """
     if board.power_limit_w is None:
         return []
@@ -118,11 +119,14 @@ def at_limit_ms(
     found = []
     batches = zip(times_ms, clocks_mhz, powers_w, strict=True)
     for power_w, group in itertools.groupby(batches, key=lambda batch: batch[2]):
-        if power_w is None or power_w in early or abs(power_w / held_w - 1) > within:
+        if power_w is None or power_w in early:
             continue
         times, clocks, _ = zip(*group, strict=True)
-        faster = (held_w / power_w) ** (1 / exponent)  # the clock at the limit
         known = [clock for clock in clocks if clock is not None]
+        is_bounded = bool(known and board.max_clock_mhz)
+        if abs(power_w / held_w - 1) > (within if is_bounded else min(within, NEAR)):
+            continue
+        faster = (held_w / power_w) ** (1 / exponent)  # the clock at the limit
         if known and board.max_clock_mhz:
             faster = min(faster, board.max_clock_mhz / float(np.median(known)))
         found.append(float(np.median(times)) / faster**sensitivity)

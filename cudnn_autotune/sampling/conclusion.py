@@ -10,7 +10,7 @@ from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.budget import left_unseen
 from cudnn_autotune.sampling.field import Field
-from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.timer import Timer
 
@@ -94,9 +94,15 @@ def told(
             throttle_reasons=tuple(found.throttle_reasons | dict.fromkeys(state.throttle_reasons)),
             disturbed=sum(outcome.disturbed for outcome in found.races),
             budget_ms=found.budget.cut_short_ms,
-            remarks=tuple([*remarks, *(r for outcome in found.races for r in outcome.remarks)]),
+            remarks=tuple([*remarks, *_of_races(found)]),
         ),
     )
+
+
+def _of_races(found: Field) -> list[str]:
+    """Their remarks; what one left undecided the next has decided."""
+    earlier = [r for race in found.races[:-1] for r in race.remarks if r != UNDECIDED]
+    return [*earlier, *found.last.remarks]
 
 
 def _timed(candidate: Candidate, found: Field) -> Timed:

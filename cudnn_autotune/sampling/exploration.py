@@ -24,6 +24,9 @@ _NEAR = 1.05
 _LEADING = 1.1
 # How many of the first race meet those that were still being compiled.
 _FINALISTS = 6
+# Of a limited budget compiling may take all that is left where it often pays, and this share of it
+# where it seldom does.
+_SELDOM_SHARE = 0.5
 
 
 def explore(
@@ -76,11 +79,21 @@ def _admit_all(
     without_engine = [c for c in beyond if c.engine is None]
     # What won on similar problems goes first: with a tight budget it may be all there is time for.
     similar = [] if limits.benchmark_limit else list(candidates.similar())
+    # Mode FALLBACK lists what works rather than what is fast: on an H200 what is precompiled takes
+    # 1.2 to 1,000 times as long as the best of the others, and one launch up to a second. Worth
+    # their time are those that are compiled at run time (benchmarks/fallback_mode.py): such as have
+    # kernels beyond the listed one often win; another one did by 21 %, on a layer of 230 channels,
+    # where the others have to copy the input first.
+    swept = {c.engine for c in beyond if c.is_compiled}
+    last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine not in swept]
+    unlikely = [c for c in last if c.is_compiled and c not in similar]
     at_once: set[str] = set()
     if budget.is_limited:
         # PyTorch's own plan is looked at whatever it takes.
         at_once = {c.text for c in listed[:1] if found.aten_is_cudnn}
-        out = _not_compilable([*similar, *listed, *beyond], at_once, budget)
+        rest = [c for c in [*similar, *listed, *beyond] if c not in unlikely]
+        out = _not_compilable(rest, at_once, budget)
+        out += _not_compilable_too(unlikely, [c for c in rest if c not in out], at_once, budget)
         for candidate in out:
             found.admission.cut_for_budget(candidate, "the budget does not allow compiling it")
         listed, beyond, similar = (
@@ -89,15 +102,8 @@ def _admit_all(
     if limits.benchmark_limit:
         listed = timer.runnable(listed, limit=limits.benchmark_limit)
         beyond = without_engine
-    # Mode FALLBACK lists what works rather than what is fast: on an H200 what is precompiled takes
-    # 1.2 to 1,000 times as long as the best of modes A and B, one launch up to a second. Worth
-    # their time are those that are compiled at run time (benchmarks/fallback_mode.py): such as have
-    # kernels beyond the listed one often win; another one did by 21 %, on a layer of 230 channels,
-    # where modes A and B list what has to copy the input first.
-    swept = {c.engine for c in beyond if c.is_compiled}
-    of_fallback = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine not in swept]
-    last = [c for c in of_fallback if not c.is_compiled]
-    unlikely = [c for c in of_fallback if c.is_compiled and c not in similar]
+    last = [c for c in last if c in listed and not c.is_compiled]
+    unlikely = [c for c in unlikely if c in listed]
     compiled = [c for c in [*listed, *beyond] if c.is_compiled and c not in unlikely]
     is_first = {c.text for c in listed if not c.is_compiled} | at_once
     first = [c for c in listed if c.heuristic_mode == "A" and c.text in is_first]
@@ -148,6 +154,19 @@ def _not_compilable(
     others = [c for c in candidates if not c.is_compiled or c.text in at_once]
     compiled = _without_doubles([c for c in candidates if c.is_compiled and c.text not in at_once])
     return compiled[max(budget.compilable(len(compiled)), 0 if others else 1) :]
+
+
+def _not_compilable_too(
+    seldom: Sequence[Candidate],
+    often: Sequence[Candidate],
+    at_once: set[str],
+    budget: Budget,
+) -> list[Candidate]:
+    """Of those whose compiling seldom pays, who must be left out beside those with whom it does."""
+    before = len({c.text for c in often if c.is_compiled})
+    waiting = [c for c in seldom if c.text not in at_once]
+    room = budget.compilable(before + len(waiting), _SELDOM_SHARE) if waiting else 0
+    return waiting[max(0, room - before) :]
 
 
 def _without_doubles(candidates: Sequence[Candidate]) -> list[Candidate]:

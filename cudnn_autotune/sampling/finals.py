@@ -19,13 +19,22 @@ import numpy.typing as npt
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.field import Field
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.solo import BLOCK_SIGMA, Block, block_ms, solo
+from cudnn_autotune.sampling.solo import (
+    BLOCK_SIGMA,
+    FAR_READING_SIGMA,
+    Block,
+    block_ms,
+    solo,
+)
 from cudnn_autotune.sampling.timer import Timer
 
 
 def charge(found: Field, block: Block, timer: Timer) -> None:
-    """Notes what a block said and cost, and what the board said of its clock right after it."""
-    if block.steady_clock_mhz is not None:
+    """Notes what a block said and cost, and what the board said of its clock right after it.
+
+    The steady clock is not that of a block far from the limit.
+    """
+    if block.steady_clock_mhz is not None and not block.is_far:
         found.sustained_clock_mhz[block.candidate] = block.steady_clock_mhz
     found.extra_gpu_ms += block.gpu_ms
     found.extra_samples += block.calls
@@ -147,8 +156,8 @@ class Finish:
 
 
 def _is_read(blocks: Sequence[SteadyLog]) -> bool:
-    """Whether the power was read in some of them."""
-    return any(b.sigma < BLOCK_SIGMA for b in blocks)
+    """Whether the power was read in some of them, near its limit or often."""
+    return any(b.sigma < FAR_READING_SIGMA for b in blocks)
 
 
 def _weights(blocks: Sequence[SteadyLog]) -> npt.NDArray[np.float64]:
@@ -194,13 +203,13 @@ def finish(
     )
     # A board that took the leader to its steady clock at once will do so with the rivals.
     is_patient = rules.is_patient or not probe.settled_at_once
-    tells_power = timer.state().power_w is not None
+    tells_throttling = timer.state().tells_throttling
 
     def keep(block: Block) -> None:
         told = SteadyLog(math.log(block.steady_ms), block.sigma, len(block.at_limit_ms))
         outcome.logs.setdefault(block.candidate, []).append(told)
         is_held = bool(outcome.readings or found.throttle_reasons.keys() - {"gpu_idle"})
-        is_free = tells_power and not is_patient and not is_held
+        is_free = tells_throttling and not is_patient and not is_held
         outcome.prior_sigma = _FREE_SIGMA if is_free else BLOCK_SIGMA
 
     keep(probe)

@@ -22,6 +22,8 @@ from cudnn_autotune.sampling.statistics import Floats, Standing, shrunk_medians,
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.sampling.timer import Batch, Cache, Timer
 
+UNDECIDED = "the race ended undecided"
+"""The remark of a race that ran out of rounds or time."""
 # Share of disturbed samples from which on a race runs longer.
 _DISTURBED_SHARE = 0.02
 # A race that another follows may stop once nobody can beat its best by more than this: whoever is
@@ -286,7 +288,7 @@ def _is_over(outcome: RaceOutcome, budget: Budget, rules: RaceRules) -> bool:
         return True
     is_out_of_time = rules.is_out_of_time(outcome.gpu_ms, outcome.ms(best))
     if outcome.rounds >= rules.most_rounds or is_out_of_time:
-        outcome.remarks.append("the race ended undecided")
+        outcome.remarks.append(UNDECIDED)
         return True
     round_ms = outcome.gpu_ms / outcome.rounds
     if not budget.affords(round_ms):

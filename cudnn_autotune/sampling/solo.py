@@ -51,7 +51,7 @@ _MOST_BLOCK_MS = 1000.0
 # limit, and by one far from it (benchmarks/results/h200/board_power.json).
 BLOCK_SIGMA = 0.02
 _READING_SIGMA = 0.005
-_FAR_READING_SIGMA = 0.015
+FAR_READING_SIGMA = 0.015
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 THROTTLED = 0.015
 
@@ -88,6 +88,11 @@ class Block:
         """Standard deviation of the logarithm of ``steady_ms`` from block to block."""
         readings = len(self.at_limit_ms)
         return self.reading_sigma / math.sqrt(readings) if readings else BLOCK_SIGMA
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the power was only read far from its limit: its clock is not the steady one."""
+        return bool(self.at_limit_ms) and self.reading_sigma >= FAR_READING_SIGMA
 
     @property
     def ended_ms(self) -> float:
@@ -165,7 +170,7 @@ def solo(
         by_power = partial(at_limit_ms, times, clocks, powers, timer.state(), since=begun)
         at_limit = by_power()
         if not at_limit:
-            at_limit, sigma = by_power(within=FAR), _FAR_READING_SIGMA
+            at_limit, sigma = by_power(within=FAR), FAR_READING_SIGMA
     return Block(
         candidate,
         tuple(times),

@@ -84,7 +84,7 @@ def test_what_has_no_tensor_cores_is_not_run_on_a_large_layer(modules: None) -> 
         candidates = SimpleNamespace(of_mode=listed.of_mode, work=work)
         (told,) = (c for c in measure(timer, candidates)["configs"] if not c["tensor_core"])
         outcomes.append((told["outcome"], "build_ms" in told))
-    assert outcomes == [("too slow", True), ("not run", False)]
+    assert outcomes == [("dropped", True), ("not run", False)]
 
 
 @pytest.mark.search
@@ -119,7 +119,7 @@ def test_a_record_is_rendered(modules: None, tmp_path: Path) -> None:
                 "configs": [
                     config(71, "timed", build_ms=310.0, rough=1.3, ratio=1.29),
                     config(57, "timed", build_ms=4.0, rough=7.0),
-                    config(1, "too slow", build_ms=2.0),
+                    config(1, "dropped", build_ms=2.0),
                 ],
             },
             {"case": "c/fprop/float16/nhwc", "best": "eng62", "configs": []},

@@ -137,6 +137,10 @@ def test_between_near_and_far_it_is_said_on_request(power_w: float) -> None:
     assert at_limit_ms([0.5], [1500.0], [power_w], BOARD) == []
     (told,) = at_limit_ms([0.5], [1500.0], [power_w], BOARD, within=FAR)
     assert told == pytest.approx(0.5 * (power_w / HELD_W) ** (1 / EXPONENT))
+    # Where the clock is not known it might be the highest already.
+    assert at_limit_ms([0.5], [None], [power_w], BOARD, within=FAR) == []
+    unbounded = replace(BOARD, max_clock_mhz=None)
+    assert at_limit_ms([0.5], [1500.0], [power_w], unbounded, within=FAR) == []
 
 
 class TakenDown:

@@ -154,6 +154,37 @@ def test_compiling_keeps_within_the_budget(threads: int, budget_ms: float, mode:
 
 
 @pytest.mark.parametrize("mode", OURS, ids=name)
+@pytest.mark.parametrize("budget_ms", [600.0, 2000.0, None])
+def test_what_seldom_pays_is_compiled_behind_what_often_does(
+    budget_ms: float | None, mode: Strategy
+) -> None:
+    """By a single thread: a kernel that no heuristic lists before what mode FALLBACK lists."""
+    timer = timer_of(
+        engine("a", 1.0),
+        compiled(1, 2.5, mode="FALLBACK"),
+        compiled(2, 0.6, mode=""),
+        gpu=replace(GPU, build_threads=1),
+        built=False,
+    )
+    selection = chosen(mode, timer, budget_ms)
+    assert selection.winner.candidate.text == "compiled2"
+    (last,) = (e for e in selection.ranking if e.candidate.text == "compiled1")
+    assert (last.time_ms is None) == (budget_ms == 600.0)
+    assert ("budget" in last.cut) == (budget_ms == 600.0)
+
+
+@pytest.mark.parametrize("mode", OURS, ids=name)
+def test_of_a_short_budget_little_is_spent_on_what_seldom_pays(mode: Strategy) -> None:
+    """Half of what is left would not be enough for one: nobody waits for it."""
+    late = [compiled(i, 2.0, mode="FALLBACK", build_ms=1500.0) for i in range(3)]
+    timer = timer_of(engine("a", 1.0), engine("b", 1.1), *late, built=False)
+    selection = chosen(mode, timer, 600.0)
+    assert selection.winner.candidate.text == "a"
+    assert timer.elapsed_ms() <= 602.0
+    assert not any(timer._builds.tried(e.candidate) for e in late)
+
+
+@pytest.mark.parametrize("mode", OURS, ids=name)
 @pytest.mark.parametrize(("call_ms", "budget_ms"), [(20, 1000), (50, 2000), (200, 5000)])
 def test_chunks_of_slow_calls_are_charged_for(
     call_ms: float, budget_ms: float, mode: Strategy

@@ -25,15 +25,16 @@ from cudnn_autotune.offline.simulated import (
     SimulatedTimer,
     StaticCandidates,
 )
+from cudnn_autotune.sampling import conclusion
 from cudnn_autotune.sampling.auto import Auto, HeldClocks
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.field import Field
 from cudnn_autotune.sampling.finals import Finish, SoloRules, SteadyLog
 from cudnn_autotune.sampling.race import Race
-from cudnn_autotune.sampling.racing import RaceOutcome, RaceRules
+from cudnn_autotune.sampling.racing import UNDECIDED, RaceOutcome, RaceRules
 from cudnn_autotune.sampling.rivals import could_win, least_ms_alone
 from cudnn_autotune.sampling.selection import Selection, Timed
-from cudnn_autotune.sampling.solo import BLOCK_SIGMA
+from cudnn_autotune.sampling.solo import BLOCK_SIGMA, FAR_READING_SIGMA
 from cudnn_autotune.sampling.strategy import Limits, Strategy, Work
 from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.sampling.timer import Batch, GpuState, Sample
@@ -352,6 +353,17 @@ def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -
     return Field(budget, races=[outcome], atens_plan=pytorchs)
 
 
+def test_what_a_race_left_undecided_the_next_decides() -> None:
+    selections = []
+    for remarks in ([[]], [[UNDECIDED, "another"], []], [[], [UNDECIDED]]):
+        timer = timer_of(engine("any", 1.0))
+        field = raced(dict.fromkeys([candidate("any")], 1.0))
+        field.races = [replace(field.last, remarks=some) for some in remarks]
+        selections.append(conclusion.selection(field, timer, RaceRules()))
+    told = [found.evidence.remarks for found in selections if found is not None]
+    assert told == [(), ("another",), (UNDECIDED,)]
+
+
 def test_what_pytorch_would_run_comes_first_also_if_it_is_of_the_leaders_kind() -> None:
     names = ("leader", "pytorchs", "nearer")
     leader, pytorchs, nearer = (of_tile(candidate(text), 1, 1) for text in names)
@@ -398,6 +410,9 @@ def test_the_worst_of_three_blocks_is_left_out() -> None:
     }
     assert blocks.best() == a, "b has a handicap"
     assert blocks.standing(b) == pytest.approx(0.02)
+    # One reading far from the limit does not change that.
+    far = [*told(0.0, 0.02), *told(0.02, sigma=FAR_READING_SIGMA)]
+    assert Finish({}, {a: told(0.0, 0.0, 0.15), b: far}, [a, b]).best() == a
     fewer = Finish({}, {a: told(0.0, 0.02), b: told(0.0, 0.02, 0.5)}, [a, b])
     assert fewer.best() == a, "the best two of three against two would be no fair comparison"
     assert fewer.error(b) < fewer.error(a)
@@ -448,10 +463,10 @@ class Below(Logged):
 
 
 class Silent(Below):
-    """One that does not tell its power: whether a limit holds it is not known."""
+    """One that does not tell whether a limit holds it."""
 
     def state(self) -> GpuState:
-        return replace(super().state(), power_w=None)
+        return replace(super().state(), tells_throttling=False)
 
 
 def test_where_nothing_holds_the_clock_fewer_blocks_do() -> None:
