@@ -19,34 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from common import arguments, ending
+from common.cases import add_options, selected
 
 
 def parser() -> argparse.ArgumentParser:
     p = arguments.parser(__doc__)
-    p.add_argument("--layers", type=Path, default=Path(__file__).with_name("layers.json"))
-    p.add_argument(
-        "--cases",
-        default="/",
-        help="comma-separated parts of case ids (layer/op/dtype/layout); default: all",
-    )
+    add_options(p, "/")  # all
     p.add_argument("--gpus", type=int, default=1, help="that share the cases; %(default)s")
     p.add_argument("--rounds", type=int, default=8, help="a multiple of 4; %(default)s")
     p.add_argument("--time-limit", type=float, default=480, help="seconds for all, about")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     return p
-
-
-def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
-    from cudnn_autotune.audit.layers import load, select
-
-    try:
-        known = load(options.layers)
-    except ValueError as error:
-        sys.exit(f"--layers: {error}")
-    try:
-        return [dataclasses.asdict(case) for case in select(known, options.cases)]
-    except ValueError as error:
-        sys.exit(f"--cases: {error}")
 
 
 def main() -> int:
@@ -62,7 +45,7 @@ def main() -> int:
         sys.exit(f"--gpus must be 1 or more, got {options.gpus}")
     if not options.time_limit > 0:
         sys.exit(f"--time-limit must be above 0, got {options.time_limit}")
-    cases = wanted(options)
+    cases = [dataclasses.asdict(case) for case in selected(options)]
 
     import torch
     from common.record import Record

@@ -21,10 +21,10 @@ import argparse
 import dataclasses
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from common import arguments, ending
+from common.cases import add_options, selected
 from neighbour_picks.arms import RACE, Arm, arms
 from neighbour_picks.changes import CHANGES, DEFAULT
 
@@ -35,12 +35,7 @@ FILL_SHARE, JUDGE_SHARE = 0.5, 0.2
 
 def parser() -> argparse.ArgumentParser:
     p = arguments.parser(__doc__)
-    p.add_argument("--layers", type=Path, default=Path(__file__).with_name("layers.json"))
-    p.add_argument(
-        "--cases",
-        default="/float16",
-        help="comma-separated parts of case ids (layer/op/dtype/layout); %(default)s",
-    )
+    add_options(p, "/float16")
     p.add_argument("--count", type=int, default=24, help="of those cases, taken at random")
     p.add_argument("--seed", type=int, default=0, help="of that")
     p.add_argument(
@@ -66,17 +61,8 @@ def work(name: str) -> int:
 
 def wanted(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Case id -> its description."""
-    from cudnn_autotune.audit.layers import load, select
-
-    try:
-        known = load(options.layers)
-    except ValueError as error:
-        sys.exit(f"--layers: {error}")
-    try:
-        found = select(known, options.cases, seed=options.seed)
-    except ValueError as error:
-        sys.exit(f"--cases: {error}")
-    return {case.id: dataclasses.asdict(case) for case in found[: options.count]}
+    found = selected(options, options.seed)[: options.count]
+    return {case.id: dataclasses.asdict(case) for case in found}
 
 
 def checked(options: argparse.Namespace) -> tuple[list[str], list[Arm]]:

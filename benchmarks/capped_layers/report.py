@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.cases import layer_text
-from common.tables import Table, number, percent
+from common.tables import Table, dry_run_note, number, percent
 
 TRUTHS = ("burst", "sustained")
 
@@ -71,8 +71,7 @@ def layers_table(data: dict[str, Any]) -> Table:
         ),
         note=f"Burst: short rounds after pauses. Sustained: alone for {data['arguments']['solo_s']}"
         " s, at the steady clock, twice, in mirrored order, brought to one power where the board's"
-        " limit held the clock; means of cold and hot operands."
-        + (" DRY RUN: on a simulated GPU." if data["environment"].get("device") == "cpu" else ""),
+        " limit held the clock; means of cold and hot operands." + dry_run_note(data),
     )
     for case_id, entry in data["results"]["cases"].items():
         truths = judged(entry)

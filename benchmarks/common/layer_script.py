@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import arguments, ending
-from .cases import wanted
+from .cases import add_options, wanted
 
 Entry = dict[str, Any]
 
@@ -20,14 +20,7 @@ def parser(
 ) -> argparse.ArgumentParser:
     """``arguments.parser``, with ``--cases``, ``--layers``, ``--time-limit`` and ``--worker``."""
     p = arguments.parser(description)
-    p.add_argument(
-        "--cases",
-        default=",".join(cases),
-        help="comma-separated parts of case ids (layer/op/dtype/layout); %(default)s",
-    )
-    p.add_argument(
-        "--layers", type=Path, default=Path(__file__).resolve().parents[1] / "layers.json"
-    )
+    add_options(p, ",".join(cases))
     p.add_argument("--time-limit", type=float, default=time_limit_s, help="seconds for all layers")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     return p

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 
 @dataclasses.dataclass
@@ -40,6 +41,11 @@ class Table:
         console = Console()
         console = console if console.is_terminal else Console(width=140)
         console.print(table)
+
+
+def dry_run_note(data: dict[str, Any]) -> str:
+    """What is added to a table's note where the record is not of a GPU."""
+    return " DRY RUN: on a simulated GPU." if data["environment"].get("device") == "cpu" else ""
 
 
 def percent(ratio: float, digits: int = 1) -> str:

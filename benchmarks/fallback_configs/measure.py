@@ -20,7 +20,7 @@ class Settings:
     rivals: int = 3
     """Of the others, the fastest of single calls: they take turns with what is near."""
     rounds: int = 8
-    seed: int = 0
+    """A multiple of 4."""
 
 
 def measure(timer: Any, candidates: Any, settings: Settings | None = None) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def measure(timer: Any, candidates: Any, settings: Settings | None = None) -> di
     Returns:
         ``others``: how many of mode A and the first of B ran; ``best``: the fastest by its text and
         ``best_ms``, by single calls; ``configs``: of each config of mode FALLBACK its ``text``,
-        ``engine``, whether it uses tensor cores (``tensor_core``), is ``compiled`` at run time and
-        its engine is ``known`` to A or B, how long it took to build (``build_ms``), and its
+        ``engine``, whether it uses tensor cores (``tensor_core``) and is ``compiled`` at run time,
+        how long it took to build (``build_ms``), and its
         ``outcome``: ``timed`` with its time over the best's by single calls (``rough``), and, where
         that is below 1.5, in rounds that take turns (``ratio``), or ``refused``, ``dropped``
         (it fails, or a call takes more than ``turns.TOO_SLOW_MS``), ``not run``.
@@ -46,7 +46,6 @@ def measure(timer: Any, candidates: Any, settings: Settings | None = None) -> di
     rivals = rivals[: settings.rivals]
     if not rivals:
         raise ValueError("nothing of mode A and the first of B that needs no compilation runs")
-    known = {c.engine for mode in ("A", "B") for c in candidates.of_mode(mode)}
     flops = candidates.work.flops if candidates.work is not None else 0.0
     best_ms = rough[rivals[0].text]
     configs: list[dict[str, Any]] = []
@@ -57,7 +56,6 @@ def measure(timer: Any, candidates: Any, settings: Settings | None = None) -> di
             "engine": config.engine,
             "tensor_core": TENSOR_CORE in config.numerical_notes,
             "compiled": config.is_compiled,
-            "known": config.engine in known,
         }
         configs.append(told)
         if not told["tensor_core"] and flops > MOST_FLOPS:
@@ -76,7 +74,7 @@ def measure(timer: Any, candidates: Any, settings: Settings | None = None) -> di
             near.append((config, told))
     if near:
         racing = [*rivals, *(config for config, _ in near)]
-        times = take_turns(timer, racing, rough, rounds=settings.rounds, seed=settings.seed)
+        times = take_turns(timer, racing, rough, rounds=settings.rounds)
         best = min(times[c.text] for c in rivals if c.text in times)
         for config, told in near:
             if config.text in times:

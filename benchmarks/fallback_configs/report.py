@@ -7,7 +7,7 @@ from typing import Any
 
 from common import numbers
 from common.cases import layer_text
-from common.tables import Table, number, percent
+from common.tables import Table, dry_run_note, number, percent
 
 FASTER, NEAR = 0.99, 1.05
 TICKS = (0.5, 0.7, 1, 2, 5, 10, 100, 1000)
@@ -44,8 +44,7 @@ def by_engine(results: dict[str, Any]) -> dict[tuple[str, int], list[tuple[str, 
 def tables(data: dict[str, Any]) -> list[Table]:
     results = data["results"]
     found = [_engines(results), _faster(results)]
-    if data["environment"].get("device") == "cpu":
-        found[0].note += " DRY RUN: on a simulated GPU."
+    found[0].note += dry_run_note(data)
     return [table for table in found if table.rows]
 
 

@@ -19,8 +19,11 @@ SILENT_S = 60.0
 
 def serve_cases(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The worker's side: its request has ``device``, ``gpu``, ``settings`` and ``cases``."""
+    from cudnn_autotune.telemetry import nvml_device
+
     # Before anything touches CUDA: the GPU that is to be used is the only one.
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible(request["gpu"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(nvml_device(request["gpu"], visible))
     import torch
     from common.sources import GpuSource, failure
 
@@ -48,12 +51,6 @@ def serve_cases(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             if timer is not None:
                 source.close(timer)
         yield {"case": case.id, **found, "seconds": round(time.monotonic() - begin, 2)}
-
-
-def visible(gpu: int) -> str:
-    """The ``gpu``-th of those that this process may use, as CUDA_VISIBLE_DEVICES names it."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(gpu) if named is None else named.split(",")[gpu]
 
 
 def measure_all(

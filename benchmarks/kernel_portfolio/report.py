@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.tables import Table
+from common.tables import Table, dry_run_note
 
 from .greedy import Layer, greedy, mean, relative
 from .measure import LISTED
@@ -29,8 +29,7 @@ def by_engine(results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 def tables(data: dict[str, Any]) -> list[Table]:
     results = data["results"]
     found = [_portfolios(results), _layers(results)]
-    if data["environment"].get("device") == "cpu":
-        found[0].note += " DRY RUN: on a simulated GPU."
+    found[0].note += dry_run_note(data)
     return [table for table in found if table.rows]
 
 

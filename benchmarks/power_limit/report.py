@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.cases import layer_text
-from common.tables import Table, number, percent
+from common.tables import Table, dry_run_note, number, percent
 
 from cudnn_autotune.sampling.board_power import ARRIVAL_MS, FAR, NEAR
 
@@ -46,7 +46,7 @@ def tables(data: dict[str, Any]) -> list[Table]:
         "as a function of the clock, over all readings within 10 % of the limit, each candidate "
         "with a level of its own (a slope that errors of the clock flatten), and the exponent by "
         "which the blocks of a candidate agree best; medians over the candidates."
-        + (" DRY RUN: on a simulated GPU." if data["environment"].get("device") == "cpu" else ""),
+        + dry_run_note(data),
     )
     found = analysis(data)
     for case_id, entry in data["results"]["cases"].items():

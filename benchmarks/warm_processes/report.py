@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common import numbers
-from common.tables import Table, number
+from common.tables import Table, dry_run_note, number
 
 from .modes import MODES, REFERENCE, SETTINGS
 
@@ -59,7 +59,7 @@ def _processes(data: dict[str, Any], setting: str) -> Table:
         "GPU of which nothing has run, until its outputs are there, and until its gradients are; "
         f"{REFERENCE} and PyTorch without a store. "
         f"Medians (and quartiles); the target for a filled store is {TARGET} of {REFERENCE}."
-        + _dry(data),
+        + dry_run_note(data),
     )
     for mode, about in MODES.items():
         found = of_mode(results, setting, mode)
@@ -119,10 +119,6 @@ def _stores(data: dict[str, Any]) -> Table:
                 )
             )
     return table
-
-
-def _dry(data: dict[str, Any]) -> str:
-    return " DRY RUN: on a simulated GPU." if data["environment"].get("device") == "cpu" else ""
 
 
 def plot(data: dict[str, Any], path: Path) -> None:

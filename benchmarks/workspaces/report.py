@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.cases import layer_text
-from common.tables import Table, number, percent
+from common.tables import Table, dry_run_note, number, percent
 
 NONE = "–"
 _TOLD = 1.01
@@ -43,7 +43,7 @@ def tables(data: dict[str, Any]) -> list[Table]:
         note=f"Near and far: to one multiprocessor, by cycles; {options['pages']} pages of either "
         f"kind in turns, {options['rounds']} batches of hot calls on each; times at one clock, "
         "medians and ranges over pages. The leading candidates that need a page or less."
-        + (" DRY RUN: on a simulated GPU." if data["environment"].get("device") == "cpu" else ""),
+        + dry_run_note(data),
     )
     for case_id, entry in data["results"]["cases"].items():
         for engine in entry["engines"]:

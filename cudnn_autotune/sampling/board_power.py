@@ -123,11 +123,13 @@ def at_limit_ms(
             continue
         times, clocks, _ = zip(*group, strict=True)
         known = [clock for clock in clocks if clock is not None]
-        is_bounded = bool(known and board.max_clock_mhz)
-        if abs(power_w / held_w - 1) > (within if is_bounded else min(within, NEAR)):
+        most = None  # by so much it could be faster at all
+        if known and board.max_clock_mhz:
+            most = board.max_clock_mhz / float(np.median(known))
+        if abs(power_w / held_w - 1) > (min(within, NEAR) if most is None else within):
             continue
         faster = (held_w / power_w) ** (1 / exponent)  # the clock at the limit
-        if known and board.max_clock_mhz:
-            faster = min(faster, board.max_clock_mhz / float(np.median(known)))
+        if most is not None:
+            faster = min(faster, most)
         found.append(float(np.median(times)) / faster**sensitivity)
     return found

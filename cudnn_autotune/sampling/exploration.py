@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.sampling.admission import SLOW, admit
@@ -29,6 +30,26 @@ _FINALISTS = 6
 _SELDOM_SHARE = 0.5
 
 
+@dataclass(frozen=True)
+class _Groups:
+    """Who takes part, by when they are looked at; in each group the most promising first."""
+
+    similar: list[Candidate]
+    """Precompiled ones that won on similar problems."""
+    of_a: list[Candidate]
+    """Of heuristic mode A, precompiled; with a limited budget PyTorch's own plan in any case."""
+    of_b: list[Candidate]
+    """Of mode B, precompiled."""
+    without_engine: list[Candidate]
+    """Not of cuDNN; PyTorch's own path first."""
+    last: list[Candidate]
+    """Precompiled ones of mode FALLBACK: only where nothing else runs."""
+    often: list[Candidate]
+    """Compiled at run time, and often the fastest."""
+    seldom: list[Candidate]
+    """Compiled at run time, and seldom the fastest."""
+
+
 def explore(
     candidates: Candidates,
     timer: Timer,
@@ -43,15 +64,16 @@ def explore(
     """
     budget = Budget(timer, limits)
     found = Field(budget, aten_is_cudnn=candidates.aten_uses_cudnn)
-    compiled, unlikely = _admit_all(candidates, timer, limits, found)
-    # Of the unlikely few get in: the first race is run as if it were the last.
-    first = rules.for_finalists() if compiled else rules
+    groups = _grouped(candidates, timer, limits, found)
+    _admit_precompiled(groups, timer, found)
+    # Of those that seldom win few get in: the first race is run as if it were the last.
+    first = rules.for_finalists() if groups.often else rules
     if found.admission.rough_ms:
         found.races.append(race(found.admission.rough_ms, timer, budget, first, rng))
     race_again(found, timer, first, rng)
-    if compiled or unlikely:
-        late = timer.runnable([*compiled, *unlikely])
-        _join(late, found, timer, rules, rng, is_last=not compiled)
+    if groups.often or groups.seldom:
+        late = timer.runnable([*groups.often, *groups.seldom])
+        _join(late, found, timer, rules, rng, is_last=not groups.often)
         race_again(found, timer, rules, rng)
     return found if found.races and found.last.survivors else None
 
@@ -68,11 +90,8 @@ def race_again(found: Field, timer: Timer, rules: RaceRules, rng: random.Random)
         found.remarks.append("the leaders failed: the others raced again without them")
 
 
-def _admit_all(
-    candidates: Candidates, timer: Timer, limits: Limits, found: Field
-) -> tuple[list[Candidate], list[Candidate]]:
-    """Admits what need not be compiled; returns what is being compiled meanwhile: that which often
-    wins, and that which seldom does."""
+def _grouped(candidates: Candidates, timer: Timer, limits: Limits, found: Field) -> _Groups:
+    """Cuts whom the budget does not allow to compile."""
     budget = found.budget
     listed = list(candidates.all())
     beyond = list(candidates.beyond())
@@ -86,14 +105,14 @@ def _admit_all(
     # where the others have to copy the input first.
     swept = {c.engine for c in beyond if c.is_compiled}
     last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine not in swept]
-    unlikely = [c for c in last if c.is_compiled and c not in similar]
+    seldom = [c for c in last if c.is_compiled and c not in similar]
     at_once: set[str] = set()
     if budget.is_limited:
         # PyTorch's own plan is looked at whatever it takes.
         at_once = {c.text for c in listed[:1] if found.aten_is_cudnn}
-        rest = [c for c in [*similar, *listed, *beyond] if c not in unlikely]
+        rest = [c for c in [*similar, *listed, *beyond] if c not in seldom]
         out = _not_compilable(rest, at_once, budget)
-        out += _not_compilable_too(unlikely, [c for c in rest if c not in out], at_once, budget)
+        out += _not_compilable_beside([c for c in rest if c not in out], seldom, at_once, budget)
         for candidate in out:
             found.admission.cut_for_budget(candidate, "the budget does not allow compiling it")
         listed, beyond, similar = (
@@ -102,48 +121,65 @@ def _admit_all(
     if limits.benchmark_limit:
         listed = timer.runnable(listed, limit=limits.benchmark_limit)
         beyond = without_engine
-    last = [c for c in last if c in listed and not c.is_compiled]
-    unlikely = [c for c in unlikely if c in listed]
-    compiled = [c for c in [*listed, *beyond] if c.is_compiled and c not in unlikely]
-    is_first = {c.text for c in listed if not c.is_compiled} | at_once
-    first = [c for c in listed if c.heuristic_mode == "A" and c.text in is_first]
-    second = [c for c in listed if c.heuristic_mode == "B" and not c.is_compiled]
-    ready = timer.runnable(first)
+    often = [c for c in [*similar, *listed, *beyond] if c.is_compiled and c not in seldom]
+    return _Groups(
+        similar=[c for c in similar if not c.is_compiled],
+        of_a=[
+            c
+            for c in listed
+            if c.heuristic_mode == "A" and (not c.is_compiled or c.text in at_once)
+        ],
+        of_b=[c for c in listed if c.heuristic_mode == "B" and not c.is_compiled],
+        without_engine=without_engine,
+        last=[c for c in listed if c in last and not c.is_compiled],
+        often=[c for c in _without_doubles(often) if c.text not in at_once],
+        seldom=[c for c in listed if c in seldom],
+    )
+
+
+def _admit_precompiled(groups: _Groups, timer: Timer, found: Field) -> None:
+    """The others are built in the background meanwhile."""
+    budget, without_engine = found.budget, groups.without_engine
+    ready = timer.runnable(groups.of_a)
     if found.aten_is_cudnn and ready:
         # It is there already: PyTorch would run cuDNN's first plan, at the cost of building it.
         found.atens_plan = ready[0]
         without_engine = [c for c in without_engine if c.text != ATEN.text]
-    compiled = _without_doubles([*(c for c in similar if c.is_compiled), *compiled])
-    compiled = [c for c in compiled if c.text not in at_once]
-    likely = timer.runnable([c for c in similar if not c.is_compiled])
-    ready = _without_doubles([*likely, *ready, *timer.runnable(without_engine)])
+    similar = timer.runnable(groups.similar)
+    ready = _without_doubles([*similar, *ready, *timer.runnable(without_engine)])
     if budget.is_limited:
         # Nothing is chosen over PyTorch's own path unseen: the first is looked at in any case.
         ready.sort(key=lambda c: c.text != found.pytorchs)
-    others = [c for c in timer.runnable(second) if c.text not in {r.text for r in ready}]
-    timer.prepare([*compiled, *unlikely])
+    of_b = [c for c in timer.runnable(groups.of_b) if c.text not in {r.text for r in ready}]
+    timer.prepare([*groups.often, *groups.seldom])
     admit(ready, timer, budget, found.admission)
-    rough, unseen = found.admission.rough_ms, found.admission.out_of_budget
-    best_of_a = found.admission.best_ms
-    leading = {kind(c) for c, ms in rough.items() if ms <= _LEADING * best_of_a}
-    first_of_b = others[:_FIRST_OF_B]
-    alike = [c for c in others[_FIRST_OF_B:] if kind(c) in leading]
-    rest_of_b = [c for c in others[_FIRST_OF_B:] if kind(c) not in leading]
-    admit(first_of_b, timer, budget, found.admission)
-    best_of_b = min((rough[c] for c in first_of_b if c in rough), default=math.inf)
-    admit(alike, timer, budget, found.admission)
-    if best_of_b <= _NEAR * best_of_a or any(c in unseen for c in first_of_b):
-        admit(rest_of_b, timer, budget, found.admission)
-    else:
-        _cut(rest_of_b, "the first of heuristic mode B are slower than A's", found)
+    _admit_b(of_b, timer, found)
+    rough = found.admission.rough_ms
     if any(c.engine is not None for c in rough):
-        _cut(last, "of mode FALLBACK, and others run", found)
-    elif last and rough and budget.is_spent():
-        for candidate in last:
+        _cut(groups.last, "of mode FALLBACK, and others run", found)
+    elif groups.last and rough and budget.is_spent():
+        for candidate in groups.last:
             found.admission.cut_for_budget(candidate)
     else:
-        admit(timer.runnable(last), timer, budget, found.admission)
-    return compiled, unlikely
+        admit(timer.runnable(groups.last), timer, budget, found.admission)
+
+
+def _admit_b(of_b: Sequence[Candidate], timer: Timer, found: Field) -> None:
+    """Of mode B its first and those alike to what leads in A; the rest if its first are near."""
+    budget, rough = found.budget, found.admission.rough_ms
+    best_of_a = found.admission.best_ms
+    leading = {kind(c) for c, ms in rough.items() if ms <= _LEADING * best_of_a}
+    first, others = of_b[:_FIRST_OF_B], of_b[_FIRST_OF_B:]
+    alike = [c for c in others if kind(c) in leading]
+    rest = [c for c in others if kind(c) not in leading]
+    admit(first, timer, budget, found.admission)
+    best_of_b = min((rough[c] for c in first if c in rough), default=math.inf)
+    admit(alike, timer, budget, found.admission)
+    unseen = found.admission.out_of_budget
+    if best_of_b <= _NEAR * best_of_a or any(c in unseen for c in first):
+        admit(rest, timer, budget, found.admission)
+    else:
+        _cut(rest, "the first of heuristic mode B are slower than A's", found)
 
 
 def _not_compilable(
@@ -156,14 +192,14 @@ def _not_compilable(
     return compiled[max(budget.compilable(len(compiled)), 0 if others else 1) :]
 
 
-def _not_compilable_too(
+def _not_compilable_beside(
+    others: Sequence[Candidate],
     seldom: Sequence[Candidate],
-    often: Sequence[Candidate],
     at_once: set[str],
     budget: Budget,
 ) -> list[Candidate]:
-    """Of those whose compiling seldom pays, who must be left out beside those with whom it does."""
-    before = len({c.text for c in often if c.is_compiled})
+    """Of ``seldom``, who must be left out: ``others`` are compiled first."""
+    before = len({c.text for c in others if c.is_compiled})
     waiting = [c for c in seldom if c.text not in at_once]
     room = budget.compilable(before + len(waiting), _SELDOM_SHARE) if waiting else 0
     return waiting[max(0, room - before) :]

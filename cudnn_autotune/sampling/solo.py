@@ -72,8 +72,8 @@ class Block:
     """A call, in each chunk of 40 ms."""
     at_limit_ms: tuple[float, ...] = ()
     """A call at the board's power limit, by each reading of its power."""
-    reading_sigma: float = _READING_SIGMA
-    """Standard deviation of the logarithm of one of those."""
+    is_far: bool = False
+    """Whether those are all far from the limit: its clock is not the steady one."""
     cold_excess: float = 0.0
     """How much more (log) a cold cache, half of the time, costs it than the race's best."""
 
@@ -86,13 +86,10 @@ class Block:
     @property
     def sigma(self) -> float:
         """Standard deviation of the logarithm of ``steady_ms`` from block to block."""
-        readings = len(self.at_limit_ms)
-        return self.reading_sigma / math.sqrt(readings) if readings else BLOCK_SIGMA
-
-    @property
-    def is_far(self) -> bool:
-        """Whether the power was only read far from its limit: its clock is not the steady one."""
-        return bool(self.at_limit_ms) and self.reading_sigma >= FAR_READING_SIGMA
+        if not self.at_limit_ms:
+            return BLOCK_SIGMA
+        of_one = FAR_READING_SIGMA if self.is_far else _READING_SIGMA
+        return of_one / math.sqrt(len(self.at_limit_ms))
 
     @property
     def ended_ms(self) -> float:
@@ -164,13 +161,12 @@ def solo(
     # The last two chunks; but the last one only where the time was on its way until then.
     counted = 1 if len(chunks) <= _AT_ONCE_CHUNKS or _is_approaching(chunks) else 2
     begun = arrived([calls * time_ms for time_ms in times])
-    at_limit: list[float] = []
-    sigma = _READING_SIGMA
+    near: list[float] = []
+    far: list[float] = []
     if any(powers[begun:]):
         by_power = partial(at_limit_ms, times, clocks, powers, timer.state(), since=begun)
-        at_limit = by_power()
-        if not at_limit:
-            at_limit, sigma = by_power(within=FAR), FAR_READING_SIGMA
+        near = by_power()
+        far = [] if near else by_power(within=FAR)
     return Block(
         candidate,
         tuple(times),
@@ -179,8 +175,8 @@ def solo(
         gpu_ms,
         counted * per_chunk,
         tuple(chunks),
-        tuple(at_limit),
-        sigma,
+        tuple(near or far),
+        bool(far),
         cold_excess,
     )
 

@@ -7,32 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_scripts import BENCHMARKS
-from subprocesses import python
+from benchmark_scripts import BENCHMARKS, assert_plotted, run, whole_record
 
-SCRIPT = str(BENCHMARKS / "fallback_mode.py")
+SCRIPT = "fallback_mode"
+DRY_RUNS = {SCRIPT: "--cases vgg16_conv3_2,resnet50_conv1 --gpus 2"}
 
 
 @pytest.fixture(scope="module")
-def dry_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def dry_run(dry_runs: Path) -> dict[str, Any]:
     """The record of two GPUs that share the cases; its plot was drawn."""
-    folder = tmp_path_factory.mktemp("dry")
-    files = ("--json", str(folder / "f.json"), "--plot", str(folder / "f.png"))
-    chosen = ("--cases", "vgg16_conv3_2,resnet50_conv1", "--gpus", "2")
-    done = python(SCRIPT, "--device", "cpu", *chosen, *files, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "DRY RUN" in " ".join(done.stdout.split())
-    assert (folder / "f.png").read_bytes().startswith(b"\x89PNG")
-    data: dict[str, Any] = json.loads((folder / "f.json").read_text())
-    assert str(folder) not in json.dumps(data)
-    return data
+    assert_plotted(dry_runs, SCRIPT)
+    return whole_record(dry_runs, SCRIPT)
 
 
 @pytest.mark.search
 def test_every_case_is_measured_once(dry_run: dict[str, Any]) -> None:
     from cudnn_autotune.audit.layers import load
 
-    assert dry_run["complete"] is True
     assert dry_run["results"]["failures"] == []
     cases = {c.id for c in load(BENCHMARKS / "layers.json")}
     wanted = sorted(c for c in cases if "vgg16_conv3_2" in c or "resnet50_conv1" in c)
@@ -90,7 +81,7 @@ def test_what_has_no_tensor_cores_is_not_run_on_a_large_layer(modules: None) -> 
 @pytest.mark.search
 def test_a_time_limit_is_told(tmp_path: Path) -> None:
     path = tmp_path / "f.json"
-    done = python(SCRIPT, "--device", "cpu", "--time-limit", "0.01", "--json", str(path))
+    done = run(SCRIPT, "--device", "cpu", "--time-limit", "0.01", "--json", path)
     assert done.returncode == 1
     data = json.loads(path.read_text())
     assert data["complete"] is False
@@ -102,7 +93,7 @@ def test_a_record_is_rendered(modules: None, tmp_path: Path) -> None:
     from fallback_configs import report
 
     def config(engine: int, outcome: str, **more: Any) -> dict[str, Any]:
-        told = {"tensor_core": engine != 1, "compiled": engine == 71, "known": False}
+        told = {"tensor_core": engine != 1, "compiled": engine == 71}
         return {"text": f"eng{engine}", "engine": engine, "outcome": outcome, **told, **more}
 
     timed = {"build_ms": 300.0, "rough": 0.8, "ratio": 0.771}

@@ -7,30 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_scripts import BENCHMARKS
-from subprocesses import python
+from benchmark_scripts import assert_plotted, run, whole_record
 
-SCRIPT = str(BENCHMARKS / "kernel_cfgs.py")
+SCRIPT = "kernel_cfgs"
 LAYERS = ("resnet50_layer3_3x3", "vgg16_conv3_2")
+DRY_RUNS = {SCRIPT: "--layers " + ",".join(LAYERS)}
 
 
 @pytest.fixture(scope="module")
-def dry_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def dry_run(dry_runs: Path) -> dict[str, Any]:
     """The record; its plot was drawn."""
-    folder = tmp_path_factory.mktemp("dry")
-    files = ("--json", str(folder / "k.json"), "--plot", str(folder / "k.png"))
-    done = python(SCRIPT, "--device", "cpu", "--layers", ",".join(LAYERS), *files, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "DRY RUN" in " ".join(done.stdout.split())
-    assert (folder / "k.png").read_bytes().startswith(b"\x89PNG")
-    data: dict[str, Any] = json.loads((folder / "k.json").read_text())
-    assert str(folder) not in json.dumps(data)
-    return data
+    assert_plotted(dry_runs, SCRIPT)
+    return whole_record(dry_runs, SCRIPT)
 
 
 @pytest.mark.search
 def test_every_engine_is_measured_on_every_layer(dry_run: dict[str, Any]) -> None:
-    assert dry_run["complete"] is True
     measured = dry_run["results"]["measured"]
     assert [(e["layer"], e["op"], e["engine"]) for e in measured] == [
         (layer, op, engine)
@@ -66,7 +58,7 @@ def test_the_times_are_those_of_the_simulated_engines(
 @pytest.mark.search
 def test_a_time_limit_cuts_off_layers(tmp_path: Path) -> None:
     path = tmp_path / "k.json"
-    done = python(SCRIPT, "--device", "cpu", "--time-limit", "0.1", "--json", str(path))
+    done = run(SCRIPT, "--device", "cpu", "--time-limit", "0.1", "--json", path)
     assert done.returncode == 1
     data = json.loads(path.read_text())
     assert data["complete"] is False
