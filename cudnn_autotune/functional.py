@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import SupportsIndex, cast
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +75,9 @@ def conv2d(
         and not any(_has_rules_of_its_own(tensor) for tensor in (input, weight, bias))
     )
     is_unbatched = takes_part and input.dim() == _SPATIAL_DIMS + 1
-    strides, dilations = _pair(stride), _pair(dilation)
+    strides = _pair(stride) if takes_part else None
+    dilations = _pair(dilation) if takes_part else None
+    group_count = _integer(groups) if takes_part else None
     paddings = _paddings(padding, strides, dilations, weight) if takes_part else None
     if (
         not takes_part
@@ -82,6 +86,7 @@ def conv2d(
         or strides is None
         or dilations is None
         or paddings is None
+        or group_count is None
     ):
         # PyTorch's own, or refused in PyTorch's words.
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
@@ -92,7 +97,7 @@ def conv2d(
         strides,
         paddings,
         dilations,
-        groups,
+        group_count,
         sampling or "",
         -1 if workspace_limit is None else workspace_limit,
     )
@@ -111,11 +116,22 @@ def _has_rules_of_its_own(tensor: Tensor | None) -> bool:
 
 def _pair(value: Ints) -> Sequence[int] | None:
     """One number for each dimension; None where PyTorch would not take ``value``."""
-    if isinstance(value, int):
-        return (value, value)
-    values = tuple(value)
+    numbers = [_integer(one) for one in (value if isinstance(value, (tuple, list)) else [value])]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers):
+        return None
     # PyTorch takes a list of one as well.
-    return {1: values * 2, _SPATIAL_DIMS: values}.get(len(values))
+    return {1: known * 2, _SPATIAL_DIMS: known}.get(len(known))
+
+
+def _integer(value: object) -> int | None:
+    """Also of NumPy's integers and of tensors of one integer; None for what is no integer."""
+    if isinstance(value, (int, torch.SymInt)):
+        return cast("int", value)  # a symbolic one's index would fix it in what is traced
+    try:
+        return operator.index(cast("SupportsIndex", value))
+    except TypeError:
+        return None
 
 
 def _paddings(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.common_types import _size_2_t
+from torch.types import Device
 
 from cudnn_autotune import functional
 from cudnn_autotune._flops import register_if_counted
 from cudnn_autotune.functional import fast_conv2d
 from cudnn_autotune.settings import check_policy
+
+_PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class _WithPolicy(nn.Module):
@@ -62,6 +66,39 @@ class Conv2d(_WithPolicy, nn.Conv2d):
         ValueError: an unknown mode, a negative limit; else as ``torch.nn.Conv2d``.
     """
 
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: _size_2_t,
+        stride: _size_2_t = 1,
+        padding: str | _size_2_t = 0,
+        dilation: _size_2_t = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: _PaddingMode = "zeros",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        sampling: str | None = None,
+        workspace_limit: int | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+            sampling=sampling,
+            workspace_limit=workspace_limit,
+        )
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
@@ -98,3 +135,34 @@ class LazyConv2d(_WithPolicy, nn.LazyConv2d):  # type: ignore[misc, unused-ignor
     """``torch.nn.LazyConv2d`` that becomes a :class:`Conv2d` at its first call."""
 
     cls_to_become = Conv2d
+
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: _size_2_t,
+        stride: _size_2_t = 1,
+        padding: _size_2_t = 0,
+        dilation: _size_2_t = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: _PaddingMode = "zeros",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        sampling: str | None = None,
+        workspace_limit: int | None = None,
+    ) -> None:
+        super().__init__(
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+            sampling=sampling,
+            workspace_limit=workspace_limit,
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,21 @@ CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "pairs": ((2, 4, 9, 8), (6, 4, 3, 2), {"stride": (2, 1), "padding": (0, 2)}),
     "lists": ((2, 4, 9, 8), (6, 4, 3, 2), {"stride": [2, 1], "dilation": [1, 2]}),
     "lists_of_one": ((2, 4, 9, 8), (6, 4, 3, 2), {"stride": [2], "padding": [1]}),
+    "numpy_integers": (
+        (2, 4, 9, 8),
+        (6, 2, 3, 3),
+        {
+            "stride": np.int64(2),
+            "padding": np.int32(1),
+            "dilation": np.uint8(2),
+            "groups": np.intp(2),
+        },
+    ),
+    "numpy_pairs": (
+        (2, 4, 9, 8),
+        (6, 4, 3, 2),
+        {"stride": tuple(np.array([2, 1])), "padding": list(np.array([0, 2]))},
+    ),
     "groups": ((2, 4, 9, 8), (6, 2, 3, 3), {"groups": 2}),
     "same": ((2, 4, 9, 8), (6, 4, 3, 3), {"padding": "same"}),
     "same_even": ((2, 4, 9, 8), (6, 4, 4, 2), {"padding": "same", "dilation": (1, 3)}),
@@ -61,6 +77,20 @@ def test_outputs_are_like_pytorchs(call: str, layout: torch.memory_format) -> No
     if actual.numel() > 0:
         assert actual.stride() == expected.stride()
     assert (actual.dtype, actual.device) == (expected.dtype, expected.device)
+
+
+def test_integers_of_other_libraries_are_searched_for() -> None:
+    """As many calls of the search, with the numbers that they stand for, as of Python's."""
+
+    def program(input: Tensor, weight: Tensor) -> Tensor:
+        return ca.functional.conv2d(
+            input, weight, None, np.int64(2), (np.int32(1), 0), np.array(1), np.int64(2)
+        )
+
+    graph = make_fx(program)(cuda(2, 4, 9, 8), cuda(6, 2, 3, 3)).graph
+    (call,) = [n for n in graph.nodes if n.target is torch.ops.cudnn_autotune.conv_fprop.default]
+    assert list(call.args[3:7]) == [[2, 2], [1, 0], [1, 1], 2]
+    assert all(type(number) is int for numbers in call.args[3:6] for number in numbers)
 
 
 BAD_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {

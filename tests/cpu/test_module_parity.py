@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -137,6 +138,41 @@ def test_the_functional_is_pytorchs() -> None:
         arguments = (*arguments, *(1, 0, 1)[len(arguments) - 1 :], groups)[:5]
         expected = torch.nn.functional.conv2d(input, weight, *arguments)
         assert torch.equal(ca.functional.conv2d(input, weight, *arguments), expected)
+
+
+@pytest.mark.parametrize("argument", ["stride", "padding", "dilation", "groups"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.int64(2),
+        np.uint8(2),
+        torch.tensor(2),
+        torch.tensor([2]),
+        (np.int64(2), np.int32(1)),
+        [torch.tensor(2), 1],
+        np.array([2, 2]),
+        torch.tensor([2, 2]),
+        np.float64(2),
+        2.0,
+        None,
+        "two",
+    ],
+    ids=repr,
+)
+def test_what_pytorch_takes_for_an_integer(argument: str, value: Any) -> None:
+    """The same result, or an error of the same type."""
+    input, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 2 if argument == "groups" else 4, 3, 3)
+    results: list[Tensor | type[BaseException]] = []
+    for function in (torch.nn.functional.conv2d, ca.functional.conv2d):
+        try:
+            results.append(function(input, weight, **{argument: value}))
+        except (TypeError, RuntimeError) as error:
+            results.append(type(error))
+    if isinstance(results[0], Tensor):
+        assert isinstance(results[1], Tensor)
+        assert torch.equal(results[1], results[0])
+    else:
+        assert results[1] is results[0]
 
 
 @pytest.mark.parametrize(

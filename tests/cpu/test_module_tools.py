@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 from pathlib import Path
@@ -37,6 +38,39 @@ def test_it_is_a_conv2d(ours: ca.Conv2d) -> None:
     assert isinstance(ours, nn.Conv2d)
     assert ours.sampling == "median_of_three"
     assert ours.workspace_limit == 1 << 20
+
+
+@pytest.mark.parametrize("name", ["Conv2d", "LazyConv2d"])
+def test_the_signature_is_pytorchs_and_ours_after_it(name: str) -> None:
+    theirs = list(inspect.signature(getattr(nn, name)).parameters.values())
+    ours = list(inspect.signature(getattr(ca, name)).parameters.values())
+    assert [(p.name, p.kind, p.default) for p in ours[: len(theirs)]] == [
+        (p.name, p.kind, p.default) for p in theirs
+    ]
+    assert [(p.name, p.kind, p.default) for p in ours[len(theirs) :]] == [
+        (name, inspect.Parameter.KEYWORD_ONLY, None) for name in ("sampling", "workspace_limit")
+    ]
+
+
+def test_each_argument_reaches_pytorchs() -> None:
+    """None like its neighbour: one that is passed in another's place is seen."""
+    every = (4, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2, False, "circular", "meta", torch.float64)
+    theirs, ours = nn.Conv2d(*every), ca.Conv2d(*every, sampling="race", workspace_limit=7)
+    assert repr(ours) == repr(theirs)[:-1] + ", sampling=race, workspace_limit=7)"
+    assert (ours.weight.dtype, ours.weight.device) == (theirs.weight.dtype, theirs.weight.device)
+    assert ours.weight.shape == theirs.weight.shape
+    lazy_theirs, lazy_ours = nn.LazyConv2d(*every[1:]), ca.LazyConv2d(*every[1:])
+    assert repr(lazy_ours) == repr(lazy_theirs)
+    assert (lazy_ours.weight.dtype, lazy_ours.weight.device) == (torch.float64, ours.weight.device)
+
+
+def test_skip_init(input: Tensor) -> None:
+    module = nn.utils.skip_init(ca.Conv2d, 4, 6, 3, stride=2, sampling="sample_once")
+    assert (type(module), module.sampling, module.stride) == (ca.Conv2d, "sample_once", (2, 2))
+    assert not any(p.is_meta for p in module.parameters())
+    nn.init.ones_(module.weight)
+    nn.init.zeros_(module.bias)
+    assert torch.equal(module(input), nn.functional.conv2d(input, torch.ones(6, 4, 3, 3), None, 2))
 
 
 def test_initial_weights_are_pytorchs() -> None:
