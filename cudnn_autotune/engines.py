@@ -10,7 +10,8 @@ import torch
 
 from cudnn_autotune import devices
 from cudnn_autotune._extension import _C, require_cuda_build
-from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.json_node import shown
+from cudnn_autotune.problem import ConvProblem, check_problem
 
 HEURISTIC_MODES = ("A", "B", "FALLBACK")
 
@@ -70,6 +71,7 @@ ATEN = Candidate(
 
 def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearch:
     """cuDNN's engines for ``problem`` on ``device`` (see :func:`candidates`)."""
+    check_problem(problem)
     extension = require_cuda_build()
     index = cuda_index(device)
     if index is not None:
@@ -163,6 +165,7 @@ def candidates(
             for float32 without TF32.
 
     Raises:
+        TypeError: a problem that is none.
         ValueError: an unknown device, a property file that cuDNN does not take, a negative limit.
         CudnnError: cuDNN has no graph for the problem.
     """
@@ -188,19 +191,41 @@ def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") 
     Returns a plan with ``.text`` and ``.workspace_bytes``.
 
     Raises:
+        TypeError: a problem, or a text, that is none.
         ValueError: a text that does not parse; an unknown device.
         CudnnError: the config does not exist for the problem, or does not build.
     """
+    check_problem(problem)
+    check_engine_text(engine_text)
     require_cuda_build().parse_engine_text(engine_text)
     return open_search(problem, device).build(engine_text)
 
 
+def check_engine_text(text: object, argument: str = "engine_text") -> None:
+    """Raises TypeError naming ``argument`` where it is no text."""
+    if not isinstance(text, str):
+        raise TypeError(f"{argument} must be a text, got {shown(text)}")
+
+
 def parse_engine_text(text: str) -> tuple[int, dict[str, int]]:
-    """``"eng67:KERNEL_CFG=3"`` -> ``(67, {"KERNEL_CFG": 3})``; else ValueError."""
+    """``"eng67:KERNEL_CFG=3"`` -> ``(67, {"KERNEL_CFG": 3})``; else ValueError, or TypeError of
+    what is no text."""
+    check_engine_text(text, "text")
     engine, knobs = require_cuda_build().parse_engine_text(text)
     return engine, dict(knobs)
 
 
 def engine_text(engine: int, knobs: Mapping[str, int]) -> str:
-    """``(67, {"KERNEL_CFG": 3})`` -> ``"eng67:KERNEL_CFG=3"``, the knobs by name."""
+    """``(67, {"KERNEL_CFG": 3})`` -> ``"eng67:KERNEL_CFG=3"``, the knobs by name.
+
+    Raises:
+        TypeError: an engine that is no int, knobs that are no mapping of names to ints.
+        ValueError: a knob of an unknown name.
+    """
+    if not isinstance(engine, int) or isinstance(engine, bool):
+        raise TypeError(f"engine must be an int, got {shown(engine)}")
+    if not isinstance(knobs, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, int) for name, value in knobs.items()
+    ):
+        raise TypeError(f"knobs must be a mapping of names to ints, got {shown(knobs)}")
     return str(require_cuda_build().engine_text(engine, dict(knobs)))

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
 MOST = 1e15
 """The largest number; above it JSON readers of other languages may give up."""
+_MOST_SHOWN = 80
+_short = reprlib.Repr()  # it neither looks at all of a long list nor goes down all of a deep one
+_short.maxlevel = 3
+_short.maxstring = _short.maxother = _short.maxlong = _MOST_SHOWN
+
+
+def shown(value: object) -> str:
+    """What a message says of a value that is not allowed: its ``repr``, cut short; at once however
+    long or deeply nested the value is."""
+    try:
+        text = _short.repr(value)
+    except Exception:  # whatever it is, the message is to come out
+        return f"a {type(value).__name__}"
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """A text that somebody else wrote, as a message says it: the first of its characters."""
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 class Node:
@@ -17,9 +37,7 @@ class Node:
         self.place = place
 
     def error(self, allowed: str) -> ValueError:
-        shown = repr(self.value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return ValueError(f"{self.place}: must be {allowed}, got {shown}")
+        return ValueError(f"{self.place}: must be {allowed}, got {shown(self.value)}")
 
     def fields(self, *names: str) -> dict[str, Node]:
         """Of an object that has exactly these."""
@@ -61,8 +79,8 @@ class Node:
         value = self.value
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole or not least <= value <= most:
-            shown = "2**63 - 1" if most == 2**63 - 1 else most
-            raise self.error(f"a whole number from {least} to {shown}")
+            highest = "2**63 - 1" if most == 2**63 - 1 else most
+            raise self.error(f"a whole number from {least} to {highest}")
         return int(value)
 
     def number(self, *, above: float | None = None) -> float:
@@ -79,4 +97,4 @@ class Node:
         return None if self.value is None else self.number(above=above)
 
     def _under(self, name: str) -> str:
-        return f"{self.place}.{name}" if self.place else name
+        return f"{self.place}.{cut(name)}" if self.place else cut(name)

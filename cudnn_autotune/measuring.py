@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune._extension import _C, require_cuda_build
-from cudnn_autotune.engines import Device, cuda_index, open_search
-from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.engines import Device, check_engine_text, cuda_index, open_search
+from cudnn_autotune.json_node import shown
+from cudnn_autotune.problem import ConvProblem, check_problem
 
 # Shorter calls are replayed from a CUDA graph: the host could not enqueue them fast enough.
 _GRAPH_BELOW_MS = 0.05
@@ -69,8 +70,14 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Ten
         The output (fprop), the input's gradient (dgrad) or the weight's (wgrad).
 
     Raises:
+        TypeError: a problem, text or tensor that is none.
         ValueError: a tensor of another shape, dtype or device. CudnnError: as ``build_plan``.
     """
+    check_problem(problem)
+    check_engine_text(engine_text)
+    for argument, tensor in (("a", a), ("b", b)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{argument} must be a tensor, got {shown(tensor)}")
     shapes = {
         "x": problem.input_shape,
         "w": problem.weight_shape,
@@ -123,19 +130,28 @@ def measure(
         ``{text: [milliseconds a call, one for each round]}``.
 
     Raises:
-        ValueError: a bad argument. CudnnError: a config that does not build.
+        TypeError: a problem, or texts, that are none.
+        ValueError: another bad argument. CudnnError: a config that does not build.
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be 1 or more, got {rounds}")
-    if not target_ms > 0:
-        raise ValueError(f"target_ms must be above 0, got {target_ms}")
+    check_problem(problem)
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise TypeError(f"texts must be a list of engine configs' texts, got {shown(texts)}")
+    texts = list(dict.fromkeys(texts))
+    for text in texts:
+        check_engine_text(text, "each of texts")
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+        raise ValueError(f"rounds must be an int of 1 or more, got {shown(rounds)}")
+    if not isinstance(target_ms, (int, float)) or not 0 < target_ms < math.inf:
+        raise ValueError(
+            f"target_ms must be a finite number of milliseconds above 0, got {shown(target_ms)}"
+        )
     if cache not in ("hot", "cold"):
         raise ValueError(f"cache must be 'hot' or 'cold', got {cache!r}")
     index = cuda_index(device)
     if index is None:
         raise ValueError(f"device must be a CUDA device that is here, got {device!r}")
     search = open_search(problem, index)
-    plans = {text: search.build(text) for text in dict.fromkeys(texts)}
+    plans = {text: search.build(text) for text in texts}
     with torch.cuda.device(index):
         data = operands(problem, index)
         tensors = cold_sets(problem, data) if cache == "cold" else [data]

@@ -8,8 +8,8 @@ import torch
 
 from cudnn_autotune import choice_log
 from cudnn_autotune._extension import require_cuda_build
-from cudnn_autotune.engines import ATEN, build_plan
-from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.engines import ATEN, build_plan, check_engine_text
+from cudnn_autotune.problem import ConvProblem, check_problem
 from cudnn_autotune.unlisted import MATMUL
 
 _lock = threading.Lock()
@@ -32,9 +32,8 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
         ValueError: a text that does not parse; ``"matmul"`` where the problem is none.
         CudnnError: the config does not exist for the problem, or does not build.
     """
-    _check_problem(problem)
-    if not isinstance(engine_text, str):
-        raise TypeError(f"engine_text must be a text, got {engine_text!r}")
+    check_problem(problem)
+    check_engine_text(engine_text)
     if engine_text == MATMUL.text:
         if not require_cuda_build().is_matmul(problem.native()):
             raise ValueError(
@@ -51,11 +50,6 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
     choice_log.forget_problem(problem)
 
 
-def _check_problem(problem: object) -> None:
-    if not isinstance(problem, ConvProblem):
-        raise TypeError(f"problem must be a ConvProblem, got {problem!r}")
-
-
 def unpin(problem: ConvProblem | None = None) -> None:
     """Ends :func:`pin` for a problem, or for all: the next call chooses as ever.
 
@@ -63,7 +57,7 @@ def unpin(problem: ConvProblem | None = None) -> None:
         TypeError: a problem that is none; KeyError: it is not pinned.
     """
     if problem is not None:
-        _check_problem(problem)
+        check_problem(problem)
     with _lock:
         if problem is not None and problem not in _pins:
             raise KeyError(f"problem is not pinned: {problem}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cudnn_autotune._extension import _C, require_cuda_build
+from cudnn_autotune.json_node import shown
 
 OPERATIONS = ("fprop", "dgrad", "wgrad")
 DTYPES = {
@@ -85,7 +86,7 @@ class ConvProblem:
         alignment: tuple[int, int, int] = (32, 32, 32),
     ) -> None:
         if op not in OPERATIONS:
-            raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {op!r}")
+            raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {shown(op)}")
         x = _shape("input_shape", input_shape)
         n = len(x) - 2
         w = _shape("weight_shape", weight_shape)
@@ -95,7 +96,8 @@ class ConvProblem:
             )
         strides = _ints("stride", stride, n, least=1)
         dilations = _ints("dilation", dilation, n, least=1)
-        _ints("groups", groups, 1, least=1)
+        if not _is_int(groups) or not 1 <= groups <= _INT32_MAX:
+            raise ValueError(f"groups must be an int of 1 or more, got {shown(groups)}")
         if x[1] != w[1] * groups:
             raise ValueError(
                 f"input_shape must have {w[1] * groups} channels (weight_shape[1] * groups = "
@@ -103,10 +105,10 @@ class ConvProblem:
             )
         if w[0] % groups:
             raise ValueError(f"groups must divide weight_shape[0] = {w[0]}, got {groups}")
-        if dtype not in DTYPES:
+        if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
             raise ValueError(
                 f"dtype must be one of {', '.join(f'torch.{d}' for d in DTYPES.values())}, "
-                f"got {dtype}"
+                f"got {shown(dtype)}"
             )
         if memory_format not in (torch.contiguous_format, CHANNELS_LAST.get(n)):
             allowed = ["torch.contiguous_format"]
@@ -114,11 +116,12 @@ class ConvProblem:
                 allowed.append(str(CHANNELS_LAST[n]))
             raise ValueError(
                 f"memory_format must be {' or '.join(allowed)} with {n} spatial dimension(s), "
-                f"got {memory_format}"
+                f"got {shown(memory_format)}"
             )
-        if len(alignment) != 3 or any(a not in (1, 2, 4, 8, 16, 32) for a in alignment):
+        aligned = tuple(alignment) if isinstance(alignment, Iterable) else ()
+        if len(aligned) != 3 or any(a not in (1, 2, 4, 8, 16, 32) for a in aligned):
             raise ValueError(
-                f"alignment must be three powers of two from 1 to 32 bytes, got {alignment}"
+                f"alignment must be three powers of two from 1 to 32 bytes, got {shown(alignment)}"
             )
         paddings = _padding(padding, n, strides, dilations, w[2:])
         # TF32 and reduced-precision sums exist for some dtypes only: elsewhere the flag says
@@ -137,7 +140,7 @@ class ConvProblem:
             "deterministic": bool(deterministic),
             "allow_tf32": bool(allow_tf32) or dtype != torch.float32,
             "allow_reduced_precision": bool(allow_reduced_precision) or not is_half,
-            "alignment": tuple(alignment),
+            "alignment": aligned,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -198,25 +201,31 @@ class ConvProblem:
         return cls(**values)
 
 
+def check_problem(problem: object, argument: str = "problem") -> None:
+    """Raises TypeError naming ``argument`` where it is no :class:`ConvProblem`."""
+    if not isinstance(problem, ConvProblem):
+        raise TypeError(f"{argument} must be a ConvProblem, got {shown(problem)}")
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _shape(name: str, shape: Iterable[int]) -> tuple[int, ...]:
-    sizes = tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Iterable) else ()
     if not 3 <= len(sizes) <= 5 or not all(_is_int(s) and 1 <= s <= _INT32_MAX for s in sizes):
-        raise ValueError(f"{name} must be 3 to 5 ints of 1 or more, got {sizes}")
+        raise ValueError(f"{name} must be 3 to 5 ints of 1 or more, got {shown(shape)}")
     return sizes
 
 
 def _ints(name: str, value: Ints, n: int, least: int, twice: bool = False) -> tuple[int, ...]:
-    values = (value,) * n if isinstance(value, int) else tuple(value)
+    values = tuple(value) if isinstance(value, Iterable) else (value,) * n
     counts = (n, 2 * n) if twice else (n,)
     if len(values) not in counts or not all(
         _is_int(v) and least <= v <= _INT32_MAX for v in values
     ):
         allowed = " or ".join(map(str, counts))
-        raise ValueError(f"{name} must be {allowed} int(s) of {least} or more, got {value!r}")
+        raise ValueError(f"{name} must be {allowed} int(s) of {least} or more, got {shown(value)}")
     return values
 
 
@@ -243,6 +252,6 @@ def _padding(
             if any(s != 1 for s in stride):
                 raise ValueError(f"padding 'same' needs a stride of 1, got {stride}")
             return same_padding(dilation, kernel)
-        raise ValueError(f"padding must be ints, 'valid' or 'same', got {padding!r}")
+        raise ValueError(f"padding must be ints, 'valid' or 'same', got {shown(padding)}")
     values = _ints("padding", padding, n, least=0, twice=True)
     return values if len(values) == 2 * n else values * 2

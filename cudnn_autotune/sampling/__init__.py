@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cudnn_autotune._extension import _C
+from cudnn_autotune.json_node import shown
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
 from cudnn_autotune.sampling.heuristic import Heuristic
@@ -38,10 +39,16 @@ def register(strategy: Strategy) -> None:
     """Makes ``strategy`` available as ``sampling=strategy.name``.
 
     Raises:
+        TypeError: no object with a ``name`` and a ``select``; a class instead of an instance of it.
         ValueError: a name that is empty, not printable or has quotes or backslashes in it, or
             that is taken by another strategy.
     """
-    name = check_mode_name(strategy.name, "strategy.name")
+    given = getattr(strategy, "name", None)
+    if given is None or not callable(getattr(strategy, "select", None)):
+        raise TypeError(f"strategy must have a name and a method select, got {shown(strategy)}")
+    if isinstance(strategy, type):
+        raise TypeError(f"strategy must be an instance, got the class {strategy.__name__}")
+    name = check_mode_name(given, "strategy.name")
     if name in _strategies and _strategies[name] is not strategy:
         raise ValueError(f"strategy.name: {name!r} is registered already")
     _C.register_sampling(name)
@@ -49,6 +56,9 @@ def register(strategy: Strategy) -> None:
 
 
 def get(name: str) -> Strategy:
+    """The strategy of a registered mode. ValueError of another name."""
+    if not isinstance(name, str) or name not in _strategies:
+        raise ValueError(f"name must be one of {', '.join(_strategies)}, got {shown(name)}")
     return _strategies[name]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
-from cudnn_autotune.engines import check_workspace_limit
-from cudnn_autotune.json_node import MOST, Node
+from cudnn_autotune.engines import Candidate, check_workspace_limit
+from cudnn_autotune.json_node import MOST, Node, shown
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.problem_json import problem_from_json, problem_text, problem_to_json
 from cudnn_autotune.sampling.selection import Selection, Timed
@@ -47,15 +48,20 @@ class Decision:
     def __post_init__(self) -> None:
         for name, wanted in (("problem", ConvProblem), ("selection", Selection)):
             if not isinstance(getattr(self, name), wanted):
-                raise TypeError(f"{name} must be a {wanted.__name__}, got {getattr(self, name)!r}")
+                told = shown(getattr(self, name))
+                raise TypeError(f"{name} must be a {wanted.__name__}, got {told}")
         check_mode_name(self.sampling, "sampling")
         Node(self.benchmark_limit, "benchmark_limit").integer()
         check_workspace_limit(self.workspace_limit)
         Node(self.relative_error, "relative_error").number_or_null()
         if not self.selection.ranking:
             raise ValueError("selection must rank at least one candidate, got an empty ranking")
-        struck = tuple((text, _error(error)) for text, error in self.struck)
-        object.__setattr__(self, "struck", struck)
+        for entry in self.selection.ranking:
+            if not isinstance(entry, Timed) or not isinstance(entry.candidate, Candidate):
+                raise TypeError(
+                    f"selection.ranking must hold Timed, each of a Candidate, got {shown(entry)}"
+                )
+        object.__setattr__(self, "struck", _all_struck(self.struck))
         chosen = self.chosen
         kept: dict[str, Timed] = {}
         for entry in self.selection.ranking:
@@ -181,6 +187,16 @@ def _struck(node: Node) -> tuple[str, float]:
         raise node.error("a list of a text and a relative error")
     error = pair[1].number_or_null()
     return pair[0].text(), math.inf if error is None else error
+
+
+def _all_struck(struck: object) -> tuple[tuple[str, float], ...]:
+    try:
+        pairs = [(text, error) for text, error in cast("Iterable[tuple[str, float]]", struck)]
+        if all(isinstance(text, str) for text, _ in pairs):
+            return tuple((text, _error(error)) for text, error in pairs)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"struck must be pairs of a text and a number, got {shown(struck)}")
 
 
 def _error(value: float) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from cudnn_autotune.json_node import shown
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.store import entry
@@ -42,6 +43,9 @@ class Store(Lookup):
             ``~/.cache/cudnn_autotune``.
         environment: whose decisions; None: that of the current CUDA device.
         read_only: leaves the disk alone: changes stay in memory.
+
+    Raises:
+        TypeError: a path, or an environment, that is none.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class Store(Lookup):
         *,
         read_only: bool = False,
     ) -> None:
+        if not isinstance(environment, Environment | None):
+            raise TypeError(f"environment must be an Environment, got {shown(environment)}")
         self.environment = Environment.of() if environment is None else environment
         self._lock = threading.RLock()
         place = Path(os.path.realpath(file_in(path, self.environment)))
@@ -72,7 +78,9 @@ class Store(Lookup):
         return self._file.is_writable
 
     def by_key(self, key: str) -> Decision | None:
-        """What stands under a ``Decision.key``, as it was measured."""
+        """What stands under a ``Decision.key``, as it was measured. TypeError where it is none."""
+        if not isinstance(key, str):
+            raise TypeError(f"key must be a text, got {shown(key)}")
         return self._looked_up(lambda: next(iter(self._known(key)), None))
 
     def put(
@@ -95,7 +103,7 @@ class Store(Lookup):
             workspace_limit=workspace_limit,
             selection=selection,
             relative_error=relative_error,
-            struck=tuple(struck),
+            struck=struck,  # type: ignore[arg-type]  # Decision makes a tuple of it
             provenance=Provenance.now(),
         )
         self.add([decision])
@@ -116,7 +124,7 @@ class Store(Lookup):
         constraints. ValueError where it is of another environment; TypeError where it is no
         Store."""
         if not isinstance(other, Store):
-            raise TypeError(f"other must be a Store, got {other!r}")
+            raise TypeError(f"other must be a Store, got {shown(other)}")
         if other.environment != self.environment:
             raise ValueError(
                 f"other must be a store of {self.environment.file_name}, got one of "
@@ -133,6 +141,8 @@ class Store(Lookup):
     def strike(self, answer: Decision) -> None:
         """Notes that the chosen one of what :meth:`find` has answered cannot serve: it no longer
         builds, or its output is wrong. The next best of the same measurement takes its place."""
+        if not isinstance(answer, Decision):
+            raise TypeError(f"answer must be a Decision, got {shown(answer)}")
         constraints = (answer.problem.deterministic, answer.workspace_limit)
         failed = (answer.selection.winner.candidate.text, math.inf)
         with self._lock:
@@ -254,9 +264,9 @@ class Store(Lookup):
 
 def _checked(decisions: Iterable[Decision]) -> list[Decision]:
     if not isinstance(decisions, Iterable):
-        raise TypeError(f"decisions must be an iterable of Decision, got {decisions!r}")
+        raise TypeError(f"decisions must be an iterable of Decision, got {shown(decisions)}")
     found = list(decisions)
     for one in found:
         if not isinstance(one, Decision):
-            raise TypeError(f"decisions must hold nothing but Decision, got {one!r}")
+            raise TypeError(f"decisions must hold nothing but Decision, got {shown(one)}")
     return found

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from cudnn_autotune.engines import check_workspace_limit
 from cudnn_autotune.json_node import Node
-from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.problem import ConvProblem, check_problem
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store.decision import Decision, key_of
@@ -63,8 +63,7 @@ def _check_question(
     Raises:
         TypeError: ``problem`` is none; ValueError: what is wrong with another one.
     """
-    if not isinstance(problem, ConvProblem):
-        raise TypeError(f"problem must be a ConvProblem, got {problem!r}")
+    check_problem(problem)
     check_mode_name(sampling, "sampling")
     check_workspace_limit(workspace_limit)
     Node(benchmark_limit, "benchmark_limit").integer()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from problems import SHIPPED_GPUS, make
 
 import cudnn_autotune as ca
+from cudnn_autotune import sampling
+from cudnn_autotune.engines import ATEN
 
 DEVICES = Path(ca.__file__).parent / "devices"
 
@@ -109,6 +113,82 @@ def test_configs_that_do_not_exist(text: str) -> None:
     assert problem.text in message
     assert text in message
     assert "CUDNN_" in message
+
+
+PROBLEM = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 8, 3, 3))
+STORED = ca.Selection((ca.Timed(ATEN, 1.0, 1),), 1)
+TENSOR = torch.zeros(1)
+
+
+class Mode:
+    name = "a mode of nobody"
+
+    def select(self, candidates: Any, timer: Any, limits: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ca.candidates("x"), "problem must be a ConvProblem, got 'x'"),
+        (lambda: ca.build_plan(7, "eng0"), "problem must be a ConvProblem, got 7"),
+        (lambda: ca.build_plan(PROBLEM, 5, "h200"), "engine_text must be a text, got 5"),
+        (lambda: ca.parse_engine_text(None), "text must be a text, got None"),
+        (lambda: ca.engine_text("eng0", {}), "engine must be an int, got 'eng0'"),
+        (lambda: ca.engine_text(0, ["A"]), "knobs must be a mapping of names to ints"),
+        (lambda: ca.engine_text(0, {"A": "b"}), "knobs must be a mapping of names to ints"),
+        (lambda: ca.execute("x", "eng0", TENSOR, TENSOR), "problem must be a ConvProblem"),
+        (lambda: ca.execute(PROBLEM, 0, TENSOR, TENSOR), "engine_text must be a text, got 0"),
+        (lambda: ca.execute(PROBLEM, "eng0", TENSOR, [1.0]), r"b must be a tensor, got \[1.0\]"),
+        (lambda: ca.measure("x", ["eng0"]), "problem must be a ConvProblem"),
+        (lambda: ca.measure(PROBLEM, "eng0"), "texts must be a list of .*, got 'eng0'"),
+        (lambda: ca.measure(PROBLEM, [5]), "each of texts must be a text, got 5"),
+        (lambda: ca.pin("x", "eng0"), "problem must be a ConvProblem"),
+        (lambda: ca.pin(PROBLEM, 5), "engine_text must be a text"),
+        (lambda: sampling.register(object()), "strategy must have a name and a method select"),
+        (lambda: sampling.register(Mode), "strategy must be an instance, got the class Mode"),
+        (lambda: ca.Store(environment="x"), "environment must be an Environment, got 'x'"),
+    ],
+)
+def test_what_is_of_another_type_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call()
+    assert Mode.name not in sampling.names()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda store: store.put("x", STORED), "problem must be a ConvProblem"),
+        (lambda store: store.put(PROBLEM, "x"), "selection must be a Selection, got 'x'"),
+        (lambda store: store.put(PROBLEM, ca.Selection((5,), 1)), "ranking must hold Timed.* 5"),
+        (lambda store: store.put(PROBLEM, ca.Selection((ca.Timed("x", 1.0, 1),), 1)), "Candidate"),
+        (lambda store: store.put(PROBLEM, STORED, struck=5), "struck must be pairs .* got 5"),
+        (lambda store: store.put(PROBLEM, STORED, struck=["aten"]), "struck must be pairs"),
+        (lambda store: store.put(PROBLEM, STORED, struck=[("aten", "x")]), "struck must be pairs"),
+        (lambda store: store.strike("x"), "answer must be a Decision, got 'x'"),
+        (lambda store: store.by_key(5), "key must be a text, got 5"),
+    ],
+)
+def test_what_a_store_does_not_take_is_named(
+    tmp_path: Path, call: Callable[[ca.Store], object], message: str
+) -> None:
+    store = ca.Store(tmp_path)
+    with pytest.raises(TypeError, match=message):
+        call(store)
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ca.measure(PROBLEM, ["eng0"], rounds="3"), "rounds must be an int .*, got '3'"),
+        (lambda: ca.measure(PROBLEM, ["eng0"], target_ms=None), "target_ms must be a finite"),
+        (lambda: sampling.get("fastest"), "name must be one of heuristic, .*, got 'fastest'"),
+    ],
+)
+def test_what_is_out_of_range_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @pytest.mark.search

@@ -54,12 +54,21 @@ GOOD: dict[str, Any] = {
         ("memory_format", torch.channels_last_3d),
         ("alignment", (32, 32)),
         ("alignment", (32, 32, 24)),
+        ("alignment", 32),
+        ("input_shape", 5),
+        ("input_shape", (1,) * 1_000_000),
+        ("stride", None),
+        ("groups", None),
+        ("groups", (1,)),
+        ("dtype", []),
+        ("dtype", "x" * 1_000_000),
     ],
 )
 def test_bad_values_are_named(argument: str, value: Any) -> None:
     ca.ConvProblem(**GOOD)
-    with pytest.raises((ValueError, TypeError), match=argument):
+    with pytest.raises((ValueError, TypeError), match=argument) as raised:
         ca.ConvProblem(**{**GOOD, argument: value})
+    assert len(str(raised.value)) < 250
 
 
 def test_allowed_ops_are_named() -> None:
