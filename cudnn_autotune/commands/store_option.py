@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,12 @@ def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
             return []
         except OSError as error:
             raise refuse(option, f"{place}: {error.strerror}") from error
-        files = sorted(place / name for name in names if name.endswith(SUFFIX))
+        # What cannot even be looked at, as a link to itself, is for who reads it to name.
+        return [
+            place / name
+            for name in sorted(names)
+            if name.endswith(SUFFIX) and not os.path.isdir(place / name)
+        ]
     return [file for file in files if kind_of(file, option) == "file"]
 
 
@@ -148,41 +153,54 @@ def open_store(
     """The file that a command is about; what of it cannot be read is said on standard error.
 
     Of a folder the file of this machine's environment, else the only one that is there, so that a
-    store copied from elsewhere can be looked at. None where the folder has none yet.
+    store copied from elsewhere can be looked at. A file in its way that cannot be read is named on
+    standard error, and is among the complaints. None where the folder has none yet.
 
     Raises:
         click.BadParameter: what is not there, cannot be read, or is no store; several files, none
             of them of this environment.
     """
-    path = _file_to_open(store_path, option)
-    if path is None:
-        return None
-    try:
-        found = read(path, may_pass)
-    except ValueError as error:
-        raise refuse(option, str(error)) from error
-    for complaint in found.complaints[:_TOLD]:
-        say(f"{path}: {complaint}", err=True)
-    if len(found.complaints) > _TOLD:
-        say(f"{path}: and {len(found.complaints) - _TOLD} more", err=True)
-    return found
-
-
-def _file_to_open(store_path: Path | None, option: str) -> Path | None:
-    if store_path is not None:
-        kind = kind_of(store_path, option)
+    files = None
+    if store_path is not None and (kind := kind_of(store_path, option)) != "folder":
         if not kind:
             raise refuse(option, f"{store_path} does not exist")
-        if kind != "folder":
-            return store_path
-    files = files_of(store_path, option)
+        files = [store_path]
+    files = files or files_of(store_path, option)
     own = folder_of(store_path) / Environment.of().file_name
-    if own in files:
-        return own
-    if len(files) > 1:
-        listed = "".join(f"\n  {file}" for file in files)
+    unreadable: list[str] = []
+    readable: list[Path] = []
+    # That of this machine first: the others are not even looked at where it can be read.
+    for path in sorted(files, key=lambda path: path != own):
+        try:
+            read(path, nothing)
+        except ValueError as error:
+            unreadable.append(str(error))
+            continue
+        readable.append(path)
+        if path == own:
+            break
+    if not readable and unreadable:
+        raise refuse(option, "\n  ".join(unreadable))
+    _complain(unreadable)
+    if len(readable) > 1:
+        listed = "".join(f"\n  {file}" for file in readable)
         raise refuse(option, f"none of its files is of this machine; name one of them:{listed}")
-    return files[0] if files else None
+    if not readable:
+        return None
+    try:
+        found = read(readable[0], may_pass)
+    except ValueError as error:  # it changed meanwhile
+        raise refuse(option, str(error)) from error
+    _complain([f"{found.path}: {complaint}" for complaint in found.complaints])
+    return replace(found, complaints=(*unreadable, *found.complaints))
+
+
+def _complain(lines: Sequence[str]) -> None:
+    """On standard error, of the first few; of the others, how many."""
+    for line in lines[:_TOLD]:
+        say(line, err=True)
+    if len(lines) > _TOLD:
+        say(f"and {len(lines) - _TOLD} more", err=True)
 
 
 def nothing_there(store_path: Path | None) -> str:

@@ -173,6 +173,48 @@ def test_a_truncated_file(file: Path) -> None:
     assert told[1]["decisions"] == kept
 
 
+@pytest.fixture(params=["no JSON", "a head of another's", "empty", "a link to itself"])
+def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder: the file of this machine, damaged beyond reading, and one that is sound."""
+    fill(tmp_path / "store")
+    own = tmp_path / "store" / Environment.of().file_name
+    if request.param == "a link to itself":
+        own.symlink_to(own)
+    else:
+        own.write_text({"no JSON": "{", "empty": ""}.get(request.param, '{"format": "notes"}'))
+    return own
+
+
+def test_one_damaged_file_does_not_hide_the_others(damaged: Path, tmp_path: Path) -> None:
+    """The damage is named on standard error, and the rest is shown, drawn, compared, written."""
+    folder, out = damaged.parent, tmp_path / "out"
+    for command, status, told in (
+        (("show", "--store", folder), 0, "6 of 6 decisions"),
+        (("report", out / "page.html", "--store", folder), 0, "6 decisions"),
+        (("export", out / "all.json", "--store", folder), 0, "6 decisions"),
+        (("diff", folder, folder), 2, "6 decisions alike"),
+    ):
+        done = run(*command)
+        assert done.exit_code == status, done.output
+        assert told in done.stdout
+        lines = done.stderr.splitlines()
+        assert lines
+        assert all(line.startswith(f"{damaged}: ") for line in lines)
+    # Which of two is meant must still be said, and the damaged one is none of them.
+    other = fill(folder, decisions()[:2], NEWER_CUDNN)
+    message = refused("show", "--store", folder)
+    assert f"{damaged}: " in message
+    assert str(other) in message.partition("name one of them")[2]
+    assert str(damaged) not in message.partition("name one of them")[2]
+
+
+def test_nothing_but_damage_is_refused(damaged: Path, file: Path) -> None:
+    file.write_bytes(b"")
+    message = refused("show", "--store", file.parent)
+    assert f"'--store': {damaged}: " in message
+    assert f"{file}: no store that can be read" in message
+
+
 def test_constraints_are_told(tmp_path: Path) -> None:
     made = simulation("quiet", layer(deterministic=True, alignment=(16, 32, 32)))
     file = fill(tmp_path, [replace(made, workspace_limit=3 << 20, benchmark_limit=5)])
