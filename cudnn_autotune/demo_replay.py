@@ -50,8 +50,7 @@ def replay() -> Record:
     found: list[scenes.Scene] = []
     environments = []
     for name in recordings.names():
-        with recordings.path(name) as path:
-            scene = scenes.RecordedScene(path)
+        scene = scenes.RecordedScene.shipped(name)
         found.append(scene)
         environments.append(scene.recording.environment)
     # What all recordings share; of the dates, the latest.

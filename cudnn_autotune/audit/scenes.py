@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from cudnn_autotune import sampling
+from cudnn_autotune import recordings, sampling
 from cudnn_autotune.audit.analysis import keep_missed
 from cudnn_autotune.audit.model import (
     BURST,
@@ -98,6 +98,12 @@ class RecordedScene:
             raise ValueError(f"{path}: {error.strerror}") from error
         if not ReplayTimer(self.recording).truth("burst", "cold"):
             raise ValueError(f"{path}: no candidate of it ran")
+
+    @classmethod
+    def shipped(cls, name: str) -> RecordedScene:
+        """Of a recording that the package ships. ValueError: an unknown name."""
+        with recordings.path(name) as path:
+            return cls(path)
 
     def described(self) -> dict[str, Any]:
         return {

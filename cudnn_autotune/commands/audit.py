@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cudnn_autotune import command_options as options
-from cudnn_autotune import sampling
-from cudnn_autotune.audit import plot, record_file, report
+from cudnn_autotune import recordings, sampling
+from cudnn_autotune.audit import plot, record_file, report, scenes
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
 from cudnn_autotune.commands.audit_gpu import audit_gpu
 from cudnn_autotune.commands.output_file import check_output, writing
@@ -29,11 +30,11 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_li
 @click.command()
 @click.option(
     "--replay",
-    "recordings",
-    type=click.Path(dir_okay=False, path_type=Path),
+    "replayed",
     multiple=True,
-    metavar="FILE",
-    help="Replay a recording instead of measuring; may be given several times.",
+    metavar="RECORDING",
+    help="Replay a recording instead of measuring, a file or one that ships: "
+    f"{', '.join(recordings.names())}; may be given several times.",
 )
 @click.option(
     "--simulate",
@@ -144,9 +145,9 @@ def _import(name: str) -> None:
 
 
 def _kind(given: dict[str, Any]) -> str:
-    if given["presets"] and given["recordings"]:
+    if given["presets"] and given["replayed"]:
         raise click.UsageError("--replay and --simulate exclude each other")
-    if not given["presets"] and not given["recordings"]:
+    if not given["presets"] and not given["replayed"]:
         return "gpu"
     for name in _ONLY_ON_A_GPU:
         if given[name] is not None:
@@ -174,17 +175,15 @@ def _environment() -> dict[str, Any]:
 
 
 def _without_gpu(record: Record, given: dict[str, Any], console: Console) -> Record:
-    from cudnn_autotune.audit import scenes
-
     found: list[scenes.Scene] = []
     for name in given["presets"]:
         try:
             found.append(scenes.SimulatedScene(name))
         except ValueError as error:
             raise options.refuse("--simulate", str(error)) from error
-    for path in given["recordings"]:
+    for name in given["replayed"]:
         try:
-            found.append(scenes.RecordedScene(path))
+            found.append(_recorded(name))
         except ValueError as error:
             raise options.refuse("--replay", str(error)) from error
     ids = [scene.id for scene in found]
@@ -209,6 +208,18 @@ def _without_gpu(record: Record, given: dict[str, Any], console: Console) -> Rec
             progress=lambda done, of: progress.update(task, completed=done, total=of),
         )
     return record
+
+
+def _recorded(name: str) -> scenes.RecordedScene:
+    """Of a file, or else of a recording that ships. ValueError where it is neither."""
+    if os.path.exists(name):
+        return scenes.RecordedScene(Path(name))
+    if name in recordings.names():
+        return scenes.RecordedScene.shipped(name)
+    raise ValueError(
+        f"{name} is neither a file nor one of the recordings that ship: "
+        f"{', '.join(recordings.names())}"
+    )
 
 
 def _check_replaceable(path: Path | None) -> None:

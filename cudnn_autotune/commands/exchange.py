@@ -14,6 +14,7 @@ from cudnn_autotune import atomic_file
 from cudnn_autotune.command_options import refuse
 from cudnn_autotune.commands import filters
 from cudnn_autotune.commands.output import say
+from cudnn_autotune.commands.output_file import check_new, force_option
 from cudnn_autotune.commands.store_option import (
     StoreFile,
     kind_of,
@@ -33,7 +34,7 @@ from cudnn_autotune.store.folder import SUFFIX
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
 @store_option
 @filters.filter_options
-@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@force_option
 def export(out: Path, store_path: Path | None, force: bool, **given: Any) -> None:
     """Write decisions into FILE (.json), to ship them with an application.
 
@@ -48,11 +49,9 @@ def export(out: Path, store_path: Path | None, force: bool, **given: Any) -> Non
     decisions = wanted.of(found.decisions)
     if not decisions:
         raise refuse("--store", f"{found.path}: {filters.none_of(found, wanted)}")
-    if kind_of(out, "FILE"):
-        if os.path.samefile(out, found.path):
-            raise refuse("FILE", f"{out} is there already; it is the store itself")
-        if not force:
-            raise refuse("FILE", f"{out} is there already; --force replaces it")
+    if kind_of(out, "FILE") and os.path.samefile(out, found.path):
+        raise refuse("FILE", f"{out} is there already; it is the store itself")
+    check_new("FILE", out, force)
     lines = sorted(entry.encode(decision, found.environment) for decision in decisions)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
 from cudnn_autotune.command_options import refuse
+
+
+def force_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--force``, for :func:`check_new`."""
+    return click.option("--force", is_flag=True, help="Replace what is there.")(command)
+
+
+def check_new(option: str, path: Path, force: bool) -> None:
+    """Raises BadParameter where something is there already that nobody allowed to replace."""
+    if os.path.exists(path) and not force:
+        raise refuse(option, f"{path} is there already; --force replaces it")
 
 
 def check_output(option: str, path: Path | None) -> None:

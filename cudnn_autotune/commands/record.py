@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from cudnn_autotune import command_options as options
 from cudnn_autotune.audit import layers
 from cudnn_autotune.commands import tune_problems
-from cudnn_autotune.commands.output_file import check_output, writing
+from cudnn_autotune.commands.output_file import check_new, check_output, force_option, writing
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.offline.recording import record as record_samples
 from cudnn_autotune.offline.recording_format import Recording
@@ -45,6 +45,7 @@ Source = Callable[[], tuple[Timer, Candidates, ConvProblem]]
 )
 @click.option("--rounds", type=click.IntRange(1), default=40, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
+@force_option
 @click.pass_context
 def record(ctx: click.Context, /, out: Path, **given: Any) -> None:
     """Record raw samples of every candidate for a convolution on this GPU, for audit --replay.
@@ -53,7 +54,7 @@ def record(ctx: click.Context, /, out: Path, **given: Any) -> None:
     and --weight describe, or one of the --cases of a layer list; for several of them a folder.
     """
     sources = _sources(ctx, given)
-    targets = _targets(out, list(sources))
+    targets = _targets(out, list(sources), given["force"])
     limit_ms = {} if given["time_limit"] is None else {"time_limit_ms": given["time_limit"] * 1e3}
     for (name, open_source), target in zip(sources.items(), targets, strict=True):
         with _tf32():  # as the problems have it: PyTorch's own path goes by its flag
@@ -145,7 +146,7 @@ def _on_gpu(problem: ConvProblem) -> Source:
     return open_source
 
 
-def _targets(out: Path, names: Sequence[str]) -> list[Path]:
+def _targets(out: Path, names: Sequence[str], force: bool) -> list[Path]:
     is_file = out.name.endswith(_SUFFIXES)
     if len(names) > 1 and is_file:
         raise options.refuse("OUT", f"must be a folder for {len(names)} recordings, got {out}")
@@ -155,6 +156,7 @@ def _targets(out: Path, names: Sequence[str]) -> list[Path]:
     targets = [out] if is_file else targets
     for target in targets:
         check_output("OUT", target)
+        check_new("OUT", target, force)
     return targets
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from cudnn_autotune import atomic_file
 from cudnn_autotune.command_options import refuse
 from cudnn_autotune.commands import filters, sorting
+from cudnn_autotune.commands.output_file import check_new, force_option
 from cudnn_autotune.commands.store_option import nothing_there, open_store, store_option
 from cudnn_autotune.report.wording import count
 
@@ -29,7 +31,8 @@ _MOST = 2000
     show_default=True,
     help="Listed for each decision, beside those that tell why.",
 )
-def report(out: Path, store_path: Path | None, candidates: int, **given: Any) -> None:
+@force_option
+def report(out: Path, store_path: Path | None, candidates: int, force: bool, **given: Any) -> None:
     """Write one HTML page: what was chosen and why, with every interval, and what it gains.
 
     The page needs no network and no other file.
@@ -38,6 +41,7 @@ def report(out: Path, store_path: Path | None, candidates: int, **given: Any) ->
 
     if out.suffix.lower() not in _SUFFIXES:
         raise refuse("FILE.html", f"must end in {' or '.join(_SUFFIXES)}, got {out}")
+    check_new("FILE.html", out, force)
     wanted = filters.taken(given)
     found = open_store(store_path, wanted.may_pass)
     if found is None:
@@ -57,11 +61,10 @@ def report(out: Path, store_path: Path | None, candidates: int, **given: Any) ->
         selected=wanted.words,
         most_candidates=candidates,
     )
+    data = html.encode()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(html, encoding="utf-8")
+        atomic_file.write(out, data)
     except OSError as error:
         raise refuse("FILE.html", f"cannot write {out}: {error.strerror or error}") from error
-    click.echo(
-        f"{count(len(decisions), 'decision')} -> {out} ({len(html.encode()) / 1024:.0f} KiB)"
-    )
+    click.echo(f"{count(len(decisions), 'decision')} -> {out} ({len(data) / 1024:.0f} KiB)")

@@ -118,6 +118,17 @@ def test_record_and_replay(tmp_path: Path) -> None:
     assert data["modes"]["sustained"]["picked"] == {"eng67:b": 2}
 
 
+def test_a_recording_that_ships_is_known_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    done = run("audit", "--replay", "h200_forum", "--modes", "heuristic", "--json", path)
+    assert done.exit_code == 0, done.output
+    assert "Replayed from a recording of NVIDIA H200" in " ".join(done.output.split())
+    assert list(read(path)["cases"]) == ["h200_forum"]
+    told = refused("audit", "--replay", "h100_forum")
+    assert "'--replay': h100_forum is neither a file nor one of the recordings that ship" in told
+    assert "h200_forum, h200_resnet50_fprop" in told
+
+
 def test_modes_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "my_mode.py").write_text(
         "from cudnn_autotune import sampling\n"
@@ -284,6 +295,16 @@ def test_a_file_that_cannot_be_written_is_known_beforehand(
     (tmp_path / name).mkdir()
     told = refused(*arguments, tmp_path / name)
     assert f"'{option}'" in told
+
+
+def test_a_recording_replaces_nothing_unasked(tmp_path: Path) -> None:
+    out = tmp_path / "layer.json"
+    out.write_text("precious")
+    command = ("record", "--simulate", "quiet", "--rounds", 1, "--time-limit", 1, out)
+    assert f"'OUT': {out} is there already; --force replaces it" in refused(*command)
+    assert out.read_text() == "precious"
+    assert run(*command, "--force").exit_code == 0
+    assert Recording.load(out).cold.time_ms
 
 
 def without_room(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -20,11 +20,6 @@ from cudnn_autotune.sampling.strategy import Limits
 RUNS = 10
 
 
-def scene(name: str) -> scenes.RecordedScene:
-    with recordings.path(name) as path:
-        return scenes.RecordedScene(path)
-
-
 def test_what_is_shipped() -> None:
     assert {"h200_forum", "h200_resnet50_fprop", "h200_vgg_dgrad"} <= set(recordings.names())
     assert list(recordings.names()) == sorted(recordings.names())
@@ -66,7 +61,7 @@ def test_every_mode_runs_on_it(name: str) -> None:
 )
 def test_the_timing_modes_pick_sensibly(name: str, mode: str, truth: str) -> None:
     """At most 3 % slower than the best on average, each mode by what it looks for."""
-    played = scene(name)
+    played = scenes.RecordedScene.shipped(name)
     judge = truth_of(played.oracle(), truth)
     regrets = []
     for seed in range(RUNS):

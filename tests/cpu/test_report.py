@@ -369,7 +369,10 @@ def test_command(tmp_path: Path) -> None:
     parsed = Page(out.read_text(encoding="utf-8"))
     assert parsed.texts["h1"] == ["6 decisions"]
     assert file.name in parsed.texts["dd"]
-    succeeded("report", out, "--store", file, "--op", "dgrad", "--candidates", "2")
+    again = ("report", out, "--store", file, "--op", "dgrad", "--candidates", "2")
+    assert f"'FILE.html': {out} is there already; --force replaces it" in refused(*again)
+    assert Page(out.read_text(encoding="utf-8")).texts["h1"] == ["6 decisions"]
+    succeeded(*again, "--force")
     parsed = Page(out.read_text(encoding="utf-8"))
     assert parsed.texts["h1"] == ["2 decisions"]
     assert "op dgrad" in parsed.texts["dd"]
