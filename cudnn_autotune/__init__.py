@@ -1,10 +1,11 @@
 """cudnn_autotune: search, choose, remember and run cuDNN's convolution engines."""
 
 from cudnn_autotune import _fake as _fake
+from cudnn_autotune import _flops as _flops
+from cudnn_autotune import _inductor as _inductor
 from cudnn_autotune import distributed, functional, sampling, settings, store_settings
 from cudnn_autotune._extension import _C as _C  # first: it checks the build
 from cudnn_autotune._extension import extension_available
-from cudnn_autotune._flops import register_if_counted
 from cudnn_autotune.choice_log import Choice, choices, fallbacks
 from cudnn_autotune.engines import (
     Candidate,
@@ -44,7 +45,6 @@ if extension_available():
 else:
     CudnnError = RuntimeError
 
-register_if_counted()
 settings.read_environment()
 store_settings.read_environment()
 

@@ -88,7 +88,7 @@ def _check_gradient(grad_output: Tensor, other: Tensor, expected: Sequence[int])
         )
 
 
-def _split(padding: Ints, n: int) -> tuple[list[int], list[int]]:
+def split_padding(padding: Ints, n: int) -> tuple[list[int], list[int]]:
     """Padding on both sides alike, and what is left for ``constant_pad_nd``."""
     if len(padding) == n:
         return list(padding), []
@@ -99,7 +99,7 @@ def _split(padding: Ints, n: int) -> tuple[list[int], list[int]]:
     return both, extra if any(extra) else []
 
 
-def _pad(input: Tensor, extra: list[int]) -> Tensor:
+def pad(input: Tensor, extra: list[int]) -> Tensor:
     return torch.ops.aten.constant_pad_nd(input, extra, 0) if extra else input
 
 
@@ -163,9 +163,9 @@ def _(
         size = _output_size(input.shape, weight.shape, stride, padding, dilation, groups)
         _check_operands(input, weight)
         return _empty(size, input, weight)
-    both, extra = _split(padding, len(stride))
+    both, extra = split_padding(padding, len(stride))
     return torch.ops.aten.convolution(
-        _pad(input, extra), weight, bias, stride, both, dilation, False, [0] * len(both), groups
+        pad(input, extra), weight, bias, stride, both, dilation, False, [0] * len(both), groups
     )
 
 
@@ -185,7 +185,7 @@ def _(
         expected = _output_size(input_size, weight.shape, stride, padding, dilation, groups)
         _check_gradient(grad_output, weight, expected)
         return _empty(input_size, grad_output, weight)
-    both, extra = _split(padding, len(stride))
+    both, extra = split_padding(padding, len(stride))
     padded = list(input_size)
     for i in range(len(extra) // 2):
         padded[-1 - i] += extra[2 * i] + extra[2 * i + 1]
@@ -212,7 +212,7 @@ def _(
         expected = _output_size(input.shape, weight_size, stride, padding, dilation, groups)
         _check_gradient(grad_output, input, expected)
         return _empty(weight_size, grad_output, input)
-    both, extra = _split(padding, len(stride))
+    both, extra = split_padding(padding, len(stride))
     weight = _placeholder(weight_size, grad_output, input)
     geometry = (stride, both, dilation, groups)
-    return _backward(grad_output, _pad(input, extra), weight, geometry, of_input=False)[1]
+    return _backward(grad_output, pad(input, extra), weight, geometry, of_input=False)[1]

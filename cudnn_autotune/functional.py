@@ -42,7 +42,8 @@ def conv2d(
     The first call of a shape on a CUDA device searches; later ones run the engine that was
     chosen. Differentiable to any order; the backward searches for its own two convolutions in the
     mode that the forward used. On tensors that are not on a CUDA device this *is*
-    ``torch.nn.functional.conv2d``.
+    ``torch.nn.functional.conv2d``, and so it is while ``torch.export``, ``torch.onnx`` or
+    ``torch.jit.trace`` record a program: what they save runs without this package.
 
     Args:
         input: ``(N, C, H, W)`` or ``(C, H, W)``.
@@ -68,7 +69,8 @@ def conv2d(
             return fast
     check_policy(sampling, workspace_limit)
     takes_part = (
-        isinstance(input, Tensor)
+        not _is_exported()
+        and isinstance(input, Tensor)
         and isinstance(weight, Tensor)
         and input.is_cuda
         and weight.dim() == _SPATIAL_DIMS + 2
@@ -102,6 +104,11 @@ def conv2d(
         -1 if workspace_limit is None else workspace_limit,
     )
     return output.squeeze(0) if is_unbatched else output
+
+
+def _is_exported() -> bool:
+    """Whether a program is being recorded for processes that may lack this package."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def _has_rules_of_its_own(tensor: Tensor | None) -> bool:

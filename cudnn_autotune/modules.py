@@ -11,7 +11,6 @@ from torch.nn.common_types import _size_2_t
 from torch.types import Device
 
 from cudnn_autotune import functional
-from cudnn_autotune._flops import register_if_counted
 from cudnn_autotune.functional import fast_conv2d
 from cudnn_autotune.settings import check_policy
 
@@ -36,7 +35,6 @@ class _WithPolicy(nn.Module):
         check_policy(sampling, workspace_limit)
         self.sampling = sampling
         self.workspace_limit = workspace_limit
-        register_if_counted()
 
     def extra_repr(self) -> str:
         text = super().extra_repr()

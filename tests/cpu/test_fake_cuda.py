@@ -136,6 +136,18 @@ def test_the_search_is_in_a_traced_program(padding: int | str, padding_mode: str
     assert calls[0].meta["val"].shape == (2, 6, 9, 8)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_what_is_exported_does_without_this_package(padding: int | str, strict: bool) -> None:
+    """As it is saved, and so as it is loaded, compiled ahead of time or turned into ONNX."""
+    layer = ca.Conv2d(4, 6, 4, padding=padding, device="cuda", sampling="race")
+    program = torch.export.export(layer, (cuda(2, 4, 9, 8),), strict=strict)
+    for graph in (program.graph, program.run_decompositions().graph):
+        calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+        assert any(call.startswith("aten.conv") for call in calls)
+        assert not any("cudnn_autotune" in call for call in calls)
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int32], ids=str)
 def test_what_cudnn_lacks_is_pytorchs(dtype: torch.dtype) -> None:
     def program(input: Tensor, weight: Tensor) -> Tensor:

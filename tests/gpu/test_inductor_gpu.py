@@ -1,0 +1,122 @@
+"""Compiled by Inductor, a model with our layers is what it is with PyTorch's, engines aside.
+
+The code that Inductor generates is counted: launches of its own kernels and calls of convolutions.
+A layout that is decided otherwise, or a batch norm that is not folded, shows as more of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.gpu
+
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._inductor.utils.fresh_cache():
+        yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(32)
+        self.expand = nn.Conv2d(32, 64, 1)
+        self.depthwise = nn.Conv2d(64, 64, 3, padding=1, groups=64)
+        self.project = nn.Conv2d(64, 32, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(32)
+        self.same = nn.Conv2d(32, 16, 4, padding="same")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x)).relu()
+        x = x + self.norm2(self.project(self.depthwise(self.expand(x)).relu()))
+        return self.same(x).mean((2, 3))
+
+
+def pair(layout: torch.memory_format) -> tuple[nn.Module, nn.Module, Tensor]:
+    """The same model with PyTorch's layers and with ours, and an input."""
+    torch.manual_seed(0)
+    theirs = Block().cuda().to(memory_format=layout)
+    ours = copy.deepcopy(theirs)
+    for module in ours.modules():
+        if type(module) is nn.Conv2d:
+            module.__class__ = ca.Conv2d
+            module.sampling = "heuristic"
+    return theirs, ours, torch.randn(8, 3, 64, 64, device="cuda").to(memory_format=layout)
+
+
+def counts(codes: list[str]) -> tuple[int, int]:
+    """Launches of generated kernels, and convolutions, of either kind."""
+    code = "\n".join(codes)
+    forward = re.findall(r"extern_kernels\.convolution\(|conv_fprop\.default\(", code)
+    backward = re.findall(r"convolution_backward\.default\(", code)
+    ours = re.findall(r"conv_[dw]grad\.default\(", code)
+    assert not (backward and ours)
+    return len(re.findall(r"triton_\w+\.run\(", code)), len(forward)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("freezing", [False, True])
+def test_inference(layout: torch.memory_format, freezing: bool) -> None:
+    theirs, ours, input = pair(layout)
+    found = []
+    with torch.no_grad(), torch._inductor.config.patch(freezing=freezing):
+        expected = theirs.double().eval()(input.double()).float()
+        theirs.float()
+        for model in (theirs, ours):
+            output, codes = run_and_get_code(torch.compile(model.eval(), fullgraph=True), input)
+            torch.testing.assert_close(output, expected, rtol=1e-2, atol=1e-2)
+            found.append(counts(codes))
+            assert ("conv_fprop" in codes[0]) == (model is ours)
+            assert "mark_input.default(" not in codes[0]
+    assert found[0][1] == 5
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_training(layout: torch.memory_format) -> None:
+    theirs, ours, input = pair(layout)
+    found, grads = [], []
+    for model in (theirs, ours):
+        compiled = torch.compile(model, fullgraph=True)
+        _, codes = run_fw_bw_and_get_code(lambda compiled=compiled: compiled(input))
+        found.append(counts(codes))
+        grads.append([parameter.grad for parameter in model.parameters()])
+    for expected, actual in zip(*grads, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+    assert found[0][1] == 5
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_other_modes(mode: str) -> None:
+    theirs, ours, input = pair(torch.contiguous_format)
+    compiled = torch.compile(ours.eval(), mode=mode, fullgraph=True)
+    with torch.no_grad():
+        expected = theirs.eval()(input)
+        for _ in range(3):
+            output = compiled(input)
+        torch.testing.assert_close(output, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_dynamic_sizes() -> None:
+    theirs, ours, _ = pair(torch.channels_last)
+    compiled = torch.compile(ours.eval(), dynamic=True, fullgraph=True)
+    with torch.no_grad():
+        for batch in (2, 5):
+            input = torch.randn(batch, 3, 64, 64, device="cuda")
+            torch.testing.assert_close(compiled(input), theirs.eval()(input), rtol=1e-2, atol=1e-2)
