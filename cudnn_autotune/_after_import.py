@@ -26,7 +26,7 @@ def after_import(name: str, register: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Leaves the finding to the other finders, and adds to the loading of the modules waited for."""
+    """Lets the other finders find a module that is waited for, and adds to its loading."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -34,18 +34,18 @@ class _Finder(importlib.abc.MetaPathFinder):
         register = _pending.pop(fullname, None)
         if register is None:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
-            if spec is not None and spec.loader is not None:
-                load = spec.loader.exec_module
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
 
-                def exec_module(module: ModuleType) -> None:
-                    load(module)
-                    register(module)
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                register(module)
 
-                spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-                return spec
-        return None
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 _FINDER = _Finder()

@@ -84,7 +84,7 @@ class _MarkedConvolution:
         return self._choice.bind(inputs, layout, **arguments)
 
 
-def _register(conv: ModuleType) -> None:
+def _register(conv: Any) -> None:
     """Registers all that ``torch._inductor`` has to know; ``conv`` is its ``kernel.conv``."""
     from torch._inductor import decomposition, lowering, select_algorithm
     from torch._inductor.virtualized import V
@@ -100,7 +100,7 @@ def _register(conv: ModuleType) -> None:
     )
 
     def lower_convolution(*args: Any, **kwargs: Any) -> Any:
-        input = V.graph.current_node.args[0]
+        input: Any = V.graph.current_node.args[0]
         if getattr(input, "target", None) is not _mark_input:
             return lower_aten(*args, **kwargs)
         marked = _MarkedConvolution(choice, *input.args[1:])

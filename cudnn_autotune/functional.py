@@ -108,7 +108,8 @@ def conv2d(
 
 def _is_exported() -> bool:
     """Whether a program is being recorded for processes that may lack this package."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return torch.compiler.is_exporting() or is_traced
 
 
 def _has_rules_of_its_own(tensor: Tensor | None) -> bool:
