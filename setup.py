@@ -9,6 +9,7 @@ there, so that `pip install --no-build-isolation --no-deps .` works offline.
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import importlib.metadata
 import os
@@ -44,6 +45,28 @@ CUDA_SOURCES = (
     "tuner.cpp",
     "workspace_pages.cpp",
 )
+# Sources that are compiled together, since most of the time goes into their headers and into what
+# they instantiate of those. What is in none of these groups is compiled by itself.
+COMPILED_TOGETHER = {
+    "frontend": (
+        "core/cudnn_library.cpp",
+        "core/conv_graph.cpp",
+        "core/conv_plan.cpp",
+        "core/engine_search.cpp",
+        "core/frontend_find.cpp",
+    ),
+    "operators": ("aten_conv.cpp", "conv_*.cpp", "fallbacks.cpp", "other_paths.cpp", "policy.cpp"),
+    "bindings": ("module.cpp", "*_binding.cpp", "python_conv.cpp"),
+    "measuring": (
+        "torch_bridge.cpp",  # first: it includes Python.h
+        "captured_plans.cpp",
+        "online_trial.cpp",
+        "plan_timer.cpp",
+        "tuner.cpp",
+        "workspace_pages.cpp",
+    ),
+    "core": ("core/*.cpp",),  # the rest of it, without heavy headers
+}
 # What the sources and torch's own headers include, and the extra of the cuda-toolkit package that
 # brings it. torch's wheel depends on all of them but crt (included by cuda_runtime_api.h) and cccl
 # (included by cuda_fp16.h).
@@ -227,6 +250,21 @@ def sources(with_cuda: bool) -> Iterator[str]:
         yield from (path.as_posix() for path in sorted(Path("csrc/core").glob("*.cpp")))
 
 
+def compiled_together(sources: list[str], folder: Path) -> list[str]:
+    """The files to compile for these sources: those of a group in one file, written to `folder`."""
+    alone = list(sources)
+    files = []
+    for group, patterns in COMPILED_TOGETHER.items():
+        paths = [f"csrc/{pattern}" for pattern in patterns]
+        members = [source for path in paths for source in fnmatch.filter(alone, path)]
+        if members:
+            includes = [f'#include "{source.removeprefix("csrc/")}"\n' for source in members]
+            write_if_changed(folder / f"{group}.cpp", "".join(includes))
+            files.append(str(folder / f"{group}.cpp"))
+            alone = [source for source in alone if source not in members]
+    return files + alone
+
+
 def extension(torch: ModuleType) -> Any:
     with_cuda = torch.version.cuda is not None
     macros = ("CUDNN_AUTOTUNE_WITH_CUDA", "NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING")
@@ -235,6 +273,7 @@ def extension(torch: ModuleType) -> Any:
     return cpp_extension().CppExtension(
         "cudnn_autotune._C",
         list(sources(with_cuda)),
+        depends=[path.as_posix() for path in sorted(Path("csrc").rglob("*.h"))],
         include_dirs=[str(Path("csrc").resolve())],
         define_macros=[(macro, None) for macro in macros] if with_cuda else [],
         libraries=["c10_cuda", "torch_cuda"] if with_cuda else [],
@@ -280,7 +319,10 @@ def build_command(torch: ModuleType) -> type[build_ext]:
             (module,) = self.extensions
             if torch.version.cuda is not None:
                 module.include_dirs += cuda_include_dirs(torch)
-            module.include_dirs.append(str(self._write_header().parent))
+            header = self._write_header()
+            module.include_dirs.append(str(header.parent))
+            module.depends += module.sources
+            module.sources = compiled_together(module.sources, header.parent)
             super().build_extensions()
             self._write_python(Path(self.get_ext_fullpath(module.name)).parent)
 

@@ -10,7 +10,7 @@
 namespace cudnn_autotune {
 namespace {
 
-constexpr const char* kPtx = R"(
+constexpr const char* kClockPtx = R"(
 .visible .entry stamp(.param .u64 readings, .param .u32 count)
 {
   .reg .pred %p<2>;
@@ -69,7 +69,7 @@ GpuClock* GpuClock::of_current_device() {
   std::unique_ptr<GpuClock> clock(new GpuClock);
   int count = 0;
   void* released = nullptr;
-  const CUmodule module = load_ptx(kPtx);
+  const CUmodule module = load_ptx(kClockPtx);
   const CUfunction stamp = kernel_of(module, "stamp");
   const CUfunction hold = kernel_of(module, "hold");
   if (stamp != nullptr && hold != nullptr &&

@@ -12,7 +12,7 @@ namespace {
 // Four atomic additions one after the other, after one that fetches the address translation; three
 // times, of which the fastest counts: whatever else runs only adds. The additions depend on one
 // another, and the clock is read when a value has arrived: no word of the memory is ever all ones.
-constexpr const char* kPtx = R"(
+constexpr const char* kDistancePtx = R"(
 .visible .entry distance(.param .u64 pages, .param .u32 count, .param .u64 cycles, .param .u32 from)
 {
   .reg .pred %p<2>;
@@ -87,7 +87,7 @@ const PageDistance* PageDistance::of_current_device() {
   const auto found = known.find(device);
   if (found != known.end()) return found->second;
   int count = 0;
-  const CUfunction kernel = kernel_of(load_ptx(kPtx), "distance");
+  const CUfunction kernel = kernel_of(load_ptx(kDistancePtx), "distance");
   if (kernel == nullptr ||
       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
     return nullptr;  // there may be no memory for it at the moment: not remembered

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from subprocesses import python
 
 import cudnn_autotune as ca
 from cudnn_autotune import _build_info, _extension
@@ -44,6 +45,20 @@ def package(tmp_path: Path) -> Path:
     source = Path(ca.__file__).parent
     ignore = shutil.ignore_patterns("__pycache__", "_build_info.py", "_C.*so")
     return Path(shutil.copytree(source, tmp_path / "cudnn_autotune", ignore=ignore))
+
+
+def test_python_m_pytest_in_a_checkout_tests_the_installed_package(package: Path) -> None:
+    """`python -m` puts the checkout, where nothing is built, first on sys.path."""
+    checkout = package.parent
+    tests = Path(__file__).parents[1]
+    shutil.copy(tests.parent / "pyproject.toml", checkout)
+    shutil.copytree(tests, checkout / "tests", ignore=shutil.ignore_patterns("cpu", "gpu"))
+    (checkout / "tests" / "test_it.py").write_text(
+        "import cudnn_autotune\n\n"
+        f"def test():\n    assert not cudnn_autotune.__file__.startswith({str(checkout)!r})\n"
+    )
+    done = python("-m", "pytest", "-q", "tests/test_it.py", cwd=checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
