@@ -108,8 +108,10 @@ def conv2d(
 
 def _is_exported() -> bool:
     """Whether a program is being recorded for processes that may lack this package."""
+    # torch.compiler.is_exporting() is True whenever Dynamo traces; the flag behind it is right.
+    is_exporting: bool = getattr(torch.compiler, "_is_exporting_flag", False)
     is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]
-    return torch.compiler.is_exporting() or is_traced
+    return is_exporting or is_traced
 
 
 def _has_rules_of_its_own(tensor: Tensor | None) -> bool:

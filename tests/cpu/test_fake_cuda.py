@@ -136,6 +136,21 @@ def test_the_search_is_in_a_traced_program(padding: int | str, padding_mode: str
     assert calls[0].meta["val"].shape == (2, 6, 9, 8)
 
 
+def test_dynamo_traces_the_operator() -> None:
+    """Not PyTorch's convolution, as while a program is exported."""
+    layer = ca.Conv2d(4, 6, 3, device="cuda", sampling="sample_once")
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(layer, backend=backend, fullgraph=True)(cuda(2, 4, 9, 8))
+    calls = [str(n.target) for n in graphs[0].graph.nodes if n.op == "call_function"]
+    assert calls == ["cudnn_autotune.conv_fprop"]
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("padding", [1, "same"])
 def test_what_is_exported_does_without_this_package(padding: int | str, strict: bool) -> None:
