@@ -38,6 +38,7 @@ BENCHMARKS = {
     "kernel_cfgs": "kernel_portfolio.report",
     "fallback_mode": "fallback_configs.report",
     "online": "online_mode.report",
+    "models": "model_steps.report",
     "warm_start": "warm_processes.report",
     "neighbours": "neighbour_picks.report",
     "store": "store_files.report",

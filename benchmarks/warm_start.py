@@ -53,17 +53,10 @@ def work(name: str) -> int:
     return serve(measure.warm_up if name == WARM_UP else measure.measure)
 
 
-def some_of(option: str, text: str, allowed: Any) -> list[str]:
-    values = [value.strip() for value in text.split(",")]
-    if unknown := [value for value in values if value not in allowed]:
-        sys.exit(f"{option}: {unknown} unknown; allowed: {', '.join(allowed)}")
-    return list(dict.fromkeys(values))
-
-
 def checked(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     """(modes, settings)"""
-    modes = some_of("--modes", options.modes, MODES)
-    settings = some_of("--settings", options.settings, SETTINGS)
+    modes = arguments.some_of("--modes", options.modes, MODES)
+    settings = arguments.some_of("--settings", options.settings, SETTINGS)
     stores = {MODES[mode].store for mode in modes}
     if "filled" in stores and "empty" not in stores:
         sys.exit("--modes: auto_filled needs auto_empty, which fills its store")
@@ -90,8 +83,8 @@ def main() -> int:
     from warm_processes.report import plot, tables
 
     begin = time.monotonic()
-    arguments = {k: v for k, v in vars(options).items() if k != "worker"}
-    record = Record("warm_start", options.json, device=options.device, arguments=arguments)
+    given = {k: v for k, v in vars(options).items() if k != "worker"}
+    record = Record("warm_start", options.json, device=options.device, arguments=given)
     processes: list[dict[str, Any]] = record.results.setdefault("processes", [])
     failures: list[str] = record.results.setdefault("failures", [])
     is_dry_run = options.device == "cpu"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -26,3 +28,11 @@ def counts(text: str) -> list[int]:
     if found[0] < 1:
         raise argparse.ArgumentTypeError(f"comma-separated numbers of 1 or more: {text!r}")
     return found
+
+
+def some_of(option: str, text: str, allowed: Collection[str]) -> list[str]:
+    """The comma-separated values of ``text``, each once; exits where one is not allowed."""
+    values = [value.strip() for value in text.split(",")]
+    if unknown := [value for value in values if value not in allowed]:
+        sys.exit(f"{option}: {unknown} unknown; allowed: {', '.join(allowed)}")
+    return list(dict.fromkeys(values))

@@ -40,17 +40,23 @@ class Miniature(nn.Module):
         return out
 
 
-def build(name: str, device: str, dtype: torch.dtype) -> nn.Module:
-    """A model of torchvision's, or else of timm's, with random weights, channels_last; its batch
-    norms stay in float32. ``device`` "cpu": the miniature, whatever the name."""
+def create(name: str, device: str) -> nn.Module:
+    """A model of torchvision's, or else of timm's, with random weights. ``device`` "cpu": the
+    miniature, whatever the name."""
+    model: nn.Module
     if device == "cpu":
-        model: nn.Module = Miniature()
+        model = Miniature()
     else:
         try:
             model = importlib.import_module("torchvision").models.get_model(name, weights=None)
         except (ImportError, RuntimeError, ValueError):  # none that fits torch, or no such model
             model = importlib.import_module("timm").create_model(name)
-    model = model.to(device=device, dtype=dtype)
+    return model.to(device)
+
+
+def build(name: str, device: str, dtype: torch.dtype) -> nn.Module:
+    """As :func:`create`, channels_last, of ``dtype``; its batch norms stay in float32."""
+    model = create(name, device).to(dtype)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):

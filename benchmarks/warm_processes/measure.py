@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from common import numbers
+from common.choices import choices_made
 from common.converted import convert
 from common.convolution import set_torch_mode
 from common.timing import synchronize
@@ -75,7 +75,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "later_ms": numbers.significant(later_ms),
     }
     if mode.sampling:
-        told |= {"layers": training.layers, "choices": _choices()}
+        told |= {"layers": training.layers, "choices": choices_made()}
     if mode.store != "off":
         told["store"] = _store()
     yield told
@@ -104,20 +104,6 @@ def _set(name: str, store: str | None) -> None:
     if name.startswith("pytorch"):
         set_torch_mode(name)
     ca.set_store(store, mode="off" if store is None else "read_write")
-
-
-def _choices() -> dict[str, Any]:
-    import cudnn_autotune as ca
-
-    made = ca.choices()
-    tuned = [choice for choice in made if choice.origin == "tuned"]
-    return {
-        "made": len(made),
-        "from": dict(Counter(choice.origin for choice in made)),
-        "timed_launches": sum(choice.total_samples for choice in tuned),
-        "choosing_ms": numbers.significant(sum(choice.tuning_ms for choice in made)),
-        "by_pytorch": ca.fallbacks(),
-    }
 
 
 def _store() -> dict[str, Any]:

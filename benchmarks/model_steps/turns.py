@@ -1,0 +1,66 @@
+"""Steps that take turns on one device, block by block."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from common.timing import synchronize
+
+Replay = Callable[[], None]
+
+
+def time_block(replay: Replay, count: int, device: str) -> float:
+    """Milliseconds a step, of ``count`` one after the other: by CUDA events, or the host's clock on
+    a CPU."""
+    if device == "cpu":
+        begin = time.perf_counter()
+        for _ in range(count):
+            replay()
+        return (time.perf_counter() - begin) * 1e3 / count
+    import torch
+
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(count):
+        replay()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / count
+
+
+def settle(
+    replays: dict[str, Replay], block_ms: float, least_s: float, device: str
+) -> dict[str, int]:
+    """Runs all in turns for ``least_s`` seconds; returns how many steps of each fill a block."""
+    counts = dict.fromkeys(replays, 1)
+    begin = time.monotonic()
+    while True:
+        for name, replay in replays.items():
+            step_ms = time_block(replay, counts[name], device)
+            counts[name] = max(1, round(block_ms / step_ms))
+        if time.monotonic() - begin >= least_s:
+            return counts
+
+
+def take_turns(
+    replays: dict[str, Replay], counts: dict[str, int], rounds: int, device: str, seed: int = 0
+) -> dict[str, list[float]]:
+    """Milliseconds a step of each, round by round.
+
+    In each round everyone has a block. The order of a round is random, that of the next one its
+    mirror image: ABBA, where there are two.
+    """
+    source = random.Random(seed)
+    order = list(replays)
+    times: dict[str, list[float]] = {name: [] for name in replays}
+    synchronize(device)
+    for index in range(rounds):
+        if index % 2:
+            order.reverse()
+        else:
+            source.shuffle(order)
+        for name in order:
+            times[name].append(time_block(replays[name], counts[name], device))
+    return times
