@@ -38,7 +38,11 @@ def warm_up(request: dict[str, Any]) -> Iterator[Part]:
     """
     from torch._inductor.runtime.autotune_cache import AutotuneCache
 
-    AutotuneCache.save = lambda *_, **__: None  # type: ignore[method-assign]
+    # Of the same name: kernels are pickled with the method, which is looked up by name elsewhere.
+    def save(*_: Any, **__: Any) -> None:
+        pass
+
+    AutotuneCache.save = save  # type: ignore[method-assign]
     ca.set_sampling("heuristic")
     subject = _begun(request)
     for name in WAYS:
