@@ -1,12 +1,11 @@
 #!/usr/bin/env python
-"""Writes the README's results from the records under benchmarks/results/, and their plots.
+"""Writes docs/results/<gpu>.md from the records under benchmarks/results/<gpu>/, and their plots.
 
-Every benchmarks/results/<gpu>/*.json becomes tables between ``<!-- results:begin -->`` and
-``<!-- results:end -->`` of the README and a plot of the same name beside the record. Figures
-without a whole environment record (GPU, driver, versions, commit, command), and dry runs on a
-CPU, are refused: they are named and left out, the others are rendered, and it exits with 1.
-`--check` writes nothing: it exits with 1 where one is refused, the README does not say what the
-records say, or a plot is missing.
+Every benchmarks/results/<gpu>/*.json becomes the tables of a section of docs/results/<gpu>.md, and
+a plot of the same name beside the record. Figures without a whole environment record (GPU, driver,
+versions, commit, command), and dry runs on a CPU, are refused: they are named and left out, the
+others are rendered, and it exits with 1. `--check` writes nothing: it exits with 1 where a record
+is refused, a page does not say what the records say, a page has no records, or a plot is missing.
 
     python benchmarks/render_results.py
     python benchmarks/render_results.py --check
@@ -25,9 +24,8 @@ from audited import record as audited
 from common.environment import ROOT, missing
 from common.record import load
 
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HERE = Path(__file__).resolve().parent
-# In the order in which the README shows them; each names a module with tables() and plot().
+# In the order in which a page shows them; each names a module with tables() and plot().
 BENCHMARKS = {
     "audit_layers": "audited.report",
     "forum_repro": "forum.report",
@@ -110,39 +108,30 @@ def plot_path(record: Path) -> Path:
     return record.with_suffix(".png")
 
 
-def section(results: Path, readme: Path, records: dict[Path, dict[str, Any]]) -> str:
-    """The README's text between the markers."""
-    lines = []
+def page(place: Path, records: dict[Path, dict[str, Any]]) -> str:
+    """The page at `place` about the records of one GPU, a section for each of them."""
     order = list(BENCHMARKS)
-    for folder in sorted({path.parent for path in records}):
-        mine = [path for path in records if path.parent == folder]
-        mine.sort(key=lambda path: (order.index(records[path]["benchmark"]), path.name))
-        lines += [f"### {records[mine[0]]['environment']['gpu']}", ""]
-        for path in mine:
-            data = records[path]
-            report = importlib.import_module(BENCHMARKS[data["benchmark"]])
-            link = Path(os.path.relpath(path, readme.parent)).as_posix()
-            picture = Path(os.path.relpath(plot_path(path), readme.parent)).as_posix()
-            lines += [f"#### {path.stem}", ""]
-            for table in report.tables(data):
-                lines += [table.markdown(), ""]
-            lines += [f"![{path.stem}]({picture})", ""]
-            lines += [f"[Record]({link}): {origin(data)}", ""]
-    if not lines:
-        lines = [f"No results are recorded under `{results.name}/` yet.", ""]
-    return "\n".join(["", *lines])
-
-
-def replaced(text: str, new: str) -> str:
-    """`text` with what is between the markers replaced.
-
-    Raises:
-        Refused: the markers are not there, once each and in order.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise Refused(f"the README needs one {BEGIN} and, after it, one {END}")
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + "\n" + new.lstrip("\n") + END + rest.split(END)[1]
+    paths = sorted(records, key=lambda path: (order.index(records[path]["benchmark"]), path.name))
+    lines = [
+        f"# Measured on: {records[paths[0]]['environment']['gpu']}",
+        "",
+        "`benchmarks/render_results.py` writes this page from the records that it links;",
+        "`benchmarks/README.md` says how to repeat each of them.",
+        "",
+        *(f"- [{path.stem}](#{path.stem})" for path in paths),
+        "",
+    ]
+    for path in paths:
+        data = records[path]
+        report = importlib.import_module(BENCHMARKS[data["benchmark"]])
+        link = Path(os.path.relpath(path, place.parent)).as_posix()
+        picture = Path(os.path.relpath(plot_path(path), place.parent)).as_posix()
+        lines += [f"## {path.stem}", ""]
+        for table in report.tables(data):
+            lines += [table.markdown(), ""]
+        lines += [f"![{path.stem}]({picture})", ""]
+        lines += [f"[Record]({link}): {origin(data)}", ""]
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -151,7 +140,7 @@ def main() -> int:
     )
     p.add_argument("--check", action="store_true", help="write nothing; exit 1 where out of date")
     p.add_argument("--results", type=Path, default=HERE / "results")
-    p.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    p.add_argument("--pages", type=Path, default=ROOT / "docs" / "results")
     options = p.parse_args()
     records: dict[Path, dict[str, Any]] = {}
     refused = 0
@@ -161,23 +150,33 @@ def main() -> int:
         except Refused as error:
             print(f"left out: {error}", file=sys.stderr)
             refused += 1
-    try:
-        old = options.readme.read_text()
-        new = replaced(old, section(options.results, options.readme, records))
-    except (Refused, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    pages: dict[Path, str] = {}
+    for folder in {path.parent for path in records}:
+        place = options.pages / f"{folder.name}.md"
+        pages[place] = page(place, {p: data for p, data in records.items() if p.parent == folder})
+    written = options.pages.glob("*.md")
+    stale = [f"{place.name} has no records: delete it" for place in written if place not in pages]
     if options.check:
-        stale = ["README's results are not what the records say"] if old != new else []
-        stale += [f"{plot_path(q).name} is missing" for q in records if not plot_path(q).exists()]
-        for line in stale:
-            print(f"{line}: run benchmarks/render_results.py", file=sys.stderr)
-        return 1 if stale or refused else 0
-    for path, data in records.items():
-        importlib.import_module(BENCHMARKS[data["benchmark"]]).plot(data, plot_path(path))
-    options.readme.write_text(new)
-    print(f"{options.readme.name}: {len(records)} records")
-    return 1 if refused else 0
+        stale += [
+            f"{place.name} is not what the records say: run benchmarks/render_results.py"
+            for place, text in pages.items()
+            if not place.exists() or place.read_text() != text
+        ]
+        stale += [
+            f"{plot_path(path).name} is missing: run benchmarks/render_results.py"
+            for path in records
+            if not plot_path(path).exists()
+        ]
+    else:
+        options.pages.mkdir(parents=True, exist_ok=True)
+        for place, text in pages.items():
+            place.write_text(text)
+        for path, data in records.items():
+            importlib.import_module(BENCHMARKS[data["benchmark"]]).plot(data, plot_path(path))
+        print(f"{len(records)} records in {len(pages)} pages")
+    for line in stale:
+        print(line, file=sys.stderr)
+    return 1 if stale or refused else 0
 
 
 if __name__ == "__main__":

@@ -53,14 +53,13 @@ def publish(folder: Path, scripts: Collection[str], results: Path) -> None:
 
 
 def assert_rendered(folder: Path, scripts: Collection[str], place: Path) -> None:
-    """The records of ``scripts`` in ``folder`` can be published: in ``place``, a README has their
+    """The records of ``scripts`` in ``folder`` can be published: in ``place``, a page has their
     tables, and their plots are drawn."""
-    results, readme = place / "results", place / "README.md"
+    results, pages = place / "results", place / "pages"
     publish(folder, scripts, results)
-    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
-    done = run("render_results", "--results", results, "--readme", readme)
+    done = run("render_results", "--results", results, "--pages", pages)
     assert done.returncode == 0, done.stderr
-    text = readme.read_text()
+    text = (pages / "gpu.md").read_text()
     assert "DRY RUN" not in text
     for script in scripts:
         assert f"results/gpu/{script}.json" in text

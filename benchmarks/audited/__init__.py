@@ -1,1 +1,1 @@
-"""What audit_layers.py found out, for the README."""
+"""What audit_layers.py found out, for docs/results."""

@@ -147,39 +147,45 @@ def test_bad_options_are_named(script: str, arguments: tuple[str, ...], named: s
 
 @pytest.fixture
 def published(dry_runs: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """(results folder, README) of records that claim a GPU."""
+    """(results folder, folder of pages) of records that claim a GPU."""
     results = tmp_path / "results"
     publish(dry_runs, DRY_RUNS, results)
-    readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- results:begin -->\nSTALE\n<!-- results:end -->\nafter\n")
-    return results, readme
+    return results, tmp_path / "pages"
 
 
-def render(results: Path, readme: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return run("render_results", "--results", results, "--readme", readme, *more)
+def render(results: Path, pages: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return run("render_results", "--results", results, "--pages", pages, *more)
 
 
-def test_rendering_fills_the_readme_and_check_sees_what_changed(
+def test_rendering_writes_a_page_and_check_sees_what_changed(
     published: tuple[Path, Path],
 ) -> None:
-    results, readme = published
-    assert render(results, readme, "--check").returncode == 1
-    done = render(results, readme)
+    results, pages = published
+    page = pages / "gpu.md"
+    assert render(results, pages, "--check").returncode == 1
+    assert not pages.exists(), "--check writes nothing"
+    done = render(results, pages)
     assert done.returncode == 0, done.stderr
-    text = readme.read_text()
-    assert text.startswith("before\n<!-- results:begin -->\n")
-    assert text.endswith("<!-- results:end -->\nafter\n")
-    assert "STALE" not in text
-    assert "### Test GPU" in text
+    text = page.read_text()
+    assert text.startswith("# Measured on: Test GPU\n")
     for script in DRY_RUNS:
-        assert f"results/gpu/{script}.json" in text
+        assert f"[Record](../results/gpu/{script}.json)" in text
         assert (results / "gpu" / f"{script}.png").exists()
-    assert render(results, readme, "--check").returncode == 0
-    readme.write_text(text.replace("Test GPU", "Another GPU"))
-    assert render(results, readme, "--check").returncode == 1
-    readme.write_text(text)
+    assert render(results, pages, "--check").returncode == 0
+    page.write_text(text.replace("Test GPU", "Another GPU"))
+    assert render(results, pages, "--check").returncode == 1
+    page.write_text(text)
     (results / "gpu" / "forum_repro.png").unlink()
-    assert render(results, readme, "--check").returncode == 1
+    assert render(results, pages, "--check").returncode == 1
+
+
+def test_check_names_a_page_without_records(published: tuple[Path, Path]) -> None:
+    results, pages = published
+    assert render(results, pages).returncode == 0
+    (pages / "other.md").write_text("# Measured on another GPU\n")
+    done = render(results, pages, "--check")
+    assert done.returncode == 1
+    assert "other.md has no records" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -195,25 +201,25 @@ def test_figures_without_their_origin_are_left_out(
     published: tuple[Path, Path], change: dict[str, Any], named: str
 ) -> None:
     """They are named; the others are rendered."""
-    results, readme = published
+    results, pages = published
     path = results / "gpu" / "call_overhead.json"
     data = json.loads(path.read_text())
     data["environment"].update(change)
     path.write_text(json.dumps(data))
-    done = render(results, readme)
+    done = render(results, pages)
     assert done.returncode == 1
     assert "call_overhead.json" in done.stderr
     assert named in done.stderr
-    text = readme.read_text()
+    text = (pages / "gpu.md").read_text()
     assert "results/gpu/forum_repro.json" in text
     assert (results / "gpu" / "forum_repro.png").exists()
     assert "call_overhead" not in text
-    assert render(results, readme, "--check").returncode == 1
+    assert render(results, pages, "--check").returncode == 1
     path.unlink()
-    assert render(results, readme, "--check").returncode == 0
+    assert render(results, pages, "--check").returncode == 0
 
 
-def test_the_readme_says_what_the_records_say() -> None:
+def test_the_results_pages_say_what_the_records_say() -> None:
     done = run("render_results", "--check")
     assert done.returncode == 0, done.stderr
 

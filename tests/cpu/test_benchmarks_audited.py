@@ -97,18 +97,16 @@ def render(record: Record, folder: Path, **environment: Any) -> subprocess.Compl
     path = folder / "results" / "gpu" / "audit_layers.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(tree))
-    readme = folder / "README.md"
-    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
     script = str(BENCHMARKS / "render_results.py")
-    return python(script, "--results", str(path.parents[1]), "--readme", str(readme))
+    return python(script, "--results", str(path.parents[1]), "--pages", str(folder / "pages"))
 
 
 def test_an_audit_is_rendered(measured: Record, tmp_path: Path) -> None:
     done = render(measured, tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "results/gpu/audit_layers.png").read_bytes().startswith(b"\x89PNG")
-    text = (tmp_path / "README.md").read_text()
-    assert "### Test GPU" in text
+    text = (tmp_path / "pages" / "gpu.md").read_text()
+    assert text.startswith("# Measured on: Test GPU\n")
     assert "cuDNN 9.19.0" in text
     assert "SM clock 1 to 3 MHz (highest 1980)" in text
     assert "sw_power_cap 25 %" in text
