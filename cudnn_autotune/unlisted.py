@@ -13,7 +13,7 @@ MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
 
 # cuDNN compiles these engines at run time and offers one of their kernels only; another is often
 # faster. engine -> KERNEL_CFG values, a portfolio that comes near the best of all of them (dgrad
-# with 78, wgrad with 70); benchmarks/kernel_cfgs.py measures it.
+# with 78, wgrad with 70): docs/findings/kernel-portfolio.md.
 KERNEL_CFGS = {78: (0, 1, 4, 8, 9, 20, 30, 40), 70: (0, 9)}
 _KNOB = "KERNEL_CFG"
 

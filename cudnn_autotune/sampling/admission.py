@@ -10,8 +10,9 @@ from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.timer import Batch, Timer
 
-# A candidate that takes this many times as long as the best is out. Under a power cap the fastest
-# loses at most a third of its clock: what is slower than this cannot catch up.
+# See docs/findings/loading-kernels.md. A candidate that takes this many times as long as the best
+# is out. Under a power cap the fastest loses at most a third of its clock: what is slower than this
+# cannot catch up.
 SLOW = 1.5
 # No disturbance explains this: not looked at twice.
 HOPELESS = 3.0

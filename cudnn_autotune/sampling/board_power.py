@@ -7,7 +7,7 @@ With ``P ~ f ** EXPONENT`` and ``t ~ f ** -s``, a call that took ``t`` at ``P`` 
 ``t * (P / P_limit) ** (s / EXPONENT)`` in the long run, when ``P`` is the limit. ``s`` is 1 for an
 engine that waits for nothing but itself, 0 for one that waits for memory, and seen in how the times
 of a block's batches go with their clocks. By that, blocks of one engine differ by half a percent
-(``benchmarks/results/h200/board_power.json``, which is where the constants are from).
+(``docs/findings/power-limit.md``, which is where the constants are from).
 
 One block in twelve is nowhere near the limit: after too much power the controller takes the clock
 down by up to a fifth, and slowly back. Such a block takes up to a fifth more time than in the long

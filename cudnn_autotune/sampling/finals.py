@@ -173,7 +173,7 @@ _PRIOR_FREEDOM = 4
 # 0.3 % (31 layers on an H200, in the records of benchmarks/audit_layers.py).
 _FREE_SIGMA = 0.003
 # By so much times at the limit, from however many blocks, differ from those of long blocks
-# (benchmarks/results/h200/board_power.json).
+# (docs/findings/power-limit.md).
 _POWER_ERROR = 0.0065
 
 

@@ -27,10 +27,12 @@ _MOST_THREADS = 12
 # Calls shorter than this are replayed from a CUDA graph: the host could not enqueue them in time.
 _GRAPH_BELOW_MS = 0.05
 # Batches that the host enqueues before the GPU starts. It stays ahead, except of calls that are
-# shorter than enqueuing one takes (a graph's node, too): of those it enqueues all before.
+# shorter than enqueuing one takes (a graph's node, too): of those it enqueues all before. See
+# docs/findings/layer-in-its-model.md.
 _LEAD = 3
 _OUTRUN_MS = 0.015
-# Sets of operands that a cold batch goes round; where so many do not fill the cache, a flush does.
+# Sets of operands that a cold batch goes round; where so many do not fill the cache, a flush does
+# (docs/findings/cold-and-hot.md).
 _MOST_SETS = 64
 _FLUSH_L2_MULTIPLE = 2
 

@@ -14,7 +14,8 @@ from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.statistics import Floats
 
-# After two turns: one is out that took so much longer than the best in each of them.
+# See docs/findings/single-calls.md. After two turns: one is out that took so much longer than the
+# best in each of them.
 _SLOW = 1.5
 # Rounds after which the best so far is taken, decided or not.
 _MOST_ROUNDS = 400

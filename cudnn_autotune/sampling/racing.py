@@ -3,8 +3,8 @@
 Each round runs one batch of every candidate still in the race, in random order, the next round in
 the mirrored order: what drifts from one batch to the next then weighs on all alike (randomised
 multiple interleaved trials: Abedi & Brecht, ICPE 2017). Rounds find the cache cold and hot by
-turns: in a model an operand is partly in the cache, and the winners of the two states differ by up
-to 5 %.
+turns: in a model an operand is partly in the cache, and the winners of the two states differ
+(``docs/findings/cold-and-hot.md``).
 """
 
 from __future__ import annotations

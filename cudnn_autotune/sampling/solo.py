@@ -6,7 +6,7 @@ board that draws ``P_static + D_i * f^alpha`` and is held at ``P_cap``, candidat
 order is that of energy. Only a candidate that runs alone shows it.
 
 A power controller looks every 50 to 100 ms and then hunts: on an H200 the clock falls in one step
-after 60 to 80 ms and swings from there on (benchmarks/results/h200/capped.json), so that two blocks
+after 60 to 80 ms and swings from there on (docs/findings/power-limit.md), so that two blocks
 of a tenth of a second of one candidate differ by some 2 %; those of half a second by 0.5 %. Where
 the board's power was read meanwhile, its distance from the cap says how far off a block was
 (``board_power``), and blocks of a tenth of a second differ by half a percent.
@@ -48,7 +48,7 @@ _AT_ONCE = 0.05
 _ONE_STEP = 0.02
 _MOST_BLOCK_MS = 1000.0
 # Of the logarithm of a block's steady time: as it ended, by one reading of the power near the
-# limit, and by one far from it (benchmarks/results/h200/board_power.json).
+# limit, and by one far from it (docs/findings/power-limit.md).
 BLOCK_SIGMA = 0.02
 _READING_SIGMA = 0.005
 FAR_READING_SIGMA = 0.015
