@@ -98,11 +98,11 @@ def _grouped(candidates: Candidates, timer: Timer, limits: Limits, found: Field)
     without_engine = [c for c in beyond if c.engine is None]
     # What won on similar problems goes first: with a tight budget it may be all there is time for.
     similar = [] if limits.benchmark_limit else list(candidates.similar())
-    # Mode FALLBACK lists what works rather than what is fast (docs/findings/fallback-mode.md): on an
-    # H200 what is precompiled takes 1.2 to 900 times as long as the best of the others, and one launch
-    # up to a second. Worth their time are those that are compiled at run time: such as have
-    # kernels beyond the listed one often win; another one did by 21 %, on a layer of 230 channels,
-    # where the others have to copy the input first.
+    # Mode FALLBACK lists what works rather than what is fast: on an H200 what is precompiled takes
+    # 1.2 to 900 times as long as the best of the others, and one launch up to a second. Worth
+    # their time are those that are compiled at run time: such as have kernels beyond the listed
+    # one often win; another one did by 21 %, on a layer of 230 channels, where the others have to
+    # copy the input first (docs/findings/fallback-mode.md).
     swept = {c.engine for c in beyond if c.is_compiled}
     last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine not in swept]
     seldom = [c for c in last if c.is_compiled and c not in similar]
