@@ -89,7 +89,6 @@ def test_a_process_that_hangs_is_told_and_the_rest_goes_on(tmp_path: Path) -> No
     ]
     assert [entry["pytorch"] for entry in results["runs"]] == names
     assert record(tmp_path, SCRIPT)["complete"] is False
-    assert "miniature, training, channels_last" in " ".join(done.stdout.split())
     assert results["failures"][0] in " ".join(done.stdout.split())
 
 
