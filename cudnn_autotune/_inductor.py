@@ -86,23 +86,33 @@ class _MarkedConvolution:
 
 def _register(conv: Any) -> None:
     """Registers all that ``torch._inductor`` has to know; ``conv`` is its ``kernel.conv``."""
-    from torch._inductor import decomposition, lowering, select_algorithm
+    from torch._inductor import config, decomposition, lowering, select_algorithm
     from torch._inductor.virtualized import V
 
     aten_convolution = torch.ops.aten.convolution.default
     lower_aten: Callable[..., Any] = lowering.lowerings[aten_convolution]
-    choice = select_algorithm.ExternKernelChoice(
+
+    class Choice(select_algorithm.ExternKernelChoice):  # type: ignore[misc, unused-ignore]
+        def call_name(self) -> str:
+            """As the generated code names it, which another process may load from a cache."""
+            return "torch.ops.cudnn_autotune.conv_fprop.default"
+
+    choice = Choice(
         _conv_fprop,
         name="cudnn_autotune_conv_fprop",
         has_out_variant=False,
         op_overload=_conv_fprop,
-        use_fallback_kernel=True,
     )
 
     def lower_convolution(*args: Any, **kwargs: Any) -> Any:
         input: Any = V.graph.current_node.args[0]
-        if getattr(input, "target", None) is not _mark_input:
+        is_autotuned = config.max_autotune or config.max_autotune_gemm
+        if getattr(input, "target", None) is not _mark_input or (
+            # There a choice may be made after the graph is gone that a C++ call is made from.
+            V.graph.cpp_wrapper and is_autotuned
+        ):
             return lower_aten(*args, **kwargs)
+        choice.use_fallback_kernel = V.graph.cpp_wrapper
         marked = _MarkedConvolution(choice, *input.args[1:])
         atens, conv.aten_convolution = conv.aten_convolution, marked
         try:

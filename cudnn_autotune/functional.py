@@ -92,6 +92,10 @@ def conv2d(
     ):
         # PyTorch's own, or refused in PyTorch's words.
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    if len(paddings) > _SPATIAL_DIMS and torch.compiler.is_compiling():
+        # As PyTorch does it: a compiler fuses the padding with what comes before.
+        (top, left), (bottom, right) = paddings[:2], paddings[2:]
+        input, paddings = F.pad(input, (left, right, top, bottom)), (0, 0)
     output: Tensor = torch.ops.cudnn_autotune.conv_fprop(
         input.unsqueeze(0) if is_unbatched else input,
         weight,

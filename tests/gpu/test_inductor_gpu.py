@@ -83,6 +83,7 @@ def test_inference(layout: torch.memory_format, freezing: bool) -> None:
             found.append(counts(codes))
             assert ("conv_fprop" in codes[0]) == (model is ours)
             assert "mark_input.default(" not in codes[0]
+            assert "assumed to be not aligned" not in codes[0]
     assert found[0][1] == 5
     assert found[1] == found[0]
 
@@ -111,6 +112,16 @@ def test_other_modes(mode: str) -> None:
         for _ in range(3):
             output = compiled(input)
         torch.testing.assert_close(output, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("max_autotune", [False, True])
+def test_cpp_wrapper(max_autotune: bool) -> None:
+    theirs, ours, input = pair(torch.channels_last)
+    options = {"cpp_wrapper": True, "max_autotune": max_autotune}
+    compiled = torch.compile(ours.eval(), options=options, fullgraph=True)
+    with torch.no_grad():
+        expected = theirs.eval()(input)
+        torch.testing.assert_close(compiled(input), expected, rtol=1e-2, atol=1e-2)
 
 
 def test_dynamic_sizes() -> None:
