@@ -1,0 +1,114 @@
+"""README.md and docs/: links lead somewhere, and the README's figures are those of its records."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmark_scripts import BENCHMARKS
+
+ROOT = BENCHMARKS.parent
+README = ROOT / "README.md"
+RECORDS = BENCHMARKS / "results" / "h200"
+PAGES = [README, BENCHMARKS / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def record(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((RECORDS / f"{name}.json").read_text())
+    return data
+
+
+def answer(name: str) -> str:
+    """Of the row of the README's table of figures that names the record."""
+    rows = [line.split("|") for line in README.read_text().splitlines() if line.startswith("|")]
+    (found,) = [cells[2] for cells in rows if len(cells) == 5 and f"`{name}`" in cells[3]]
+    return found
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, anchor in _LINK.findall(page.read_text()):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_bytes()) < 10_000
+
+
+def test_the_readmes_commands_are_those_of_ci() -> None:
+    """What CI runs is what a user is told to run."""
+    text = README.read_text()
+    assert "\npip install . && cudnn-autotune demo\npip install '.[test]' && pytest\n" in text
+
+
+def test_regrets() -> None:
+    text = answer("audit_layers_1of4")
+    modes = [record(f"audit_layers_{share}of4")["modes"] for share in (1, 2, 3, 4)]
+    for mode, named, digits in (
+        ("auto", "`auto`: ", 4),
+        ("pytorch_on_10", "with benchmark: ", 3),
+        ("pytorch_off", "without: ", 3),
+    ):
+        means = [of[mode]["regret"]["mean"] for of in modes]
+        assert f"{named}{min(means):.{digits}f} to {max(means):.{digits}f}" in text
+    cases = sum(of["auto"]["cases"] for of in modes)
+    assert f"in {cases} cases" in README.read_text()
+
+
+def test_call_overhead() -> None:
+    ratios = [
+        measured["times"]["ours"]["ratio"]
+        for measured in record("call_overhead")["results"]["calls"]
+        if measured["layout"] == "channels_last"
+    ]
+    assert f"{min(ratios):.2f} to {max(ratios):.2f}" in answer("call_overhead")
+
+
+def test_warm_start() -> None:
+    seconds: dict[str, list[float]] = {}
+    for process in record("warm_start")["results"]["processes"]:
+        seconds.setdefault(process["mode"], []).append(process["both_ms"] / 1e3)
+    median = {mode: statistics.median(found) for mode, found in seconds.items()}
+    text = answer("warm_start")
+    assert f"After {median['auto_filled']:.2f} s with a filled store" in text
+    assert f"after {median['pytorch_on_10']:.2f} s by PyTorch with benchmark" in text
+    assert f"Filling the store took {median['auto_empty']:.1f} s" in text
+
+
+def test_power_limit(modules: None) -> None:
+    from capped_layers import report
+
+    data = record("capped")
+    table = report.layers_table(data)
+    column = table.columns.index("off by")
+    losses = [float(row[column].split()[0]) for row in table.rows]
+    text = answer("capped")
+    assert len(losses) == 3
+    assert f"three layers the engine that wins in short runs is {min(losses)} to" in text
+    assert f"to {max(losses)} % slower in long ones" in text
+    regrets = [
+        regret
+        for entry in data["results"]["cases"].values()
+        for regret in report.regrets(entry, report.judged(entry), "auto", "sustained")
+    ]
+    assert f"`auto` is within {100 * (max(regrets) - 1):.1f} %" in text
+
+
+def test_workspace_place(modules: None) -> None:
+    from workspaces import report
+
+    ratios = [report.ratio(engine) for _, engine in report.all_engines(record("workspace_place"))]
+    assert f"differs by {100 * (max(ratios) - 1):.1f} %" in answer("workspace_place")
