@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
 import reprlib
-from collections.abc import Sequence
-from typing import Any
+import zlib
+from collections.abc import Iterator, Sequence
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, NoReturn
 
 MOST = 1e15
 """The largest number; above it JSON readers of other languages may give up."""
@@ -29,8 +35,45 @@ def cut(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
+def read_json(path: Path | Traversable, most_bytes: int) -> Any:
+    """The tree in a JSON file, compressed where its name ends in ``.gz``.
+
+    Args:
+        most_bytes: of the file, and of what it holds uncompressed; no more of either is read.
+
+    Raises:
+        ValueError: saying what is wrong with it. OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) <= most_bytes and path.name.endswith(".gz"):
+        data = _decompressed(data, most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"larger than {most_bytes} bytes")
+    try:
+        return json.loads(data, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("not JSON that can be read: nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"not JSON, or truncated: {error}") from error
+
+
+def _decompressed(data: bytes, most_bytes: int) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            return file.read(most_bytes)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"not gzip, or truncated: {error}") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number that JSON may hold")
+
+
 class Node:
     """A value in a JSON tree. Every method raises ValueError, ``place: what is wrong``."""
+
+    __slots__ = ("place", "value")
 
     def __init__(self, value: Any, place: str) -> None:
         self.value = value
@@ -55,10 +98,11 @@ class Node:
             raise self.error("an object")
         return {name: Node(value, self._under(name)) for name, value in self.value.items()}
 
-    def items(self) -> list[Node]:
+    def items(self) -> Iterator[Node]:
+        """Of a list, one after the other: it may be long."""
         if not isinstance(self.value, list):
             raise self.error("a list")
-        return [Node(value, f"{self.place}[{i}]") for i, value in enumerate(self.value)]
+        return (Node(value, f"{self.place}[{i}]") for i, value in enumerate(self.value))
 
     def text(self) -> str:
         if not isinstance(self.value, str):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
+
+import numpy as np
 
 __all__ = ["fair_order"]
 
 _T = TypeVar("_T")
+_NEVER = np.iinfo(np.int64).max
 
 
 def fair_order(items: Iterable[_T], strata: Callable[[_T], Sequence[Hashable]]) -> list[_T]:
@@ -20,16 +23,30 @@ def fair_order(items: Iterable[_T], strata: Callable[[_T], Sequence[Hashable]]) 
     Args:
         strata: what an item counts for, as its network, direction and dtype: one of each kind.
     """
-    left = [(item, tuple(enumerate(strata(item)))) for item in items]
-    shares = {
-        stratum: count / len(left)
-        for stratum, count in Counter(s for _, of in left for s in of).items()
-    }
-    taken: Counter[tuple[int, Hashable]] = Counter()
+    waiting: dict[tuple[tuple[int, Hashable], ...], deque[tuple[int, _T]]] = {}
+    for place, item in enumerate(items):
+        waiting.setdefault(tuple(enumerate(strata(item))), deque()).append((place, item))
+    # Items of the same strata are as far ahead of their shares: a row for all of them.
+    strata_of, rows = list(waiting), list(waiting.values())
+    rows_with: dict[tuple[int, Hashable], list[int]] = {}
+    for row, of in enumerate(waiting):
+        for stratum in of:
+            rows_with.setdefault(stratum, []).append(row)
+    total = sum(map(len, rows))
+    arrays = {stratum: np.array(its) for stratum, its in rows_with.items()}
+    count = {s: sum(len(rows[row]) for row in its) for s, its in rows_with.items()}
+    counts = np.array([sum(count[s] for s in of) for of in waiting], dtype=np.int64)
+    taken = np.zeros_like(counts)
+    first = np.array([queue[0][0] for queue in rows])
     order: list[_T] = []
-    while left:
-        ahead = [sum(taken[s] - shares[s] * (len(order) + 1) for s in of) for _, of in left]
-        item, of = left.pop(ahead.index(min(ahead)))
-        order.append(item)
-        taken.update(of)
+    while len(order) < total:
+        # Times the number of all items, so that it is whole: equals are equal.
+        ahead = taken * total - counts * (len(order) + 1)
+        ahead[first < 0] = _NEVER
+        least = np.flatnonzero(ahead == ahead.min())
+        row = int(least[np.argmin(first[least])])
+        order.append(rows[row].popleft()[1])
+        first[row] = rows[row][0][0] if rows[row] else -1
+        for stratum in strata_of[row]:
+            taken[arrays[stratum]] += 1
     return order

@@ -17,10 +17,8 @@ Only ``name`` and the two shapes must be there. A layer is one case in each op a
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -32,11 +30,14 @@ from typing import Any
 import torch
 
 from cudnn_autotune.audit.fair_order import fair_order
+from cudnn_autotune.json_node import cut, read_json, shown
 from cudnn_autotune.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
 
 __all__ = ["Case", "load", "select"]
 
 _DEFAULT = resources.files(__package__) / "layers_default.json"
+# Some thousand layers.
+_MOST_BYTES = 2**18
 _LAYOUTS = {1: ("ncw", "nwc"), 2: ("nchw", "nhwc"), 3: ("ncdhw", "ndhwc")}
 
 
@@ -49,7 +50,7 @@ def _are_ints(value: object) -> bool:
 
 
 def _is_name(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[\w.-]+", value, re.ASCII) is not None
+    return isinstance(value, str) and re.fullmatch(r"[\w.-]{1,200}", value, re.ASCII) is not None
 
 
 def _are_some_of(allowed: Collection[str]) -> Callable[[object], bool]:
@@ -68,7 +69,7 @@ _SHAPE = (_are_ints, "a list of ints")
 _INTS = (lambda value: _is_int(value) or _are_ints(value), "an int or a list of ints")
 _DTYPES_TEXT = f"out of {', '.join(DTYPES_BY_NAME)}"
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (_is_name, "letters, digits and any of _ . -"),
+    "name": (_is_name, "letters, digits and any of _ . -, up to 200"),
     "source": (lambda value: isinstance(value, str), "a text"),
     "input_shape": _SHAPE,
     "weight_shape": _SHAPE,
@@ -115,13 +116,14 @@ class Case:
             if isinstance(value, list):
                 object.__setattr__(self, field, tuple(value))
         if self.dtype not in DTYPES_BY_NAME:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES_BY_NAME)}: {self.dtype!r}")
+            allowed = ", ".join(DTYPES_BY_NAME)
+            raise ValueError(f"dtype must be one of {allowed}, got {shown(self.dtype)}")
         spatial = len(self.input_shape) - 2
         if self.channels_last and spatial == 1:
             raise ValueError("channels_last must be false with one spatial dimension")
         if isinstance(self.padding, tuple) and len(self.padding) != spatial:
             # ConvProblem takes a padding for each end; PyTorch's convolution does not.
-            raise ValueError(f"padding must be {spatial} int(s), got {self.padding}")
+            raise ValueError(f"padding must be {spatial} int(s), got {shown(self.padding)}")
         self.problem()
 
     @property
@@ -164,9 +166,7 @@ def load(path: str | PathLike[str] | None = None) -> list[Case]:
     """
     file = _DEFAULT if path is None else Path(path)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"{file}: nested too deep") from error
+        data = read_json(file, _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file}: not a readable JSON file: {error}") from error
     if not isinstance(data, dict) or not isinstance(data.get("layers"), list):
@@ -174,12 +174,12 @@ def load(path: str | PathLike[str] | None = None) -> list[Case]:
     cases: dict[str, Case] = {}
     for number, layer in enumerate(data["layers"], start=1):
         name = layer.get("name") if isinstance(layer, dict) else None
-        where = f"{file}: layer {number}" + (f" ({name})" if isinstance(name, str) else "")
+        where = f"{file}: layer {number}" + (f" ({cut(name)})" if isinstance(name, str) else "")
         try:
             for case in _cases_of(layer):
-                if case.id in cases:
-                    raise ValueError(f"name: {case.id} is there already")
-                cases[case.id] = case
+                if (id := case.id) in cases:
+                    raise ValueError(f"name: {id} is there already")
+                cases[id] = case
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
     if not cases:
@@ -218,7 +218,7 @@ def select(
         if not chosen:
             raise ValueError(
                 f"pattern must be comma-separated parts of case ids (layer/op/dtype/layout); none "
-                f"of the cases has any of {pattern!r}"
+                f"of the cases has any of {shown(pattern)}"
             )
     chosen.sort(key=lambda case: sha256(f"{seed}/{case.id}".encode()).digest())
     # Shares first: every n-th of a fair order would be of few directions.
@@ -229,13 +229,13 @@ def _cases_of(layer: object) -> Iterator[Case]:
     if not isinstance(layer, dict):
         raise ValueError("must be an object")
     if unknown := layer.keys() - _FIELDS.keys():
-        raise ValueError(f"{min(unknown)} is unknown; allowed: {', '.join(_FIELDS)}")
+        raise ValueError(f"{cut(min(unknown))} is unknown; allowed: {', '.join(_FIELDS)}")
     if missing := [field for field in _REQUIRED if field not in layer]:
         raise ValueError(f"{missing[0]} is missing")
     for field, value in layer.items():
         holds, allowed = _FIELDS[field]
         if not holds(value):
-            raise ValueError(f"{field} must be {allowed}, got {reprlib.repr(value)}")
+            raise ValueError(f"{field} must be {allowed}, got {shown(value)}")
     own = dict(layer)
     name = own.pop("name")
     ops = own.pop("ops", OPERATIONS)

@@ -72,7 +72,10 @@ def record(ctx: click.Context, /, out: Path, **given: Any) -> None:
             except RuntimeError as error:
                 raise click.ClickException(f"{name}: {error}") from error
         with writing("OUT", target):
-            made.save(target)
+            try:
+                made.save(target)
+            except ValueError as error:
+                raise click.ClickException(f"OUT: {error}; ask for fewer --rounds") from error
         click.echo(_told(name, made, target))
 
 

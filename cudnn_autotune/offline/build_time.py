@@ -47,7 +47,9 @@ class Builds:
         return wait_ms + together_ms(new, self._threads)
 
     def _new(self, builds: Sequence[Build]) -> list[Build]:
-        return [(c, ms) for c, ms in builds if c.text not in self._tried | self._pending]
+        return [
+            (c, ms) for c, ms in builds if c.text not in self._tried and c.text not in self._pending
+        ]
 
     def _collect(self, now_ms: float) -> float:
         if not self._pending:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cudnn_autotune.offline.recording_format import Recording
 from cudnn_autotune.offline.recording_parts import Rounds, SoloTrace
@@ -12,6 +12,14 @@ from cudnn_autotune.sampling.timer import Cache
 
 _SMOOTHED = 4
 """Batches on either side that a trace's curve is smoothed over."""
+
+
+Bursts = Mapping[Cache, Mapping[str, float]]
+"""Of each cache state what :func:`burst_ms` says: worked out once for all that ask."""
+
+
+def bursts(recording: Recording) -> Bursts:
+    return {"cold": burst_ms(recording, "cold"), "hot": burst_ms(recording, "hot")}
 
 
 def burst_ms(recording: Recording, cache: Cache) -> dict[str, float]:
@@ -59,7 +67,7 @@ def _shared(rounds: Rounds) -> list[float]:
     return effects
 
 
-def sustained_ms(recording: Recording, cache: Cache) -> dict[str, float]:
+def sustained_ms(recording: Recording, cache: Cache, bursts: Bursts) -> dict[str, float]:
     """Milliseconds a call at the end of the solo traces, by text; only of those that have one.
 
     The median over the last third of a trace. From a trace of the other cache state it follows by
@@ -67,7 +75,7 @@ def sustained_ms(recording: Recording, cache: Cache) -> dict[str, float]:
     """
     found: dict[str, list[float]] = {}
     for trace in sound_traces(recording):
-        factor = cache_factor(recording, trace, cache)
+        factor = cache_factor(trace, cache, bursts)
         found.setdefault(trace.text, []).append(statistics.median(last_third(trace)) * factor)
     return {text: statistics.fmean(times) for text, times in found.items()}
 
@@ -83,11 +91,11 @@ def last_third(trace: SoloTrace) -> Sequence[float]:
     return trace.time_ms[-max(1, len(trace.time_ms) // 3) :]
 
 
-def cache_factor(recording: Recording, trace: SoloTrace, cache: Cache) -> float:
+def cache_factor(trace: SoloTrace, cache: Cache, bursts: Bursts) -> float:
     """What a trace's times are to be multiplied by for another cache state."""
     if trace.cache == cache:
         return 1.0
-    return burst_ms(recording, cache)[trace.text] / burst_ms(recording, trace.cache)[trace.text]
+    return bursts[cache][trace.text] / bursts[trace.cache][trace.text]
 
 
 def call_overhead_ms(recording: Recording) -> float:

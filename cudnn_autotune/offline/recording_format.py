@@ -8,16 +8,15 @@ the same place in every list; null says that it took no part.
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from cudnn_autotune import atomic_file
+from cudnn_autotune.json_node import read_json, shown
 from cudnn_autotune.offline.recording_json import fields_from_json, to_json
 from cudnn_autotune.offline.recording_parts import (
     Reading,
@@ -28,7 +27,9 @@ from cudnn_autotune.offline.recording_parts import (
 )
 from cudnn_autotune.problem import ConvProblem
 
-_MOST_BYTES = 256 * 2**20
+# Uncompressed: fifty times as much as a usual one has.
+_MOST_BYTES = 4 * 2**20
+_MOST_CANDIDATES = 1000
 
 ENVIRONMENT = (
     "gpu",
@@ -76,11 +77,16 @@ class Recording:
         for name in ENVIRONMENT:
             if name not in self.environment:
                 raise ValueError(f"environment.{name}: is missing")
-        texts = [c.candidate.text for c in self.candidates]
+        if len(self.candidates) > _MOST_CANDIDATES:
+            most = f"must be at most {_MOST_CANDIDATES}"
+            raise ValueError(f"candidates: {most}, got {len(self.candidates)}")
+        texts: dict[str, None] = {}
         ran = {c.candidate.text for c in self.candidates if c.first_run_ms is not None}
-        for i, text in enumerate(texts):
-            if text in texts[:i]:
-                raise ValueError(f"candidates[{i}].text: {text!r} is listed twice")
+        for i, candidate in enumerate(self.candidates):
+            if candidate.candidate.text in texts:
+                told = shown(candidate.candidate.text)
+                raise ValueError(f"candidates[{i}].text: {told} is listed twice")
+            texts[candidate.candidate.text] = None
         for name, rounds in (("cold", self.cold), ("hot", self.hot)):
             _check_length(f"{name}.calls", rounds.calls, len(texts))
             _check_rows(f"{name}.time_ms", rounds.time_ms, len(texts))
@@ -90,7 +96,7 @@ class Recording:
         _check_rows("lone", self.lone, len(texts))
         for i, trace in enumerate(self.solo):
             if trace.text not in ran:
-                raise ValueError(f"solo[{i}].text: {trace.text!r} is no candidate that ran")
+                raise ValueError(f"solo[{i}].text: {shown(trace.text)} is no candidate that ran")
             if not trace.at_ms:
                 raise ValueError(f"solo[{i}].at_ms: must not be empty")
             _check_length(f"solo[{i}].time_ms", trace.time_ms, len(trace.at_ms))
@@ -98,17 +104,23 @@ class Recording:
             if any(b <= a for a, b in zip(trace.at_ms, trace.at_ms[1:], strict=False)):
                 raise ValueError(f"solo[{i}].at_ms: must rise")
         for i, reading in enumerate(self.readings):
-            if reading.phase not in ("start", "rounds", *texts):
+            if reading.phase not in ("start", "rounds") and reading.phase not in texts:
                 raise ValueError(
                     f"readings[{i}].phase: must be start, rounds or a candidate's text, "
-                    f"got {reading.phase!r}"
+                    f"got {shown(reading.phase)}"
                 )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, in one step: an older one is replaced, or, where this raises OSError,
-        left as it was."""
+        """Writes the file, in one step: an older one is replaced, or, where this raises, left as
+        it was.
+
+        Raises:
+            ValueError: there is more in it than :meth:`load` would read. OSError: as ``open``.
+        """
         text = json.dumps(to_json(vars(self)), separators=(",", ":"), allow_nan=False) + "\n"
         data = text.encode()
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"a recording may have {_MOST_BYTES} bytes at most, got {len(data)}")
         target = Path(path)
         if target.name.endswith(".gz"):
             data = gzip.compress(data, mtime=0)
@@ -122,33 +134,10 @@ class Recording:
             ValueError: naming the file and the field, and what is wrong with it.
             OSError: the file cannot be read.
         """
-        target = Path(path)
-        data = target.read_bytes()
         try:
-            return cls(**fields_from_json(_parse(data, gzipped=target.name.endswith(".gz"))))
+            return cls(**fields_from_json(read_json(Path(path), _MOST_BYTES)))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
-
-
-def _parse(data: bytes, gzipped: bool) -> Any:
-    if gzipped:
-        try:
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(_MOST_BYTES + 1)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"not gzip, or truncated: {error}") from error
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"larger than {_MOST_BYTES} bytes")
-    try:
-        return json.loads(data, parse_constant=_refuse)
-    except RecursionError as error:
-        raise ValueError("not JSON of a recording: nested too deeply") from error
-    except ValueError as error:
-        raise ValueError(f"not JSON, or truncated: {error}") from error
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number that a recording may hold")
 
 
 def _check_length(place: str, values: tuple[Any, ...], length: int) -> None:

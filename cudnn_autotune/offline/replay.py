@@ -62,8 +62,9 @@ class ReplayTimer:
         self._rng = random.Random(seed)
         self._column = {r.candidate.text: i for i, r in enumerate(recording.candidates)}
         self._curves: dict[str, list[SoloCurve]] = {}
+        self._bursts = recorded_times.bursts(recording)
         for trace in recorded_times.sound_traces(recording):
-            self._curves.setdefault(trace.text, []).append(SoloCurve(recording, trace))
+            self._curves.setdefault(trace.text, []).append(SoloCurve(trace, self._bursts))
         curves = sorted((c for each in self._curves.values() for c in each), key=_slowdown)
         self._typical = curves[len(curves) // 2] if curves else None
         self._elapsed_ms = 0.0
@@ -79,6 +80,10 @@ class ReplayTimer:
         self._clock_mhz: float | None = None
         self._passes: dict[str, int] = {}
         self._missing: dict[str, None] = {}
+        self._states = {r.phase: r.state for r in recording.readings}
+        in_turns = [r.state for r in recording.readings if r.phase in ("rounds", "start")]
+        self._state = in_turns[-1] if in_turns else GpuState()
+        self._of_column: dict[tuple[str, int], list[float]] = {}
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -108,14 +113,10 @@ class ReplayTimer:
 
     def state(self) -> GpuState:
         """The reading of the recording's phase that is being played, with the last clock."""
-        readings = self.recording.readings
-        states = [r.state for r in readings if r.phase == self._phase]
-        states = states or [r.state for r in readings if r.phase in ("rounds", "start")]
-        if not states:
-            return GpuState(clock_mhz=self._clock_mhz)
+        state = self._states.get(self._phase, self._state)
         if self._clock_mhz is None:
-            return states[-1]
-        return dataclasses.replace(states[-1], clock_mhz=self._clock_mhz)
+            return state
+        return dataclasses.replace(state, clock_mhz=self._clock_mhz)
 
     def elapsed_ms(self) -> float:
         return self._elapsed_ms
@@ -141,8 +142,9 @@ class ReplayTimer:
             raise ValueError(f"kind must be burst or sustained, got {kind!r}")
         if cache not in ("cold", "hot"):
             raise ValueError(f"cache must be cold or hot, got {cache!r}")
-        of_all = recorded_times.burst_ms if kind == "burst" else recorded_times.sustained_ms
-        return of_all(self.recording, cache)
+        if kind == "burst":
+            return dict(self._bursts[cache])
+        return recorded_times.sustained_ms(self.recording, cache, self._bursts)
 
     def _recorded(self, candidate: Candidate) -> RecordedCandidate | None:
         column = self._column.get(candidate.text)
@@ -234,14 +236,23 @@ class ReplayTimer:
 
     def _any_time(self, column: int) -> float:
         """Of a candidate that sat out this round."""
-        both = (*self.recording.cold.time_ms, *self.recording.hot.time_ms)
-        times = [t for row in both if (t := row[column]) is not None]
+        times = self._column_of("rounds", column)
         if times:
             return self._rng.choice(times)
         recorded = self.recording.candidates[column]
         time_ms = recorded.warm_ms or recorded.first_run_ms
         assert time_ms is not None  # it has no error, so it ran
         return time_ms
+
+    def _column_of(self, kind: Literal["rounds", "lone"], column: int) -> list[float]:
+        """All times of a candidate in the rounds, or in single launches."""
+        key = (kind, column)
+        if key not in self._of_column:
+            recording = self.recording
+            rounds = (*recording.cold.time_ms, *recording.hot.time_ms)
+            rows = rounds if kind == "rounds" else recording.lone
+            self._of_column[key] = [t for row in rows if (t := row[column]) is not None]
+        return self._of_column[key]
 
     def _next_round(self) -> None:
         count = max(1, len(self.recording.cold.time_ms))
@@ -267,7 +278,7 @@ class ReplayTimer:
         self._passes[text] += 1
         time_ms = row[column] if row else None
         if time_ms is None:
-            others = [t for row in lone if (t := row[column]) is not None]
+            others = self._column_of("lone", column)
             time_ms = self._rng.choice(others) if others else self._any_time(column)
         self._alone = (text, 0.0)
         load_ms = self._load_ms(recorded)

@@ -7,7 +7,7 @@ import random
 import statistics
 
 from cudnn_autotune.offline import recorded_times
-from cudnn_autotune.offline.recording_format import Recording
+from cudnn_autotune.offline.recorded_times import Bursts
 from cudnn_autotune.offline.recording_parts import SoloTrace
 from cudnn_autotune.sampling.timer import Cache
 
@@ -18,13 +18,12 @@ MOST_AVERAGED = 16
 class SoloCurve:
     """A solo trace as a curve and the scatter around it."""
 
-    def __init__(self, recording: Recording, trace: SoloTrace) -> None:
+    def __init__(self, trace: SoloTrace, bursts: Bursts) -> None:
         self._trace = trace
         self._curve = recorded_times.smoothed(trace.time_ms)
         self._scatter = [t / c for t, c in zip(trace.time_ms, self._curve, strict=True)]
-        caches: tuple[Cache, ...] = ("cold", "hot")
-        self._factor = {c: recorded_times.cache_factor(recording, trace, c) for c in caches}
-        self._burst_ms = {c: recorded_times.burst_ms(recording, c) for c in caches}
+        self._factor = {c: recorded_times.cache_factor(trace, c, bursts) for c in bursts}
+        self._burst_ms = bursts
         last_ms = statistics.median(recorded_times.last_third(trace))
         self.slowdown = last_ms / self._burst_ms[trace.cache][trace.text]
         """Its time at the end relative to that in the rounds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cudnn_autotune.engines import ATEN
@@ -113,7 +113,7 @@ def shown(decision: Decision, number: int, most: int) -> Shown:
         why=reasons.why(decision, against),
         facts=reasons.facts(decision),
         remarks=decision.selection.evidence.remarks,
-        rows=tuple(_row(decision, entry, chosen, axis) for entry in listed),
+        rows=_rows(decision, listed, axis),
         left_out=_left_out(decision, listed),
         ticks=tuple((axis.percent(tick), f"{tick:.6g}") for tick in ticks if axis is not None),
         best=None if axis is None or in_turns is None else axis.percent(in_turns),
@@ -135,7 +135,8 @@ def _listed(decision: Decision, most: int) -> list[Timed]:
 
 
 def _left_out(decision: Decision, listed: Sequence[Timed]) -> str:
-    rest = [entry for entry in decision.selection.ranking if entry not in listed]
+    seen = {id(entry) for entry in listed}
+    rest = [entry for entry in decision.selection.ranking if id(entry) not in seen]
     times = [entry.time_ms for entry in rest if entry.time_ms is not None]
     if not times:
         return ""
@@ -145,26 +146,32 @@ def _left_out(decision: Decision, listed: Sequence[Timed]) -> str:
     return f"{wording.count(len(times), 'more candidate')} of {span} ms."
 
 
-def _row(decision: Decision, entry: Timed, chosen: Timed | None, axis: Axis | None) -> Row:
+def _rows(decision: Decision, listed: Sequence[Timed], axis: Axis | None) -> tuple[Row, ...]:
+    chosen, own = decision.chosen, pytorchs_entry(decision.selection)
+    errors, tied = dict(decision.struck), set(decision.selection.evidence.tied)
+
+    def tags(entry: Timed) -> Iterator[tuple[str, str]]:
+        text = entry.candidate.text
+        if entry is chosen:
+            yield "chosen", "chosen"
+        elif text in errors:
+            yield "struck", f"wrong: relative error {reasons.error_text(errors[text])}"
+        elif text in tied:
+            yield "tied", "tied"
+        if text == ATEN.text:
+            yield "other", "PyTorch's own path"
+        elif entry is own:
+            yield "other", "PyTorch's pick"
+
+    return tuple(_row(entry, tuple(tags(entry)), axis) for entry in listed)
+
+
+def _row(entry: Timed, tags: tuple[tuple[str, str], ...], axis: Axis | None) -> Row:
     candidate = entry.candidate
-    errors = dict(decision.struck)
-    own = pytorchs_entry(decision.selection)
-    kind, said = "other", ""
-    if entry is chosen:
-        kind = said = "chosen"
-    elif candidate.text in errors:
-        kind, said = "struck", f"wrong: relative error {reasons.error_text(errors[candidate.text])}"
-    elif candidate.text in decision.selection.evidence.tied:
-        kind = said = "tied"
-    tags = [(kind, said)] if said else []
-    if candidate.text == ATEN.text:
-        tags.append(("other", "PyTorch's own path"))
-    elif entry is own:
-        tags.append(("other", "PyTorch's pick"))
     return Row(
         text=candidate.text,
-        tags=tuple(tags),
-        kind=kind,
+        tags=tags,
+        kind=tags[0][0] if tags else "other",
         notes=tuple(note.replace("_", " ").lower() for note in candidate.notes),
         time=wording.milliseconds(entry.time_ms),
         interval=wording.interval(entry.low_ms, entry.high_ms),

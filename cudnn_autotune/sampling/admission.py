@@ -99,7 +99,8 @@ def admit(
 
 def _are_slow(siblings: Sequence[float], found: Admission) -> bool:
     """Whether an engine's configs so far leave no hope for the next."""
-    are_slow = [rough > ENGINE_SLOW * found.best_ms for rough in siblings]
+    limit_ms = ENGINE_SLOW * found.best_ms
+    are_slow = [rough > limit_ms for rough in siblings]
     return bool(are_slow) and (all(are_slow) or all(are_slow[-2:]))
 
 

@@ -161,7 +161,8 @@ def race(
         turn = outcome.rounds // len(rules.caches) % 2
         if turn == 0 and cache == rules.caches[0]:
             order = rng.sample(outcome.survivors, len(outcome.survivors))
-        order = [c for c in order if c in outcome.survivors]
+        alive = set(outcome.survivors)
+        order = [c for c in order if c in alive]
         _round(order if turn == 0 else order[::-1], calls, cache, timer, outcome, log[cache])
         if outcome.rounds < len(rules.caches) or not outcome.survivors:
             continue

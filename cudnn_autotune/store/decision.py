@@ -182,7 +182,7 @@ def admits(outer: int | None, inner: int | None) -> bool:
 
 
 def _struck(node: Node) -> tuple[str, float]:
-    pair = node.items()
+    pair = list(node.items())
     if len(pair) != 2:
         raise node.error("a list of a text and a relative error")
     error = pair[1].number_or_null()

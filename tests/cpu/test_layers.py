@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -292,7 +293,7 @@ def test_a_case_survives_json(cases: list[Case]) -> None:
         ({"padding": [1, 1, 1, 1]}, "padding must be 2 int"),
         ({"dilation": []}, "dilation must be 2 int"),
         ({"groups": [1]}, "groups must be an int"),
-        ({"groups": 0}, "groups must be 1 int"),
+        ({"groups": 0}, "groups must be an int of 1"),
         ({"groups": 3, "input_shape": [8, 48, 20, 20]}, "groups must divide"),
         ({"dtype": "half"}, "dtype must be out of float16"),
         ({"dtype": ["float16"]}, "dtype must be out of float16"),
@@ -358,6 +359,42 @@ def test_malformed_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         load(path)
     assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input_shape": [1] * 80_000},
+        {"stride": [1] * 80_000},
+        {"padding": [1] * 80_000},
+        {"stride": int("9" * 4000)},
+        {"also": ["x" * 250_000]},
+        {"name": "a" * 250_000},
+        {"b" * 250_000: 1},
+    ],
+    ids=lambda changes: next(iter(changes))[:20],
+)
+def test_what_is_long_is_not_repeated_whole(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = written(tmp_path, {**LAYER, **changes})
+    with pytest.raises(ValueError, match="layer 1") as caught:
+        load(path)
+    assert len(str(caught.value)) < len(str(path)) + 400
+
+
+def test_a_file_has_an_end(tmp_path: Path) -> None:
+    """As large a file as may be is read in a moment, a larger one is not read."""
+    path = tmp_path / "own.json"
+    shapes = '"input_shape": [1, 1, 1], "weight_shape": [1, 1, 1], "channels_last": false'
+    layers = [f'{{"name": "a{i}", "source": "{i}", {shapes}}}' for i in range(2000)]
+    path.write_text(f'{{"layers": [{", ".join(layers)}]}}')
+    assert 200_000 < path.stat().st_size < 2**18
+    begin = time.monotonic()
+    cases = load(path)
+    assert len({case.id for case in select(cases)}) == 6000
+    assert time.monotonic() - begin < 20  # a step that looks at all others took minutes
+    path.write_text(f'{{"layers": [{", ".join(layers * 2)}]}}')
+    with pytest.raises(ValueError, match="larger than 262144 bytes"):
+        load(path)
 
 
 def test_unreadable_file(tmp_path: Path) -> None:

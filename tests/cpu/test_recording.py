@@ -8,6 +8,8 @@ import gzip
 import json
 import math
 import statistics
+import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -307,6 +309,57 @@ def test_unlisted_candidates_and_pytorchs_own_path(tmp_path: Path) -> None:
     assert list(again.beyond()) == [ATEN, unlisted]
 
 
+# Large files
+
+
+def test_a_file_that_unpacks_to_more_than_a_recording_has_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "r.json.gz"
+    path.write_bytes(gzip.compress(b"[" + b"null," * 26_000_000 + b"null]", 9, mtime=0))
+    assert path.stat().st_size < 200_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="larger than 4194304 bytes"):
+            Recording.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_recording_too_large_to_be_read_is_not_written(small: Recording, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text("precious")
+    with pytest.raises(ValueError, match="may have 4194304 bytes at most"):
+        replace(small, remarks=("x" * 5_000_000,)).save(path)
+    assert path.read_text() == "precious"
+
+
+def test_there_is_a_most_of_candidates(small: Recording) -> None:
+    one = small.candidates[0]
+    many = tuple(
+        replace(one, candidate=replace(one.candidate, text=f"eng{i}")) for i in range(1001)
+    )
+    with pytest.raises(ValueError, match="candidates: must be at most 1000, got 1001"):
+        replace(small, candidates=many)
+
+
+def test_many_traces_and_readings_take_no_longer_than_they_are_many(
+    small: Recording, tmp_path: Path
+) -> None:
+    """Each trace went through all rounds several times, each reading through all candidates."""
+    cold, hot = (replace(r, time_ms=r.time_ms * 25, clock_mhz=r.clock_mhz * 25) for r in (
+        small.cold, small.hot
+    ))  # fmt: skip
+    trace = small.solo[0]
+    short = replace(trace, at_ms=(1.0,), time_ms=(1.0,), clock_mhz=(None,))
+    many = replace(small, cold=cold, hot=hot, solo=(trace, *[short] * 5000))
+    path = tmp_path / "r.json.gz"
+    many.save(path)
+    begin = time.monotonic()
+    timer = ReplayTimer(Recording.load(path), 1)
+    assert timer.truth("sustained")
+    assert time.monotonic() - begin < 20
+
+
 # Bad files
 
 Change = Callable[[dict[str, Any]], object]
@@ -379,7 +432,7 @@ def drop(*path: Any) -> Change:
         (put("hot", "time_ms", 1, 0, 0), r"hot.time_ms\[1\]\[0\]: must be a number above"),
         (put("hot", "time_ms", 1, 0, -0.5), r"hot.time_ms\[1\]\[0\]: must be a number above"),
         (put("hot", "time_ms", 1, 0, "1"), r"hot.time_ms\[1\]\[0\]: must be a number above"),
-        (put("hot", "time_ms", 1, 0, math.nan), "NaN is not a number that a recording may hold"),
+        (put("hot", "time_ms", 1, 0, math.nan), "NaN is not a number that JSON may hold"),
         (put("hot", "time_ms", 1, 0, math.inf), "Infinity is not a number"),
         (put("hot", "time_ms", 1, 0, 10**400), r"hot.time_ms\[1\]\[0\]: must be a number above"),
         (put("cold", "calls", 0, 0), r"cold.time_ms\[0\]\[0\]: must be null, as calls\[0\] is 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -402,6 +403,19 @@ def test_a_page_has_an_end(tmp_path: Path) -> None:
     file = fill(tmp_path / "store.json", many)
     message = refused("report", tmp_path / "page.html", "--store", file)
     assert "2001 decisions are more than the 2000 that a page may have" in message
+
+
+def test_many_candidates_take_no_longer_than_they_are_many() -> None:
+    made = decisions()[4]
+    first = made.selection.ranking[0]
+    texts = [f"eng{number}" for number in range(8000)]
+    ranking = tuple(replace(first, candidate=replace(first.candidate, text=t)) for t in texts)
+    evidence = replace(made.selection.evidence, tied=tuple(texts))
+    begin = time.monotonic()
+    many = replace(made, selection=replace(made.selection, ranking=ranking, evidence=evidence))
+    html = page.render([many], H200, source="x")
+    assert html.count(">tied<") == 7999
+    assert time.monotonic() - begin < 15
 
 
 def test_each_mode_has_its_own_headline() -> None:
