@@ -18,17 +18,14 @@ namespace {
 
 void bind_settings(py::module_& m) {
   py::class_<Settings>(m, "Settings")
-      .def(py::init(
-               [](const std::string& sampling, int64_t workspace_limit, int32_t benchmark_limit) {
-                 return Settings{register_sampling(sampling), workspace_limit, benchmark_limit};
-               }),
-           py::arg("sampling"), py::arg("workspace_limit"), py::arg("benchmark_limit"))
       .def_property_readonly("sampling",
                              [](const Settings& s) { return sampling_name(s.sampling); })
       .def_readonly("workspace_limit", &Settings::workspace_limit)
       .def_readonly("benchmark_limit", &Settings::benchmark_limit);
   m.def("settings", &settings);
-  m.def("set_settings", &set_settings);
+  m.def("set_sampling", [](const std::string& name) { set_sampling(register_sampling(name)); });
+  m.def("set_workspace_limit", &set_workspace_limit);
+  m.def("set_benchmark_limit", &set_benchmark_limit);
   m.def("register_sampling", [](const std::string& name) { register_sampling(name); });
 }
 

@@ -59,11 +59,11 @@ const std::string& sampling_name(int16_t id) {
 
 Settings settings() { return {default_sampling, default_workspace_limit, default_benchmark_limit}; }
 
-void set_settings(const Settings& settings) {
-  default_sampling = settings.sampling;
-  default_workspace_limit = settings.workspace_limit;
-  default_benchmark_limit = settings.benchmark_limit;
-}
+void set_sampling(int16_t id) { default_sampling = id; }
+
+void set_workspace_limit(int64_t bytes) { default_workspace_limit = bytes; }
+
+void set_benchmark_limit(int32_t candidates) { default_benchmark_limit = candidates; }
 
 CallPolicy resolve(std::string_view sampling, int64_t workspace_limit) {
   CallPolicy policy{default_sampling.load(std::memory_order_relaxed), workspace_limit};

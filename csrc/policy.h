@@ -20,7 +20,10 @@ struct Settings {
   int32_t benchmark_limit = 0;   // candidates to time; 0: all
 };
 Settings settings();
-void set_settings(const Settings& settings);
+// Each on its own, so that no thread undoes what another sets meanwhile.
+void set_sampling(int16_t id);
+void set_workspace_limit(int64_t bytes);
+void set_benchmark_limit(int32_t candidates);
 
 // The mode and limit of one call: its own arguments, or the settings where it gives "" and -1.
 // Throws c10::ValueError (Python's ValueError) naming the argument and what is allowed.

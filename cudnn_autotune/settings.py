@@ -11,6 +11,9 @@ Precedence, the first that is given wins:
    ``CUDNN_AUTOTUNE_BUDGET_MS``,
 5. the defaults: ``auto``, no limit, every candidate, the mode's own budget.
 
+A variable whose value is not allowed is warned of and passed over. A mode that is named there may
+be registered after the import; a search in a mode that is not registered raises ValueError.
+
 A backward uses the mode and the workspace limit of its forward. Like
 ``torch.backends.cudnn.flags``, a context holds for all threads of the process.
 
@@ -22,13 +25,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 from cudnn_autotune import sampling
 from cudnn_autotune._extension import _C, extension_available
 from cudnn_autotune.engines import check_workspace_limit
+from cudnn_autotune.sampling.strategy import check_mode_name
+from cudnn_autotune.store.notices import say_once
 
 DEFAULT_SAMPLING = "auto"
 _INT32_MAX = 2**31 - 1
@@ -37,10 +42,7 @@ _budget_ms: float | None = None
 
 def check_sampling(name: object, argument: str = "sampling") -> str:
     """``name``, if it is a registered mode; else ValueError naming ``argument``."""
-    if not isinstance(name, str) or name not in sampling.names():
-        allowed = ", ".join(map(repr, sampling.names()))
-        raise ValueError(f"{argument} must be one of {allowed}, got {name!r}")
-    return name
+    return sampling.get(name, argument).name
 
 
 def check_policy(sampling_mode: str | None, workspace_limit: int | None) -> None:
@@ -93,20 +95,16 @@ def get_budget_ms() -> float | None:
     return _budget_ms
 
 
-def _set(sampling_mode: str, workspace_limit: int | None, benchmark_limit: int) -> None:
-    limit = -1 if workspace_limit is None else workspace_limit
-    _C.set_settings(_C.Settings(sampling_mode, limit, benchmark_limit))
-
-
+# Each setting is set on its own, so that no thread undoes what another sets meanwhile.
 def set_sampling(mode: str) -> None:
     """Sets the sampling mode of calls that name none. ValueError for an unknown mode."""
-    _set(check_sampling(mode), get_workspace_limit(), get_benchmark_limit())
+    _C.set_sampling(check_sampling(mode))
 
 
 def set_workspace_limit(workspace_limit: int | None) -> None:
     """Sets the most bytes of workspace that an engine may need; None: no limit."""
     check_workspace_limit(workspace_limit)
-    _set(get_sampling(), workspace_limit, get_benchmark_limit())
+    _C.set_workspace_limit(-1 if workspace_limit is None else workspace_limit)
 
 
 def set_benchmark_limit(benchmark_limit: int) -> None:
@@ -114,7 +112,7 @@ def set_benchmark_limit(benchmark_limit: int) -> None:
 
     PyTorch's ``torch.backends.cudnn.benchmark_limit`` is 10 by default.
     """
-    _set(get_sampling(), get_workspace_limit(), _check_benchmark_limit(benchmark_limit))
+    _C.set_benchmark_limit(_check_benchmark_limit(benchmark_limit))
 
 
 def set_budget_ms(budget_ms: float | None) -> None:
@@ -143,35 +141,33 @@ def use_sampling(
     benchmark_limit: int | None = None,
     budget_ms: float | object | None = _KEEP,
 ) -> Iterator[None]:
-    """Sets what is given for the time of a ``with`` block, and restores what was before.
+    """Sets what is given for the time of a ``with`` block, and restores what that was before; what
+    is not given stays as it is, then too.
 
     Raises:
         ValueError: an unknown mode, a negative limit, a budget of 0 or less.
     """
-    budget_before = get_budget_ms()
-    before = (get_sampling(), get_workspace_limit(), get_benchmark_limit())
-    new_mode = before[0] if mode is None else check_sampling(mode)
-    new_workspace_limit = before[1]
+    # All that is given is checked before any of it is set.
+    changes: list[tuple[Callable[[Any], None], Any, Any]] = []
+    if mode is not None:
+        changes.append((_C.set_sampling, check_sampling(mode), get_sampling()))
     if workspace_limit is not _KEEP:
-        new_workspace_limit = cast("int | None", workspace_limit)
-        check_workspace_limit(new_workspace_limit)
-    new_benchmark_limit = (
-        before[2] if benchmark_limit is None else _check_benchmark_limit(benchmark_limit)
-    )
+        check_workspace_limit(cast("int | None", workspace_limit))
+        changes.append((set_workspace_limit, workspace_limit, get_workspace_limit()))
+    if benchmark_limit is not None:
+        limit = _check_benchmark_limit(benchmark_limit)
+        changes.append((set_benchmark_limit, limit, get_benchmark_limit()))
     if budget_ms is not _KEEP:
-        set_budget_ms(cast("float | None", budget_ms))
-    _set(new_mode, new_workspace_limit, new_benchmark_limit)
-    try:
+        budget = check_budget_ms(cast("float | None", budget_ms))
+        changes.append((set_budget_ms, budget, get_budget_ms()))
+    with ExitStack() as stack:
+        for setter, value, before in changes:
+            stack.callback(setter, before)
+            setter(value)
         yield
-    finally:
-        _set(*before)
-        set_budget_ms(budget_before)
 
 
-def _int_of(environ: Mapping[str, str], variable: str) -> int | None:
-    text = environ.get(variable, "").strip()
-    if not text:
-        return None
+def _whole_number(text: str, variable: str) -> int:
     try:
         number = int(text)
     except ValueError:
@@ -181,39 +177,61 @@ def _int_of(environ: Mapping[str, str], variable: str) -> int | None:
     return number
 
 
-def _budget_of(environ: Mapping[str, str]) -> float | None:
-    text = environ.get("CUDNN_AUTOTUNE_BUDGET_MS", "").strip()
-    if not text:
-        return None
+def _workspace_limit(text: str, variable: str) -> int:
+    limit = _whole_number(text, variable)
+    check_workspace_limit(limit, variable)
+    return limit
+
+
+def _benchmark_limit(text: str, variable: str) -> int:
+    return _check_benchmark_limit(_whole_number(text, variable), variable)
+
+
+def _plan_cache_limit(text: str, variable: str) -> int:
+    limit = _whole_number(text, variable)
+    if limit == 0:
+        raise ValueError(f"{variable} must be 1 or more, got '0'")
+    return min(limit, _INT32_MAX)
+
+
+def _budget(text: str, variable: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise ValueError(
-            f"CUDNN_AUTOTUNE_BUDGET_MS must be a time in milliseconds above 0, got {text!r}"
-        )
+        raise ValueError(f"{variable} must be a time in milliseconds above 0, got {text!r}")
     return number
 
 
-def read_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Sets them from the environment, or to their defaults where it says nothing.
+_VARIABLES: dict[str, Callable[[str, str], Any]] = {
+    sampling.VARIABLE: check_mode_name,
+    "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": _workspace_limit,
+    "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": _benchmark_limit,
+    "CUDNN_AUTOTUNE_BUDGET_MS": _budget,
+    "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": _plan_cache_limit,
+}
+VARIABLES = _VARIABLES | {sampling.VARIABLE: check_sampling}
+"""Each variable of the environment, and what makes its value of its text and name; raises
+ValueError, naming it, for what is not allowed."""
 
-    Raises:
-        ValueError: naming the variable and what is allowed.
-    """
-    mode = environ.get("CUDNN_AUTOTUNE_SAMPLING", "").strip() or DEFAULT_SAMPLING
-    check_sampling(mode, "CUDNN_AUTOTUNE_SAMPLING")
-    workspace_limit = _int_of(environ, "CUDNN_AUTOTUNE_WORKSPACE_LIMIT")
-    check_workspace_limit(workspace_limit, "CUDNN_AUTOTUNE_WORKSPACE_LIMIT")
-    benchmark_limit = _int_of(environ, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT") or 0
-    _check_benchmark_limit(benchmark_limit, "CUDNN_AUTOTUNE_BENCHMARK_LIMIT")
-    plans = _int_of(environ, "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT")
-    if plans == 0:
-        raise ValueError("CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT must be 1 or more, got '0'")
-    budget_ms = _budget_of(environ)
-    # Nothing is set unless all of it is right.
-    if plans and extension_available():
-        _C.set_plan_cache_capacity(min(plans, _INT32_MAX))
+
+def read_environment(environ: Mapping[str, str] = os.environ) -> None:
+    """Sets them from the environment, or to their defaults where it says nothing, or what is not
+    allowed: that is warned of."""
+    said: dict[str, Any] = {}
+    for variable, value_of in _VARIABLES.items():
+        text = environ.get(variable, "").strip()
+        try:
+            said[variable] = value_of(text, variable) if text else None
+        except ValueError as error:
+            said[variable] = None
+            say_once((variable, text), f"{error}: it is passed over")
+    mode, workspace_limit, benchmark_limit, budget_ms, plans = said.values()
+    # By its name only: who registers a mode can do so only after the import.
+    _C.set_sampling(mode or DEFAULT_SAMPLING)
+    set_workspace_limit(workspace_limit)
+    set_benchmark_limit(benchmark_limit or 0)
     set_budget_ms(budget_ms)
-    _set(mode, workspace_limit, benchmark_limit)
+    if plans and extension_available():
+        _C.set_plan_cache_capacity(plans)

@@ -17,6 +17,7 @@ from cudnn_autotune.store import Environment, Layered, Store
 from cudnn_autotune.store.folder import SUFFIX, located
 from cudnn_autotune.store.notices import say_once
 
+MODE_VARIABLE = "CUDNN_AUTOTUNE_CACHE"
 STORE_MODES = ("off", "read", "read_write", "retune")
 _READS = ("read", "read_write")
 _WRITES = ("read_write", "retune")
@@ -112,9 +113,15 @@ def restore_settings(settings: StoreSettings) -> None:
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """``CUDNN_AUTOTUNE_CACHE``: the mode. ValueError naming the variable."""
-    mode = environ.get("CUDNN_AUTOTUNE_CACHE", "").strip() or StoreSettings().mode
-    set_store(mode=check_store_mode(mode, "CUDNN_AUTOTUNE_CACHE"))
+    """Sets the mode from ``CUDNN_AUTOTUNE_CACHE``, or to the default where it says nothing. What is
+    not allowed is warned of, and nothing is kept: who sets it does not want the default."""
+    text = environ.get(MODE_VARIABLE, "").strip()
+    try:
+        mode = check_store_mode(text or StoreSettings().mode, MODE_VARIABLE)
+    except ValueError as error:
+        mode = "off"
+        say_once((MODE_VARIABLE, text), f"{error}: nothing is read or kept")
+    set_store(mode=mode)
 
 
 def get_store(device: int | None = None) -> Store:

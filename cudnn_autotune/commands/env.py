@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import errno
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,14 @@ from cudnn_autotune import settings, store_settings, versions
 from cudnn_autotune.commands.output import say
 from cudnn_autotune.commands.store_option import files_of, nothing, read, store_option
 from cudnn_autotune.store import Environment
-from cudnn_autotune.store.folder import file_in
+from cudnn_autotune.store.folder import FOLDER_VARIABLE, file_in
 
 _PREFIX = "CUDNN_AUTOTUNE_"
+_CHECKS = {
+    **settings.VARIABLES,
+    store_settings.MODE_VARIABLE: store_settings.check_store_mode,
+    FOLDER_VARIABLE: lambda text, _: text,
+}
 
 
 @click.command()
@@ -24,12 +32,14 @@ _PREFIX = "CUDNN_AUTOTUNE_"
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def env(store_path: Path | None, as_json: bool) -> None:
     """What this machine's decisions are kept under, where they are, and what is in force."""
+    variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIX)}
     told = {
         "environment": Environment.of().to_json(),
         "store": _store(store_path),
         "versions": versions.environment(),
         "settings": _settings(),
-        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIX)},
+        "variables": variables,
+        "not understood": _not_understood(variables),
     }
     if as_json:
         click.echo(json.dumps(told, indent=1))
@@ -57,10 +67,41 @@ def _store(store_path: Path | None) -> dict[str, Any]:
                 found["not readable"] = list(file.complaints)
         except ValueError as error:
             found["not readable"] = [str(error)]
+    folder = path.parent
+    if store_settings.is_written() and (why := _why_unwritable(folder)):
+        found["cannot be written"] = f"{folder}: {why}"
     try:
         found["other files"] = [file.name for file in files_of(store_path) if file != path]
     except click.BadParameter as error:
         found["not readable"] = [*found.get("not readable", []), error.message]
+    return found
+
+
+def _why_unwritable(folder: Path) -> str:
+    """Why no file can be made in ``folder``, by its permissions; empty where one can. What of it is
+    not there yet would be made."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if not os.path.isdir(folder):
+        return os.strerror(errno.ENOTDIR)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+def _not_understood(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those that mean nothing here, and why: a sentence each."""
+    found = {}
+    for variable, text in variables.items():
+        check = _CHECKS.get(variable)
+        if check is None:
+            names = [known.removeprefix(_PREFIX) for known in _CHECKS]
+            near = difflib.get_close_matches(variable.removeprefix(_PREFIX), names, n=1)
+            meant = f"; the nearest is {_PREFIX}{near[0]}" if near else ""
+            found[variable] = f"there is no such variable{meant}"
+        elif text.strip():
+            try:
+                check(text.strip(), variable)
+            except ValueError as error:
+                found[variable] = str(error)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from cudnn_autotune._extension import _C
 from cudnn_autotune.json_node import shown
 from cudnn_autotune.sampling.auto import Auto
@@ -32,6 +34,7 @@ __all__ = [
     "register",
 ]
 
+VARIABLE = "CUDNN_AUTOTUNE_SAMPLING"
 _strategies: dict[str, Strategy] = {}
 
 
@@ -55,11 +58,22 @@ def register(strategy: Strategy) -> None:
     _strategies[name] = strategy
 
 
-def get(name: str) -> Strategy:
-    """The strategy of a registered mode. ValueError of another name."""
-    if not isinstance(name, str) or name not in _strategies:
-        raise ValueError(f"name must be one of {', '.join(_strategies)}, got {shown(name)}")
-    return _strategies[name]
+def get(name: object, argument: str | None = None) -> Strategy:
+    """The mode of that name.
+
+    Args:
+        argument: what names it; None: the variable of the environment where that does, else
+            ``sampling``.
+
+    Raises:
+        ValueError: none is registered; says the argument and the modes that are.
+    """
+    if isinstance(name, str) and name in _strategies:
+        return _strategies[name]
+    if argument is None:
+        argument = VARIABLE if os.environ.get(VARIABLE, "").strip() == name else "sampling"
+    allowed = ", ".join(map(repr, _strategies))
+    raise ValueError(f"{argument} must be one of {allowed}, got {shown(name)}")
 
 
 def names() -> tuple[str, ...]:

@@ -10,12 +10,13 @@ from pathlib import Path
 from cudnn_autotune.store.environment import Environment
 
 SUFFIX = ".json"
+FOLDER_VARIABLE = "CUDNN_AUTOTUNE_CACHE_DIR"
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """``CUDNN_AUTOTUNE_CACHE_DIR``, else ``$XDG_CACHE_HOME/cudnn_autotune``, else
     ``~/.cache/cudnn_autotune``."""
-    named = environ.get("CUDNN_AUTOTUNE_CACHE_DIR", "").strip()
+    named = environ.get(FOLDER_VARIABLE, "").strip()
     if named:
         return Path(os.path.expanduser(named))
     caches = environ.get("XDG_CACHE_HOME", "").strip()
