@@ -15,12 +15,12 @@ import torch
 from click.testing import CliRunner, Result
 
 from cudnn_autotune import ConvProblem, recordings, sampling
-from cudnn_autotune.cli import main
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.offline.replay import ReplayTimer
 from cudnn_autotune.sampling.strategy import Candidates, Limits
 from cudnn_autotune.sampling.timer import Timer
 from cudnn_autotune.store import Decision, Environment, Provenance, Store
+from cudnn_autotune_cli import main
 
 H200 = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")
 NEWER_CUDNN = replace(H200, cudnn="9.20.0")

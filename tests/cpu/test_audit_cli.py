@@ -15,11 +15,11 @@ from subprocesses import python
 import cudnn_autotune as ca
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.cli import main
 from cudnn_autotune.commands import audit_gpu, tune_problems
 from cudnn_autotune.commands import record as recording_command
 from cudnn_autotune.commands import tune as tuning_command
 from cudnn_autotune.offline.recording import Recording
+from cudnn_autotune_cli import main
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
@@ -142,7 +142,7 @@ def test_modes_of_the_users_own(tmp_path: Path) -> None:
     )
     path = tmp_path / "audit.json"
     code = (
-        "from cudnn_autotune.cli import main\n"
+        "from cudnn_autotune_cli import main\n"
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "main(['audit', '--import', 'my_mode', '--modes', 'last', '--simulate', 'forum-l4', "
         f"'--json', {str(path)!r}])"
@@ -311,7 +311,7 @@ def without_room(folder: Path, *arguments: str | Path) -> subprocess.CompletedPr
     """The command, where every file that it makes stays empty."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
-        "from cudnn_autotune.cli import main;"
+        "from cudnn_autotune_cli import main;"
         f"main({[str(argument) for argument in arguments]!r})"
     )
     return python("-B", "-c", code, env={"MPLCONFIGDIR": str(folder)})

@@ -20,7 +20,7 @@ from stored import (
     simulation,
     succeeded,
 )
-from subprocesses import evaluate
+from subprocesses import evaluate, python
 
 import cudnn_autotune as ca
 from cudnn_autotune.store import Decision, Environment
@@ -309,7 +309,7 @@ TESTS = str(Path(__file__).parents[1])
 PLACES = """
 from click.testing import CliRunner
 from unprivileged import drop_capabilities
-from cudnn_autotune.cli import main
+from cudnn_autotune_cli import main
 drop_capabilities()
 for command in COMMANDS:
     done = CliRunner().invoke(main, command.split())
@@ -387,3 +387,77 @@ def test_env_of_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     told = json.loads(run("env", "--json", "--store", tmp_path / "h200.json").stdout)
     assert told["store"]["decisions"] == 6
     assert told["store"]["of another environment"] == H200.file_name
+
+
+def test_env_tells_what_variables_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "WORKSPACE_LIMIT": "lots",
+        "SAMPLING": "fastest",
+        "BUDGET_MS": " 12.5 ",
+        "BENCHMARK_LIMIT": "",
+        "CASHE": "off",
+        "Q": "1",
+        "CACHE": "no",
+    }.items():
+        monkeypatch.setenv(f"CUDNN_AUTOTUNE_{name}", value)
+    found = json.loads(run("env", "--json").stdout)["not understood"]
+    assert found.keys() == {
+        f"CUDNN_AUTOTUNE_{name}" for name in ("WORKSPACE_LIMIT", "SAMPLING", "CASHE", "Q", "CACHE")
+    }
+    assert found["CUDNN_AUTOTUNE_WORKSPACE_LIMIT"].endswith("of 0 or more, got 'lots'")
+    assert "must be one of 'heuristic', " in found["CUDNN_AUTOTUNE_SAMPLING"]
+    assert "must be one of 'off', " in found["CUDNN_AUTOTUNE_CACHE"]
+    assert found["CUDNN_AUTOTUNE_CASHE"] == (
+        "there is no such variable; the nearest is CUDNN_AUTOTUNE_CACHE"
+    )
+    assert found["CUDNN_AUTOTUNE_Q"] == "there is no such variable"
+    assert "CUDNN_AUTOTUNE_Q there is no such variable" in succeeded("env")
+
+
+def test_env_tells_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    code = f"""
+import json, sys
+sys.path.insert(0, {TESTS!r})
+from click.testing import CliRunner
+from unprivileged import drop_capabilities
+import cudnn_autotune as ca
+from cudnn_autotune_cli import main
+drop_capabilities()
+for mode in ("read_write", "read"):
+    ca.set_store(mode=mode)
+    for place in ("closed", "closed/in/it", "file/in", "open", "open/in/it.json"):
+        place = {str(tmp_path)!r} + "/" + place
+        done = CliRunner().invoke(main, ["env", "--json", "--store", place])
+        print(json.loads(done.stdout)["store"].get("cannot be written"))
+"""
+    (tmp_path / "open").mkdir()
+    assert evaluate(code).splitlines() == [
+        f"{closed}: Permission denied",
+        f"{closed}/in/it: Permission denied",
+        f"{tmp_path}/file/in: Not a directory",
+        *["None"] * 7,
+    ]
+
+
+def test_a_terminal_of_ascii(tmp_path: Path) -> None:
+    """What it cannot show is shown by something as wide, or escaped in a name."""
+    file = fill(tmp_path / "größe.json")
+    arguments = ("-m", "cudnn_autotune_cli", "show", "--store", str(file))
+    plain = python(*arguments, env={"PYTHONIOENCODING": "utf-8"})
+    done = python(*arguments, env={"PYTHONIOENCODING": "ascii"})
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(file) in plain.stdout
+    assert "gr\\xf6\\xdfe.json" in done.stdout
+    of_all = "16×64×28×28, 64 of 3×3, padding 1"
+    assert of_all in plain.stdout
+    assert of_all.replace("×", "x") in done.stdout
+    widths = [
+        {len(line) for line in text.splitlines() if line.startswith(("|", "│"))}
+        for text in (plain.stdout, done.stdout)
+    ]
+    assert widths[0] == widths[1]
+    assert len(widths[0]) == 1

@@ -5,22 +5,26 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
-from subprocesses import evaluate, python
+from subprocesses import PACKAGE_PARENT, evaluate, python
 
 import cudnn_autotune as ca
 from cudnn_autotune import recordings
+from cudnn_autotune_cli import COMMANDS, main
 
 
 def command_line(*arguments: str, **keywords: object):  # type: ignore[no-untyped-def]
     """The installed script if there is one, else the module that it calls."""
     script = shutil.which("cudnn-autotune", path=os.path.dirname(sys.executable))
     if script is None:
-        return python("-m", "cudnn_autotune", *arguments, **keywords)
+        return python("-m", "cudnn_autotune_cli", *arguments, **keywords)
     return python(script, *arguments, **keywords)
 
 
@@ -57,6 +61,69 @@ def test_import_adds_little_to_torchs() -> None:
     loaded = set(evaluate(code).split())
     assert "cudnn_autotune" in loaded
     assert not loaded & {"rich", "matplotlib", "triton", "scipy", "pandas", "setuptools"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--version"], ["nope"]], ids=str)
+def test_what_needs_no_torch_imports_none(arguments: list[str]) -> None:
+    code = (
+        "import sys; from cudnn_autotune_cli import main\n"
+        f"try: main({arguments})\n"
+        "except SystemExit: print('torch' in sys.modules)"
+    )
+    assert evaluate(code).splitlines()[-1] == "False"
+
+
+def test_help_says_of_each_command_what_its_own_does() -> None:
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in COMMANDS}
+    assert main.list_commands(context) == sorted(commands)
+    for name, command in commands.items():
+        assert command is not None
+        assert command.name == name
+        assert command.get_short_help_str(limit=1000) == COMMANDS[name][1]
+    assert main.get_command(context, "nope") is None
+
+
+@pytest.mark.parametrize("module", ["cudnn_autotune", "cudnn_autotune_cli"])
+def test_the_module_is_the_command(module: str) -> None:
+    done = python("-m", module, "--version")
+    assert done.stdout.startswith("cudnn-autotune, version ")
+
+
+def test_a_bad_variable_leaves_the_commands_usable() -> None:
+    env = {
+        "CUDNN_AUTOTUNE_SAMPLING": "nope",
+        "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "lots",
+        "CUDNN_AUTOTUNE_CACHE": "no",
+    }
+    for arguments in (["--help"], ["show", "--help"], ["env"]):
+        done = command_line(*arguments, env=env)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+    assert "sampling         nope" in done.stdout
+
+
+def test_ctrl_c_while_torch_is_imported_ends_quietly(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "cudnn_autotune_cli", "env"],
+        env={**os.environ, "PYTHONPATH": PACKAGE_PARENT},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    told = []
+    for line in process.stderr:  # one for each module, as soon as it is imported
+        told.append(line)
+        if "torch." in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, rest = process.communicate(timeout=120)
+    assert "torch." in told[-1]
+    assert process.returncode == 130
+    assert out == ""
+    assert all(line.startswith("import time:") for line in rest.splitlines()), rest
 
 
 def test_version() -> None:

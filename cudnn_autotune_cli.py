@@ -1,0 +1,117 @@
+"""The command line, ``cudnn-autotune``.
+
+It lies beside the package because whatever is imported from a package imports the package, and with
+it torch, which takes seconds. So the help and the version come at once, and Ctrl-C ends it quietly
+while the rest is imported, too.
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+# Where each is, and the first sentence of its help.
+COMMANDS = {
+    "audit": (
+        "audit:audit",
+        "How far from the fastest is what each sampling mode picks, and what does picking cost?",
+    ),
+    "demo": ("demo:demo", "Every sampling mode on two well-known layers, side by side."),
+    "diff": (
+        "diff:diff",
+        "How two stores (folders or files) differ; exit status 1 where they do, 2 where one of "
+        "them cannot be read, or not all of it.",
+    ),
+    "env": (
+        "env:env",
+        "What this machine's decisions are kept under, where they are, and what is in force.",
+    ),
+    "export": (
+        "exchange:export",
+        "Write decisions into FILE (.json), to ship them with an application.",
+    ),
+    "import": ("exchange:import_", "Take over the decisions of FILEs into the store."),
+    "prune": (
+        "prune:prune",
+        "Remove decisions from a store: those that all of the given options are about.",
+    ),
+    "record": (
+        "record:record",
+        "Record raw samples of every candidate for a convolution on this GPU, for audit --replay.",
+    ),
+    "report": (
+        "report:report",
+        "Write one HTML page: what was chosen and why, with every interval, and what it gains.",
+    ),
+    "show": ("show:show", "What was chosen, and why: the decisions of a store."),
+    "tune": ("tune:tune", "Tune a layer, or every Conv2d of a model, into the store."),
+}
+_ASCII = str.maketrans("×–≈µ…", "x-~u.")
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+class Commands(click.Group):
+    """Imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name][0].split(":")
+        with _ending_quietly():
+            command = getattr(importlib.import_module(f"cudnn_autotune.commands.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@contextmanager
+def _ending_quietly() -> Iterator[None]:
+    """Ctrl-C ends the process there and then: a KeyboardInterrupt would be a traceback from the
+    depth of whatever is being imported, where it is not swallowed."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    try:
+        yield
+    finally:
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """What a terminal shows in place of what it cannot: as wide, so that tables stay in line, where
+    it is of our own words; else escaped."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].translate(_ASCII)
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="cudnn_autotune", prog_name="cudnn-autotune")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Search, choose, remember and run cuDNN's convolution engines."""
+    from cudnn_autotune.commands.output import warnings_in_lines
+
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        codecs.register_error("cudnn_autotune", _in_ascii)
+        sys.stdout.reconfigure(errors="cudnn_autotune")
+    ctx.with_resource(warnings_in_lines())
+
+
+if __name__ == "__main__":
+    main(prog_name="cudnn-autotune")
