@@ -10,6 +10,7 @@ from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.budget import left_unseen
 from cudnn_autotune.sampling.field import Field
+from cudnn_autotune.sampling.finals import SoloRules
 from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.timer import Timer
@@ -43,7 +44,7 @@ def told(
     regret_bound: float | None,
     rules: RaceRules,
     unsure: Sequence[Candidate] = (),
-    burst_weight: float = 0.0,
+    solo_rules: SoloRules | None = None,
 ) -> Selection:
     """The selection with its evidence: the tied first, then the others as they finished.
 
@@ -53,8 +54,9 @@ def told(
         tied: those within the tie width of the fastest, the chosen one first.
         rule: what decided.
         unsure: those that the measurement could not tell from the chosen one, for the evidence.
-        burst_weight: as ``Evidence.burst_weight``.
+        solo_rules: of the blocks that decided; None where the races did.
     """
+    burst_weight = 0.0 if solo_rules is None else solo_rules.burst_weight
     state = timer.state()
     # Those that ran alone first, as they stand; the sort leaves the others in the race's order.
     rest = [_timed(c, found) for c in found.raced() if c not in tied]
@@ -82,6 +84,7 @@ def told(
             rule=rule,
             tied=tuple(dict.fromkeys(c.text for c in [*tied, *unsure])),
             burst_weight=burst_weight,
+            solo_reach=Evidence.solo_reach if solo_rules is None else solo_rules.reach,
             regret_bound=regret_bound if found.is_judged else None,
             confidence=rules.confidence,
             gpu_ms=found.admission.gpu_ms

@@ -61,6 +61,9 @@ class Evidence:
     burst_weight: float = 0.0
     """Of candidates that ran alone, the least ``log(sustained_ms) + burst_weight * log(time_ms)``
     was looked for; 0 to 1."""
+    solo_reach: float = 1.1
+    """Nobody ran alone whose time in the race was this many times the leader's, or more. What was
+    written down before it was told has the value of the mode ``auto``."""
     regret_bound: float | None = None
     """The chosen one is at most this much slower than the fastest (0.01: 1 %), at the strategy's
     confidence; None where it claims nothing."""
@@ -127,6 +130,12 @@ def _share(node: Node) -> float:
     return value
 
 
+def _factor(node: Node) -> float:
+    if (value := node.number()) < 1:
+        raise node.error("a number of 1 or more")
+    return value
+
+
 def _read(node: Node, cls: Callable[..., _T], readers: Mapping[str, _Read]) -> _T:
     """An object whose fields ``readers`` read; one that is missing gets its default, if any."""
     given = node.object()
@@ -164,6 +173,7 @@ _EVIDENCE: dict[str, _Read] = {
     **dict.fromkeys(("tied", "throttle_reasons", "remarks"), _texts),
     **dict.fromkeys(("gpu_ms", "wall_ms"), Node.number),
     "burst_weight": _share,
+    "solo_reach": _factor,
     **dict.fromkeys(("regret_bound", "confidence", "budget_ms", *_MHZ), Node.number_or_null),
 }
 _SELECTION: dict[str, _Read] = {

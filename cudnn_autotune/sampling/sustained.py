@@ -138,7 +138,7 @@ def decided(
         bound,
         race_rules,
         unsure=unsure,
-        burst_weight=solo_rules.burst_weight,
+        solo_rules=solo_rules,
     )
 
 

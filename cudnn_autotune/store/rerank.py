@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from cudnn_autotune.engines import Candidate
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.finals import SoloRules
-from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.unlisted import MATMUL
 
 
@@ -23,7 +22,8 @@ def under(
 
     The chosen one stays if it may serve. Else the fastest of the others takes its place, by its
     time alone at a steady clock where that is known of all that are near (``sustained_ms``, and
-    ``time_ms`` by the evidence's ``burst_weight``), else by ``time_ms``; of those within
+    ``time_ms`` by the evidence's ``burst_weight``; near is who is within its ``solo_reach``), else
+    by ``time_ms``; of those within
     ``ties.TIE_WIDTH`` the first by ``ties.settle``. The others keep their order.
 
     Args:
@@ -59,7 +59,7 @@ def under(
         first, tied = chosen, [text for text in evidence.tied if text not in out]
         evidence = replace(evidence, tied=tuple(tied))
     else:
-        equal, rule = ties.settle(_fastest(serving, evidence.burst_weight))
+        equal, rule = ties.settle(_fastest(serving, evidence))
         first = next(entry for entry in serving if entry.candidate is equal[0])
         evidence = replace(
             evidence,
@@ -73,13 +73,15 @@ def under(
     return replace(selection, ranking=(first, *others), evidence=evidence)
 
 
-def _fastest(entries: Sequence[Timed], burst_weight: float) -> dict[Candidate, float]:
+def _fastest(entries: Sequence[Timed], evidence: Evidence) -> dict[Candidate, float]:
     """Times of those that are as good as equally fast as the fastest; every entry is timed."""
     times = {entry: entry.time_ms for entry in entries if entry.time_ms is not None}
-    near = min(times.values()) * SoloRules.reach
+    near = min(times.values()) * evidence.solo_reach
     # Whom the race left further behind was not run alone, and need not be.
     for compared in (list(times), [entry for entry, ms in times.items() if ms <= near]):
-        alone = {e: e.standing(burst_weight) for e in compared if e.sustained_ms is not None}
+        alone = {
+            e: e.standing(evidence.burst_weight) for e in compared if e.sustained_ms is not None
+        }
         if len(alone) == len(compared):
             return _tied(alone)
     return _tied(times)

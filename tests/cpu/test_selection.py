@@ -20,6 +20,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.unlisted import MATMUL
@@ -321,6 +322,17 @@ def test_every_field_of_the_evidence_is_stored() -> None:
     assert set(tree["evidence"]) == {f.name for f in fields(Evidence)}
     assert set(tree["ranking"][0]) == {f.name for f in fields(Timed)}
     assert set(tree["ranking"][0]["candidate"]) == {f.name for f in fields(Candidate)}
+
+
+@pytest.mark.parametrize("wrong", [0.9, -1.1, "far", None, True])
+def test_the_reach_of_solo_blocks_is_a_factor(wrong: object) -> None:
+    tree = Selection((Timed(ATEN, 1.0, 1),), 1, Evidence(solo_reach=1.15)).to_json()
+    assert Selection.from_json(tree).evidence.solo_reach == 1.15
+    tree["evidence"]["solo_reach"] = wrong
+    with pytest.raises(ValueError, match=r"evidence\.solo_reach: must be a number"):
+        Selection.from_json(tree)
+    del tree["evidence"]["solo_reach"]
+    assert Selection.from_json(tree).evidence.solo_reach == Auto().solo_rules.reach
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.5, "much", None, True])

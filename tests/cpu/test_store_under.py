@@ -181,6 +181,23 @@ def test_what_counted_in_bursts_when_it_was_measured_counts_now(
     assert found.selection.evidence.burst_weight == burst_weight
 
 
+@pytest.mark.parametrize(("reach", "first"), [(1.1, "cool"), (1.15, "hot")])
+def test_near_is_what_was_near_when_it_was_measured(reach: float, first: str) -> None:
+    """``sustained`` runs rivals alone that ``auto`` leaves out: without such a time of one that is
+    near, times of turns are compared."""
+    ranking = [
+        timed("large", 0.9, 100, sustained_ms=1.3),
+        timed("cool", 1.05, rank=2, sustained_ms=1.3),
+        timed("hot", 1.0, rank=1, sustained_ms=1.4),
+        timed("unknown", 1.12, rank=3),
+    ]
+    evidence = replace(EVIDENCE, solo_reach=reach)
+    found = decision(selection=selection(ranking, evidence)).under(False, 0)
+    assert found is not None
+    assert found.selection.winner.candidate.text == first
+    assert found.selection.evidence.solo_reach == reach
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_ties_are_settled_by_the_rule_in_whatever_order(order: tuple[int, ...]) -> None:
     equal = [

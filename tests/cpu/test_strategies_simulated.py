@@ -999,3 +999,12 @@ def test_a_clock_that_falls_in_the_race_spares_who_left_before() -> None:
             errors.append(abs(math.log(entry.time_ms / best.time_ms / right)))
     assert len(errors) > 150
     assert sorted(errors)[int(0.9 * len(errors))] < 0.06, "nine in ten"
+
+
+def test_a_selection_tells_how_far_behind_one_could_be_to_run_alone() -> None:
+    for mode, reach in ((Sustained(seed=0), 1.15), (Auto(seed=0), 1.1)):
+        timer = simulated.preset("h200-capped")
+        selection = mode.select(timer.candidates, timer, Limits())
+        assert selection is not None
+        assert any(entry.sustained_ms is not None for entry in selection.ranking)
+        assert selection.evidence.solo_reach == reach
