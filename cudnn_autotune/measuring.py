@@ -22,23 +22,49 @@ _MEMORY_SHARE = 0.25
 # Traffic after which the L2 cache holds nothing of what was there before, in multiples of it.
 _L2_MULTIPLE = 5
 
+MOST_ALIGNED = 32
+"""Bytes: engines look at no more of an address."""
+
 Operands = tuple[Tensor, Tensor, Tensor]
 WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
 """The place of the operand (x, w, y) that an operation writes."""
 
 
 def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
-    """Input, weight and output of ``problem``: normal random data in its layout and dtype.
+    """Input, weight and output of ``problem``: normal random data in its layout and dtype, each at
+    an address that has the problem's alignment for it, and no larger one.
 
     Never zeros: they draw less power, and engines run faster on them.
+
+    Raises:
+        ValueError: an alignment of less than one element.
     """
     shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
+    size = problem.dtype.itemsize
+    if min(problem.alignment) < size:
+        raise ValueError(
+            f"problem.alignment must be {size} bytes or more for {problem.dtype}, "
+            f"got {problem.alignment}"
+        )
     return tuple(  # type: ignore[return-value]
-        torch.randn(shape, device=device)
-        .to(problem.dtype)
-        .contiguous(memory_format=problem.memory_format)
-        for shape in shapes
+        _aligned(
+            torch.randn(shape, device=device)
+            .to(problem.dtype)
+            .contiguous(memory_format=problem.memory_format),
+            alignment,
+        )
+        for shape, alignment in zip(shapes, problem.alignment, strict=True)
     )
+
+
+def _aligned(tensor: Tensor, alignment: int) -> Tensor:
+    """A new dense ``tensor``, which lies at a multiple of 32 bytes or more, or a copy of it that is
+    aligned to ``alignment`` bytes only."""
+    if alignment == MOST_ALIGNED:
+        return tensor
+    ahead = alignment // tensor.element_size()
+    room = tensor.new_empty(ahead + tensor.numel())
+    return room.as_strided(tensor.shape, tensor.stride(), ahead).copy_(tensor)
 
 
 def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:

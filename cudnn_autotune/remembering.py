@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -18,7 +20,7 @@ from cudnn_autotune import choice_log, settings, store_settings
 from cudnn_autotune._extension import _C
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.measuring import operands, run_operator
+from cudnn_autotune.measuring import MOST_ALIGNED, WRITTEN, operands, run_operator
 from cudnn_autotune.pins import pinned
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection, Timed
@@ -199,9 +201,16 @@ def tune(problem: ConvProblem, device: int, sampling: str, *, anew: bool = False
     Raises:
         RuntimeError: cuDNN and this package have no part in the problem (PyTorch serves it), it
             cannot be tuned on the device, or an engine is pinned for it.
+        ValueError: an alignment that no call has: of less than one element, or of less than 32
+            bytes for the result, which is allocated anew.
     """
     if (text := pinned(problem)) is not None:
         raise RuntimeError(f"{problem.text}: {text} is pinned, which leaves nothing to tune")
+    if problem.alignment[WRITTEN[problem.op]] != MOST_ALIGNED:
+        raise ValueError(
+            f"problem.alignment must be {MOST_ALIGNED} bytes for what {problem.op} writes, "
+            f"got {problem.alignment} (input, weight, output)"
+        )
     data = operands(problem, torch.device("cuda", device))
     with torch.cuda.device(device), _as_asked(problem, "cuda"), _forgotten(problem, anew):
         run_operator(problem, data, sampling)
@@ -230,18 +239,43 @@ def _forgotten(problem: ConvProblem, is_wanted: bool) -> Iterator[None]:
             _tuned_anew.discard(problem)
 
 
+_REDUCED_PRECISION = {
+    torch.float16: "allow_fp16_reduced_precision_reduction",
+    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+}
+
+
 @contextmanager
 def _as_asked(problem: ConvProblem, device_type: str) -> Iterator[None]:
-    """What a problem says is what is computed, whatever the caller's settings are."""
-    cudnn = torch.backends.cudnn
-    flags = cudnn.flags(
-        enabled=True,
-        benchmark=cudnn.benchmark,
-        benchmark_limit=cudnn.benchmark_limit,
-        deterministic=problem.deterministic,
-        allow_tf32=problem.allow_tf32,
-        fp32_precision=None,  # the newer name of allow_tf32: as it is
-    )
-    # Autocast would turn the operands of a forward convolution into another problem's.
-    with flags, torch.autocast(device_type, enabled=False):
-        yield
+    """What a problem says is what is computed, whatever the caller's settings are. They end as they
+    were; one that says the same already is not touched."""
+    with ExitStack() as stack:
+
+        def set_for_now(setter: Callable[[Any], object], wanted: object, before: object) -> None:
+            if before != wanted:
+                stack.callback(setter, before)
+                setter(wanted)
+
+        # By torch._C: torch.backends.cudnn may refuse assignments, and its context manager fails
+        # where the caller has set the precision of convolutions by its newer name.
+        c = torch._C
+        set_for_now(c._set_cudnn_enabled, True, c._get_cudnn_enabled())
+        set_for_now(c._set_cudnn_deterministic, problem.deterministic, c._get_cudnn_deterministic())
+        if not problem.deterministic and torch.are_deterministic_algorithms_enabled():
+            warns = torch.is_deterministic_algorithms_warn_only_enabled()
+            stack.callback(torch.use_deterministic_algorithms, True, warn_only=warns)
+            torch.use_deterministic_algorithms(False)
+        precision = c._get_fp32_precision_getter("cuda", "conv")
+        if problem.dtype == torch.float32 and (precision == "tf32") != problem.allow_tf32:
+            wanted = "tf32" if problem.allow_tf32 else "ieee"
+            setter = partial(c._set_fp32_precision_setter, "cuda", "conv")
+            set_for_now(setter, wanted, precision)
+        if (name := _REDUCED_PRECISION.get(problem.dtype)) is not None:
+            matmul = torch.backends.cuda.matmul
+            allowed = (getattr(matmul, name), getattr(matmul, f"{name}_split_k"))
+            if all(allowed) != problem.allow_reduced_precision:
+                wanted_too = (problem.allow_reduced_precision, True)
+                set_for_now(partial(setattr, matmul, name), wanted_too, allowed)
+        # Autocast would turn the operands of a forward convolution into another problem's.
+        with torch.autocast(device_type, enabled=False):
+            yield

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +356,137 @@ def test_what_is_pinned_is_not_tuned() -> None:
     ca.pin(PROBLEM, "aten")
     with pytest.raises(RuntimeError, match="aten is pinned, which leaves nothing to tune"):
         remembering.tune(PROBLEM, 0, "race")
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_operands_have_the_problems_alignment_and_no_larger_one(op: str) -> None:
+    """Views into one flat parameter, as FSDP makes them, begin anywhere."""
+    shapes = ((2, 8, 9, 9), (4, 8, 3, 3))
+    for dtype, memory_format, alignment in (
+        (torch.float16, torch.channels_last, (2, 4, 8)),
+        (torch.float32, torch.contiguous_format, (16, 4, 32)),
+        (torch.float64, torch.contiguous_format, (8, 32, 16)),
+    ):
+        problem = ca.ConvProblem(
+            op, *shapes, dtype=dtype, memory_format=memory_format, alignment=alignment
+        )
+        data = measuring.operands(problem, "cpu")
+        assert tuple(min(t.data_ptr() & -t.data_ptr(), 32) for t in data) == alignment
+        for tensor, shape in zip(data, (*shapes, problem.output_shape), strict=True):
+            assert tensor.shape == shape
+            assert tensor.dtype == dtype
+            assert tensor.is_contiguous(memory_format=memory_format)
+            assert bool(tensor.isfinite().all())
+            assert tensor.double().std() > 0.5
+
+
+def test_an_alignment_that_no_call_has_is_refused() -> None:
+    halved = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3), alignment=(2, 32, 32))
+    with pytest.raises(ValueError, match=r"problem\.alignment must be 4 bytes or more"):
+        measuring.operands(halved, "cpu")
+    for op, alignment in (("fprop", (32, 32, 4)), ("dgrad", (16, 32, 32)), ("wgrad", (4, 4, 4))):
+        problem = ca.ConvProblem(op, (2, 8, 9, 9), (4, 8, 3, 3), alignment=alignment)
+        with pytest.raises(ValueError, match=f"must be 32 bytes for what {op} writes"):
+            remembering.tune(problem, 0, "race")
+
+
+def flags() -> dict[str, Any]:
+    """What the operator reads of a caller's settings, and whether errors are warnings."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return {
+        "enabled": cudnn.enabled,
+        "deterministic": cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+        "warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": cudnn.conv.fp32_precision,
+        "float16": (
+            matmul.allow_fp16_reduced_precision_reduction,
+            matmul.allow_fp16_reduced_precision_reduction_split_k,
+        ),
+        "bfloat16": (
+            matmul.allow_bf16_reduced_precision_reduction,
+            matmul.allow_bf16_reduced_precision_reduction_split_k,
+        ),
+    }
+
+
+def set_precision(conv: str, everything: str = "none") -> None:
+    torch._C._set_fp32_precision_setter("generic", "all", everything)
+    torch._C._set_fp32_precision_setter("cuda", "conv", conv)
+
+
+def set_reductions(allowed: bool, split_k: bool) -> None:
+    torch._C._set_cublas_allow_fp16_reduced_precision_reduction(allowed, split_k)
+    torch._C._set_cublas_allow_bf16_reduced_precision_reduction(allowed, split_k)
+
+
+# A caller's settings, and how they are taken back. By torch._C: torch.testing forbids assignments.
+CALLERS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "as they are": (lambda: None, lambda: None),
+    "deterministic": (
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: torch.use_deterministic_algorithms(False),
+    ),
+    "deterministic, warning": (
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        lambda: torch.use_deterministic_algorithms(False),
+    ),
+    "deterministic cuDNN": (
+        lambda: torch._C._set_cudnn_deterministic(True),
+        lambda: torch._C._set_cudnn_deterministic(False),
+    ),
+    "no cuDNN": (
+        lambda: torch._C._set_cudnn_enabled(False),
+        lambda: torch._C._set_cudnn_enabled(True),
+    ),
+    "no TF32": (
+        lambda: torch._C._set_cudnn_allow_tf32(False),
+        lambda: torch._C._set_cudnn_allow_tf32(True),
+    ),
+    "no TF32, by its newer name": (lambda: set_precision("ieee"), lambda: set_precision("tf32")),
+    "TF32 for all": (lambda: set_precision("none", "tf32"), lambda: set_precision("tf32")),
+    "no reduced precision": (
+        lambda: set_reductions(False, True),
+        lambda: set_reductions(True, True),
+    ),
+    "no reduced precision, no split": (
+        lambda: set_reductions(False, False),
+        lambda: set_reductions(True, True),
+    ),
+}
+
+
+@pytest.fixture(params=CALLERS)
+def before(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """A caller's flags."""
+    as_it_was = flags()
+    apply, take_back = CALLERS[request.param]
+    apply()
+    yield flags()
+    take_back()
+    assert flags() == as_it_was
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_problems_flags_are_set_for_it_and_restored(
+    before: dict[str, Any], dtype: torch.dtype
+) -> None:
+    for strict, tf32, reduced in itertools.product((False, True), repeat=3):
+        problem = ca.ConvProblem(
+            *("fprop", (2, 8, 9, 9), (4, 8, 3, 3)),
+            dtype=dtype,
+            deterministic=strict,
+            allow_tf32=tf32,
+            allow_reduced_precision=reduced,
+        )
+        with remembering._as_asked(problem, "cuda"):
+            now = flags()
+        assert now["enabled"]
+        assert now["deterministic"] == strict
+        if dtype == torch.float32:
+            assert (now["precision"] == "tf32") == tf32
+        else:
+            assert all(now[str(dtype).removeprefix("torch.")]) == reduced
+        assert flags() == before
 
 
 def test_autocast_does_not_turn_a_problem_into_another() -> None:
