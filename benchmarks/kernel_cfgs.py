@@ -82,7 +82,8 @@ def main() -> int:
     from kernel_portfolio.report import plot, tables
     from kernel_portfolio.simulated import SimulatedKernels
 
-    from cudnn_autotune.unlisted import KERNEL_CFGS
+    from cudnn_autotune import _C
+    from cudnn_autotune.unlisted import kernel_cfgs
 
     is_dry_run = options.device == "cpu"
     if not is_dry_run and not torch.cuda.is_available():
@@ -103,7 +104,7 @@ def main() -> int:
             engine = ENGINES[case.op]
             problem = case.problem()
             source = SimulatedKernels(engine, index) if is_dry_run else GpuSource(problem)
-            shipped = KERNEL_CFGS.get(engine, ())
+            shipped = kernel_cfgs(_C.cudnn_runtime_version()).get(engine, ())
             timer = None
             try:
                 timer, candidates = source.open()

@@ -115,15 +115,17 @@ void bind_choice_table(py::module_& m) {
     });
   });
   // handler(problem, sampling, workspace_limit, benchmark_limit, device)
-  //   -> engine text, "aten", "matmul" or None
+  //   -> (engine text, "aten" or "matmul", Plan or None), or None
   m.def("set_known_handler", [](const py::function& function) {
     auto* handler = new py::function(function);  // never released, as above
-    set_known_handler([handler](const ChoiceKey& key) {
+    set_known_handler([handler](const ChoiceKey& key) -> std::optional<TuneResult> {
       const py::gil_scoped_acquire gil;
       const Policy& policy = key.policy;
-      return (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
-                        policy.benchmark_limit, policy.device)
-          .cast<std::optional<std::string>>();
+      auto way = (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
+                            policy.benchmark_limit, policy.device)
+                     .cast<std::optional<Way>>();
+      if (!way) return std::nullopt;
+      return TuneResult{std::move(way->first), std::move(way->second), nullptr};
     });
   });
   m.def("forget_choices", [] { ChoiceTable::instance().clear(); }, WithoutGilCall());

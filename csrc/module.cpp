@@ -36,6 +36,7 @@ PYBIND11_MODULE(_C, m) {
   using namespace cudnn_autotune;
   bind_settings(m);
   m.def("fallbacks", &fallbacks);
+  m.def("count_fallback", &count_fallback, py::arg("reason"));
   m.def("clear_fallbacks", &clear_fallbacks);
   static PyMethodDef conv2d = python_conv_method();
   m.attr("conv2d") = py::reinterpret_steal<py::object>(PyCFunction_New(&conv2d, nullptr));

@@ -17,6 +17,7 @@
 #include "core/check.h"
 #include "core/cudnn_library.h"
 #include "core/engine_search.h"
+#include "core/errata.h"
 #include "torch_bridge.h"
 
 namespace py = pybind11;
@@ -170,6 +171,12 @@ void bind_engine_search(py::module_& m) {
       .def_readonly("heuristic_mode", &Candidate::heuristic_mode);
   m.def("is_allowed", &is_allowed, py::arg("candidate"), py::arg("problem"),
         py::arg("workspace_limit"));
+  m.def(
+      "is_known_wrong",
+      [](const std::string& text, const ConvProblem& problem, int64_t cudnn_version) {
+        return is_known_wrong(EngineConfig::parse(text), problem, cudnn_version);
+      },
+      py::arg("engine_text"), py::arg("problem"), py::arg("cudnn_version"));
 
   py::class_<ConvPlan, std::shared_ptr<ConvPlan>>(m, "Plan")
       .def_property_readonly("text", [](const ConvPlan& plan) { return plan.config().text(); })
@@ -191,20 +198,25 @@ void bind_engine_search(py::module_& m) {
           "build",
           [](Search& search, const std::string& text) {
             const auto guard = search.on_device();
-            return search.engines->build(EngineConfig::parse(text));
+            return search.engines->build(text);
+          },
+          py::arg("engine_text"), WithoutGilCall())
+      .def(
+          "describe",
+          [](Search& search, const std::string& text) {
+            const auto guard = search.on_device();
+            return search.engines->describe(text);
           },
           py::arg("engine_text"), WithoutGilCall())
       .def(
           "build_many",
           [](Search& search, const std::vector<std::string>& texts, int threads) {
-            std::vector<EngineConfig> configs;
-            for (const auto& text : texts) configs.push_back(EngineConfig::parse(text));
             std::vector<std::pair<std::shared_ptr<ConvPlan>, std::string>> built;
             const auto guard = search.on_device();
             std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed;
             if (search.device) relaxed.emplace(cudaStreamCaptureModeRelaxed);
             for (auto& result :
-                 search.engines->build(configs, threads, [&search] { search.enter(); })) {
+                 search.engines->build(texts, threads, [&search] { search.enter(); })) {
               built.emplace_back(std::move(result.plan), std::move(result.error));
             }
             return built;

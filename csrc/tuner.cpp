@@ -34,11 +34,11 @@ KnownHandler& known_handler() {
   return handler;
 }
 
-// Throws CudnnError where the config no longer builds.
+// Throws CudnnError where the text names nothing that builds.
 CachedPlan build(const ChoiceKey& key, const std::string& text) {
   if (text == kAten) return {key, nullptr};
-  if (text == kMatmul) return {key, nullptr, /*is_matmul=*/true};
-  return {key, EngineSearch(key.problem, current_handle()).build(EngineConfig::parse(text))};
+  if (text == kMatmul && is_matmul(key.problem)) return {key, nullptr, /*is_matmul=*/true};
+  return {key, EngineSearch(key.problem, current_handle()).build(text)};
 }
 
 // The first config of the heuristics that builds; null where there is none.
@@ -66,28 +66,27 @@ std::optional<CachedPlan> remembered(const ChoiceKey& key) {
   try {
     return build(key, *text);
   } catch (const CudnnError&) {
-    count_fallback("the remembered engine config no longer builds: tuned again");
+    count_fallback("a remembered choice no longer builds: tuned again");
     table.erase(key);
     return std::nullopt;
   }
 }
 
 // What serves a problem that is first met while a stream is being captured: what an earlier process
-// or a pin says of it, else the heuristics' plan. To be served properly at the next call outside.
+// or a pin says of it, else the heuristics' plan. Its output cannot be checked now: it is served
+// properly, and checked, at the next call outside.
 CachedPlan provisional_plan(const ChoiceKey& key) {
   // To build allocates and loads, which would break the capture.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   CachedPlan plan{key, nullptr};
-  const auto known = known_handler()(key);
-  try {
-    if (known) plan = build(key, *known);
-  } catch (const CudnnError&) {
-    // It no longer builds.
-  }
   // Padding that differs before and after needs a check of the output, which waits for the GPU.
   const bool needs_check = key.problem.pre_padding != key.problem.post_padding;
-  const bool is_found = plan.plan != nullptr || plan.is_matmul || known == kAten;
-  if (!is_found && !needs_check) plan.plan = heuristic_plan(key);
+  if (auto known = known_handler()(key)) {
+    plan.plan = std::move(known->plan);
+    plan.is_matmul = known->text == kMatmul;
+  } else if (!needs_check) {
+    plan.plan = heuristic_plan(key);
+  }
   plan.provisional = true;
   return plan;
 }

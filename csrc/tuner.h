@@ -28,9 +28,9 @@ struct TuneResult {
 using MissHandler = std::function<TuneResult(const TuneRequest&)>;
 void set_miss_handler(MissHandler handler);
 
-// What the policy is asked while a stream is being captured, when nothing may be timed or checked:
-// the text of what is known of the key, and has been checked, already; nullopt where there is none.
-using KnownHandler = std::function<std::optional<std::string>(const ChoiceKey&)>;
+// What the policy is asked while a stream is being captured, when nothing may be timed or run: what
+// is known of the key, and was checked where it was tuned; nullopt where there is none.
+using KnownHandler = std::function<std::optional<TuneResult>(const ChoiceKey&)>;
 void set_known_handler(KnownHandler handler);
 
 // Whether ATen is the choice, as far as this thread knows: then no memory need be had for an

@@ -37,11 +37,11 @@ from cudnn_autotune.store_settings import get_store, set_store
 from cudnn_autotune.versions import environment, version
 
 if extension_available():
-    from cudnn_autotune import remembering, tuning
+    from cudnn_autotune import serving, tuning
 
     CudnnError: type[RuntimeError] = _C.CudnnError
     _C.set_miss_handler(tuning.choose)
-    _C.set_known_handler(remembering.checked)
+    _C.set_known_handler(serving.during_capture)
 else:
     CudnnError = RuntimeError
 

@@ -149,5 +149,6 @@ def forget() -> None:
 
 
 def fallbacks() -> dict[str, int]:
-    """Calls that ATen's own convolution served, by reason, since :func:`forget`."""
+    """Calls that ATen's own convolution served, and remembered choices that could not serve and
+    were tuned again, by reason, since :func:`forget`."""
     return dict(_C.fallbacks())

@@ -127,19 +127,40 @@ def query(
             else limit < 0 or c.workspace_bytes <= limit
         )
     ]
-    return [
-        Candidate(
-            engine=c.engine,
-            knobs=c.knobs,
-            workspace_bytes=c.workspace_bytes,
-            numerical_notes=tuple(c.numerical_notes),
-            behavior_notes=tuple(c.behavior_notes),
-            text=c.text,
-            heuristic_mode=c.heuristic_mode,
-            rank=rank,
-        )
-        for rank, c in enumerate(kept)
-    ]
+    return [_candidate(c, rank) for rank, c in enumerate(kept)]
+
+
+def described(
+    search: _C.EngineSearch,
+    problem: ConvProblem,
+    engine_text: str,
+    rank: int,
+    *,
+    workspace_limit: int | None = None,
+) -> Candidate | None:
+    """A config that was written down elsewhere, as cuDNN describes it here; None where it does not
+    exist here, or where :func:`query` would leave it out."""
+    extension = require_cuda_build()
+    limit = -1 if workspace_limit is None else workspace_limit
+    try:
+        found = search.describe(engine_text)
+    except extension.CudnnError:
+        return None
+    is_allowed = extension.is_allowed(found, problem.native(), limit)
+    return _candidate(found, rank) if is_allowed else None
+
+
+def _candidate(found: _C.Candidate, rank: int) -> Candidate:
+    return Candidate(
+        engine=found.engine,
+        knobs=found.knobs,
+        workspace_bytes=found.workspace_bytes,
+        numerical_notes=tuple(found.numerical_notes),
+        behavior_notes=tuple(found.behavior_notes),
+        text=found.text,
+        heuristic_mode=found.heuristic_mode,
+        rank=rank,
+    )
 
 
 def candidates(

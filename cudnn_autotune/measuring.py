@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune._extension import _C, require_cuda_build
-from cudnn_autotune.engines import Device, check_engine_text, cuda_index, open_search
+from cudnn_autotune.engines import (
+    Device,
+    build_plan,
+    check_engine_text,
+    cuda_index,
+    open_search,
+    parse_engine_text,
+)
 from cudnn_autotune.json_node import shown
 from cudnn_autotune.problem import ConvProblem, check_problem
 
@@ -123,7 +130,7 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Ten
     given[written] = torch.full(
         shapes[written], math.nan, dtype=problem.dtype, device=a.device
     ).contiguous(memory_format=problem.memory_format)
-    plan = open_search(problem, a.device).build(engine_text)
+    plan = build_plan(problem, engine_text, a.device)
     require_cuda_build().execute(plan, given["x"], given["w"], given["y"])
     return given[written]
 
@@ -176,6 +183,8 @@ def measure(
     index = cuda_index(device)
     if index is None:
         raise ValueError(f"device must be a CUDA device that is here, got {device!r}")
+    for text in texts:
+        parse_engine_text(text)
     search = open_search(problem, index)
     plans = {text: search.build(text) for text in texts}
     with torch.cuda.device(index):

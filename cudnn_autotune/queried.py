@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from cudnn_autotune._extension import _C
-from cudnn_autotune.engines import HEURISTIC_MODES, Candidate, query
+from cudnn_autotune.engines import HEURISTIC_MODES, Candidate, described, query
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.strategy import Work
 from cudnn_autotune.unlisted import other_kernels, without_cudnn
@@ -39,14 +38,11 @@ class QueriedCandidates:
         chosen_nearby: Sequence[Candidate] = (),
     ) -> None:
         self._problem = problem
-        self._nearby = [
-            c
-            for c in chosen_nearby
-            if c.engine is not None
-            and (workspace_limit is None or c.workspace_bytes <= workspace_limit)
-            and not (problem.deterministic and "NONDETERMINISTIC" in c.numerical_notes)
-        ]
+        self._nearby = [c.text for c in chosen_nearby if c.engine is not None]
         self._operands = operands
+        self._describe: Callable[[str], Candidate | None] = lambda text: described(
+            search, problem, text, _UNLISTED_RANK, workspace_limit=workspace_limit
+        )
         self._ask: Callable[[str], list[Candidate]] = lambda mode: query(
             search, problem, [mode], workspace_limit=workspace_limit
         )
@@ -64,13 +60,12 @@ class QueriedCandidates:
         return [*without_cudnn(self._problem.native()), *other_kernels(self.all())]
 
     def similar(self) -> Sequence[Candidate]:
-        """As cuDNN lists them for this problem, where it was asked already and does; else as they
-        were, ranked behind all that is listed."""
+        """As cuDNN lists them for this problem, where it was asked already and does; else as it
+        describes them, ranked behind all that is listed. Without those that it has not here, or
+        that this problem does not allow."""
         listed = {c.text: c for mode in self._by_mode.values() for c in mode}
-        return [
-            listed.get(c.text, replace(c, heuristic_mode="", rank=_UNLISTED_RANK))
-            for c in self._nearby
-        ]
+        found = (listed.get(text) or self._describe(text) for text in self._nearby)
+        return [candidate for candidate in found if candidate is not None]
 
     @property
     def aten_uses_cudnn(self) -> bool:

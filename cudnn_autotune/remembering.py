@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from cudnn_autotune import choice_log, settings, store_settings
-from cudnn_autotune._extension import _C
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.measuring import MOST_ALIGNED, WRITTEN, operands, run_operator
@@ -77,30 +76,20 @@ def find(
     return None
 
 
-def checked(
-    native: _C.ConvProblem,
-    sampling: str,
-    workspace_limit: int,
-    benchmark_limit: int,
-    device: int,
-) -> str | None:
-    """What serves a problem where nothing can be checked: while a stream is being captured. Called
-    by C++, with the key of the choice (workspace_limit in bytes, -1: no limit).
-
-    Returns:
-        What is pinned, or what is known and was checked when it was tuned; None where it must be
-        tuned, or checked first.
-    """
-    limit = None if workspace_limit < 0 else workspace_limit
-    problem = ConvProblem.from_native(native)
-    known = find(problem, sampling, limit, benchmark_limit, device)
-    if known is None or (known.decision is not None and known.decision.relative_error is None):
-        return None
-    return known.text
-
-
 def _known(decision: Decision, origin: str) -> Known:
     return Known(decision.selection.winner.candidate.text, origin, decision)
+
+
+def strike(known: Known, device: int) -> None:
+    """Notes that what is known cannot serve on ``device``: it would else be preferred to what will
+    be tuned instead, for ever. What is pinned stays."""
+    if known.decision is None:
+        return
+    if known.origin == "agreed":
+        with _lock:
+            _agreed.pop((device, known.decision.key), None)
+    if store_settings.is_read() or store_settings.is_written():
+        store_settings.layers(device).strike(known.decision)
 
 
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:

@@ -92,7 +92,11 @@ def choose(
         return choice
 
     known = remembering.find(problem, mode, limit, benchmark_limit, device)
-    served = None if known is None else served_by(native, problem, known, device, tensors)
+    served = (
+        None
+        if known is None
+        else served_by(native, problem, known, workspace_limit, device, tensors)
+    )
     if known is not None and served is not None:
         choice = remember(served, source=known)
         return choice.text, served.plan, None
@@ -153,13 +157,14 @@ def _search(
     is_listed = chosen.candidate.engine is None or bool(chosen.candidate.heuristic_mode)
     if selection.total_samples == 0 and is_listed and not asymmetric:
         return Outcome(selection, chosen, timer.plans.get(chosen.candidate.text))
-    return _first_right(problem, selection, timer.plans, tensors)
+    return _first_right(problem, selection, timer.plans, workspace_limit, tensors)
 
 
 def _first_right(
     problem: ConvProblem,
     selection: Selection,
     plans: Mapping[str, _C.Plan],
+    workspace_limit: int | None,
     tensors: Tensors,
 ) -> Outcome:
     """The best of ``selection`` whose output is right; those before it are struck."""
@@ -169,6 +174,9 @@ def _first_right(
         plan = plans.get(text)
         if plan is None and timed.candidate.engine is not None:
             continue  # it did not build
+        needs = 0 if plan is None else plan.workspace_bytes
+        if workspace_limit is not None and needs > workspace_limit:
+            continue  # of what no heuristic lists it is known only now
         error = verdict.error_of(problem, text, plan, tensors)
         if verdict.is_right(problem, text, error):
             return Outcome(selection, timed, plan, error, tuple(struck))

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -10,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/conv_graph.h"
+#include "core/cudnn_library.h"
 #include "core/errata.h"
 #include "core/knob_names.h"
 
@@ -35,12 +37,14 @@ std::string note_name(Note note) {
 
 template <typename Note>
 std::vector<std::string> notes(cudnnBackendDescriptor_t engine, cudnnBackendAttributeName_t name,
-                               cudnnBackendAttributeType_t type, int64_t most) {
+                               cudnnBackendAttributeType_t type, int64_t most,
+                               const ConvProblem& problem) {
   std::vector<Note> values(static_cast<size_t>(most));
   int64_t count = 0;
-  if (fe::detail::get_attribute(engine, name, type, most, &count, values.data()) !=
-      CUDNN_STATUS_SUCCESS) {
-    throw std::runtime_error("cuDNN does not tell an engine's notes");
+  const auto status = fe::detail::get_attribute(engine, name, type, most, &count, values.data());
+  if (status != CUDNN_STATUS_SUCCESS) {
+    throw CudnnError("reading an engine's notes", fe::detail::get_error_string(status),
+                     problem.text());
   }
   std::vector<std::string> names;
   for (int64_t i = 0; i < std::min(count, most); ++i) names.push_back(note_name(values[i]));
@@ -60,8 +64,8 @@ EngineConfig engine_config(const fe::ManagedOpaqueDescriptor& descriptor,
   return config;
 }
 
-Candidate describe(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
-                   const ConvProblem& problem, const std::string& mode) {
+Candidate candidate_of(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
+                       const ConvProblem& problem, const std::string& mode) {
   Candidate candidate;
   candidate.config = std::move(config);
   candidate.heuristic_mode = mode;
@@ -80,10 +84,10 @@ Candidate describe(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig c
   }
   candidate.numerical_notes = notes<cudnnBackendNumericalNote_t>(
       raw_engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-      CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
-  candidate.behavior_notes =
-      notes<cudnnBackendBehaviorNote_t>(raw_engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE,
-                                        CUDNN_TYPE_BEHAVIOR_NOTE, CUDNN_BEHAVIOR_NOTE_TYPE_COUNT);
+      CUDNN_NUMERICAL_NOTE_TYPE_COUNT, problem);
+  candidate.behavior_notes = notes<cudnnBackendBehaviorNote_t>(
+      raw_engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
+      CUDNN_BEHAVIOR_NOTE_TYPE_COUNT, problem);
   return candidate;
 }
 
@@ -96,7 +100,7 @@ bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t 
   if (workspace_limit >= 0 && candidate.workspace_bytes > workspace_limit) return false;
   if (problem.deterministic && has(candidate.numerical_notes, "NONDETERMINISTIC")) return false;
   if (has(candidate.numerical_notes, "DOWN_CONVERT_INPUTS")) return false;
-  if (is_known_wrong(candidate.config, problem)) return false;
+  if (is_known_wrong(candidate.config, problem, cudnn_runtime_version())) return false;
   if (problem.dtype == DataType::float32 && !problem.allow_tf32 &&
       has(candidate.numerical_notes, "TENSOR_CORE")) {
     return false;
@@ -117,6 +121,7 @@ struct EngineSearch::Impl {
 
   ConvGraph graph;
   std::map<EngineConfig, fe::ManagedOpaqueDescriptor> descriptors;
+  std::set<EngineConfig> listed;
 };
 
 EngineSearch::EngineSearch(const ConvProblem& problem, cudnnHandle_t handle)
@@ -133,8 +138,9 @@ std::vector<Candidate> EngineSearch::query(const std::string& mode) {
   std::vector<Candidate> candidates;
   for (const auto& descriptor : impl_->graph.query(heuristic_mode(mode))) {
     auto config = engine_config(descriptor, problem());
-    if (!impl_->descriptors.emplace(config, descriptor).second) continue;
-    candidates.push_back(describe(descriptor, std::move(config), problem(), mode));
+    if (!impl_->listed.insert(config).second) continue;
+    impl_->descriptors.emplace(config, descriptor);
+    candidates.push_back(candidate_of(descriptor, std::move(config), problem(), mode));
   }
   return candidates;
 }
@@ -143,13 +149,34 @@ std::shared_ptr<ConvPlan> EngineSearch::build(const EngineConfig& config) {
   return impl_->graph.build(config, impl_->descriptor(config));
 }
 
+EngineConfig EngineSearch::parse(const std::string& engine_text) const {
+  try {
+    return EngineConfig::parse(engine_text);
+  } catch (const std::invalid_argument& error) {
+    throw CudnnError("reading an engine config", error.what(), problem().text());
+  }
+}
+
+std::shared_ptr<ConvPlan> EngineSearch::build(const std::string& engine_text) {
+  return build(parse(engine_text));
+}
+
+Candidate EngineSearch::describe(const std::string& engine_text) {
+  auto config = parse(engine_text);
+  const auto& descriptor = impl_->descriptor(config);
+  return candidate_of(descriptor, std::move(config), problem(), "");
+}
+
 std::vector<EngineSearch::BuildResult> EngineSearch::build(
-    const std::vector<EngineConfig>& configs, int threads,
+    const std::vector<std::string>& engine_texts, int threads,
     const std::function<void()>& enter_thread) {
-  std::vector<BuildResult> results(configs.size());
-  std::vector<fe::ManagedOpaqueDescriptor> descriptors(configs.size());
-  for (size_t i = 0; i < configs.size(); ++i) {
+  const size_t count = engine_texts.size();
+  std::vector<BuildResult> results(count);
+  std::vector<EngineConfig> configs(count);
+  std::vector<fe::ManagedOpaqueDescriptor> descriptors(count);
+  for (size_t i = 0; i < count; ++i) {
     try {
+      configs[i] = parse(engine_texts[i]);
       descriptors[i] = impl_->descriptor(configs[i]);
     } catch (const std::exception& exception) {
       results[i].error = exception.what();
@@ -157,7 +184,7 @@ std::vector<EngineSearch::BuildResult> EngineSearch::build(
   }
   std::atomic<size_t> next{0};
   const auto work = [&] {
-    for (size_t i = next++; i < configs.size(); i = next++) {
+    for (size_t i = next++; i < count; i = next++) {
       if (!descriptors[i]) continue;
       try {
         results[i].plan = impl_->graph.build(configs[i], descriptors[i]);
@@ -166,7 +193,7 @@ std::vector<EngineSearch::BuildResult> EngineSearch::build(
       }
     }
   };
-  const auto most = std::min<size_t>(std::max(threads, 1), configs.size());
+  const auto most = std::min<size_t>(std::max(threads, 1), count);
   std::vector<std::thread> pool;
   pool.reserve(most);
   while (pool.size() + 1 < most) {

@@ -1,15 +1,41 @@
 #include "core/errata.h"
 
-namespace cudnn_autotune {
+#include <algorithm>
+#include <array>
 
-bool is_known_wrong(const EngineConfig& config, const ConvProblem& problem) {
-  if (problem.op != ConvOp::wgrad) return false;
-  const bool asymmetric = problem.pre_padding != problem.post_padding;
-  // cuDNN 9.19, H200: they pad after as they do before (relative error 1.3).
-  if (asymmetric && (config.engine == 1 || config.engine == 20)) return true;
-  // cuDNN 9.19, H200: without a note, it rounds float32 operands (relative error 5e-4, where TF32
-  // was not allowed).
-  return config.engine == 17 && problem.dtype == DataType::float32 && !problem.allow_tf32;
+namespace cudnn_autotune {
+namespace {
+
+struct Erratum {
+  int64_t cudnn_version;  // without its patch
+  int64_t engine;
+  ConvOp op;
+  bool (*is_wrong)(const ConvProblem&);
+};
+
+// It pads after as it does before (relative error 1.3 on an H200).
+bool is_asymmetric(const ConvProblem& problem) {
+  return problem.pre_padding != problem.post_padding;
+}
+
+// Without a note, it rounds float32 operands (relative error 5e-4 on an H200).
+bool is_exact(const ConvProblem& problem) {
+  return problem.dtype == DataType::float32 && !problem.allow_tf32;
+}
+
+constexpr std::array<Erratum, 3> kErrata{{
+    {919, 1, ConvOp::wgrad, is_asymmetric},
+    {919, 20, ConvOp::wgrad, is_asymmetric},
+    {919, 17, ConvOp::wgrad, is_exact},
+}};
+
+}  // namespace
+
+bool is_known_wrong(const EngineConfig& config, const ConvProblem& problem, int64_t cudnn_version) {
+  return std::any_of(kErrata.begin(), kErrata.end(), [&](const Erratum& erratum) {
+    return erratum.cudnn_version == cudnn_version / 100 && erratum.engine == config.engine &&
+           erratum.op == problem.op && erratum.is_wrong(problem);
+  });
 }
 
 }  // namespace cudnn_autotune

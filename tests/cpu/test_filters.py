@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from problems import OPS, PROBLEMS, make
 
 import cudnn_autotune as ca
+from cudnn_autotune import _C
 
 pytestmark = pytest.mark.search
 
@@ -27,6 +29,7 @@ def pool(**changes: object) -> list[ca.ConvProblem]:
 
 # Some of these are known to be wrong for some problems (csrc/core/errata.cpp), and go as well.
 ERRATA_ENGINES = {1, 17, 20}
+SEEN_WITH = 91900
 
 
 def removed(problem: ca.ConvProblem, gpu: str, forbidden: Rule) -> int:
@@ -59,7 +62,33 @@ def test_engines_that_ignore_the_far_padding_are_left_out(padding: tuple[int, ..
     everything = {c.engine for c in unfiltered(problem, "h200")}
     left = {c.engine for c in ca.candidates(problem, device="h200")}
     assert everything & {1, 20}
-    assert everything - left == (set() if padding == (1, 1, 1, 1) else everything & {1, 20})
+    is_seen = _C.cudnn_runtime_version() // 100 == SEEN_WITH // 100
+    goes = is_seen and padding != (1, 1, 1, 1)
+    assert everything - left == (everything & {1, 20} if goes else set())
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes"),
+    [(1, {"padding": (0, 0, 1, 1)}), (20, {"padding": (0, 0, 1, 1)}),
+     (17, {"dtype": torch.float32, "allow_tf32": False})],
+)  # fmt: skip
+def test_an_erratum_is_of_the_cudnn_that_it_was_seen_with(
+    engine: int, changes: dict[str, Any]
+) -> None:
+    """The number may be another engine's in another version, or that of one that was mended."""
+
+    def is_wrong(op: str, version: int, number: int = engine, **fields: Any) -> bool:
+        problem = make("resnet_fp16_nhwc", op, **fields)
+        return _C.is_known_wrong(f"eng{number}:WORKSPACE=0", problem.native(), version)
+
+    assert is_wrong("wgrad", SEEN_WITH, **changes)
+    assert is_wrong("wgrad", SEEN_WITH + 1, **changes), "a patch mends no engine that we know of"
+    for version in (SEEN_WITH - 100, SEEN_WITH + 100, 101900, 91):
+        assert not is_wrong("wgrad", version, **changes)
+    assert not is_wrong("wgrad", SEEN_WITH)
+    assert not is_wrong("wgrad", SEEN_WITH, number=2, **changes)
+    assert not is_wrong("fprop", SEEN_WITH, **changes)
+    assert not is_wrong("dgrad", SEEN_WITH, **changes)
 
 
 def test_deterministic_leaves_no_nondeterministic_engine() -> None:

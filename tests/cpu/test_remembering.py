@@ -273,27 +273,6 @@ def test_another_process_knows_it(folder: Path) -> None:
     assert told.stdout.strip() == "eng1"
 
 
-def checked(problem: ca.ConvProblem = PROBLEM, limit: int = -1) -> str | None:
-    return remembering.checked(problem.native(), "auto", limit, 0, 0)
-
-
-@pytest.mark.usefixtures("folder")
-def test_during_a_capture_serves_what_was_checked() -> None:
-    assert checked() is None
-    remembering.keep(choice())
-    assert checked() == "eng1"
-    # Re-ranked: the next one takes its place, and nobody has checked that yet.
-    assert find(deterministic()) == ("eng2", "store")
-    assert checked(deterministic()) is None
-    assert checked(limit=0) is None
-
-
-@pytest.mark.usefixtures("folder")
-def test_during_a_capture_a_pin_is_an_order() -> None:
-    ca.pin(PROBLEM, "eng3")
-    assert checked() == "eng3"
-
-
 def test_what_is_on_disk_can_be_read_by_people(folder: Path) -> None:
     remembering.keep(choice())
     (file,) = folder.glob("*.json")

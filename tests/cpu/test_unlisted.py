@@ -15,11 +15,12 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines import ATEN, open_search
-from cudnn_autotune.unlisted import KERNEL_CFGS, MATMUL, other_kernels, without_cudnn
+from cudnn_autotune.unlisted import KERNEL_CFGS, MATMUL, kernel_cfgs, other_kernels, without_cudnn
 
 pytestmark = pytest.mark.search
 
 COMPILED = ("RUNTIME_COMPILATION",)
+PORTFOLIOS = kernel_cfgs(_C.cudnn_runtime_version())
 POINTWISE: dict[str, Any] = {
     "input_shape": (4, 64, 14, 14),
     "weight_shape": (96, 64, 1, 1),
@@ -164,11 +165,23 @@ def test_pytorchs_own_path_on_the_cpu(name: str, op: str) -> None:
 # Other kernels
 
 
-@pytest.mark.parametrize("engine", KERNEL_CFGS)
+@pytest.mark.parametrize(
+    ("cudnn_version", "found_with"),
+    [(91900, (9, 19)), (91903, (9, 19)), (92100, (9, 19)), (91899, None), (8907, None),
+     (101900, None)],
+)  # fmt: skip
+def test_a_portfolio_is_of_the_cudnn_that_it_was_found_with(
+    cudnn_version: int, found_with: tuple[int, int] | None
+) -> None:
+    expected = {} if found_with is None else KERNEL_CFGS[found_with]
+    assert kernel_cfgs(cudnn_version) == expected
+
+
+@pytest.mark.parametrize("engine", PORTFOLIOS)
 def test_the_portfolio_of_a_compiled_engine(engine: int) -> None:
     of_list = compiled_config(engine=engine, knobs={"KERNEL_CFG": 99, "WORKSPACE": 1})
     found = other_kernels([of_list])
-    assert tuple(c.knobs["KERNEL_CFG"] for c in found) == KERNEL_CFGS[engine]
+    assert tuple(c.knobs["KERNEL_CFG"] for c in found) == PORTFOLIOS[engine]
     for c in found:
         assert c.engine == engine
         assert {**c.knobs, "KERNEL_CFG": 99} == of_list.knobs
@@ -182,12 +195,15 @@ def test_the_portfolio_of_a_compiled_engine(engine: int) -> None:
 
 
 def test_what_is_listed_is_not_offered_again() -> None:
-    first, second = KERNEL_CFGS[78][:2]
-    configs = [compiled_config(knobs={"KERNEL_CFG": value}) for value in (first, second)]
+    engine, values = next(iter(PORTFOLIOS.items()))
+    first, second = values[:2]
+    configs = [
+        compiled_config(engine=engine, knobs={"KERNEL_CFG": value}) for value in (first, second)
+    ]
     found = other_kernels(configs)
     texts = [c.text for c in [*configs, *found]]
     assert len(set(texts)) == len(texts)
-    assert {c.knobs["KERNEL_CFG"] for c in found} == set(KERNEL_CFGS[78]) - {first, second}
+    assert {c.knobs["KERNEL_CFG"] for c in found} == set(values) - {first, second}
     # An iterator is as good as a list.
     assert other_kernels(iter(configs)) == found
 
@@ -208,7 +224,7 @@ def test_of_real_lists(name: str, op: str) -> None:
     found = other_kernels(of_list)
     texts = [c.text for c in [*of_list, *found]]
     assert len(set(texts)) == len(texts)
-    with_portfolio = [c for c in of_list if c.is_compiled and c.engine in KERNEL_CFGS]
+    with_portfolio = [c for c in of_list if c.is_compiled and c.engine in PORTFOLIOS]
     assert bool(found) == bool(with_portfolio)
     search = open_search(problem, "h200")
     for c in found[:2]:
@@ -248,6 +264,21 @@ def test_many_threads_build_what_one_builds() -> None:
     assert one == many
     assert one[3] == (None, True)
     assert sum(text is not None for text, _ in one) >= 10
-    with pytest.raises(ValueError, match="nonsense"):
-        search.build_many([wanted[0], "nonsense"], 2)
     assert search.build_many([], 4) == []
+
+
+@pytest.mark.parametrize("text", ["nonsense", "eng67:KNOB_9=0", "aten", ""])
+def test_a_text_that_does_not_parse_is_a_config_that_does_not_build(text: str) -> None:
+    """It may come from a store that another version has written, beside others that build."""
+    problem = make("resnet_fp16_nhwc", "dgrad")
+    good = listed(problem)[0].text
+    search = open_search(problem, "h200")
+    built = search.build_many([text, good, text], 2)
+    assert [plan and plan.text for plan, _ in built] == [None, good, None]
+    assert [bool(error) for _, error in built] == [True, False, True]
+    assert "does not parse" in built[0][1]
+    for ask in (search.build, search.describe):
+        with pytest.raises(ca.CudnnError, match="does not parse"):
+            ask(text)
+    with pytest.raises(ValueError, match="does not parse"):
+        ca.build_plan(problem, text, device="h200")

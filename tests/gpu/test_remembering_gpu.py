@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +15,11 @@ from references import assert_close
 from torch.profiler import ProfilerActivity, profile
 
 import cudnn_autotune as ca
-from cudnn_autotune import remembering
+from cudnn_autotune import remembering, serving
+from cudnn_autotune.engines import Candidate
+from cudnn_autotune.measuring import WRITTEN
 from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
-from cudnn_autotune.store import Store
+from cudnn_autotune.store import Decision, Store
 
 pytestmark = pytest.mark.gpu
 
@@ -129,36 +133,163 @@ def test_determinism_re_ranks_without_timing() -> None:
     assert only().problem.deterministic
 
 
+# A knob by its number, that has a name: as a version wrote it that did not know it.
+UNREADABLE = "eng67:KNOB_9=0"
+
+
+def spoilt(folder: Path, decision: Decision, **changes: Any) -> None:
+    """From now on the store says so of its winner, and that its relative error was 1e-4."""
+    winner = decision.selection.winner
+    told = dataclasses.replace(
+        winner, candidate=dataclasses.replace(winner.candidate, **changes), runs=""
+    )
+    others = [e for e in decision.selection.ranking[1:] if e.candidate.text != told.candidate.text]
+    selection = dataclasses.replace(decision.selection, ranking=(told, *others))
+    Store(folder / "spoilt").add(
+        [dataclasses.replace(decision, selection=selection, relative_error=1e-4)]
+    )
+    ca.set_store(folder / "spoilt")
+    ca.forget()
+
+
+def assert_is_tuned_again(
+    x: torch.Tensor, w: torch.Tensor, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        y = call(x, w)
+    assert only().origin == "tuned"
+    assert reason in caplog.text
+    assert ca.fallbacks()[reason] == 1
+    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
+    ca.forget()
+    call(x, w)
+    assert only().origin == "store"  # the new one took its place
+
+
+@pytest.mark.parametrize("text", ["eng987", UNREADABLE])
 @pytest.mark.parametrize("limit", [None, 1 << 20])
 def test_a_config_that_no_longer_builds_is_tuned_again(
-    folder: Path, caplog: pytest.LogCaptureFixture, limit: int | None
+    folder: Path, caplog: pytest.LogCaptureFixture, limit: int | None, text: str
 ) -> None:
     """Under the same constraints, and under tighter ones: what is stored would else prevail."""
     x, w = operands()
     call(x, w)
     (decision,) = ca.get_store()
-    winner = decision.selection.winner
-    gone = dataclasses.replace(
-        winner,
-        candidate=dataclasses.replace(
-            winner.candidate, engine=987, text="eng987", workspace_bytes=0
-        ),
-    )
-    selection = dataclasses.replace(
-        decision.selection, ranking=(gone, *decision.selection.ranking[1:])
-    )
-    Store(folder / "spoilt").add([dataclasses.replace(decision, selection=selection)])
-    ca.set_store(folder / "spoilt")
+    spoilt(folder, decision, engine=987, text=text, workspace_bytes=0)
     ca.set_workspace_limit(limit)
-    ca.forget()
-    with caplog.at_level(logging.WARNING):
-        y = call(x, w)
-    assert only().origin == "tuned"
-    assert "no longer builds" in caplog.text
-    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
-    ca.forget()
+    assert_is_tuned_again(x, w, serving.NO_LONGER_BUILDS, caplog)
+
+
+def test_a_stored_matrix_product_of_what_is_none_is_tuned_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, w = operands()
     call(x, w)
-    assert only().origin == "store"  # the new one took its place
+    (decision,) = ca.get_store()
+    spoilt(folder, decision, engine=None, text="matmul", workspace_bytes=0, numerical_notes=())
+    assert_is_tuned_again(x, w, serving.NOT_ALLOWED, caplog)
+
+
+def offered_by_cudnn(decision: Decision, is_wanted: Callable[[Candidate], bool]) -> Candidate:
+    problem = decision.problem
+    for one in ca.candidates(problem, filtered=False):
+        if is_wanted(one) and not one.is_compiled:
+            try:
+                ca.build_plan(problem, one.text)
+            except ca.CudnnError:
+                continue
+            return one
+    pytest.skip("cuDNN lists no such engine for this problem")
+
+
+def test_a_workspace_that_the_store_denies_is_tuned_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, w = operands()
+    call(x, w)
+    (decision,) = ca.get_store()
+    large = offered_by_cudnn(decision, lambda c: c.workspace_bytes > 0)
+    lie = dataclasses.replace(large, workspace_bytes=0)
+    spoilt(folder, decision, **dataclasses.asdict(lie))
+    ca.set_workspace_limit(0)
+    assert_is_tuned_again(x, w, serving.NOT_ALLOWED, caplog)
+    assert ca.build_plan(only().problem, only().text).workspace_bytes == 0
+
+
+def test_notes_that_the_store_leaves_out_are_read_here(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, w = operands()
+    x.requires_grad_(False)
+    w.requires_grad_()
+    call(x, w).sum().backward()
+    decision = next(d for d in ca.get_store() if d.problem.op == "wgrad")
+    eager = offered_by_cudnn(decision, lambda c: "NONDETERMINISTIC" in c.numerical_notes)
+    lie = dataclasses.replace(eager, numerical_notes=())
+    spoilt(folder, decision, **dataclasses.asdict(lie))
+    torch.use_deterministic_algorithms(True)
+    with caplog.at_level(logging.WARNING):
+        call(x, w).sum().backward()
+    (served,) = (c for c in ca.choices() if c.problem.op == "wgrad")
+    assert served.origin == "tuned"
+    assert served.text != eager.text
+    assert serving.NOT_ALLOWED in caplog.text
+
+
+def test_what_is_served_from_a_store_is_checked(folder: Path) -> None:
+    x, w = operands()
+    call(x, w)
+    (decision,) = ca.get_store()
+    spoilt(folder, decision)
+    call(x, w)
+    assert only().origin == "store"
+    assert only().relative_error not in (None, 1e-4)
+    assert not any("tuned again" in reason for reason in ca.fallbacks())
+
+
+@pytest.mark.parametrize("text", ["matmul", UNREADABLE])
+def test_a_capture_verifies_what_the_store_says(
+    folder: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    x, w = operands()
+    call(x, w)
+    (decision,) = ca.get_store()
+    spoilt(folder, decision, engine=None, text=text, workspace_bytes=0, numerical_notes=())
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with caplog.at_level(logging.WARNING), torch.cuda.graph(graph):
+        y = call(x, w)
+    assert f"{text} is not captured" in caplog.text
+    y.fill_(float("nan"))
+    graph.replay()
+    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
+    call(x, w)
+    assert only().origin == "tuned"
+
+
+def test_what_was_captured_unchecked_is_checked_at_the_next_call_outside() -> None:
+    x, w = operands()
+    call(x, w)
+    ca.forget()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        call(x, w)
+    assert ca.choices() == []
+    call(x, w)
+    assert only().origin == "store"
+    assert only().relative_error is not None
+
+
+def test_a_bad_neighbour_does_no_harm(folder: Path) -> None:
+    x, w = operands()
+    call(x, w)
+    (decision,) = ca.get_store()
+    spoilt(folder, decision, text=UNREADABLE)
+    wider = operands(8)[0]
+    for mode in ("race", "neighbour"):
+        y = call(wider, w, mode)
+        assert_close(y, F.conv2d(wider.double(), w.double(), padding=1), ALLOWED)
 
 
 def test_retune_replaces_what_is_stored() -> None:
@@ -284,6 +415,58 @@ def test_tune_by_problem() -> None:
     decision = remembering.tune(problem, 0, "race")
     assert decision.problem == problem
     assert decision.selection.total_samples > 0
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"alignment": 8},
+        {"dtype": torch.bfloat16, "alignment": 2},
+        {"dtype": torch.float32, "allow_tf32": False, "alignment": 4},
+        {"allow_reduced_precision": False},
+        {"dtype": torch.bfloat16, "allow_reduced_precision": False},
+        {"deterministic": True},
+    ],
+    ids=str,
+)
+def test_a_problem_is_tuned_exactly_as_it_was_recorded(op: str, changes: dict[str, Any]) -> None:
+    """With the alignment of a view into a flat parameter, under the flags of who recorded it."""
+    changes = {"dtype": torch.float16, **changes}
+    aligned = changes.pop("alignment", 32)
+    alignment = tuple(32 if i == WRITTEN[op] else aligned for i in range(3))
+    problem = ca.ConvProblem(
+        op, (4, 32, 20, 20), (48, 32, 3, 3), padding=1, alignment=alignment, **changes
+    )
+    assert remembering.tune(problem, 0, "heuristic").problem == problem
+
+
+def test_a_problem_is_tuned_under_settings_that_are_not_its_own(
+    cudnn_flags: Callable[..., None],
+) -> None:
+    cudnn_flags(allow_tf32=False)
+    torch.use_deterministic_algorithms(True)
+    problem = ca.ConvProblem("wgrad", (4, 32, 20, 20), (48, 32, 3, 3), padding=1)
+    assert problem.allow_tf32
+    assert remembering.tune(problem, 0, "heuristic").problem == problem
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_model_of_views_into_a_flat_parameter_is_tuned() -> None:
+    """As FSDP's: their addresses are aligned to little."""
+    ca.set_store(mode="off")
+    layers = torch.nn.Sequential(ca.Conv2d(8, 8, 3), ca.Conv2d(8, 8, 3)).cuda().half()
+    size = layers[0].weight.numel()
+    flat = torch.randn(2 * (size + 8), device="cuda", dtype=torch.float16)
+    for number, layer in enumerate(layers):
+        start = number * (size + 8) + 2 * number + 1
+        layer.weight.data = flat[start : start + size].view_as(layer.weight)
+    x = torch.randn(2, 8, 20, 20, device="cuda", dtype=torch.float16)
+    problems = ca.distributed.problems_of(layers, x)
+    assert any(min(p.alignment) < 16 for p in problems)
+    with ca.use_sampling("race"):
+        decisions = ca.distributed.tune(layers, x)
+    assert [decision.problem for decision in decisions] == problems
 
 
 def test_every_decision_is_told() -> None:

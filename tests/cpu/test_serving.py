@@ -1,0 +1,358 @@
+"""What a store says is believed of nothing that this machine can verify."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from problems import make
+from references import random_operands
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C, remembering, serving
+from cudnn_autotune.checking import tolerance
+from cudnn_autotune.engines import ATEN, open_search
+from cudnn_autotune.measuring import operands
+from cudnn_autotune.outcome import Outcome
+from cudnn_autotune.queried import QueriedCandidates
+from cudnn_autotune.remembering import Known
+from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.store import Decision
+from cudnn_autotune.unlisted import MATMUL
+
+pytestmark = pytest.mark.search
+
+# A knob by its number, that has a name: as a version before that knows it.
+UNREADABLE = "eng67:KNOB_9=0"
+POINTWISE = ca.ConvProblem(
+    "fprop",
+    (2, 16, 6, 5),
+    (8, 16, 1, 1),
+    dtype=torch.float16,
+    memory_format=torch.channels_last,
+)
+PADDED = ca.ConvProblem(
+    "fprop",
+    (2, 16, 6, 5),
+    (8, 16, 3, 3),
+    padding=1,
+    dtype=torch.float16,
+    memory_format=torch.channels_last,
+)
+
+
+def as_told(candidate: ca.Candidate, **changes: Any) -> ca.Candidate:
+    return replace(candidate, **changes)
+
+
+def remembered(
+    problem: ca.ConvProblem, candidate: ca.Candidate, *, error: float | None = 1e-4
+) -> Decision:
+    """As a store has it, whoever wrote it there."""
+    selection = Selection((Timed(candidate, 1.0, 9), Timed(ATEN, 2.0, 9)), 18)
+    return Decision(problem, "race", 0, None, selection, error)
+
+
+def known(
+    problem: ca.ConvProblem, candidate: ca.Candidate, origin: str = "store", **fields: Any
+) -> Known:
+    return Known(candidate.text, origin, remembered(problem, candidate, **fields))
+
+
+@functools.cache
+def listed(problem: ca.ConvProblem) -> list[ca.Candidate]:
+    return ca.candidates(problem, device="h200", filtered=False)
+
+
+def first(problem: ca.ConvProblem, fits: Callable[[ca.Candidate], bool]) -> ca.Candidate:
+    """Of those that cuDNN offers for an H200; none of them is compiled."""
+    return next(c for c in listed(problem) if fits(c) and not c.is_compiled)
+
+
+def built(what: Known, problem: ca.ConvProblem, limit: int = -1) -> _C.Plan | None:
+    search = functools.partial(open_search, problem, "h200")
+    return serving.built(what, problem.native(), limit, search)
+
+
+def refused(what: Known, problem: ca.ConvProblem, limit: int = -1) -> tuple[str, str]:
+    with pytest.raises(serving.UnfitError) as unfit:
+        built(what, problem, limit)
+    reason, found = unfit.value.args
+    return reason, found
+
+
+# What is built
+
+
+def test_what_is_true_is_built() -> None:
+    problem = make("resnet_fp16_nhwc")
+    one = first(problem, lambda c: c.workspace_bytes > 0)
+    for limit in (-1, one.workspace_bytes):
+        plan = built(known(problem, one), problem, limit)
+        assert plan is not None
+        assert (plan.text, plan.workspace_bytes) == (one.text, one.workspace_bytes)
+    assert built(known(problem, ATEN), problem) is None
+    assert built(known(POINTWISE, MATMUL), POINTWISE) is None
+
+
+def test_the_workspace_is_the_plans() -> None:
+    problem = make("resnet_fp16_nhwc", "wgrad")
+    one = first(problem, lambda c: c.workspace_bytes > 1000)
+    lie = known(problem, as_told(one, workspace_bytes=0))
+    reason, found = refused(lie, problem, 1000)
+    assert reason == serving.NOT_ALLOWED
+    assert f"it needs {one.workspace_bytes} bytes" in found
+    assert built(lie, problem, one.workspace_bytes) is not None
+
+
+@pytest.mark.parametrize(
+    ("note", "changes", "demand"),
+    [
+        ("NONDETERMINISTIC", {}, {"deterministic": True}),
+        (
+            "TENSOR_CORE",
+            {"dtype": torch.float32, "memory_format": torch.contiguous_format},
+            {"allow_tf32": False},
+        ),
+    ],
+)
+def test_the_notes_are_the_engines(
+    note: str, changes: dict[str, Any], demand: dict[str, Any]
+) -> None:
+    problem = make("resnet_fp16_nhwc", "wgrad", **changes, **demand)
+    one = first(problem, lambda c: note in c.numerical_notes)
+    lie = known(problem, as_told(one, numerical_notes=()))
+    reason, found = refused(lie, problem)
+    assert reason == serving.NOT_ALLOWED
+    assert note in found
+    free = make("resnet_fp16_nhwc", "wgrad", **changes)
+    assert built(replace_problem(lie, free), free) is not None
+
+
+def replace_problem(what: Known, problem: ca.ConvProblem) -> Known:
+    assert what.decision is not None
+    return replace(what, decision=replace(what.decision, problem=problem))
+
+
+def test_what_an_erratum_names_serves_no_longer() -> None:
+    """The entry may be older."""
+    problem = make("resnet_fp16_nhwc", "wgrad", padding=(0, 0, 1, 1))
+    version = _C.cudnn_runtime_version()
+    wrong = [c for c in listed(problem) if _C.is_known_wrong(c.text, problem.native(), version)]
+    if not wrong:
+        pytest.skip(f"no erratum is known of cuDNN {version} for this problem")
+    assert refused(known(problem, wrong[0]), problem)[0] == serving.NOT_ALLOWED
+
+
+@pytest.mark.parametrize("text", [UNREADABLE, "eng987", "nonsense", "", "eng67:KERNEL_CFG=987"])
+def test_what_this_version_does_not_have_no_longer_builds(text: str) -> None:
+    problem = make("resnet_fp16_nhwc")
+    gone = as_told(first(problem, lambda c: True), text=text)
+    reason, found = refused(known(problem, gone), problem)
+    assert reason == serving.NO_LONGER_BUILDS
+    assert text in found
+
+
+def test_a_matrix_product_serves_problems_that_are_one() -> None:
+    reason, found = refused(known(PADDED, MATMUL), PADDED)
+    assert reason == serving.NOT_ALLOWED
+    assert "no matrix product" in found
+
+
+def test_a_pin_is_an_order() -> None:
+    """The notes and the workspace are the user's business."""
+    problem = make("resnet_fp16_nhwc", "wgrad", deterministic=True)
+    one = first(problem, lambda c: "NONDETERMINISTIC" in c.numerical_notes)
+    plan = built(Known(one.text, "pinned"), problem, 0)
+    assert plan is not None
+    assert plan.text == one.text
+    for text in ("eng987", UNREADABLE):
+        with pytest.raises(ca.CudnnError):
+            built(Known(text, "pinned"), problem)
+
+
+# What is served, on the CPU, where PyTorch's own path and the matrix product run
+
+
+def tensors_of(problem: ca.ConvProblem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return operands(problem, "cpu")
+
+
+def served(what: Known, problem: ca.ConvProblem, tensors: Any = None) -> Outcome | None:
+    given = tensors or tensors_of(problem)
+    return serving.served_by(problem.native(), problem, what, -1, 0, given)
+
+
+@pytest.mark.parametrize("candidate", [ATEN, MATMUL], ids=lambda c: c.text)
+def test_what_is_right_serves_with_the_error_that_was_found_here(candidate: ca.Candidate) -> None:
+    what = known(POINTWISE, candidate, error=1.5e-5)
+    outcome = served(what, POINTWISE)
+    assert outcome is not None
+    assert outcome.chosen is not None
+    assert outcome.chosen.candidate == candidate
+    assert outcome.relative_error is not None
+    assert outcome.relative_error != 1.5e-5
+    assert outcome.relative_error < tolerance(POINTWISE)
+    assert ca.fallbacks() == {}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ca.Store:
+    ca.set_store(tmp_path, mode="read_write")
+    return ca.get_store()
+
+
+def found(problem: ca.ConvProblem) -> Known | None:
+    return remembering.find(problem, "race", None, 0, 0)
+
+
+def test_a_matrix_product_of_what_is_none_is_tuned_again(
+    store: ca.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.add([remembered(PADDED, MATMUL)])
+    what = found(PADDED)
+    assert what is not None
+    assert what.text == "matmul"
+    assert served(what, PADDED) is None
+    assert ca.fallbacks() == {serving.NOT_ALLOWED: 1}
+    assert "matmul (store): a remembered choice is not allowed here: tuned again" in caplog.text
+    # Nor is it found again.
+    again = found(PADDED)
+    assert again is None or again.text != "matmul"
+
+
+def test_a_stored_error_does_not_spare_the_check(
+    store: ca.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.add([remembered(POINTWISE, MATMUL, error=0.0)])
+    what = found(POINTWISE)
+    assert what is not None
+    x, w, y = tensors_of(POINTWISE)
+    # In another layout than the problem says, the product's rows lie elsewhere: a wrong output.
+    assert served(what, POINTWISE, (x, w, torch.empty(y.shape, dtype=y.dtype))) is None
+    assert ca.fallbacks() == {serving.WRONG: 1}
+    assert "is wrong" in caplog.text
+    again = found(POINTWISE)
+    assert again is None or again.text != "matmul"
+
+
+def test_what_ranks_agreed_upon_is_verified_too() -> None:
+    ca.set_store(mode="off")
+    remembering.install([remembered(PADDED, MATMUL)], 0)
+    what = found(PADDED)
+    assert what is not None
+    assert what.origin == "agreed"
+    assert served(what, PADDED) is None
+    assert found(PADDED) is None
+
+
+def test_a_wrong_pin_serves_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    x, w, y = tensors_of(POINTWISE)
+    tensors = (x, w, torch.empty(y.shape, dtype=y.dtype))
+    outcome = served(Known("matmul", "pinned"), POINTWISE, tensors)
+    assert outcome is not None
+    assert outcome.relative_error is not None
+    assert outcome.relative_error > 0.5
+    assert "serves all the same: it is pinned" in caplog.text
+    assert ca.fallbacks() == {}
+
+
+# While a stream is being captured
+
+
+def captured(problem: ca.ConvProblem, limit: int = -1) -> str | None:
+    way = serving.during_capture(problem.native(), "race", limit, 0, 0)
+    return None if way is None else way[0]
+
+
+def test_during_a_capture_serves_what_was_right_where_it_was_tuned(
+    store: ca.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert captured(POINTWISE) is None
+    store.add([remembered(POINTWISE, MATMUL, error=1e-3)])
+    with caplog.at_level(logging.INFO):
+        assert captured(POINTWISE) == "matmul"
+    assert "its output is checked at the next call outside" in caplog.text
+    # Re-ranked: PyTorch's path takes its place, and nobody has checked that yet.
+    deterministic = replace_deterministic(POINTWISE)
+    assert found(deterministic) is not None
+    assert captured(deterministic) is None
+
+
+def replace_deterministic(problem: ca.ConvProblem) -> ca.ConvProblem:
+    return ca.ConvProblem(
+        problem.op,
+        problem.input_shape,
+        problem.weight_shape,
+        dtype=problem.dtype,
+        memory_format=problem.memory_format,
+        deterministic=True,
+    )
+
+
+@pytest.mark.parametrize("error", [None, 0.7])
+def test_during_a_capture_nothing_serves_that_was_not_right(
+    store: ca.Store, error: float | None
+) -> None:
+    store.add([remembered(POINTWISE, MATMUL, error=error)])
+    assert found(POINTWISE) is not None
+    assert captured(POINTWISE) is None
+
+
+def test_during_a_capture_the_plan_is_verified(
+    store: ca.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.add([remembered(PADDED, MATMUL)])
+    assert captured(PADDED) is None
+    assert "matmul is not captured: the problem is no matrix product" in caplog.text
+
+
+def test_during_a_capture_a_pin_is_an_order() -> None:
+    ca.pin(POINTWISE, "aten")
+    assert captured(POINTWISE) == "aten"
+
+
+# Neighbours
+
+
+def offered(
+    problem: ca.ConvProblem, nearby: Sequence[ca.Candidate], limit: int | None = None
+) -> list[ca.Candidate]:
+    a, b = random_operands(problem)
+    search = open_search(problem, "h200")
+    return list(QueriedCandidates(search, problem, (a, b, a), limit, nearby).similar())
+
+
+def test_a_neighbours_engine_is_what_cudnn_says_of_it_here() -> None:
+    problem = make("resnet_fp16_nhwc", "wgrad")
+    one = first(problem, lambda c: c.workspace_bytes > 0 and bool(c.numerical_notes))
+    lie = as_told(one, workspace_bytes=0, numerical_notes=(), behavior_notes=("RUNTIME",))
+    unreadable = as_told(one, text=UNREADABLE)
+    (here,) = offered(problem, [unreadable, lie, as_told(one, text="eng987"), MATMUL])
+    assert here.text == one.text
+    assert here.workspace_bytes == one.workspace_bytes
+    assert (here.numerical_notes, here.behavior_notes) == (one.numerical_notes, one.behavior_notes)
+    assert here.heuristic_mode == ""
+    assert offered(problem, [lie], one.workspace_bytes - 1) == []
+
+
+def test_a_neighbours_engine_is_under_the_rules_of_this_problem() -> None:
+    problem = make("resnet_fp16_nhwc", "wgrad", deterministic=True)
+    one = first(problem, lambda c: "NONDETERMINISTIC" in c.numerical_notes)
+    assert offered(problem, [as_told(one, numerical_notes=())]) == []
+
+
+def test_what_was_asked_about_is_listed_all_the_same() -> None:
+    problem = make("resnet_fp16_nhwc")
+    expected = [c.text for c in listed(problem) if c.heuristic_mode == "A"]
+    search = open_search(problem, "h200")
+    search.describe(expected[1])
+    search.build_many(expected[2:3], 1)
+    assert [c.text for c in search.query("A")] == expected
+    assert search.query("A") == []
