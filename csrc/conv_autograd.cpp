@@ -95,10 +95,12 @@ class BelowAutogradUnlessRecording {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
-// A batch of gradients (`is_grads_batched`) knows no memory format.
-bool is_batched(const at::Tensor& tensor) {
-  return tensor.key_set().has_any(
-      c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
+// Whether a gradient has memory to be laid out: a batch of gradients (`is_grads_batched`) knows no
+// memory format, and what a compiler traces is laid out by the compiler.
+bool has_layout(const at::Tensor& tensor) {
+  return tensor.is_cuda() && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+         !tensor.key_set().has_any(
+             c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
 }
 
 at::Tensor bias_gradient(const at::Tensor& grad_output) {
@@ -129,7 +131,7 @@ struct ConvFprop : torch::autograd::Function<ConvFprop> {
     const Arguments arguments(ctx);
     const BelowAutogradUnlessRecording guard(grads[0]);
     // Once for both gradients, and in the forward's layout.
-    const Variable grad_output = grads[0].is_cuda() && !is_batched(grads[0])
+    const Variable grad_output = has_layout(grads[0])
                                      ? grads[0].contiguous(conv_memory_format(saved[0], saved[1]))
                                      : grads[0];
     if (ctx->needs_input_grad(0)) {

@@ -52,7 +52,8 @@ def test_it_is_loaded_without_this_package(
         f"input = torch.load({str(tmp_path / 'input.pt')!r});"
         f"model = {LOADED[way]};"
         f"torch.save(model(input).detach(), {str(tmp_path / 'output.pt')!r});"
-        "assert not any(name.startswith('cudnn_autotune') for name in sys.modules)"
+        "assert not any(name.startswith('cudnn_autotune') for name in sys.modules);"
+        "torch.cuda.synchronize(); del model"  # before CUDA is shut down
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
