@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cudnn_autotune import demo_replay, sampling, store_settings
+from cudnn_autotune import demo_replay, events, sampling, store_settings
 from cudnn_autotune._extension import extension_available
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.choice_log import Choice, choices
@@ -81,7 +81,8 @@ def run(console: Console | None = None) -> Record | None:
     before = store_settings.get_store_settings()
     store_settings.set_store(mode="off")  # what was chosen once is not shown, nor is this kept
     try:
-        _with_gpu(console)
+        with events.SEARCHES.shown_elsewhere():
+            _with_gpu(console)
     finally:
         store_settings.restore_settings(before)
     return None

@@ -101,7 +101,8 @@ def choose(
         choice = remember(served, source=known)
         return choice.text, served.plan, None
     strategy = sampling.get(probing.MODE if is_probe else mode)
-    outcome = _search(native, problem, strategy, limit, limits, device, tensors)
+    with events.SEARCHES.searching():
+        outcome = _search(native, problem, strategy, limit, limits, device, tensors)
     choice = remember(outcome)
     trial = None
     if isinstance(strategy, Online) and outcome.chosen and not problem.deterministic:

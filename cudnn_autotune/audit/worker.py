@@ -26,6 +26,7 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
     so that importing is in no measured time."""
     for name in modules:
         importlib.import_module(name)
+    from cudnn_autotune import events
     from cudnn_autotune.audit.backend import Backend, Poisoned
     from cudnn_autotune.json_dataclass import encode
 
@@ -43,7 +44,8 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
                 backend = module.open_backend(request)
                 say({"set up": True})
                 continue
-            result = backend.work(request["task"], request["case"], request)
+            with events.SEARCHES.shown_elsewhere():  # by the process that asks
+                result = backend.work(request["task"], request["case"], request)
         except Poisoned as error:
             say({"error": str(error), "fatal": True})
             return

@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cudnn_autotune import events
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.report import wording
 from cudnn_autotune.store import Decision, Store
@@ -79,7 +80,8 @@ def run(
     estimate = Estimate([problem for problem in problems if found[problem] is None])
     columns = (TextColumn("tuning"), BarColumn(), MofNCompleteColumn())
     left = TextColumn("{task.fields[left]}")
-    with Progress(*columns, TimeElapsedColumn(), left, console=console, transient=True) as progress:
+    bar = Progress(*columns, TimeElapsedColumn(), left, console=console, transient=True)
+    with events.SEARCHES.shown_elsewhere(), bar as progress:
         task = progress.add_task("tuning", total=len(problems), left="")
         for problem in problems:
             decision = found[problem]

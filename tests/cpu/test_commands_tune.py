@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from stored import H200, decide, layer, refused, run, simulation, succeeded
 from torch import nn
 
 import cudnn_autotune as ca
+from cudnn_autotune import events
 from cudnn_autotune.commands import tune_run
 from cudnn_autotune.commands.tune import Bench
 from cudnn_autotune.commands.tune_run import DeviceLost, Estimate
@@ -172,6 +174,26 @@ def test_names_in_a_file_do_not_steer_the_terminal(gpu: Simulated, tmp_path: Pat
         assert "known already" in text
         assert "\x1b" not in text
     assert gpu.tuned == []
+
+
+def test_a_slow_search_under_a_progress_bar_needs_no_warning(
+    gpu: Simulated,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(events, "SEARCHES", events.SlowSearches(after_s=0.001))
+
+    def slow(problem: ConvProblem, mode: str) -> Decision:
+        with events.SEARCHES.searching():
+            time.sleep(0.05)
+            return gpu(problem, mode)
+
+    bench = dataclasses.replace(gpu.bench, tune=slow)
+    succeeded("tune", *LAYER, "--op", "dgrad", "--store", tmp_path, obj=bench)
+    assert caplog.messages == []
+    slow(gpu.tuned[0][0], "race")
+    assert len(caplog.messages) == 1
 
 
 def test_modes_are_apart(gpu: Simulated, tmp_path: Path) -> None:

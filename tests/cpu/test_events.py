@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 import torch
+from subprocesses import python
 
 import cudnn_autotune as ca
 from cudnn_autotune import events
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.engines import ATEN
+from cudnn_autotune.events import SlowSearches
 from cudnn_autotune.sampling.selection import Timed
 
 pytestmark = pytest.mark.search
@@ -84,3 +89,83 @@ def test_every_decision_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="callback must be callable, got 3"):
         ca.on_decision(3)  # type: ignore[arg-type]
+
+
+class Said(logging.Handler):
+    """What the package's log says, as soon as it does."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        self.is_there = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.name} {record.levelname}: {record.getMessage()}")
+        self.is_there.set()
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    handler = Said()
+    log = logging.getLogger("cudnn_autotune")
+    log.addHandler(handler)
+    yield handler
+    log.removeHandler(handler)
+
+
+def test_a_long_search_is_told_of_while_it_runs(said: Said) -> None:
+    searches = SlowSearches(after_s=0.05)
+    with searches.searching():
+        assert said.is_there.wait(30)
+    (line,) = said.lines
+    assert line.startswith("cudnn_autotune WARNING: ")
+    for part in ("0.05 s", "0 convolutions are tuned", "race", "set_budget_ms", "heuristic"):
+        assert part in line
+    assert "cudnn-autotune tune" in line
+    said.is_there.clear()
+    with searches.searching():
+        assert not said.is_there.wait(0.2), "once is enough"
+
+
+def test_many_short_searches_are_told_of_together(said: Said) -> None:
+    searches = SlowSearches(after_s=0.2)
+    for _ in range(3):
+        with searches.searching():
+            time.sleep(0.02)
+    time.sleep(0.3)  # what passes between them is not searched
+    assert not said.lines
+    with searches.searching():
+        assert said.is_there.wait(30)
+    assert "3 convolutions are tuned" in said.lines[0]
+
+
+def test_a_search_that_fails_counts_and_is_over(said: Said) -> None:
+    searches = SlowSearches(after_s=0.1)
+    with pytest.raises(RuntimeError, match="mine"), searches.searching():
+        raise RuntimeError("mine")
+    assert not said.is_there.wait(0.3)
+
+
+def test_a_tool_that_shows_how_far_it_is_needs_no_line(said: Said) -> None:
+    searches = SlowSearches(after_s=0.01)
+    with searches.shown_elsewhere(), searches.searching():
+        assert not said.is_there.wait(0.2)
+    with searches.searching():
+        assert said.is_there.wait(30)
+
+
+SLOW = """
+import time
+from cudnn_autotune import events
+with events.SEARCHES.searching():
+    time.sleep(2.5)
+    print("searched")
+"""
+
+
+def test_nobody_need_ask_for_the_line() -> None:
+    """On standard error, in a program that knows nothing of logging."""
+    done = python("-c", SLOW)
+    assert done.stdout == "searched\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("This process has searched for fast convolution engines for 2 s: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from references import assert_close
 from torch import Tensor
 
 import cudnn_autotune as ca
+from cudnn_autotune import events
+from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
 
 pytestmark = pytest.mark.gpu
 
@@ -37,6 +40,30 @@ def only_choice(**fields: Any) -> ca.Choice:
     ]
     assert len(found) == 1, found
     return found[0]
+
+
+def test_a_slow_search_is_told_of_while_it_runs(
+    operands: tuple[Tensor, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(events, "SEARCHES", events.SlowSearches(after_s=0.05))
+    told: list[str] = []
+
+    class Slow:
+        name = "test_slow"
+
+        def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection:
+            time.sleep(1.0)
+            told.extend(caplog.messages)
+            (first,) = timer.runnable(candidates.all(), limit=1)
+            return Selection((Timed(first, None, 0),), total_samples=0)
+
+    ca.sampling.register(Slow())
+    input, weight = operands
+    ca.functional.conv2d(input, weight, padding=1, sampling="test_slow")
+    assert len(told) == 1
+    assert "searched for fast convolution engines" in told[0]
 
 
 @pytest.mark.parametrize("mode", ["heuristic", *TIMED])
