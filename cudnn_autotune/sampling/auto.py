@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import random
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cudnn_autotune.sampling.conclusion import selection
@@ -26,25 +28,37 @@ from cudnn_autotune.sampling.timer import Timer
 
 # Two measurements of the same work differ by so much.
 _SLACK = 1.02
+# A board warms up, its power limit changes, its neighbours begin to work: a minute later it is
+# probed again, which takes 0.1 s.
+_LASTS_S = 60.0
 
 
 class HeldClocks:
-    """Rates of work at which a board was seen to hold its clock; of this process."""
+    """Rates of work at which a board was seen to hold its clock of late; of this process.
 
-    def __init__(self) -> None:
+    Args:
+        now_s: a clock, in seconds.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
         self._lock = threading.Lock()
-        self._rates: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        self._seen: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
 
     def covers(self, work: Work, call_ms: float) -> bool:
         flops, bytes_ = work.flops / call_ms, work.bytes / call_ms
         with self._lock:
-            known = self._rates.get((work.device, work.dtype), [])
-            return any(flops <= _SLACK * f and bytes_ <= _SLACK * b for f, b in known)
+            known = self._of_late(work)
+            return any(flops <= _SLACK * f and bytes_ <= _SLACK * b for f, b, _ in known)
 
     def add(self, work: Work, call_ms: float) -> None:
-        rate = (work.flops / call_ms, work.bytes / call_ms)
+        seen = (work.flops / call_ms, work.bytes / call_ms, self._now_s())
         with self._lock:
-            self._rates.setdefault((work.device, work.dtype), []).append(rate)
+            self._seen[work.device, work.dtype] = [*self._of_late(work), seen]
+
+    def _of_late(self, work: Work) -> list[tuple[float, float, float]]:
+        known = self._seen.get((work.device, work.dtype), [])
+        return [rate for rate in known if self._now_s() - rate[2] < _LASTS_S]
 
 
 @dataclass(frozen=True)

@@ -947,6 +947,21 @@ def test_rates_at_which_a_board_held_its_clock() -> None:
     assert not held.covers(replace(work, device="cuda:1"), 1.0)
 
 
+def test_a_board_that_held_its_clock_a_while_ago_is_asked_again() -> None:
+    now_s = [100.0]
+    held = HeldClocks(now_s=lambda: now_s[0])
+    work = Work(flops=1e9, bytes=1e6, device="cuda:0", dtype="torch.float16")
+    held.add(work, 1.0)
+    now_s[0] += 59
+    assert held.covers(work, 1.0)
+    held.add(work, 2.0)
+    now_s[0] += 2
+    assert not held.covers(work, 1.0), "it may be hot by now"
+    assert held.covers(work, 2.0), "seen two seconds ago"
+    now_s[0] += 60
+    assert not held.covers(work, 2.0)
+
+
 class Worked(StaticCandidates):
     """Candidates of a problem whose work is known."""
 
