@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import torch
 from torch import Tensor
@@ -222,20 +222,27 @@ class GpuTimer:
 
         It has room beside that, for the timer to move them about.
         """
-        needs = {self._needs(c) for c in candidates}
+        had = self._workspace_bytes()
         room = (_C.PlanTimer.PLACES - 1) * _C.PlanTimer.PLACE_BYTES
-        for most in sorted(needs, reverse=True):
-            if most <= self._workspace_bytes():
-                break
-            try:
-                self._workspace = torch.empty(most + room, dtype=torch.uint8, device=self._device)
-            except torch.OutOfMemoryError:
-                continue
-            if self._native is not None:
-                self._native.set_workspace(self._workspace)
-            break
+        larger = {self._needs(c) + room for c in candidates if self._needs(c) > had}
+        if larger:
+            # The old one goes first: memory need not hold both.
+            self._use_workspace(0)
+            for size in sorted(larger, reverse=True):
+                with suppress(torch.OutOfMemoryError):
+                    self._use_workspace(size)
+                    break
+            else:
+                self._use_workspace(had)  # those that were runnable before stay so
         had = self._workspace_bytes()
         return [c for c in candidates if self._needs(c) <= had]
+
+    def _use_workspace(self, size: int) -> None:
+        """In bytes; raises OutOfMemoryError, and leaves what there is."""
+        workspace = torch.empty(size, dtype=torch.uint8, device=self._device)
+        if self._native is not None:
+            self._native.set_workspace(workspace)
+        self._workspace = workspace
 
     def _needs(self, candidate: Candidate) -> int:
         plan = self.plans.get(candidate.text)

@@ -357,6 +357,30 @@ def test_calls_go_round_the_places_that_a_workspace_leaves(
     assert places in seen
 
 
+def test_a_larger_workspace_takes_the_place_of_the_one_before(open_timer: Open) -> None:
+    """At no moment is there memory for both."""
+    # Its tensors are to be brought into another layout: some engines want a workspace as large.
+    problem = ca.ConvProblem(
+        "fprop", (32, 256, 56, 56), (256, 256, 3, 3), padding=1, dtype=torch.float16
+    )
+    timer = open_timer(problem)
+    timer.run([Batch(ATEN)])
+    without = torch.cuda.memory_allocated()
+    grown = 0
+    for candidate in sorted(ca.candidates(problem), key=lambda c: c.workspace_bytes):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        if not timer.runnable([candidate]):
+            continue
+        after = torch.cuda.memory_allocated()
+        assert torch.cuda.max_memory_allocated() <= max(before, after) + SLACK
+        grown += after > before + SLACK and before > without + SLACK
+        timer.run([Batch(candidate)])  # loads the kernel
+        check_samples(timer.run([Batch(candidate)] * 2), timer)
+    if not grown:
+        pytest.skip("no two engines here need workspaces of sizes that differ much")
+
+
 def test_closing_gives_the_memory_back_and_keeps_the_plans() -> None:
     problem = ca.ConvProblem("fprop", **DENSE)
     candidates = ca.candidates(problem)[:5]
