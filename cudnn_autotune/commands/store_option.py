@@ -17,7 +17,7 @@ from cudnn_autotune.report.wording import count, printable
 from cudnn_autotune.store import disk_file, entry, file_format
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.folder import SUFFIX, default_folder, names_file
+from cudnn_autotune.store.folder import SUFFIX, default_folder, file_in, names_file
 
 _TOLD = 3
 
@@ -166,7 +166,8 @@ def open_store(
             raise refuse(option, f"{store_path} does not exist")
         files = [store_path]
     files = files or files_of(store_path, option)
-    own = folder_of(store_path) / Environment.of().file_name
+    folder = folder_of(store_path)
+    own = folder / file_in(folder, Environment.of()).name
     unreadable: list[str] = []
     readable: list[Path] = []
     # That of this machine first: the others are not even looked at where it can be read.
