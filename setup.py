@@ -372,7 +372,7 @@ def main() -> None:
         "install_requires": [
             torch_requirement(torch),
             "click>=8",
-            "filelock>=3.12",
+            "filelock>=3.20.1",
             "jinja2>=3.1",
             "numpy>=1.26",
             "nvidia-ml-py>=12",

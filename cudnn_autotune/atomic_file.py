@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import stat
@@ -12,11 +13,14 @@ from secrets import token_hex
 
 def write(path: Path, data: bytes) -> None:
     """Replaces the file, or the one that a link leads to; when this returns, it is on the disk.
+    (On a file system that syncs no folders, a power failure may bring the old one back.)
 
     Raises:
-        OSError: the file is then as it was.
+        OSError: the file is then as it was. PermissionError: also where it is read-only.
     """
     path = Path(os.path.realpath(path))
+    if is_read_only(path):
+        raise PermissionError(errno.EACCES, "the file is read-only", str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(4)}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -32,11 +36,22 @@ def write(path: Path, data: bytes) -> None:
         with suppress(OSError):
             partial.unlink()
         raise
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # The file has been replaced: whoever heard of a failure now would take it for the old one.
+    with suppress(OSError):
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def is_read_only(path: Path) -> bool:
+    """Whether it is a file that nobody may write to, as its mode says (0444): that its folder would
+    let it be replaced, and that root may do anything, does not count."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return not os.stat(path).st_mode & 0o222
+    except OSError:
+        return False
 
 
 def partials(path: Path) -> list[Path]:

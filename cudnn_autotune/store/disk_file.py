@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -18,6 +19,9 @@ from cudnn_autotune import atomic_file
 # A writer holds the lock for milliseconds; but many may wait, and who gets it next is chance.
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.005
+MOST_BYTES = 1 << 28
+"""Of a file that is read or written: tens of thousands of decisions. A sparse file may claim any
+size."""
 
 
 class Stamp(NamedTuple):
@@ -46,7 +50,8 @@ def read(path: Path) -> tuple[bytes, Stamp | None]:
     """The whole file, and the stamp of what was read; ``(b"", None)`` where there is none.
 
     Raises:
-        OSError: it is there, but cannot be read, or is no regular file.
+        OSError: it is there, but cannot be read, is no regular file, or is larger than
+            ``MOST_BYTES``.
     """
     try:
         # Not to wait for the writer of a pipe.
@@ -57,6 +62,7 @@ def read(path: Path) -> tuple[bytes, Stamp | None]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is no regular file")
+        _check_size(status.st_size)
         return file.read(), _stamp(status)
 
 
@@ -82,13 +88,27 @@ def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
 
 
 def replace(path: Path, data: bytes) -> Stamp | None:
-    """As ``atomic_file.write``; to be called under the lock. The stamp of what is there then."""
+    """As ``atomic_file.write``; to be called under the lock. The stamp of what is there then.
+
+    Raises:
+        OSError: also for more than ``MOST_BYTES``, which nobody would read again.
+    """
+    _check_size(len(data))
     atomic_file.write(path, data)
     return stamp(path)
 
 
+def _check_size(size: int) -> None:
+    if size > MOST_BYTES:
+        raise OSError(
+            errno.EFBIG, f"a store's file has at most {MOST_BYTES} bytes, this one has {size}"
+        )
+
+
 def is_writable(path: Path) -> bool:
-    """Whether files could be made beside it, as far as permissions tell."""
+    """Whether it could be replaced, as far as permissions tell."""
+    if atomic_file.is_read_only(path):
+        return False
     folder = next(folder for folder in path.parents if os.path.exists(folder))
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
 

@@ -142,8 +142,10 @@ class SyncedFile:
         try:
             stamp = disk_file.replace(self.path, content.data)
         except BaseException:
-            if aside is not None:
-                with suppress(OSError):
+            # Unless the file has been replaced by then: it is the only one that is left.
+            with suppress(OSError):
+                now = disk_file.stamp(self.path)
+                if aside and now and self._stamp and now.inode == self._stamp.inode:
                     aside.unlink()
             raise
         before = (self.content, self._stamp)

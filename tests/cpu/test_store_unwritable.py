@@ -172,6 +172,81 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
     assert list(Store(tmp_path, H200)) == [decision(1)]
 
 
+def test_a_read_only_file_in_a_folder_with_permission(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    store.add([decision(1)])
+    data = store.path.read_bytes()
+    store.path.chmod(0o444)
+    assert not store.is_writable
+    with pytest.warns(UserWarning, match=r"cannot be written.*memory.*read-only"):
+        store.add([decision(2)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it has been said
+        store.add([decision(3)])
+        Store(tmp_path, H200).add([decision(4)])
+        assert list(store) == [decision(n) for n in (1, 2, 3)]
+    assert store.path.read_bytes() == data
+    assert store.path.stat().st_mode & 0o777 == 0o444
+    # A damaged one is read as far as it goes.
+    store.path.chmod(0o644)
+    store.path.write_bytes(data[:-3])
+    store.path.chmod(0o444)
+    with pytest.warns(UserWarning, match="damaged"):
+        assert list(Store(tmp_path, H200)) == [decision(1)]
+    assert store.path.read_bytes() == data[:-3]
+    assert not list(tmp_path.glob("*.damaged-*"))
+    store.path.chmod(0o644)
+    store.path.write_bytes(data)
+    store.add([decision(5)])
+    assert list(Store(tmp_path, H200)) == [decision(n) for n in (1, 2, 3, 5)]
+
+
+DAMAGED_IN_A_FOLDER_THAT_CANNOT_BE_SYNCED = """
+drop_capabilities()
+store = Store(folder, H200)
+store.add([decision(4)])
+told = [said(), store.is_writable]
+"""
+
+
+def test_a_folder_that_cannot_be_synced(tmp_path: Path) -> None:
+    """It may be written to, but not opened: the file has been replaced by then."""
+    store = Store(tmp_path, H200)
+    store.add([decision(n) for n in (1, 2, 3)])
+    damaged = store.path.read_bytes()[:-30]
+    store.path.write_bytes(damaged)
+    tmp_path.chmod(0o333)
+    (said,), is_writable = in_a_child(DAMAGED_IN_A_FOLDER_THAT_CANNOT_BE_SYNCED, tmp_path)
+    tmp_path.chmod(0o700)
+    (aside,) = tmp_path.glob("*.damaged-*")
+    assert aside.name in said
+    assert aside.read_bytes() == damaged
+    assert is_writable
+    assert list(Store(tmp_path, H200)) == [decision(n) for n in (1, 2, 4)]
+
+
+def test_what_a_link_at_the_locks_path_leads_to(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_bytes(b"buy milk")
+    store = Store(tmp_path / "store.json", H200)
+    Path(f"{store.path}.lock").symlink_to(notes)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        store.add([decision(1)])
+    assert list(store) == [decision(1)]
+    assert notes.read_bytes() == b"buy milk"
+
+
+def test_a_store_that_has_grown_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could read it again."""
+    store = Store(tmp_path, H200)
+    store.add([decision(1)])
+    monkeypatch.setattr(disk_file, "MOST_BYTES", store.path.stat().st_size + 100)
+    with pytest.warns(UserWarning, match="cannot be written.*at most"):
+        store.add([decision(2)])
+    assert list(store) == [decision(1), decision(2)]
+    assert list(Store(tmp_path, H200)) == [decision(1)]
+
+
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
 def test_what_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> None:
     path = tmp_path / H200.file_name
