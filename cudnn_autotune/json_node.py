@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 
 MOST = 1e15
 """The largest number; above it JSON readers of other languages may give up."""
+_MOST_DEPTH = 64
+"""What this package writes is nested less than ten levels deep."""
 _MOST_SHOWN = 80
 _short = reprlib.Repr()  # it neither looks at all of a long list nor goes down all of a deep one
 _short.maxlevel = 3
@@ -68,6 +70,26 @@ def _decompressed(data: bytes, most_bytes: int) -> bytes:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a number that JSON may hold")
+
+
+def loads(data: bytes) -> Any:
+    """The value of a JSON text; ValueError where it is none, and where it is nested too deeply,
+    which does not depend on how deep the caller is in calls."""
+    try:
+        value = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    level = [value]
+    for _ in range(_MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return value
+    raise ValueError("it is nested too deeply")
 
 
 class Node:

@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+from cudnn_autotune.json_node import loads
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 
@@ -87,12 +88,10 @@ def parse(line: bytes, environment: Environment) -> tuple[bytes, dict[str, Any]]
     if not line.startswith(b'"') or line[end : end + 3] != b": {":
         raise NoEntryError('a line is not of the form "name": {...}')
     try:
-        json.loads(line[:end])
-        tree = json.loads(line[end + 2 :])
-    except RecursionError as error:
-        raise NoEntryError("an entry is nested too deeply") from error
+        loads(line[:end])
+        tree = loads(line[end + 2 :])
     except ValueError as error:
-        raise NoEntryError(f"an entry is no JSON: {error}") from error
+        raise NoEntryError(f"an entry is no JSON that can be read: {error}") from error
     if not isinstance(tree, dict) or tree.get(_TAG) != environment.digest:
         raise ValueError("the entry is of another environment")
     return line[:end], tree

@@ -31,6 +31,12 @@ from cudnn_autotune.store.layout import encode as encode
 _VERSION = re.compile(
     rb'\s*\{\s*"format"\s*:\s*"%s"\s*,\s*"version"\s*:\s*(\d{1,9})\b' % FORMAT.encode()
 )
+# What no JSON parser takes is a store's if it says so here.
+_MARK = re.compile(rb'"format"\s*:\s*"%s"' % FORMAT.encode())
+_BEGINNING = 256
+_NO_STORE = f"it is no file of {FORMAT!r}"
+# Zeros are what a power failure leaves of blocks that were not written.
+_BLANK = b" \t\r\n\0"
 _FIELDS = {"format", "version", "environment", "decisions"}
 
 
@@ -46,7 +52,8 @@ def changed(content: Content, changes: Changes, environment: Environment) -> Con
 
 
 def decode(data: bytes, environment: Environment, before: Content | None = None) -> Content:
-    """What ``data`` holds of ``environment``; never raises for what is in it.
+    """What ``data`` holds of ``environment``; never raises for what is in it. Damaged is what says
+    that it is a store's; what does not is somebody else's, be it JSON or not.
 
     Args:
         before: what the file held earlier. Where entries have only been added since then, which is
@@ -56,6 +63,8 @@ def decode(data: bytes, environment: Environment, before: Content | None = None)
         known = extension(data, before, environment)
         if known is not None:
             return known
+    if not data:
+        return Content(State.ABSENT)
     newer = _newer(_head_version(data))
     if newer:
         return newer
@@ -73,7 +82,21 @@ def decode(data: bytes, environment: Environment, before: Content | None = None)
     try:
         return _of_tree(_json(data), environment)
     except ValueError as error:
+        if not _is_of_a_store(data, environment):
+            return Content(State.NO_STORE, _NO_STORE)
         return _rescued(data.split(b"\n"), environment, f"it is no whole JSON: {error}")
+
+
+def _is_of_a_store(data: bytes, environment: Environment) -> bool:
+    """Whether it begins as a store's file does, or with an entry of one that has lost its head."""
+    if _MARK.search(data, 0, _BEGINNING):
+        return True
+    first, _, _ = data.lstrip(_BLANK).partition(b"\n")
+    try:
+        entry.parse(first.strip(_BLANK).removesuffix(b","), environment)
+    except ValueError:
+        return False
+    return True
 
 
 def checked(content: Content, environment: Environment) -> Content:
@@ -97,7 +120,7 @@ def environment_of(data: bytes) -> Environment:
     newer = _newer(_head_version(data))
     tree = {} if newer else _json(data)
     if not newer and (not isinstance(tree, dict) or tree.get("format") != FORMAT):
-        raise ValueError(f"it is no file of {FORMAT!r}")
+        raise ValueError(_NO_STORE)
     newer = newer or _newer(tree.get("version"))
     if newer:
         raise ValueError(newer.why)
@@ -130,7 +153,7 @@ def _foreign(other: Environment) -> Content:
 def _of_tree(tree: Any, environment: Environment) -> Content:
     """Of JSON that is laid out otherwise, or that is no store of this environment."""
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        return Content(State.NO_STORE, f"it is no file of {FORMAT!r}")
+        return Content(State.NO_STORE, _NO_STORE)
     version = tree.get("version")
     newer = _newer(version)
     if newer:
@@ -145,7 +168,7 @@ def _of_tree(tree: Any, environment: Environment) -> Content:
     if other != environment:
         return _foreign(other)
     for wrong, why in (
-        (type(version) is not int or version != VERSION, f"its version is {version!r}"),
+        (type(version) is not int or version != VERSION, f"its version must be {VERSION}"),
         (set(tree) != _FIELDS, f"its fields must be {', '.join(sorted(_FIELDS))}"),
         (not isinstance(decisions, dict), "its decisions must be an object"),
     ):
@@ -168,8 +191,7 @@ def _rescued(lines: Iterable[bytes], environment: Environment, why: str) -> Cont
     """The content of a damaged file: the entries among ``lines``, as a file of their own."""
     whole = []
     for line in lines:
-        # Zeros are what a power failure leaves of blocks that were not written.
-        line = line.strip(b" \t\r\0").removesuffix(b",")
+        line = line.strip(_BLANK).removesuffix(b",")
         with suppress(ValueError):
             entry.parse(line, environment)
             whole.append(line)

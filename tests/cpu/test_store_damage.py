@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from decisions import FRONTIER, H200, L4, decision, measured_otherwise, problem, selection
 
-from cudnn_autotune.store import Store
+from cudnn_autotune.store import Store, entry
 
 KNOWN = [decision(n) for n in (1, 2, 3)]
 
@@ -69,7 +69,9 @@ def test_truncated_at_every_kind_of_place(tmp_path: Path) -> None:
     rng = random.Random(0)
     places = {end + offset for end in ends for offset in (-2, -1, 0, 1, 2)}
     places |= {rng.randrange(len(data)) for _ in range(60)}
-    for place in sorted(p for p in places if 0 <= p < len(data) - 1):
+    # What ends earlier does not say whose it is.
+    least = len(b'{"format": "cudnn-autotune store"')
+    for place in sorted(p for p in places if least <= p < len(data) - 1):
         # An entry needs no line end to be whole, and no comma.
         needed = [ends[4] - 2, ends[5] - 2, ends[6] - 1]
         whole = [known for known, end in zip(KNOWN, needed, strict=True) if place >= end]
@@ -86,14 +88,10 @@ def test_without_its_last_line_end_a_file_is_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damaged",
     [
-        b"",
-        b"\n",
-        b"\0" * 5000,
-        bytes(range(256)) * 20,
-        b"\x80\x04\x95\x1e\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
-        b"not JSON",
-        b"[" * 100_000,
+        b'{"format": "cudnn-autotune store"',
         b'{"format": "cudnn-autotune store", "version": 1,',
+        b'{"format": "cudnn-autotune store", "version": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'\xef\xbb\xbf{"format":"cudnn-autotune store"}',
         b'{"format": "cudnn-autotune store", "version": 1}',
         b'{"format": "cudnn-autotune store"}',
     ],
@@ -177,10 +175,10 @@ def test_an_entry_that_is_no_object(tmp_path: Path, value: object) -> None:
 # A file that is whole, with entries that are not to be served
 
 
-def served_otherwise(path: Path, entry: bytes) -> tuple[Store, list[str]]:
-    """With ``entry`` in the place of the second one; opening says nothing, the lookup does."""
+def served_otherwise(path: Path, line: bytes) -> tuple[Store, list[str]]:
+    """With ``line`` in the place of the second one; opening says nothing, the lookup does."""
     lines = path.read_bytes().splitlines(keepends=True)
-    lines[4] = entry + b",\n"
+    lines[4] = line + b",\n"
     path.write_bytes(b"".join(lines))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -230,7 +228,13 @@ def test_an_entry_that_is_not_what_its_name_says_is_not_served(
 
 
 @pytest.mark.parametrize(
-    "value", [b"{1}", b'{"a": }', b"{\0}", b"{\xff}", b'{"a":' * 50_000 + b"}"], ids=str
+    "value",
+    [
+        *(b"{1}", b'{"a": }', b"{\0}", b"{\xff}", b'{"a":' * 50_000 + b"}"),
+        # Python's own limit is met in what reads it, or in what tells of it.
+        b'{"environment":"%s","problem":' % H200.digest.encode() + b"[" * 900 + b"]" * 900 + b"}",
+    ],
+    ids=lambda value: repr(value[:12]),
 )
 def test_damage_that_only_a_lookup_shows(tmp_path: Path, value: bytes) -> None:
     """Opening does not parse the entries."""
@@ -369,6 +373,72 @@ def test_what_may_only_be_read_is_passed_over_where_it_is_of_another_environment
 )
 def test_json_of_another_kind(tmp_path: Path, data: bytes) -> None:
     left_alone(tmp_path / "package.json", data, "no file of 'cudnn-autotune store'")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"# Notes\n\nbuy milk\n",
+        b'// settings\n{"editor": "vi",}\n',
+        b'{"event": 1}\n{"event": 2}\n',
+        b"{'format': 1}",
+        b'{"format": "cudnn-au',
+        b"\n",
+        b"\0" * 5000,
+        bytes(range(256)) * 20,
+        b"\x80\x04\x95\x1e\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
+        b"[" * 100_000,
+        b"The cache:\n" + b"-" * 300 + b'\n{"format": "cudnn-autotune store", "version": 1,\n',
+        b"As it looks:\n" + entry.encode(KNOWN[0], H200) + b"\n",
+    ],
+    ids=lambda data: repr(data[:12]),
+)
+def test_what_never_said_that_it_is_a_store(tmp_path: Path, data: bytes) -> None:
+    left_alone(tmp_path / "notes.json", data, "no file of 'cudnn-autotune store'")
+    # A store's own name says nothing of what is in the file either.
+    left_alone(tmp_path / H200.file_name, data, "no file of 'cudnn-autotune store'")
+
+
+def test_what_a_link_leads_to_is_left_alone(tmp_path: Path) -> None:
+    notes = tmp_path / "home" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_bytes(b"buy milk\n")
+    link = tmp_path / H200.file_name
+    link.symlink_to(notes)
+    with pytest.warns(UserWarning, match="left alone"):
+        store = Store(tmp_path, H200)
+    store.add([decision(1)])
+    assert list(store) == [decision(1)]
+    assert link.is_symlink()
+    assert notes.read_bytes() == b"buy milk\n"
+    assert [file.name for file in notes.parent.iterdir()] == ["notes.txt"]
+
+
+def test_an_empty_file_is_one_that_is_to_be(tmp_path: Path) -> None:
+    """As ``tempfile`` makes it."""
+    path = tmp_path / "made.json"
+    path.touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store = Store(path, H200)
+        assert store.is_writable
+        store.add([decision(1)])
+    assert list(Store(path, H200)) == [decision(1)]
+    assert not aside(path)
+
+
+def test_a_sparse_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "store.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.warns(UserWarning, match=f"left alone.*{1 << 28} bytes.*{1 << 40}"):
+        store = Store(path, H200)
+    assert not store.is_writable
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it has been said
+        store.add([decision(1)])
+        assert list(store) == [decision(1)]
+    assert path.stat().st_size == 1 << 40
 
 
 # Saying it

@@ -264,8 +264,13 @@ def test_however_deep(depth: int) -> None:
     """Each place of a file, nested: Python's own limit is met somewhere on the way."""
     deep = b'{"a":' * depth + b"1" + b"}" * depth
     flat = b"[" * depth + b"]" * depth
+    tagged = TREE["decisions"][json.loads(entry.name_of(KNOWN[1]))]
     for inner in (deep, flat):
         assert served(inner) == []
+        for field in tagged:
+            nested = json.dumps({**tagged, field: "?"}).encode().replace(b'"?"', inner)
+            line = entry.name_of(KNOWN[1]) + b": " + nested
+            assert served(layout.encode(H200, [LINES[0], line])) == KNOWN[:1]
         name = json.dumps(decision(3).key).encode()
         assert served(layout.encode(H200, [LINES[0], name + b": " + deep])) == KNOWN[:1]
         for place in (b'"environment"', b'"version"', b'"decisions"', b'"engine"'):
