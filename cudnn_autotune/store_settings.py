@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -16,6 +15,7 @@ import torch
 from cudnn_autotune.store import Environment, Layered, Store
 from cudnn_autotune.store.folder import SUFFIX, located
 from cudnn_autotune.store.notices import say_once
+from cudnn_autotune.store.process_lock import LOCK
 
 MODE_VARIABLE = "CUDNN_AUTOTUNE_CACHE"
 STORE_MODES = ("off", "read", "read_write", "retune")
@@ -36,7 +36,6 @@ class StoreSettings:
     """Asked where the user's own store knows nothing; never written to."""
 
 
-_lock = threading.RLock()
 _settings = StoreSettings()
 _stores: dict[int, Layered] = {}
 
@@ -80,7 +79,7 @@ def set_store(
         changes["mode"] = check_store_mode(mode)
     if shipped is not None:
         changes["shipped"] = _shipped(shipped)
-    with _lock:
+    with LOCK:
         _settings = replace(_settings, **changes)
         _stores.clear()
 
@@ -133,7 +132,7 @@ def get_store(device: int | None = None) -> Store:
 def layers(device: int | None) -> Layered:
     """The user's store of a device, and what was shipped; raises as :func:`get_store`."""
     index = _index(device)
-    with _lock:
+    with LOCK:
         if index not in _stores:
             here = Environment.of(index)
             _stores[index] = Layered(

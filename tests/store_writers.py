@@ -2,17 +2,20 @@
 
     python store_writers.py together FOLDER PROCESSES DECISIONS
     python store_writers.py killed FOLDER KILLS SEED
+    python store_writers.py forked FOLDER FORKS
 
 Prints what happened as JSON.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import signal
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import Any
 
 from decisions import FRONTIER, H200, decision, selection
 
+from cudnn_autotune import store_settings
 from cudnn_autotune.store import Store
 
 SMALL = selection(FRONTIER[:1])
@@ -78,7 +82,52 @@ def killed(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     return {"acknowledged": len(keys), "midway": midway, "entries": len(list(store))}
 
 
+def forked(folder: Path, forks: int) -> dict[str, Any]:
+    """Again and again a process whose threads add and read forks; each child adds one."""
+    # Python 3.12 says of any such fork that it may hang.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    store_settings.set_store(folder)
+    store = Store(folder, H200)
+    numbers = itertools.count(1)
+    added: list[int] = []
+    is_over = threading.Event()
+
+    def add() -> None:
+        while not is_over.is_set():
+            number = next(numbers)
+            store.add([decision(number, selection=SMALL)])
+            added.append(number)
+
+    def read() -> None:
+        while not is_over.is_set():
+            assert store.find(decision(10**9).problem) is None
+            store_settings.set_store(folder)
+            store_settings.get_store()
+
+    threads = [threading.Thread(target=work) for work in (add, add, read)]
+    for thread in threads:
+        thread.start()
+    ends = []
+    for fork in range(forks):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            store.add([decision(10**6 + fork)])
+            assert store.find(decision(10**6 + fork).problem) is not None
+            store_settings.get_store()
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        ends.append(status)
+        if os.WIFSIGNALED(status):
+            break
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    hung = sum(os.WIFSIGNALED(status) for status in ends)
+    return {"hung": hung, "failed": sum(map(bool, ends)), "added": len(added)}
+
+
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    command = {"together": together, "killed": killed}[sys.argv[1]]
-    print(json.dumps(command(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))
+    command = {"together": together, "killed": killed, "forked": forked}[sys.argv[1]]
+    print(json.dumps(command(Path(sys.argv[2]), *map(int, sys.argv[3:]))))

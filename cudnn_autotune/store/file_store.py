@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from cudnn_autotune.store.lookup import Lookup
 from cudnn_autotune.store.notices import say_once
 from cudnn_autotune.store.pending import Pending
 from cudnn_autotune.store.precedence import moment
+from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.store.provenance import Provenance
 from cudnn_autotune.store.synced_file import SyncedFile
 
@@ -58,14 +58,14 @@ class Store(Lookup):
         if not isinstance(environment, Environment | None):
             raise TypeError(f"environment must be an Environment, got {shown(environment)}")
         self.environment = Environment.of() if environment is None else environment
-        self._lock = threading.RLock()
         place = Path(os.path.realpath(file_in(path, self.environment)))
         self._file = SyncedFile(place, self.environment, read_only)
         # Name of an entry -> what of it is not on the disk yet; None: that it is gone.
         self._unwritten: dict[bytes, bytes | None] = {}
         self._parsed: dict[bytes, Decision | None] = {}
         self._is_suspect = False
-        self._file.refresh()
+        with LOCK:
+            self._file.refresh()
 
     @property
     def path(self) -> Path:
@@ -145,7 +145,7 @@ class Store(Lookup):
             raise TypeError(f"answer must be a Decision, got {shown(answer)}")
         constraints = (answer.problem.deterministic, answer.workspace_limit)
         failed = (answer.selection.winner.candidate.text, math.inf)
-        with self._lock:
+        with LOCK:
             known = [d for d in self._known(answer.key) if d.under(*constraints) == answer]
             struck = [replace(d, struck=(*d.struck, failed)) for d in known]
             if known:
@@ -157,7 +157,7 @@ class Store(Lookup):
 
     def __iter__(self) -> Iterator[Decision]:
         for name in self._names():
-            with self._lock:
+            with LOCK:
                 line = self._line(name)
                 decision = None if line is None else self._decoded(line)
                 self._check()
@@ -191,7 +191,7 @@ class Store(Lookup):
             self._parsed.clear()
 
     def _looked_up(self, look: Callable[[], Decision | None]) -> Decision | None:
-        with self._lock:
+        with LOCK:
             found = look()
             if found is None and self._refresh():
                 found = look()
@@ -199,7 +199,7 @@ class Store(Lookup):
             return found
 
     def _names(self) -> list[bytes]:
-        with self._lock:
+        with LOCK:
             self._refresh()
             names = dict.fromkeys([*self._file.content.spans, *self._unwritten])
             return [name for name in names if self._unwritten.get(name, b"") is not None]
@@ -252,7 +252,7 @@ class Store(Lookup):
             changes, taken = pending.settled(content, self.environment, decode)
             return changes
 
-        with self._lock:
+        with LOCK:
             if self._file.update(lambda content: settled(content, self._decoded_if_whole)):
                 self._unwritten = {}
             else:

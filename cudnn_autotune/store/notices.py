@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Hashable
 
 import torch
 
+from cudnn_autotune.store.process_lock import LOCK
+
 _log = logging.getLogger("cudnn_autotune.store")
-_lock = threading.Lock()
 _said: set[Hashable] = set()
 # A warning is of the line that called into this package, be it through a torch module.
 _INSIDE = tuple(
@@ -27,7 +27,7 @@ def say_once(about: Hashable, message: str) -> None:
     Args:
         about: what is the same whenever nothing new is to be said.
     """
-    with _lock:
+    with LOCK:
         if about in _said:
             return
         _said.add(about)

@@ -33,6 +33,19 @@ def test_eight_processes_lose_nothing(tmp_path: Path) -> None:
     assert len(json.loads(store.path.read_bytes())["decisions"]) == 4000
 
 
+def test_forks_while_threads_use_the_store(tmp_path: Path) -> None:
+    """A child has none of these threads, and would wait for ever for what they hold."""
+    told = run("forked", tmp_path, 20)
+    assert told["hung"] == 0
+    assert told["failed"] == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keys = set(Store(tmp_path, H200).keys())
+    assert {decision(10**6 + child).key for child in range(20)} <= keys
+    assert told["added"] > 0
+    assert {decision(1 + number).key for number in range(told["added"])} <= keys
+
+
 def test_a_writer_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
     told = run("killed", tmp_path, 200, 1)
     # How many depends on the disk; without either, nothing was tried.
