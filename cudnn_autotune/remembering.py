@@ -110,7 +110,7 @@ def keep(choice: Choice) -> None:
     is_measured = choice.total_samples > 0
     if store_settings.is_written() and choice.origin == "tuned" and choice.chosen and is_measured:
         try:
-            store_settings.layers(choice.device).add([decision_of(choice)])
+            store_settings.layers(choice.device).add([decision_of(choice)], are_latest=True)
         except ValueError as error:  # what a strategy of the user's has brought
             _log.warning("%s: %s is not kept: %s", choice.problem.text, choice.text, error)
 
@@ -170,7 +170,7 @@ def install(decisions: Iterable[Decision], device: int) -> None:
         choice_log.record(choice_of(decision, device, "agreed"))
     measured = [d for d in decisions if d.selection.total_samples > 0]
     if store_settings.is_written() and measured:
-        store_settings.layers(device).add(measured)
+        store_settings.layers(device).add(measured, are_latest=True)
 
 
 def forget() -> None:

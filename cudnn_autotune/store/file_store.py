@@ -106,10 +106,15 @@ class Store(Lookup):
             struck=struck,  # type: ignore[arg-type]  # Decision makes a tuple of it
             provenance=Provenance.now(),
         )
-        self.add([decision])
+        self.add([decision], are_latest=True)
 
-    def add(self, decisions: Iterable[Decision]) -> None:
-        """Keeps many in one step: all of them are on the disk afterwards, or none.
+    def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> None:
+        """Keeps many in one step: all of them are on the disk afterwards, or none. Of two for a
+        problem under equal constraints the later one is kept.
+
+        Args:
+            are_latest: they were measured just now, and replace what is there under equal
+                constraints even where a clock says otherwise.
 
         Raises:
             ValueError: one that could not be read back, as for a negative time; none is kept then.
@@ -117,7 +122,8 @@ class Store(Lookup):
         """
         decisions = _checked(decisions)
         lines = [entry.encode(decision, self.environment) for decision in decisions]
-        self._change([entry.decode(line, self.environment) for line in lines])
+        given = [entry.decode(line, self.environment) for line in lines]
+        self._change(given, are_latest=are_latest)
 
     def merge(self, other: Store) -> int:
         """Takes over what ``other`` knows; returns how many were new, newer, or of looser
@@ -239,7 +245,11 @@ class Store(Lookup):
             return None
 
     def _change(
-        self, given: Collection[Decision], gone: Mapping[bytes, Decision] | None = None
+        self,
+        given: Collection[Decision],
+        gone: Mapping[bytes, Decision] | None = None,
+        *,
+        are_latest: bool = False,
     ) -> int:
         """Returns how many of ``given`` were taken in, or of ``gone`` have gone."""
         taken = 0
@@ -248,7 +258,7 @@ class Store(Lookup):
             content: Content, decode: Callable[[bytes], Decision | None]
         ) -> dict[bytes, bytes | None]:
             nonlocal taken
-            pending = Pending(self._unwritten, given, gone or {})
+            pending = Pending(self._unwritten, given, gone or {}, are_latest)
             changes, taken = pending.settled(content, self.environment, decode)
             return changes
 

@@ -43,9 +43,9 @@ class Layered(Lookup):
         for store in (self.user, *self.shipped):
             store.strike(answer)
 
-    def add(self, decisions: Iterable[Decision]) -> None:
+    def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> None:
         """To the user's store, as ``Store.add``."""
-        self.user.add(decisions)
+        self.user.add(decisions, are_latest=are_latest)
 
     def _find(self, key: str, deterministic: bool, workspace_limit: int | None) -> Decision | None:
         stores = (self.user, *self.shipped)

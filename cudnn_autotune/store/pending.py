@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cudnn_autotune.store import entry
 from cudnn_autotune.store.content import Changes, Content
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.precedence import prevailing
+from cudnn_autotune.store.precedence import as_latest, prevailing
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Pending:
     given: Collection[Decision]
     gone: Mapping[bytes, Decision] = field(default_factory=dict)
     """Names of entries to drop: only where this decision stands there still."""
+    are_latest: bool = False
+    """Whether ``given`` were measured after all that the file holds by then."""
 
     def settled(
         self,
@@ -44,30 +46,32 @@ class Pending:
             name: None for name in dropped if content.line(name) is not None
         }
         taken = len(going)
-        new = {id(decision) for decision in self.given}
-        for key, decisions in self._by_key(dropped, decode).items():
+        waiting = _by_key(
+            one
+            for name, line in self.unwritten.items()
+            if line is not None and name not in dropped and (one := decode(line)) is not None
+        )
+        given = _by_key(self.given)
+        for key in dict.fromkeys([*waiting, *given]):
             lines = [content.line(name) for name in entry.names(key) if name not in dropped]
             known = [d for line in lines if line is not None and (d := decode(line)) is not None]
-            kept = prevailing([*known, *decisions])
+            earlier = [*known, *waiting.get(key, ())]
+            new = given.get(key, [])
+            if self.are_latest:
+                new = [as_latest(decision, earlier) for decision in new]
+            kept = prevailing([*earlier, *new])
             for decision in known:
                 if decision not in kept:
                     changes[entry.name_of(decision)] = None
             for decision in kept:
                 if decision not in known:
                     changes[entry.name_of(decision)] = entry.encode(decision, environment)
-                    taken += id(decision) in new
+                    taken += any(decision is one for one in new)
         return changes, taken
 
-    def _by_key(
-        self, dropped: Collection[bytes], decode: Callable[[bytes], Decision | None]
-    ) -> dict[str, list[Decision]]:
-        waiting = [
-            decode(line)
-            for name, line in self.unwritten.items()
-            if line is not None and name not in dropped
-        ]
-        by_key: dict[str, list[Decision]] = {}
-        for decision in [*waiting, *self.given]:
-            if decision is not None:
-                by_key.setdefault(decision.key, []).append(decision)
-        return by_key
+
+def _by_key(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
+    by_key: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        by_key.setdefault(decision.key, []).append(decision)
+    return by_key

@@ -2,7 +2,8 @@
 
 Three things count, in this order: how much workspace was allowed when it was measured, since a
 decision that was measured under looser constraints answers tighter ones too; whether a budget left
-something out; and the moment. At most two remain: the one without determinism, and one with it
+something out; and the moment: what has replaced another one is later than that, whatever the clocks
+said. At most two remain: the one without determinism, and one with it
 where that was allowed more workspace.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from cudnn_autotune.store.decision import Decision, admits
@@ -30,11 +32,33 @@ def prevailing(decisions: Iterable[Decision]) -> list[Decision]:
     return [decision for decision in (plain, strict) if decision]
 
 
-def moment(decision: Decision) -> str:
-    """When it was measured, as texts that sort as times do. A time that is yet to come tells of a
-    clock that was wrong, and nothing of when that was: it is before all others."""
-    time = decision.provenance.time
-    return time if time <= utc_text(datetime.now(UTC)) else ""
+def moment(decision: Decision) -> tuple[int, str]:
+    """When it was measured, in an order that sorts as times do. A time that is yet to come tells of
+    a clock that was wrong, and nothing of when that was: it is before all others."""
+    revision, time = _said_moment(decision)
+    return revision, time if time <= utc_text(datetime.now(UTC)) else ""
+
+
+def as_latest(decision: Decision, known: Iterable[Decision]) -> Decision:
+    """``decision``, with a revision by which its moment is after those of all ``known``, now and
+    whenever they are compared; one that is among them already stays the one that it is."""
+    said = []
+    for other in known:
+        if _with_revision(other, decision.provenance.revision) == decision:
+            return other
+        said.append(_said_moment(other))
+    latest = max(said, default=None)
+    if latest is None or latest < moment(decision):
+        return decision
+    return _with_revision(decision, latest[0] + 1)
+
+
+def _said_moment(decision: Decision) -> tuple[int, str]:
+    return decision.provenance.revision, decision.provenance.time
+
+
+def _with_revision(decision: Decision, revision: int) -> Decision:
+    return replace(decision, provenance=replace(decision.provenance, revision=revision))
 
 
 def _beats(one: Decision, other: Decision) -> bool:

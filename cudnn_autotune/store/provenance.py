@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,9 +20,13 @@ class Provenance:
     cudnn_autotune: str = ""
     time: str = "1970-01-01T00:00:00.000000Z"
     """ISO 8601, UTC; kept as ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, so that texts sort as times do."""
+    revision: int = 0
+    """Goes before ``time``: one more than that of a decision which this one has replaced though its
+    time is not later, as where a clock was set back."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "time", _utc(self.time))
+        Node(self.revision, "revision").integer()
 
     @classmethod
     def now(cls, driver: str | None = None) -> Provenance:
@@ -35,20 +40,22 @@ class Provenance:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "driver": self.driver,
-            "torch": self.torch,
-            "cudnn_autotune": self.cudnn_autotune,
-            "time": self.time,
-        }
+        tree = dataclasses.asdict(self)
+        if not self.revision:
+            del tree["revision"]
+        return tree
 
     @classmethod
     def from_json(cls, tree: Any, place: str = "provenance") -> Provenance:
         """Raises ValueError naming the place and what is allowed there."""
-        fields = Node(tree, place).fields("driver", "torch", "cudnn_autotune", "time")
+        Node(tree, place).object()
+        fields = Node({"revision": 0, **tree}, place).fields(
+            *("driver", "torch", "cudnn_autotune", "time", "revision")
+        )
+        revision = fields.pop("revision").integer()
         texts = {name: node.text() for name, node in fields.items()}
         try:
-            return cls(**texts)
+            return cls(**texts, revision=revision)
         except ValueError as error:
             raise ValueError(f"{place}.{error}") from error
 

@@ -6,10 +6,11 @@ import dataclasses
 import itertools
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from time import sleep
 
 import pytest
-from decisions import H200, L4, at_limit, decision, measured_otherwise
-from hypothesis import given
+from decisions import FRONTIER, H200, L4, at_limit, decision, measured_otherwise, selection
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudnn_autotune.store import Decision, Layered, Store
@@ -72,6 +73,65 @@ def test_a_time_that_is_yet_to_come_tells_nothing() -> None:
     assert kept(ahead) == [ahead]
 
 
+@pytest.mark.parametrize("ahead_s", [0.0, 1.0, 3600.0])
+def test_what_is_measured_last_replaces_what_has_a_later_time(
+    tmp_path: Path, ahead_s: float
+) -> None:
+    """As where a clock was set back, before the decision was made or after it; for other processes
+    too, and once the clock has come to that time."""
+    time = (datetime.now(UTC) + timedelta(seconds=ahead_s)).isoformat()
+    first = decision(provenance=dataclasses.replace(decision().provenance, time=time))
+    Store(tmp_path / "one", H200).add([first])
+    Store(tmp_path / "other", H200).add([first])
+    one, other = Store(tmp_path / "one", H200), Store(tmp_path / "other", H200)
+    one.put(decision().problem, selection(FRONTIER[:1]))
+    assert one.get(decision().problem) == selection(FRONTIER[:1])
+    sleep(1.1 if ahead_s == 1 else 0)
+    assert one.merge(other) == 0
+    assert other.merge(one) == 1
+    for folder in ("one", "other"):
+        assert Store(tmp_path / folder, H200).get(decision().problem) == selection(FRONTIER[:1])
+    other.put(decision().problem, selection(FRONTIER[:2]))
+    assert one.merge(other) == 1
+    assert list(one) == list(other)
+    assert one.get(decision().problem) == selection(FRONTIER[:2])
+
+
+def test_a_clock_that_was_set_back_while_it_was_measured(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    store.add([decision(day=1)])
+    later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    ahead = measured_otherwise(decision(), 0.5, day=1)
+    ahead = dataclasses.replace(ahead, provenance=dataclasses.replace(ahead.provenance, time=later))
+    store.add([ahead], are_latest=True)
+    (known,) = Store(tmp_path, H200)
+    assert known.selection == ahead.selection
+    assert (known.provenance.time, known.provenance.revision) == (ahead.provenance.time, 1)
+    # As every rank does with what they have agreed upon.
+    data = store.path.read_bytes()
+    store.add([ahead], are_latest=True)
+    assert store.path.read_bytes() == data
+
+
+def test_what_is_put_under_determinism_is_asked_first_whatever_the_clock(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    capped, strict = at_limit(TIGHT, day=2), at_limit(None, day=1, deterministic=True)
+    store.add([capped])
+    store.add([strict], are_latest=True)
+    assert len(store) == 2
+    found = store.find(strict.problem, workspace_limit=TIGHT)
+    assert found is not None
+    assert found.provenance == dataclasses.replace(strict.provenance, revision=1)
+
+
+def test_with_clocks_that_are_right_no_revision_is_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    for count in (1, 2, 3):
+        store.put(decision().problem, selection(FRONTIER[:count]))
+        assert store.get(decision().problem) == selection(FRONTIER[:count])
+    assert b"revision" not in store.path.read_bytes()
+
+
 def test_two_of_one_moment_are_settled_alike_everywhere() -> None:
     one = measured_otherwise(decision(), 1.0, day=1)
     other = measured_otherwise(decision(), 2.0, day=1)
@@ -97,6 +157,7 @@ measured = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(measured, min_size=1, max_size=4))
 def test_in_whatever_order_any_come(decisions: list[Decision]) -> None:
     found = kept(*decisions)
@@ -107,6 +168,7 @@ def test_in_whatever_order_any_come(decisions: list[Decision]) -> None:
         assert any(known.under(*under) is not None for known in found)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.builds(within, st.sampled_from([None, 10.0, 20.0]), measured), min_size=1, max_size=4
