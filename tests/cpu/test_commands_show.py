@@ -151,6 +151,27 @@ def test_what_cannot_be_read_is_said_and_the_rest_shown(file: Path) -> None:
     assert list(file.parent.glob("*.damaged-*")) == []
 
 
+def test_an_entry_that_is_nested_deeply_is_damage_to_every_verb(file: Path, tmp_path: Path) -> None:
+    deep = b'"problem":' + b"[" * 900 + b"]" * 900 + b',"was":'
+    data = file.read_bytes().replace(b'"problem":', deep, 1)
+    file.write_bytes(data)
+    out = tmp_path / "out"
+    for arguments in (
+        ("show", "--store", file),
+        ("diff", file, file),
+        ("report", "--store", file, out.with_suffix(".html")),
+        ("export", "--store", file, out.with_suffix(".json")),
+    ):
+        done = run(*arguments)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        assert "nested too deeply" in done.stderr, arguments
+        assert "Traceback" not in done.output
+    assert "nested too deeply" in refused("import", file, "--store", tmp_path / "made")
+    assert "would remove" in succeeded("prune", "--store", file, "--older-than", "1d", "--dry-run")
+    assert "too deeply" not in succeeded("env", "--store", file)  # which parses no entry
+    assert file.read_bytes() == data
+
+
 def test_a_truncated_file(file: Path) -> None:
     data = file.read_bytes()
     other = file.with_name("notes.json")

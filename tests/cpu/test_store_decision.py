@@ -149,6 +149,8 @@ def test_an_error_that_is_no_number_is_infinite(error: float) -> None:
         (("struck",), [[1, 2]], r"decision.struck\[0\]\[0\]: must be a text"),
         (("provenance", "time"), "yesterday", "decision.provenance.time: must be ISO 8601"),
         (("provenance", "driver"), 3, "decision.provenance.driver"),
+        (("provenance", "revision"), -1, "decision.provenance.revision: must be a whole number"),
+        (("provenance", "revision"), "1", "decision.provenance.revision: must be a whole number"),
     ],
     ids=str,
 )
