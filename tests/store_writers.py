@@ -97,6 +97,7 @@ def forked(folder: Path, forks: int) -> dict[str, Any]:
             number = next(numbers)
             store.add([decision(number, selection=SMALL)])
             added.append(number)
+            time.sleep(0.001)  # or a child would seldom get the lock of the file
 
     def read() -> None:
         while not is_over.is_set():
