@@ -34,8 +34,8 @@ class Store(Lookup):
     Threads and processes may share it. Every change is on the disk when the call returns, and loses
     nothing of what others wrote meanwhile. What cannot be written (a full disk, a folder without
     permission, a file that is read-only, of a newer version, or no store's) stays in memory, is
-    served from there, is said once, and is tried again with the next change. A file that is damaged is set aside; what is intact in it
-    is kept.
+    served from there, is said once, and is tried again with the next change. A file that is damaged
+    is set aside; what is intact in it is kept.
 
     Args:
         path: a file (``*.json``), or a folder with a file for each environment; None: the folder
