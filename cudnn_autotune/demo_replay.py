@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cudnn_autotune import recordings, sampling
-from cudnn_autotune.audit import scenes
+from cudnn_autotune.audit import report, scenes
 from cudnn_autotune.audit.analysis import regret, truth_of
 from cudnn_autotune.audit.model import BURST, SUSTAINED, Record
 from cudnn_autotune.audit.summary import geometric_mean
@@ -86,6 +86,8 @@ def show(console: Console, replayed: Record, forum: Record) -> None:
         console.print(_table(case, described["gpu"], described["problem"], found))
         for text, letter in _letters(found).items():
             console.print(Text(f"  {letter}: {text}"))
+    if told := report.without_power(replayed):
+        console.print(Text(told))
     console.print(_pair(forum))
 
 

@@ -20,6 +20,7 @@ from cudnn_autotune.audit.model import (
 )
 from cudnn_autotune.audit.summary import AgainstPytorch, ModeSummary, summarize
 from cudnn_autotune.audit.table import Table
+from cudnn_autotune.offline.replay import POWER
 
 _NONE = "–"
 _FEW_CASES = 3
@@ -217,9 +218,26 @@ def _missed(record: Record) -> Table:
     return table
 
 
+def without_power(record: Record) -> str:
+    """Which modes would have decided by the power that the board drew, where the recordings do not
+    have it: a sentence; empty where there are none."""
+    modes = [
+        mode
+        for mode, runs in record.picks.items()
+        if any(POWER in pick.lacking for by_case in runs.values() for pick in by_case.values())
+    ]
+    if not modes:
+        return ""
+    return (
+        "On the GPU these modes decide by the power that the board draws, too; the recording is of "
+        f"an earlier version, which did not keep it, and they judge without: {', '.join(modes)}."
+    )
+
+
 def _lacking(record: Record) -> Table:
     """What modes asked a recording for in vain: their picks say little about the GPU."""
-    table = Table("What the recording lacks", ("case", "asked for by", "lacking"), texts=3)
+    columns = ("case", "asked for by", "lacking")
+    table = Table("What the recording lacks", columns, texts=3, note=without_power(record))
     asked: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for case in record.cases:
         by_mode = {
@@ -233,7 +251,9 @@ def _lacking(record: Record) -> Table:
         }
         for mode, lacking in by_mode.items():
             if lacking:
-                asked.setdefault((case, tuple(sorted(lacking))), []).append(mode)
+                # The power first: it is what a mode goes by; there may be many traces.
+                told = sorted(lacking, key=lambda what: (what != POWER, what))
+                asked.setdefault((case, tuple(told)), []).append(mode)
     table.rows += [
         (case, ", ".join(modes), "; ".join(lacking)) for (case, lacking), modes in asked.items()
     ]

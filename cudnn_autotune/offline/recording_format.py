@@ -1,7 +1,7 @@
 """Raw samples of one problem on one GPU, and the file that holds them.
 
-The file is JSON (gzip where its name ends in ``.gz``): an object with ``format``, ``version`` and
-the fields of :class:`Recording`. Times are milliseconds, rounded to five digits. A candidate takes
+The file is JSON (gzip where its name ends in ``.gz``): an object with ``format`` and the fields of
+:class:`Recording`. Times are milliseconds, rounded to five digits. A candidate takes
 the same place in every list; null says that it took no part.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from cudnn_autotune import atomic_file
 from cudnn_autotune.json_node import read_json, shown
-from cudnn_autotune.offline.recording_json import fields_from_json, to_json
+from cudnn_autotune.offline.recording_json import VERSION, fields_from_json, to_json
 from cudnn_autotune.offline.recording_parts import (
     Reading,
     RecordedCandidate,
@@ -72,6 +72,15 @@ class Recording:
     up, operands that are cooled."""
     remarks: tuple[str, ...] = ()
     """What cut the recording short."""
+    version: int = VERSION
+    """Of the file's format. Version 1 kept neither the power of ``solo`` nor whether the board
+    tells of all that holds its clock: where :attr:`lacks_power`, modes that decide by these decide
+    otherwise than on the GPU."""
+
+    @property
+    def lacks_power(self) -> bool:
+        """Whether what the board drew was not kept, though it may have been known."""
+        return self.version < 2
 
     def __post_init__(self) -> None:
         for name in ENVIRONMENT:
@@ -101,6 +110,10 @@ class Recording:
                 raise ValueError(f"solo[{i}].at_ms: must not be empty")
             _check_length(f"solo[{i}].time_ms", trace.time_ms, len(trace.at_ms))
             _check_length(f"solo[{i}].clock_mhz", trace.clock_mhz, len(trace.at_ms))
+            if (trace.power_w is None) != self.lacks_power:
+                raise ValueError(f"solo[{i}].power_w: must be there from version 2 on")
+            if trace.power_w is not None:
+                _check_length(f"solo[{i}].power_w", trace.power_w, len(trace.at_ms))
             if any(b <= a for a, b in zip(trace.at_ms, trace.at_ms[1:], strict=False)):
                 raise ValueError(f"solo[{i}].at_ms: must rise")
         for i, reading in enumerate(self.readings):

@@ -18,7 +18,9 @@ from cudnn_autotune.problem_json import problem_from_json, problem_to_json
 from cudnn_autotune.sampling.timer import Cache, GpuState
 
 FORMAT = "cudnn-autotune recording"
-VERSION = 1
+VERSION = 2
+"""1, which is still read, had no ``power_w`` in ``solo`` and no ``tells_throttling`` in
+``readings``."""
 
 _DIGITS = 5
 _LEAST = 1e-9
@@ -32,7 +34,7 @@ def to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
     """``fields``: those of a ``Recording``, by name."""
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": fields["version"],
         "environment": dict(fields["environment"]),
         "problem": problem_to_json(fields["problem"]),
         "aten_uses_cudnn": fields["aten_uses_cudnn"],
@@ -40,26 +42,8 @@ def to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
         "cold": _rounds_to_json(fields["cold"]),
         "hot": _rounds_to_json(fields["hot"]),
         "lone": [_rounded(row) for row in fields["lone"]],
-        "solo": [
-            {
-                "text": trace.text,
-                "cache": trace.cache,
-                "calls": trace.calls,
-                "at_ms": [round(at, 2) for at in trace.at_ms],
-                "time_ms": _rounded(trace.time_ms),
-                "clock_mhz": _clocks(trace.clock_mhz),
-            }
-            for trace in fields["solo"]
-        ],
-        "readings": [
-            {
-                "at_ms": round(reading.at_ms, 2),
-                "phase": reading.phase,
-                **{name: _digits(getattr(reading.state, name)) for name in _STATE_NUMBERS},
-                "throttle_reasons": list(reading.state.throttle_reasons),
-            }
-            for reading in fields["readings"]
-        ],
+        "solo": [_trace_to_json(trace) for trace in fields["solo"]],
+        "readings": [_reading_to_json(r, fields["version"]) for r in fields["readings"]],
         "build_threads": fields["build_threads"],
         "run_overhead_ms": _digits(fields["run_overhead_ms"]),
         "remarks": list(fields["remarks"]),
@@ -72,9 +56,7 @@ def fields_from_json(tree: Any) -> dict[str, Any]:
     given = root.object() if isinstance(tree, dict) else {}
     if "format" not in given or given["format"].value != FORMAT:
         raise ValueError(f"format: must be {FORMAT!r}; this is no recording")
-    version = given.get("version", Node(None, "version"))
-    if version.value != VERSION or isinstance(version.value, (bool, float)):
-        raise version.error(f"{VERSION}; this version reads no other")
+    version = _version(given.get("version", Node(None, "version")))
     fields = root.fields(
         "format",
         "version",
@@ -99,12 +81,19 @@ def fields_from_json(tree: Any) -> dict[str, Any]:
         "cold": _rounds(fields["cold"]),
         "hot": _rounds(fields["hot"]),
         "lone": _rows(fields["lone"]),
-        "solo": tuple(_trace(t) for t in fields["solo"].items()),
-        "readings": tuple(_reading(r) for r in fields["readings"].items()),
+        "solo": tuple(_trace(t, version) for t in fields["solo"].items()),
+        "readings": tuple(_reading(r, version) for r in fields["readings"].items()),
         "build_threads": fields["build_threads"].integer(1, _MOST_THREADS),
         "run_overhead_ms": fields["run_overhead_ms"].number(),
         "remarks": _texts(fields["remarks"]),
+        "version": version,
     }
+
+
+def _version(node: Node) -> int:
+    if type(node.value) is not int or not 1 <= node.value <= VERSION:
+        raise node.error(f"1 to {VERSION}; this package reads no other")
+    return node.value
 
 
 def _digits(value: float | None) -> float | None:
@@ -200,8 +189,22 @@ def _row(node: Node) -> Row:
     return tuple(n.number_or_null(above=_LEAST) for n in node.items())
 
 
-def _trace(node: Node) -> SoloTrace:
-    fields = node.fields("text", "cache", "calls", "at_ms", "time_ms", "clock_mhz")
+def _trace_to_json(trace: SoloTrace) -> dict[str, Any]:
+    powers = {} if trace.power_w is None else {"power_w": _rounded(trace.power_w)}
+    return {
+        "text": trace.text,
+        "cache": trace.cache,
+        "calls": trace.calls,
+        "at_ms": [round(at, 2) for at in trace.at_ms],
+        "time_ms": _rounded(trace.time_ms),
+        "clock_mhz": _clocks(trace.clock_mhz),
+        **powers,
+    }
+
+
+def _trace(node: Node, version: int) -> SoloTrace:
+    powers = ("power_w",) if version > 1 else ()
+    fields = node.fields("text", "cache", "calls", "at_ms", "time_ms", "clock_mhz", *powers)
     return SoloTrace(
         text=fields["text"].text(),
         cache=cast(Cache, fields["cache"].one_of(("cold", "hot"))),
@@ -209,13 +212,30 @@ def _trace(node: Node) -> SoloTrace:
         at_ms=tuple(n.number() for n in fields["at_ms"].items()),
         time_ms=tuple(n.number(above=_LEAST) for n in fields["time_ms"].items()),
         clock_mhz=_row(fields["clock_mhz"]),
+        power_w=_row(fields["power_w"]) if powers else None,
     )
 
 
-def _reading(node: Node) -> Reading:
-    fields = node.fields("at_ms", "phase", *_STATE_NUMBERS, "throttle_reasons")
+def _reading_to_json(reading: Reading, version: int) -> dict[str, Any]:
+    state = reading.state
+    return {
+        "at_ms": round(reading.at_ms, 2),
+        "phase": reading.phase,
+        **{name: _digits(getattr(state, name)) for name in _STATE_NUMBERS},
+        "throttle_reasons": list(state.throttle_reasons),
+        **({"tells_throttling": state.tells_throttling} if version > 1 else {}),
+    }
+
+
+def _reading(node: Node, version: int) -> Reading:
+    tells = ("tells_throttling",) if version > 1 else ()
+    fields = node.fields("at_ms", "phase", *_STATE_NUMBERS, "throttle_reasons", *tells)
     numbers: dict[str, Any] = {name: fields[name].number_or_null() for name in _STATE_NUMBERS}
-    state = GpuState(**numbers, throttle_reasons=_texts(fields["throttle_reasons"]))
+    state = GpuState(
+        **numbers,
+        throttle_reasons=_texts(fields["throttle_reasons"]),
+        tells_throttling=fields["tells_throttling"].boolean() if tells else False,
+    )
     return Reading(fields["at_ms"].number(), fields["phase"].text(), state)
 
 

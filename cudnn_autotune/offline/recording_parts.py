@@ -54,6 +54,9 @@ class SoloTrace:
     time_ms: tuple[float, ...]
     """Milliseconds a call."""
     clock_mhz: Row
+    power_w: Row | None
+    """What the board drew meanwhile, as ``Sample.power_w``; None: kept by no recording of the
+    file's version 1."""
 
 
 @dataclass(frozen=True)

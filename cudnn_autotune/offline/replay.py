@@ -14,7 +14,7 @@ from cudnn_autotune.offline import frontend_rules, recorded_times
 from cudnn_autotune.offline.build_time import Build, Builds
 from cudnn_autotune.offline.recording_format import Recording
 from cudnn_autotune.offline.recording_parts import RecordedCandidate
-from cudnn_autotune.offline.solo_curve import MOST_AVERAGED, SoloCurve
+from cudnn_autotune.offline.solo_curve import MOST_AVERAGED, Played, SoloCurve
 from cudnn_autotune.offline.static_candidates import StaticCandidates
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.timer import Batch, Cache, GpuState, Sample, in_portions
@@ -31,6 +31,8 @@ slow a call or two, and nobody asks for its steady time."""
 _PASSES_APART = 3
 """From so many passes of cuDNN's search, next to one another, one search takes its samples: what
 disturbed one of them disturbs many candidates."""
+POWER = "the board's power"
+"""What ``missing`` says of a recording of version 1 once something has run alone for long."""
 _slowdown = operator.attrgetter("slowdown")
 
 
@@ -46,8 +48,9 @@ class ReplayTimer:
     board that throttles.)
 
     What was not recorded cannot be replayed: a batch of fewer calls than recorded is as quiet as
-    the recorded one, and after a solo block the rounds start cool again. :attr:`missing` names what
-    a strategy asked for that the recording lacks.
+    the recorded one, and after a solo block the rounds start cool again. The board's power is that
+    of the trace which is played; in the rounds, where no mode looks at it, there is none.
+    :attr:`missing` names what a strategy asked for that the recording lacks.
 
     Args:
         recording: what to play.
@@ -179,12 +182,12 @@ class ReplayTimer:
             return Sample(float("inf"), error=recorded.error)
         if self._alone[0] != text:
             self._alone = (text, 0.0)
-        time_ms, clock_mhz = self._time(text, batch.calls, batch.cache)
+        time_ms, clock_mhz, power_w = self._time(text, batch.calls, batch.cache)
         self._alone = (text, self._alone[1] + time_ms * batch.calls)
         self._clock_mhz = clock_mhz
         load_ms = self._load_ms(recorded)
         self._elapsed_ms += time_ms * batch.calls + load_ms
-        return Sample(time_ms, clock_mhz, loading_ms=load_ms)
+        return Sample(time_ms, clock_mhz, loading_ms=load_ms, power_w=power_w)
 
     def _load_ms(self, recorded: RecordedCandidate) -> float:
         """The first run's loading of the kernel; 0 from the second on."""
@@ -194,7 +197,7 @@ class ReplayTimer:
         self._loaded.add(text)
         return max(0.0, (recorded.first_run_ms or 0.0) - (recorded.warm_ms or float("inf")))
 
-    def _time(self, text: str, calls: int, cache: Cache) -> tuple[float, float | None]:
+    def _time(self, text: str, calls: int, cache: Cache) -> Played:
         if (text, cache) in self._taken:
             self._next_round()
         self._taken.add((text, cache))
@@ -204,6 +207,8 @@ class ReplayTimer:
         long = alone_ms > 0 or calls > rounds.calls[self._column[text]]
         self._phase = "rounds"
         if long and alone_ms + calls * time_ms / 2 >= _SOLO_FROM_MS:
+            if self.recording.lacks_power and alone_ms >= _LONG_MS:
+                self._missing[POWER] = None
             if text in self._curves:
                 self._phase = text
                 curve = self._curves[text][self._round % len(self._curves[text])]
@@ -214,11 +219,9 @@ class ReplayTimer:
             if is_quick and self._typical is not None:
                 self._phase = self._typical.text
                 scale = self._typical.relative_ms(text, cache)
-                played_ms, clock_mhz = self._typical.play(
-                    self._rng, alone_ms, calls * time_ms, cache
-                )
-                return played_ms * scale, clock_mhz
-        return time_ms, clock_mhz
+                played = self._typical.play(self._rng, alone_ms, calls * time_ms, cache)
+                return played._replace(time_ms=played.time_ms * scale)
+        return Played(time_ms, clock_mhz)
 
     def _round_time(self, text: str, calls: int, cache: Cache) -> tuple[float, float | None]:
         """Of this round; of a longer batch than recorded, the mean of it and the next ones."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import random
 import statistics
+from typing import NamedTuple
 
 from cudnn_autotune.offline import recorded_times
 from cudnn_autotune.offline.recorded_times import Bursts
@@ -13,6 +14,14 @@ from cudnn_autotune.sampling.timer import Cache
 
 MOST_AVERAGED = 16
 """Recorded batches that a longer one is the mean of: more are no quieter, only slower to draw."""
+
+
+class Played(NamedTuple):
+    """A batch, as ``Sample`` has it."""
+
+    time_ms: float
+    clock_mhz: float | None
+    power_w: float | None = None
 
 
 class SoloCurve:
@@ -38,15 +47,17 @@ class SoloCurve:
         burst_ms = self._burst_ms[cache]
         return burst_ms[text] / burst_ms[self.text]
 
-    def play(
-        self, rng: random.Random, at_ms: float, duration_ms: float, cache: Cache
-    ) -> tuple[float, float | None]:
-        """Time a call and clock of a batch, begun ``at_ms`` into the block."""
+    def play(self, rng: random.Random, at_ms: float, duration_ms: float, cache: Cache) -> Played:
+        """A batch, begun ``at_ms`` into the block."""
         trace, count = self._trace, len(self._curve)
         index = bisect.bisect_left(trace.at_ms, at_ms + duration_ms / 2)
+        power_w = None
         if index >= count:  # longer than recorded: it stays as it was at the end
             index = rng.randrange(count - max(1, count // 4), count)
+        elif trace.power_w is not None:
+            power_w = trace.power_w[index]
         batches = duration_ms / (trace.calls * self._curve[index])
         drawn = min(max(1, round(batches)), MOST_AVERAGED)
         scatter = statistics.fmean(rng.choice(self._scatter) for _ in range(drawn))
-        return self._curve[index] * scatter * self._factor[cache], trace.clock_mhz[index]
+        time_ms = self._curve[index] * scatter * self._factor[cache]
+        return Played(time_ms, trace.clock_mhz[index], power_w)

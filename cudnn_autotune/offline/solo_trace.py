@@ -54,7 +54,8 @@ def trace(
         return None, error
     times = tuple(s.time_ms for s in samples)
     clocks = tuple(s.clock_mhz for s in samples)
-    return SoloTrace(candidate.text, "cold", calls, tuple(at_ms), times, clocks), error
+    powers = tuple(s.power_w for s in samples)
+    return SoloTrace(candidate.text, "cold", calls, tuple(at_ms), times, clocks, powers), error
 
 
 def _steady(samples: Sequence[Sample], calls: int) -> bool:

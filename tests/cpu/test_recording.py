@@ -252,12 +252,47 @@ def test_round_trip(small: Recording, tmp_path: Path, suffix: str) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == [first.name, second.name]
 
 
+def test_what_the_board_draws_alone_is_kept(tmp_path: Path) -> None:
+    timer = simulated.preset("h200-capped", 1)
+    recording = recorded(timer, rounds=4, solo=2)
+    recording.save(tmp_path / "r.json")
+    for kept in (recording, Recording.load(tmp_path / "r.json")):
+        assert not kept.lacks_power
+        assert all(reading.state.tells_throttling for reading in kept.readings)
+        for trace in kept.solo:
+            assert trace.power_w is not None
+            powers = [power for power in trace.power_w if power is not None]
+            # A new reading every 100 ms, of some 25 ms each: two or three batches of 10.
+            assert 0.1 < len(powers) / len(trace.power_w) < 0.5
+            assert statistics.median(powers) == pytest.approx(timer.gpu.power_limit_w, rel=0.05)
+
+
+def of_version_1(tree: dict[str, Any]) -> dict[str, Any]:
+    """As the package wrote it before the power was kept."""
+    old = {**copy.deepcopy(tree), "version": 1}
+    for trace in old["solo"]:
+        del trace["power_w"]
+    for reading in old["readings"]:
+        del reading["tells_throttling"]
+    return old
+
+
+def test_version_1_is_read_and_stays_what_it_is(tree: dict[str, Any], tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    first.write_text(json.dumps(of_version_1(tree), separators=(",", ":")) + "\n")
+    old = Recording.load(first)
+    assert old.lacks_power
+    assert not any(reading.state.tells_throttling for reading in old.readings)
+    old.save(second)
+    assert second.read_text() == first.read_text()
+
+
 def test_gzip_where_the_name_says_so(small: Recording, tmp_path: Path) -> None:
     small.save(tmp_path / "r.json")
     small.save(tmp_path / "r.json.gz")
     plain = (tmp_path / "r.json").read_bytes()
     assert gzip.decompress((tmp_path / "r.json.gz").read_bytes()) == plain
-    assert json.loads(plain)["version"] == 1
+    assert json.loads(plain)["version"] == 2
 
 
 @pytest.mark.parametrize(
@@ -350,7 +385,7 @@ def test_many_traces_and_readings_take_no_longer_than_they_are_many(
         small.cold, small.hot
     ))  # fmt: skip
     trace = small.solo[0]
-    short = replace(trace, at_ms=(1.0,), time_ms=(1.0,), clock_mhz=(None,))
+    short = replace(trace, at_ms=(1.0,), time_ms=(1.0,), clock_mhz=(None,), power_w=(None,))
     many = replace(small, cold=cold, hot=hot, solo=(trace, *[short] * 5000))
     path = tmp_path / "r.json.gz"
     many.save(path)
@@ -395,10 +430,10 @@ def drop(*path: Any) -> Change:
     [
         (put("format", "something else"), "format: must be 'cudnn-autotune recording'"),
         (drop("format"), "format: must be"),
-        (put("version", 2), "version: must be 1; this version reads no other, got 2"),
-        (put("version", 1.0), "version: must be 1"),
-        (put("version", True), "version: must be 1"),
-        (drop("version"), "version: must be 1"),
+        (put("version", 3), "version: must be 1 to 2; this package reads no other, got 3"),
+        (put("version", 1.0), "version: must be 1 to 2"),
+        (put("version", True), "version: must be 1 to 2"),
+        (drop("version"), "version: must be 1 to 2"),
         (drop("problem"), "problem: is missing"),
         (put("surprise", 1), "surprise: is not a known field"),
         (put("environment", []), "environment: must be an object"),
@@ -444,6 +479,12 @@ def drop(*path: Any) -> Change:
         (drop("solo", 0, "clock_mhz", 0), r"solo\[0\].clock_mhz: must have \d+ entries"),
         (put("solo", 0, "at_ms", 1, 0.0), r"solo\[0\].at_ms: must rise"),
         (put("solo", 0, "at_ms", []), r"solo\[0\].at_ms: must not be empty"),
+        (drop("solo", 0, "power_w"), r"solo\[0\].power_w: is missing"),
+        (drop("solo", 0, "power_w", 0), r"solo\[0\].power_w: must have \d+ entries"),
+        (put("solo", 0, "power_w", 0, -1), r"solo\[0\].power_w\[0\]: must be a number above"),
+        (put("version", 1), r"solo\[0\].power_w: is not a known field"),
+        (drop("readings", 0, "tells_throttling"), "tells_throttling: is missing"),
+        (put("readings", 0, "tells_throttling", 1), "tells_throttling: must be true or false"),
         (put("readings", 0, "phase", "later"), r"readings\[0\].phase: must be start, rounds or"),
         (put("readings", 0, "power_w", -1), r"readings\[0\].power_w: must be a number from 0"),
         (drop("readings", 0, "power_w"), r"readings\[0\].power_w: is missing"),

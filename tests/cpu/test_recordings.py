@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import cudnn_autotune as ca
 from cudnn_autotune import recordings, sampling
-from cudnn_autotune.audit import scenes
+from cudnn_autotune.audit import report, scenes
 from cudnn_autotune.audit.analysis import raw_regret, truth_of
-from cudnn_autotune.audit.model import BURST, SUSTAINED
+from cudnn_autotune.audit.model import BURST, SUSTAINED, Record
 from cudnn_autotune.audit.summary import geometric_mean
 from cudnn_autotune.offline.recording import ENVIRONMENT
 from cudnn_autotune.offline.replay import ReplayTimer
@@ -43,6 +45,21 @@ def test_an_unknown_recording(name: str) -> None:
     for call in (recordings.load, recordings.path):
         with pytest.raises(ValueError, match=r"name must be one of h200_forum, .*, got"):
             call(name)
+
+
+@pytest.mark.parametrize("name", recordings.names())
+def test_what_it_lacks_for_the_default_mode_is_said(name: str) -> None:
+    """A recording of version 1 has no power: whoever ran alone on it has judged without."""
+    played = scenes.RecordedScene.shipped(name)
+    record = Record("replay", settings={}, environment=dict(played.recording.environment))
+    scenes.audit(record, [played], {"auto": 3, "sustained": 1, "heuristic": 1}, limits=Limits())
+    told = report.without_power(record)
+    assert ("sustained" in told) == played.recording.lacks_power
+    assert "heuristic" not in told
+    shown = io.StringIO()
+    report.show(record, Console(file=shown, width=150))
+    assert ("What the recording lacks" in shown.getvalue()) >= bool(told)
+    assert ("these modes decide by the power" in shown.getvalue()) == bool(told)
 
 
 @pytest.mark.parametrize("name", recordings.names())

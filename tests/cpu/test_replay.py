@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulations import GPU, PROBLEM, STILL, candidate, engine, timer_of
@@ -18,7 +19,7 @@ from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.offline import simulated
 from cudnn_autotune.offline.recorded_times import smoothed
 from cudnn_autotune.offline.recording import Recording, SoloTrace, record
-from cudnn_autotune.offline.replay import ReplayTimer
+from cudnn_autotune.offline.replay import POWER, ReplayTimer
 from cudnn_autotune.offline.simulated import Noise, SimulatedEngine, SimulatedTimer
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.timer import Batch, Cache
@@ -189,6 +190,48 @@ def test_the_hot_cache_shows_in_a_trace_of_the_cold_one(tmp_path: Path) -> None:
     cold, hot = (timer.run([Batch(a, 10, cache)] * 30)[-1].time_ms for cache in caches)
     assert hot / cold == pytest.approx(0.8, abs=0.002)
     assert timer.truth("sustained", "hot")["a"] == pytest.approx(0.801, rel=1e-3)
+
+
+def test_the_default_mode_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> None:
+    """auto's blocks of 160 ms go by the readings of the power; a recording of version 1 has none,
+    which is said."""
+    live = simulated.preset("h200-capped", 1)
+    recording = record(live, live.candidates, PROBLEM)
+    old = replace(
+        recording,
+        version=1,
+        solo=tuple(replace(trace, power_w=None) for trace in recording.solo),
+        readings=tuple(
+            replace(r, state=replace(r.state, tells_throttling=False)) for r in recording.readings
+        ),
+    )
+    auto: Any = replace(sampling.get("auto"), seed=1)  # type: ignore[type-var]
+    remarks: list[str] = []
+    missing: list[tuple[str, ...]] = []
+    state: list[bool] = []
+    for timer in (simulated.preset("h200-capped", 2), ReplayTimer(recording, 2), ReplayTimer(old)):
+        found = auto.select(timer.candidates, timer, Limits())
+        remarks.append(" ".join(found.evidence.remarks))
+        missing.append(timer.missing if isinstance(timer, ReplayTimer) else ())
+        state.append(timer.state().tells_throttling)
+    assert ["of the board's power" in told for told in remarks] == [True, True, False]
+    assert [POWER in lacking for lacking in missing] == [False, False, True]
+    assert state == [True, True, False]
+
+
+def test_the_power_is_that_of_the_trace(forum: Recording) -> None:
+    trace = forum.solo[0]
+    powers = tuple(100.0 + i for i in range(len(trace.at_ms)))
+    recording = replace(forum, solo=(replace(trace, power_w=powers), *forum.solo[1:]))
+    timer = ReplayTimer(recording, 1)
+    (candidate,) = (c for c in timer.candidates.all() if c.text == trace.text)
+    timer.runnable([candidate])
+    samples = timer.run([Batch(candidate, trace.calls)] * 20)
+    read = [sample.power_w for sample in samples if sample.power_w is not None]
+    # Of a batch the trace's at the same time; those at first are as in the rounds.
+    assert len(read) >= 15
+    assert read == sorted(read)
+    assert set(read) <= set(powers)
 
 
 def test_what_was_not_recorded_alone_is_named(forum: Recording) -> None:
@@ -394,7 +437,9 @@ def test_what_a_round_shares_is_not_charged_to_who_sat_others_out(tmp_path: Path
 def test_the_end_of_a_trace_is_its_truth(tmp_path: Path) -> None:
     recording = recorded(timer_of(engine("a", 1.0)), tmp_path, rounds=2, solo=0)
     times = (1.0, 1.5, 1.8, 1.9, 2.0, 2.1)
-    trace = SoloTrace("a", "cold", 5, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0), times, (None,) * 6)
+    trace = SoloTrace(
+        "a", "cold", 5, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0), times, (None,) * 6, (None,) * 6
+    )
     timer = ReplayTimer(replace(recording, solo=(trace,)))
     assert timer.truth("sustained") == pytest.approx({"a": 2.05})
 

@@ -13,6 +13,7 @@ from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.analysis import left_out, shared_cases
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.offline.recording import Recording
+from cudnn_autotune.telemetry import Gpu
 from cudnn_autotune_cli import main
 
 pytestmark = pytest.mark.gpu
@@ -104,6 +105,30 @@ def test_record_and_replay(tmp_path: Path) -> None:
     record = record_file.load(path)
     assert record.kind == "replay"
     assert left_out(record) == {}
+
+
+def test_the_power_at_the_limit_is_recorded(tmp_path: Path) -> None:
+    out = tmp_path / "vgg.json.gz"
+    shape = ("--input", "128,512,28,28", "--weight", "512,512,3,3", "--padding", "1")
+    of = ("--op", "dgrad", "--dtype", "float16", "--channels-last")
+    run("record", *shape, *of, "--rounds", 3, "--time-limit", 30, out)
+    recording = Recording.load(out)
+    assert not recording.lacks_power
+    assert all(trace.power_w is not None for trace in recording.solo)
+    alone = [r.state for r in recording.readings if r.phase not in ("start", "rounds")]
+    assert alone, "nothing ran alone"
+    telemetry = Gpu.of(0)
+    tells = bool(telemetry.state().tells_throttling)
+    assert {state.tells_throttling for state in alone} == {tells}
+    capped = [state for state in alone if "sw_power_cap" in state.throttle_reasons]
+    if len(capped) < len(alone) or telemetry.instant_power_w() is None:
+        pytest.skip("no power is read: the board is not at its limit, or does not tell")
+    for trace in recording.solo:
+        powers = [power for power in trace.power_w or () if power is not None]
+        assert powers, trace.text
+        limit_w = capped[0].power_limit_w
+        assert limit_w is not None
+        assert sorted(powers)[len(powers) // 2] == pytest.approx(limit_w, rel=0.15)
 
 
 def test_every_direction_of_a_layer_is_recorded_into_a_folder(tmp_path: Path) -> None:
