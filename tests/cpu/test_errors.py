@@ -183,7 +183,7 @@ def test_what_a_store_does_not_take_is_named(
     [
         (lambda: ca.measure(PROBLEM, ["eng0"], rounds="3"), "rounds must be an int .*, got '3'"),
         (lambda: ca.measure(PROBLEM, ["eng0"], target_ms=None), "target_ms must be a finite"),
-        (lambda: sampling.get("fastest"), "name must be one of heuristic, .*, got 'fastest'"),
+        (lambda: sampling.get("fastest"), "sampling must be one of .*, got 'fastest'"),
     ],
 )
 def test_what_is_out_of_range_is_named(call: Callable[[], object], message: str) -> None:
