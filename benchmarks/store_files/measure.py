@@ -46,7 +46,15 @@ def decision(number: int, candidates: int) -> Decision:
         candidate = Candidate(66, knobs, 1 << rank, *notes, text, "A", rank)
         ms = (1 + rank / 10) * rng.uniform(0.99, 1.01)
         ranking.append(Timed(candidate, ms, 40, ms * 0.99, ms * 1.01))
-    evidence = Evidence("fastest", (ranking[0].candidate.text,), 0.004, 0.95, 61.7, 240.3, 1980.0)
+    evidence = Evidence(
+        rule="fastest",
+        tied=(ranking[0].candidate.text,),
+        regret_bound=0.004,
+        confidence=0.95,
+        gpu_ms=61.7,
+        wall_ms=240.3,
+        clock_mhz=1980.0,
+    )
     moment = Provenance("580.159.04", "2.11.0", "0.1.0", "2026-01-01T12:00:00Z")
     selection = Selection(tuple(ranking), 40 * candidates, evidence)
     return Decision(problem(number), "auto", 0, None, selection, 2e-4, (), moment)
