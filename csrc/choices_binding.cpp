@@ -128,9 +128,9 @@ void bind_choice_table(py::module_& m) {
       return TuneResult{std::move(way->first), std::move(way->second), nullptr};
     });
   });
-  m.def("forget_choices", [] { ChoiceTable::instance().clear(); }, WithoutGilCall());
+  m.def("forget_choices", [] { ChoiceTable::instance().forget_all(); }, WithoutGilCall());
   m.def(
-      "forget_problem", [](const ConvProblem& problem) { ChoiceTable::instance().erase(problem); },
+      "forget_problem", [](const ConvProblem& problem) { ChoiceTable::instance().forget(problem); },
       py::arg("problem"), WithoutGilCall());
   m.def("set_plan_cache_capacity", &PlanCache::set_capacity);
   m.def("plan_cache_capacity", &PlanCache::capacity);

@@ -35,10 +35,13 @@ KnownHandler& known_handler() {
 }
 
 // Throws CudnnError where the text names nothing that builds.
-CachedPlan build(const ChoiceKey& key, const std::string& text) {
-  if (text == kAten) return {key, nullptr};
-  if (text == kMatmul && is_matmul(key.problem)) return {key, nullptr, /*is_matmul=*/true};
-  return {key, EngineSearch(key.problem, current_handle()).build(text)};
+CachedPlan build(const ChoiceKey& key, const std::string& text, const Standing& standing) {
+  CachedPlan plan{key, standing};
+  plan.is_matmul = text == kMatmul && is_matmul(key.problem);
+  if (text != kAten && !plan.is_matmul) {
+    plan.plan = EngineSearch(key.problem, current_handle()).build(text);
+  }
+  return plan;
 }
 
 // The first config of the heuristics that builds; null where there is none.
@@ -61,13 +64,13 @@ std::shared_ptr<ConvPlan> heuristic_plan(const ChoiceKey& key) {
 // config no longer builds: it is then forgotten.
 std::optional<CachedPlan> remembered(const ChoiceKey& key) {
   auto& table = ChoiceTable::instance();
-  const auto text = table.find(key);
+  const auto [text, standing] = table.find(key);
   if (!text) return std::nullopt;
   try {
-    return build(key, *text);
+    return build(key, *text, standing);
   } catch (const CudnnError&) {
     count_fallback("a remembered choice no longer builds: tuned again");
-    table.erase(key);
+    table.erase(key, *text);
     return std::nullopt;
   }
 }
@@ -78,7 +81,7 @@ std::optional<CachedPlan> remembered(const ChoiceKey& key) {
 CachedPlan provisional_plan(const ChoiceKey& key) {
   // To build allocates and loads, which would break the capture.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-  CachedPlan plan{key, nullptr};
+  CachedPlan plan{key, ChoiceTable::instance().find(key).standing};
   // Padding that differs before and after needs a check of the output, which waits for the GPU.
   const bool needs_check = key.problem.pre_padding != key.problem.post_padding;
   if (auto known = known_handler()(key)) {
@@ -98,32 +101,26 @@ CachedPlan& miss(const TuneRequest& request) {
   // The order of locks is: tuning mutex, then GIL. A thread that waits here with the GIL would
   // stop the one that tunes.
   const WithoutGil without_gil;
-  // Epochs are read before the choice: what changes while a plan is built makes it stale.
-  uint64_t epoch = table.epoch();
-  if (auto plan = remembered(key)) return cache.put(*std::move(plan), epoch);
-  if (is_capturing()) return cache.put(provisional_plan(key), epoch);
+  if (auto plan = remembered(key)) return cache.put(*std::move(plan));
+  if (is_capturing()) return cache.put(provisional_plan(key));
   const std::lock_guard tuning(table.tuning_mutex());
-  epoch = table.epoch();
-  if (auto plan = remembered(key)) return cache.put(*std::move(plan), epoch);
-  const uint64_t forgettings = table.forgettings(key.problem);
+  if (auto plan = remembered(key)) return cache.put(*std::move(plan));
+  const Standing asked = table.find(key).standing;
   TuneResult result = [&] {
     // A backward may run under autocast, which would recast what is measured and compared.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     return miss_handler()(request);
   }();
-  CachedPlan plan{key, std::move(result.plan), result.text == kMatmul, std::move(result.trial)};
-  plan.forgettings = forgettings;
-  // A trial's outcome is remembered when there is one.
-  const auto standing = plan.trial != nullptr
-                            ? table.epoch_unless_forgotten(key.problem, forgettings)
-                            : table.put_unless_forgotten(key, result.text, forgettings);
-  // Where it was forgotten meanwhile it serves this call, and the next one looks again.
-  return cache.put(std::move(plan), standing.value_or(epoch));
+  CachedPlan plan{key, asked, std::move(result.plan), result.text == kMatmul,
+                  std::move(result.trial)};
+  // A trial's outcome is remembered when there is one. Where the problem was forgotten meanwhile
+  // this serves one call, and the next one looks again.
+  if (plan.trial == nullptr) plan.standing = table.put_unless_forgotten(key, result.text, asked);
+  return cache.put(std::move(plan));
 }
 
 CachedPlan& chosen(const TuneRequest& request) {
-  CachedPlan* cached =
-      PlanCache::of_this_thread().find(request.key, ChoiceTable::instance().epoch());
+  CachedPlan* cached = PlanCache::of_this_thread().find(request.key);
   if (cached != nullptr && (!cached->provisional || is_capturing())) return *cached;
   return miss(request);
 }
@@ -136,15 +133,18 @@ bool is_over(CachedPlan& cached) {
   OnlineTrial& trial = *cached.trial;
   auto& table = ChoiceTable::instance();
   if (const OnlineTrial::Way* way = trial.decided()) {
-    const auto standing = table.find(cached.key);
-    if (standing && *standing != way->text) {
+    auto chosen = table.find(cached.key).text;
+    if (chosen && *chosen != way->text) {
       // Another thread was faster: all threads use one choice.
       if (auto other = remembered(cached.key)) {
         cached = *std::move(other);
         return true;
       }
+      chosen.reset();
     }
-    if (!standing) table.put_unless_forgotten(cached.key, way->text, cached.forgettings);
+    if (!chosen) {
+      cached.standing = table.put_unless_forgotten(cached.key, way->text, cached.standing);
+    }
     cached.plan = way->plan;
     cached.is_matmul = way->text == kMatmul;
     cached.trial = nullptr;
@@ -190,7 +190,7 @@ void set_miss_handler(MissHandler handler) { miss_handler() = std::move(handler)
 void set_known_handler(KnownHandler handler) { known_handler() = std::move(handler); }
 
 bool is_atens(const ChoiceKey& key) {
-  const CachedPlan* cached = PlanCache::of_this_thread().find(key, ChoiceTable::instance().epoch());
+  const CachedPlan* cached = PlanCache::of_this_thread().find(key);
   return cached != nullptr && cached->plan == nullptr && !cached->is_matmul &&
          cached->trial == nullptr && !cached->provisional;
 }

@@ -11,61 +11,60 @@ ChoiceTable& ChoiceTable::instance() {
   return *table;
 }
 
-std::optional<std::string> ChoiceTable::find(const ChoiceKey& key) const {
-  const std::shared_lock lock(mutex_);
+ChoiceTable::Found ChoiceTable::find(const ChoiceKey& key) {
+  const std::lock_guard lock(mutex_);
+  const Standing standing(history_locked(key.problem));
   const auto found = choices_.find(key);
-  if (found == choices_.end()) return std::nullopt;
-  return found->second;
+  if (found == choices_.end()) return {std::nullopt, standing};
+  return {found->second, standing};
 }
 
-std::optional<uint64_t> ChoiceTable::put_unless_forgotten(const ChoiceKey& key, std::string text,
-                                                          uint64_t forgettings) {
-  const std::unique_lock lock(mutex_);
-  if (forgettings != forgettings_locked(key.problem)) return std::nullopt;
+Standing ChoiceTable::put_unless_forgotten(const ChoiceKey& key, std::string text,
+                                           const Standing& asked) {
+  const std::lock_guard lock(mutex_);
+  if (asked.was_forgotten()) return {};
+  const auto& history = history_locked(key.problem);
   const auto [entry, is_new] = choices_.try_emplace(key, text);
   if (!is_new && entry->second != text) {
     entry->second = std::move(text);
-    epoch_.fetch_add(1, std::memory_order_release);
+    ++history->changes;
   }
-  return epoch();
+  return Standing(history);
 }
 
-std::optional<uint64_t> ChoiceTable::epoch_unless_forgotten(const ConvProblem& problem,
-                                                            uint64_t forgettings) const {
-  const std::shared_lock lock(mutex_);
-  if (forgettings != forgettings_locked(problem)) return std::nullopt;
-  return epoch();
+void ChoiceTable::erase(const ChoiceKey& key, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  const auto found = choices_.find(key);
+  if (found == choices_.end() || found->second != text) return;
+  choices_.erase(found);
+  ++history_locked(key.problem)->changes;
 }
 
-void ChoiceTable::erase(const ChoiceKey& key) {
-  const std::unique_lock lock(mutex_);
-  if (choices_.erase(key) > 0) epoch_.fetch_add(1, std::memory_order_release);
-}
-
-void ChoiceTable::erase(const ConvProblem& problem) {
-  const std::unique_lock lock(mutex_);
+void ChoiceTable::forget(const ConvProblem& problem) {
+  const std::lock_guard lock(mutex_);
   for (auto entry = choices_.begin(); entry != choices_.end();) {
     entry = entry->first.problem == problem ? choices_.erase(entry) : std::next(entry);
   }
-  ++forgettings_of_[{problem, {}}];
-  epoch_.fetch_add(1, std::memory_order_release);
+  const auto& history = history_locked(problem);
+  ++history->forgettings;
+  ++history->changes;
 }
 
-void ChoiceTable::clear() {
-  const std::unique_lock lock(mutex_);
+void ChoiceTable::forget_all() {
+  const std::lock_guard lock(mutex_);
   choices_.clear();
-  ++forgettings_;
-  epoch_.fetch_add(1, std::memory_order_release);
+  for (const auto& [problem, history] : histories_) {
+    ++history->forgettings;
+    ++history->changes;
+  }
+  // Whoever still holds one sees that it is stale; who asks again gets a new one.
+  histories_.clear();
 }
 
-uint64_t ChoiceTable::forgettings(const ConvProblem& problem) const {
-  const std::shared_lock lock(mutex_);
-  return forgettings_locked(problem);
-}
-
-uint64_t ChoiceTable::forgettings_locked(const ConvProblem& problem) const {
-  const auto found = forgettings_of_.find({problem, {}});
-  return forgettings_ + (found == forgettings_of_.end() ? 0 : found->second);
+const std::shared_ptr<Standing::History>& ChoiceTable::history_locked(const ConvProblem& problem) {
+  auto& history = histories_[{problem, {}}];
+  if (history == nullptr) history = std::make_shared<History>();
+  return history;
 }
 
 }  // namespace cudnn_autotune

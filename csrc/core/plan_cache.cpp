@@ -18,25 +18,21 @@ PlanCache& PlanCache::of_this_thread() {
 void PlanCache::set_capacity(size_t plans) { plans_per_thread = plans; }
 size_t PlanCache::capacity() { return plans_per_thread; }
 
-void PlanCache::start(uint64_t epoch) {
-  where_.clear();
-  plans_.clear();
-  epoch_ = epoch;
-}
-
-CachedPlan* PlanCache::find_and_touch(const ChoiceKey& key) {
+bool PlanCache::touch(const ChoiceKey& key) {
   const auto found = where_.find(key);
-  if (found == where_.end()) return nullptr;
+  if (found == where_.end()) return false;
   plans_.splice(plans_.begin(), plans_, found->second);
-  return &plans_.front();
+  return true;
 }
 
-CachedPlan& PlanCache::put(CachedPlan plan, uint64_t epoch) {
-  if (epoch != epoch_) start(epoch);
-  const auto old = where_.find(plan.key);
-  if (old != where_.end()) {
-    plans_.erase(old->second);
-    where_.erase(old);
+CachedPlan& PlanCache::put(CachedPlan plan) {
+  for (auto old = plans_.begin(); old != plans_.end();) {
+    if (old->key == plan.key || !old->standing.holds()) {
+      where_.erase(old->key);
+      old = plans_.erase(old);
+    } else {
+      ++old;
+    }
   }
   plans_.push_front(std::move(plan));
   where_[plans_.front().key] = plans_.begin();

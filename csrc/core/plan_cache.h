@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <list>
 #include <memory>
 #include <unordered_map>
 
+#include "core/choice_table.h"
 #include "core/conv_plan.h"
 #include "core/conv_problem.h"
 
@@ -15,15 +15,15 @@ class OnlineTrial;
 
 struct CachedPlan {
   ChoiceKey key;
-  std::shared_ptr<ConvPlan> plan;  // null: PyTorch's own path was chosen, or a matrix product
+  // Of the choice that it was made of; of a trial or what is provisional: as of when it was begun.
+  Standing standing;
+  std::shared_ptr<ConvPlan> plan = nullptr;  // null: PyTorch's own path was chosen, or a matmul
   bool is_matmul = false;
   // Not decided yet: candidates take turns in the calls. `plan` is then not used.
   std::shared_ptr<OnlineTrial> trial = nullptr;
   // Made while a stream was being captured, when nothing may be timed: to be tuned at the next
   // call outside a capture.
   bool provisional = false;
-  // Of a trial: ChoiceTable::forgettings when it was asked for.
-  uint64_t forgettings = 0;
 };
 
 // One thread's built plans, least recently used last. A plan costs about 200 KiB of host memory
@@ -33,25 +33,26 @@ class PlanCache {
  public:
   static PlanCache& of_this_thread();
 
-  // Null where the key is not there, or where choices have changed since it was put.
-  CachedPlan* find(const ChoiceKey& key, uint64_t epoch) {
-    if (epoch != epoch_) start(epoch);
-    if (!plans_.empty() && plans_.front().key == key) return &plans_.front();
-    return find_and_touch(key);
+  // Null where the key is not there, or where choices of its problem have changed since.
+  CachedPlan* find(const ChoiceKey& key) {
+    if (plans_.empty() || !(plans_.front().key == key)) {
+      if (!touch(key)) return nullptr;
+    }
+    return plans_.front().standing.holds() ? &plans_.front() : nullptr;
   }
-  CachedPlan& put(CachedPlan plan, uint64_t epoch);
+  // Also where it is stale already: it then serves one call. Drops the others that are.
+  CachedPlan& put(CachedPlan plan);
 
   // Plans that each thread may keep. 0 or less is refused by the caller.
   static void set_capacity(size_t plans);
   static size_t capacity();
 
  private:
-  void start(uint64_t epoch);
-  CachedPlan* find_and_touch(const ChoiceKey& key);
+  // Brings it to the front; false where it is not there.
+  bool touch(const ChoiceKey& key);
 
   std::list<CachedPlan> plans_;
   std::unordered_map<ChoiceKey, std::list<CachedPlan>::iterator, ChoiceKeyHash> where_;
-  uint64_t epoch_ = 0;
 };
 
 }  // namespace cudnn_autotune

@@ -506,6 +506,30 @@ def test_forget_in_mid_trial() -> None:
 
 
 @pytest.mark.usefixtures("undecided")
+def test_a_pin_ends_the_trial_of_its_own_problem_only() -> None:
+    problems = {
+        name: ca.ConvProblem(
+            "fprop", *LAYERS[name][:2], **LAYERS[name][2], dtype=torch.float16, memory_format=NHWC
+        )
+        for name in ("dense", "pointwise")
+    }
+    input, weight = operands()
+    for _ in range(20):
+        call("dense", input, weight)
+    (trial,) = TUNER._trials
+    ca.pin(problems["pointwise"], "aten")
+    calls = trial.ledger.calls
+    for _ in range(20):
+        call("pointwise", *operands("pointwise"))
+        call("dense", input, weight)
+    assert trial.ledger.is_in_use
+    assert trial.ledger.calls == calls + 20, "the cached trial serves on"
+    ca.pin(problems["dense"], "aten")
+    assert_close(call("dense", input, weight), expected("dense", input, weight), ALLOWED)
+    assert not trial.ledger.is_in_use
+
+
+@pytest.mark.usefixtures("undecided")
 def test_a_trial_that_left_the_plan_cache_ends() -> None:
     capacity = _C.plan_cache_capacity()
     _C.set_plan_cache_capacity(1)

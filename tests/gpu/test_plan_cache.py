@@ -71,3 +71,47 @@ def test_another_thread_builds_its_own_plans_of_the_same_choices() -> None:
     assert not thread.is_alive()
     assert not errors, errors
     assert COUNTING.calls == before + len(BATCHES)
+
+
+def test_a_pin_reaches_every_thread_and_no_other_problem() -> None:
+    pinned, other = BATCHES[:2]
+    problem = ca.ConvProblem("fprop", (pinned, 8, 12, 12), (16, 8, 3, 3), dtype=torch.float16)
+    before = COUNTING.calls
+    threads = 2
+    meeting = threading.Barrier(threads + 1, timeout=120)
+    errors: list[BaseException] = []
+
+    def run(batch: int) -> None:
+        input, weight = operands(batch)
+        output = ca.functional.conv2d(input, weight, sampling=COUNTING.name)
+        expected = torch.nn.functional.conv2d(input.cpu().double(), weight.cpu().double())
+        assert_close(output, expected, 2e-3)
+
+    def work() -> None:
+        try:
+            for _ in range(2):
+                run(pinned)
+                run(other)
+                meeting.wait()  # all plans are cached
+                meeting.wait()  # pinned
+        except BaseException as error:
+            errors.append(error)
+            meeting.abort()
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    try:
+        for worker in workers:
+            worker.start()
+        meeting.wait()
+        assert ca.fallbacks() == {}
+        assert COUNTING.calls == before + 2
+        ca.pin(problem, "aten")
+        meeting.wait()
+        meeting.wait()
+        assert ca.fallbacks() == {"PyTorch's own path was chosen (see choices())": threads}
+        assert COUNTING.calls == before + 2, "the other problem's choice stands"
+        meeting.wait()
+    finally:
+        for worker in workers:
+            worker.join(timeout=120)
+    assert not errors, errors
