@@ -3,7 +3,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/library.h>
 
-#include <limits>
+#include <algorithm>
 
 #include "aten_conv.h"
 #include "conv_geometry.h"
@@ -26,13 +26,16 @@ const char* why_not_cudnn(const at::Tensor& a, const at::Tensor& b, const ConvGe
   if (a.scalar_type() != b.scalar_type() || a.device() != b.device() || !geometry.is_valid()) {
     return "arguments that PyTorch refuses, or takes in a way of its own";
   }
-  int64_t output = geometry.input_size[0] * geometry.weight_size[0];
-  for (size_t d = 0; d < geometry.spatial_dims(); ++d) output *= geometry.output_extent(d);
-  const int64_t input = c10::multiply_integers(geometry.input_size);
-  const int64_t weight = c10::multiply_integers(geometry.weight_size);
-  if (input == 0 || weight == 0 || output == 0) return "a tensor without elements";
-  constexpr int64_t most = std::numeric_limits<int32_t>::max();
-  if (input > most || weight > most || output > most) return "a tensor of 2**31 elements or more";
+  const auto is_empty = [](at::IntArrayRef size) {
+    return std::find(size.begin(), size.end(), 0) != size.end();
+  };
+  if (is_empty(geometry.input_size) || is_empty(geometry.weight_size)) {
+    return "a tensor without elements";
+  }
+  if (!geometry.products_fit_int32()) {
+    return "2**31 or more of a tensor's elements, of a padded dimension, or of stride times "
+           "dilation";
+  }
   return nullptr;
 }
 
@@ -73,7 +76,7 @@ at::Tensor run(ConvOp op, const Part& x, const Part& w, const Part& y, at::Memor
     problem.pre_padding[d] = static_cast<int32_t>(geometry.pre_padding(d));
     problem.post_padding[d] = static_cast<int32_t>(geometry.post_padding(d));
     problem.stride[d] = static_cast<int32_t>(geometry.stride[d]);
-    problem.dilation[d] = static_cast<int32_t>(geometry.dilation[d]);
+    problem.dilation[d] = static_cast<int32_t>(geometry.dilation_of(d));
   }
   problem.groups = static_cast<int32_t>(geometry.groups);
   problem.spatial_dims = static_cast<uint8_t>(n);

@@ -25,13 +25,35 @@ struct ConvGeometry {
     return padding[padding.size() == spatial_dims() ? d : d + spatial_dims()];
   }
 
+  // Where the kernel has one element, the dilation says nothing.
+  int64_t dilation_of(size_t d) const { return weight_size[2 + d] == 1 ? 1 : dilation[d]; }
+
   // cuDNN counts in 32 bits.
+  static constexpr int64_t kMostCounted = std::numeric_limits<int32_t>::max();
+
   bool fits_int32() const {
-    constexpr int64_t most = std::numeric_limits<int32_t>::max();
     const auto fit = [](at::IntArrayRef values) {
-      return std::all_of(values.begin(), values.end(), [](int64_t v) { return v <= most; });
+      return std::all_of(values.begin(), values.end(), [](int64_t v) { return v <= kMostCounted; });
     };
-    return groups <= most && fit(stride) && fit(padding) && fit(dilation);
+    return groups <= kMostCounted && fit(stride) && fit(padding) && fit(dilation);
+  }
+
+  // As fits_int32, of what cuDNN multiplies and adds: 9.19 divides by zero where that overflows. Of
+  // what is valid, without empty tensors.
+  bool products_fit_int32() const {
+    const auto product_fits = [](const auto& sizes) {
+      int64_t product = 1;
+      return std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) {
+        return size <= kMostCounted && (product *= size) <= kMostCounted;
+      });
+    };
+    for (size_t d = 0; d < spatial_dims(); ++d) {
+      if (input_size[2 + d] + pre_padding(d) + post_padding(d) > kMostCounted ||
+          dilation_of(d) * stride[d] > kMostCounted) {
+        return false;
+      }
+    }
+    return product_fits(input_size) && product_fits(weight_size) && product_fits(output_size());
   }
 
   // Whether all of it fits together; where it does not, ATen says why in its own words.

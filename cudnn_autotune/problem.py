@@ -38,7 +38,8 @@ class ConvProblem:
         op: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``.
         input_shape: ``(N, C, *spatial)``, with one to three spatial dimensions.
         weight_shape: ``(K, C / groups, *kernel)``.
-        stride, dilation: an int, or one a spatial dimension.
+        stride, dilation: an int, or one a spatial dimension. ``dilation`` is 1 where the kernel has
+            one element.
         padding: an int, one a spatial dimension, ``"valid"``, ``"same"``, or twice as many: before
             each dimension, then after each.
         groups: divides C and K.
@@ -52,7 +53,8 @@ class ConvProblem:
             are multiples of. Memory that torch allocates is aligned to 32 and more.
 
     Raises:
-        ValueError, TypeError: naming the argument, what is allowed and what was given.
+        ValueError, TypeError: naming the argument, what is allowed and what was given. cuDNN counts
+            in 32 bits: tensors have fewer than 2**31 elements, and so on.
     """
 
     op: str
@@ -96,6 +98,8 @@ class ConvProblem:
             )
         strides = _ints("stride", stride, n, least=1)
         dilations = _ints("dilation", dilation, n, least=1)
+        # Where the kernel has one element it says nothing, and must not make two keys of a problem.
+        dilations = tuple(1 if k == 1 else d for d, k in zip(dilations, w[2:], strict=True))
         if not _is_int(groups) or not 1 <= groups <= _INT32_MAX:
             raise ValueError(f"groups must be an int of 1 or more, got {shown(groups)}")
         if x[1] != w[1] * groups:
@@ -149,6 +153,23 @@ class ConvProblem:
                 f"weight_shape: a kernel of {w[2:]} with dilation {dilations} does not fit into "
                 f"an input of {x[2:]} with padding {paddings}"
             )
+        self._check_counts()
+
+    def _check_counts(self) -> None:
+        """cuDNN counts in 32 bits; 9.19 divides by zero where what it multiplies overflows."""
+        n = self.spatial_dims
+        counts = [
+            ("input_shape: the number of elements", math.prod(self.input_shape)),
+            ("weight_shape: the number of elements", math.prod(self.weight_shape)),
+            ("input_shape: the number of elements of the output", math.prod(self.output_shape)),
+        ]
+        for d in range(n):
+            padded = self.input_shape[2 + d] + self.padding[d] + self.padding[n + d]
+            counts.append(("padding: an input dimension with it", padded))
+            counts.append(("dilation: times the stride it", self.dilation[d] * self.stride[d]))
+        for what, count in counts:
+            if count > _INT32_MAX:
+                raise ValueError(f"{what} must be below 2**31, got {count}")
 
     @property
     def spatial_dims(self) -> int:

@@ -107,6 +107,13 @@ def test_directions_differ() -> None:
     assert lists[0] != lists[1] != lists[2] != lists[0]
 
 
+def test_a_large_dilation_of_one_element() -> None:
+    """cuDNN 9.19 divides by zero there, which would end this process."""
+    shapes = {"input_shape": (8, 16, 32), "weight_shape": (16, 16, 1), "stride": 3, "padding": 2}
+    problem = ca.ConvProblem("dgrad", **shapes, dilation=2**31 - 1, dtype=torch.float16)
+    assert ca.candidates(problem, device="h200")
+
+
 def test_asking_twice_gives_the_same_list() -> None:
     problem = make("resnet_fp16_nhwc", "wgrad")
     assert ca.candidates(problem, device="l4") == ca.candidates(problem, device="l4")

@@ -87,6 +87,45 @@ def test_kernel_larger_than_the_padded_input() -> None:
         ca.ConvProblem(op="fprop", input_shape=(2, 4, 4, 4), weight_shape=(4, 4, 7, 7), padding=1)
 
 
+def test_the_dilation_of_one_element_is_one() -> None:
+    """It says nothing of what is computed, so that it must not make two keys of one problem."""
+    shapes = {"input_shape": (2, 8, 10, 12), "weight_shape": (6, 8, 1, 3)}
+    problem = ca.ConvProblem("dgrad", **shapes, dilation=(2**31 - 1, 2))
+    assert problem.dilation == (1, 2)
+    assert problem == ca.ConvProblem("dgrad", **shapes, dilation=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("argument", "fields"),
+    [
+        ("input_shape", {"input_shape": (1, 1, 2**16, 2**15), "weight_shape": (1, 1, 3, 3)}),
+        ("weight_shape", {"input_shape": (1, 2, 1, 1), "weight_shape": (2**30, 2, 1, 1)}),
+        (
+            "input_shape",  # the output
+            {"input_shape": (2**12, 1, 2**9, 1), "weight_shape": (2**10, 1, 1, 1)},
+        ),
+        (
+            "padding",
+            {"input_shape": (1, 1, 1), "weight_shape": (1, 1, 3), "padding": (2**30, 2**30 - 1)},
+        ),
+        (
+            "dilation",
+            {
+                "input_shape": (8, 16, 32),
+                "weight_shape": (16, 16, 2),
+                "stride": 2**16,
+                "padding": 2**14,
+                "dilation": 2**15,
+            },
+        ),
+    ],
+)
+def test_what_cudnn_cannot_count_is_refused(argument: str, fields: dict[str, Any]) -> None:
+    """It counts in 32 bits; 9.19 dies of a division by zero where a product overflows."""
+    with pytest.raises(ValueError, match=rf"{argument}: .* must be below 2\*\*31, got {2**31}$"):
+        ca.ConvProblem("dgrad", **fields)
+
+
 def test_same_padding_needs_unit_stride() -> None:
     with pytest.raises(ValueError, match=r"padding.*same|same.*stride"):
         ca.ConvProblem(**{**GOOD, "padding": "same", "stride": 2})

@@ -55,6 +55,15 @@ def test_what_cudnn_cannot_count_is_pytorchs() -> None:
     assert not ca.choices()
 
 
+def test_the_dilation_of_one_element_says_nothing() -> None:
+    """cuDNN 9.19 divided by zero in the gradient of the input."""
+    ca.set_sampling("heuristic")
+    theirs, ours = twin_layers(16, 16, 1, stride=3, padding=2)
+    ours.dilation = (2**31 - 1, 2**31 - 1)
+    assert_same_step(theirs, ours, torch.randn(8, 16, 8, 32, device="cuda"))
+    assert {c.problem.dilation for c in ca.choices()} == {(1, 1)}
+
+
 def test_one_channel_is_ambiguous_about_layout() -> None:
     ca.set_sampling("heuristic")
     for shape in ((4, 1, 9, 9), (4, 6, 1, 1), (1, 1, 5, 5)):
