@@ -96,7 +96,7 @@ at::Tensor run(ConvOp op, const Part& x, const Part& w, const Part& y, at::Memor
   Policy& policy = request.key.policy;
   policy.sampling = call.sampling;
   policy.workspace_limit = call.workspace_limit;
-  policy.benchmark_limit = settings().benchmark_limit;
+  policy.benchmark_limit = benchmark_limit_of_call();
   policy.device = like.device().index();
   if (!is_atens(request.key)) {
     request.x = x.in(format, like);

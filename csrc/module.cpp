@@ -1,6 +1,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
+
 #include "build_info.h"
 #include "fallbacks.h"
 #include "policy.h"
@@ -16,6 +18,18 @@ namespace py = pybind11;
 namespace cudnn_autotune {
 namespace {
 
+// A probe as a `with` block; both ends of it are of one thread.
+class Probe {
+ public:
+  explicit Probe(int32_t number) : number_(number) {}
+  void enter() { guard_.emplace(number_); }
+  void exit() { guard_.reset(); }
+
+ private:
+  int32_t number_;
+  std::optional<ProbeGuard> guard_;
+};
+
 void bind_settings(py::module_& m) {
   py::class_<Settings>(m, "Settings")
       .def_property_readonly("sampling",
@@ -26,6 +40,11 @@ void bind_settings(py::module_& m) {
   m.def("set_sampling", [](const std::string& name) { set_sampling(register_sampling(name)); });
   m.def("set_workspace_limit", &set_workspace_limit);
   m.def("set_benchmark_limit", &set_benchmark_limit);
+  m.def("benchmark_limit_of_call", &benchmark_limit_of_call);
+  py::class_<Probe>(m, "Probe")
+      .def(py::init<int32_t>(), py::arg("number"))
+      .def("__enter__", &Probe::enter)
+      .def("__exit__", [](Probe& probe, const py::args&) { probe.exit(); });
   m.def("register_sampling", [](const std::string& name) { register_sampling(name); });
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,5 +34,20 @@ struct CallPolicy {
   int64_t workspace_limit;
 };
 CallPolicy resolve(std::string_view sampling, int64_t workspace_limit);
+
+// While it lives, the calls of this thread are a probe's, and so is what autograd's threads do of a
+// backward that begins here: autograd hands debug info on. Calls of other threads are not.
+class ProbeGuard {
+ public:
+  // `number` is below 0, so that no benchmark limit is like it.
+  explicit ProbeGuard(int32_t number);
+
+ private:
+  c10::DebugInfoGuard guard_;
+};
+
+// The benchmark limit in the key of a call that is made here and now: the settings', or the number
+// of its probe. So what a probe leads to is chosen under a policy of its own.
+int32_t benchmark_limit_of_call();
 
 }  // namespace cudnn_autotune

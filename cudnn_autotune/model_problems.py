@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +60,7 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     layers = [module for module in model.modules() if isinstance(module, Conv2d)]
     # Asked beforehand: FSDP changes them.
     learns = torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
-    with _modes_set_aside(layers), probe() as made:
+    with probe() as made:
         run_once(model, inputs, kwargs)
     if not made:
         return Found((), None)
@@ -75,16 +74,3 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         raise ValueError(f"model must be on one CUDA device, and runs on {sorted(devices)}")
     problems = dict.fromkeys(choice.problem for choice in made if choice.origin != "pinned")
     return Found(tuple(problems), devices.pop())
-
-
-@contextmanager
-def _modes_set_aside(layers: list[Conv2d]) -> Iterator[None]:
-    """A layer with a mode of its own would tune at once."""
-    own = [(layer, layer.sampling) for layer in layers if layer.sampling]
-    try:
-        for layer, _ in own:
-            layer.sampling = None
-        yield
-    finally:
-        for layer, mode in own:
-            layer.sampling = mode

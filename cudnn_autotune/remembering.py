@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cudnn_autotune import choice_log, settings, store_settings
+from cudnn_autotune import choice_log, probing, settings, store_settings
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.engines import ATEN, Candidate
 from cudnn_autotune.measuring import MOST_ALIGNED, WRITTEN, operands, run_operator
@@ -52,10 +52,13 @@ def find(
     benchmark_limit: int,
     device: int,
 ) -> Known | None:
-    """What serves ``problem`` under a policy, without timing; None where it must be tuned."""
+    """What serves ``problem`` under a policy, without timing; None where it must be tuned. A probe
+    knows of pins only."""
     text = pinned(problem)
     if text is not None:
         return Known(text, "pinned")
+    if probing.is_probe(benchmark_limit):
+        return None
     with _lock:
         if problem in _tuned_anew:
             return None

@@ -17,7 +17,7 @@ from problems import make
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune import ConvProblem, choice_log, probing, remembering, sampling
+from cudnn_autotune import _C, ConvProblem, choice_log, probing, remembering, sampling
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.distributed import DistributedTuningError, agree, pulse, settle, share, tune
 from cudnn_autotune.distributed.call import Call
@@ -228,7 +228,7 @@ class Asking(nn.Module):
         self.count = count
 
     def forward(self, x: Tensor) -> Tensor:
-        policy = (ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit())
+        policy = (ca.get_sampling(), ca.get_workspace_limit(), _C.benchmark_limit_of_call())
         for problem in problems(self.count):
             self.choose(Choice(problem, 0, *policy, "aten", None, 0.0, None, None, ()))
         return x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import cudnn_autotune as ca
-from cudnn_autotune import measuring
+from cudnn_autotune import _C, measuring
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.distributed import problems_of, tune
 from cudnn_autotune.untouched import run_once
@@ -222,7 +223,7 @@ def test_nobody_hears_of_what_was_only_asked_for() -> None:
         """As C++ asks for the choice of a problem; a pin is all that needs no GPU."""
 
         def forward(self, x: Tensor, w: Tensor, y: Tensor) -> Tensor:
-            sampling, limit = ca.get_sampling(), ca.get_benchmark_limit()
+            sampling, limit = ca.get_sampling(), _C.benchmark_limit_of_call()
             tuning.choose(problem.native(), sampling, -1, limit, 0, x, w, y)
             return x
 
@@ -238,20 +239,66 @@ def test_nobody_hears_of_what_was_only_asked_for() -> None:
     assert ca.choices() == heard
 
 
-def test_a_layer_with_a_mode_of_its_own_does_not_tune_meanwhile() -> None:
+def test_layers_and_settings_are_left_alone_meanwhile() -> None:
     seen = []
 
     class Layer(ca.Conv2d):
         def forward(self, input: Tensor) -> Tensor:
-            seen.append((self.sampling, ca.get_sampling()))
+            seen.append((self.sampling, ca.get_sampling(), ca.get_benchmark_limit()))
             return super().forward(input)
 
     layer = Layer(3, 4, 3, sampling="race")
     with pytest.raises(ValueError, match="model must have a convolution"):
         problems_of(layer, torch.randn(1, 3, 8, 8))
-    assert seen == [(None, "heuristic")]
-    assert layer.sampling == "race"
-    assert ca.get_sampling() == "auto"
+    assert seen == [("race", "auto", 0)]
+
+
+def test_what_other_threads_ask_for_meanwhile_is_theirs() -> None:
+    """And chosen as ever: neither by the heuristics nor unheard."""
+    other = cases.Asking(7)
+
+    class WhileAnotherRuns(cases.Asking):
+        def forward(self, x: Tensor) -> Tensor:
+            thread = threading.Thread(target=other, args=(x,))
+            thread.start()
+            thread.join()
+            return super().forward(x)
+
+    assert problems_of(WhileAnotherRuns(3), torch.ones(1)) == cases.problems(3)
+    made = ca.choices()
+    assert [choice.problem for choice in made] == cases.problems(7)
+    assert {(choice.sampling, choice.benchmark_limit) for choice in made} == {("auto", 0)}
+
+
+def test_a_backward_on_a_thread_of_autograds_belongs_to_the_model() -> None:
+    """On the CPU autograd goes on in other threads where backwards are nested deeply."""
+    asked_by = []
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, depth: int) -> Tensor:
+            ctx.depth = depth
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+            if ctx.depth:
+                with torch.enable_grad():
+                    inner = torch.ones(1, requires_grad=True)
+                    Nested.apply(inner, ctx.depth - 1).backward()  # type: ignore[no-untyped-call]
+            else:
+                asked_by.append(threading.get_ident())
+                cases.Asking(5)(gradient)
+            return gradient, None
+
+    class Deep(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Nested.apply(x, 100)  # type: ignore[no-untyped-call]
+
+    x = torch.ones(1, requires_grad=True)
+    assert problems_of(Deep(), x) == cases.problems(5)
+    assert asked_by != [threading.get_ident()]
+    assert ca.choices() == []
 
 
 def test_a_model_on_two_devices() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from references import assert_close
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune import remembering, serving
@@ -96,6 +100,36 @@ def test_a_second_start_times_nothing(mode: str) -> None:
     assert again.text == tuned.text
     assert again.tuning_ms < tuned.tuning_ms
     assert_close(y, expected, ALLOWED)
+
+
+HOLDER = """
+import sys, time
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_who_waits_for_the_stores_lock_lets_others_tune(folder: Path) -> None:
+    x, w = operands()
+    is_tuned = threading.Event()
+    first = threading.Thread(target=call, args=(x, w))
+    command = [sys.executable, "-c", HOLDER, f"{ca.get_store().path}.lock"]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as holder,
+        ca.on_decision(lambda _: is_tuned.set()),
+    ):
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        first.start()
+        assert is_tuned.wait(50)
+        call(operands(8)[0], w, "heuristic")  # nothing of it is stored
+        assert first.is_alive()
+        holder.kill()
+    first.join(30)
+    assert not first.is_alive()
+    assert [known.problem.input_shape for known in Store(folder)] == [tuple(x.shape)]
 
 
 def test_backward_is_remembered_too() -> None:
@@ -521,6 +555,37 @@ def test_a_models_problems_are_found_unheard_and_tuned(is_autocast: bool) -> Non
         model(x).float().sum().backward()
     assert {choice.problem for choice in ca.choices()} == set(problems)
     assert {choice.origin for choice in ca.choices()} == {"agreed"}
+
+
+def test_only_the_models_own_calls_are_found() -> None:
+    """Also those that autograd's threads make: a backward, and a forward that is run again for it.
+    What another thread calls meanwhile is tuned as ever."""
+    ca.set_store(mode="off")
+    other, w = operands()
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = ca.Conv2d(8, 8, 3, sampling="sample_once")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            thread = threading.Thread(target=call, args=(other, w))
+            thread.start()
+            thread.join()
+            y = ca.functional.conv2d(x, self.layer.weight, padding=1, sampling="sample_once")
+            z: torch.Tensor = checkpoint(self.layer, y.relu(), use_reentrant=False)
+            return z
+
+    model, x = Model().cuda(), torch.randn(2, 8, 20, 20, device="cuda")
+    with ca.use_sampling("race"):
+        problems = ca.distributed.problems_of(model, x)
+    assert [(p.op, p.padding[0]) for p in problems[:2]] == [("fprop", 1), ("fprop", 0)]
+    assert sorted((p.op, p.padding[0]) for p in problems[2:]) == [
+        ("dgrad", 0), ("wgrad", 0), ("wgrad", 1),
+    ]  # fmt: skip
+    assert [(c.problem.input_shape, c.sampling) for c in ca.choices()] == [
+        (tuple(other.shape), "race")
+    ]
 
 
 def test_a_choice_from_the_store_keeps_when_it_was_measured() -> None:
