@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,13 +34,17 @@ bool is_interpreter_gone() {
 #endif
 }
 
+// May be let go by a thread without the GIL.
+std::shared_ptr<py::function> hold(const py::function& function) {
+  return {new py::function(function), [](py::function* last) {
+            if (is_interpreter_gone()) return;
+            const py::gil_scoped_acquire gil;
+            delete last;
+          }};
+}
+
 OnlineTrial::Chore make_chore(const py::function& function) {
-  const std::shared_ptr<py::function> held(new py::function(function), [](py::function* last) {
-    if (is_interpreter_gone()) return;
-    const py::gil_scoped_acquire gil;
-    delete last;
-  });
-  return [held](const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+  return [held = hold(function)](const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
     const py::gil_scoped_acquire gil;
     auto [joins, is_more] = (*held)(x, w, y).cast<std::pair<std::optional<Way>, bool>>();
     OnlineTrial::Done done;
@@ -98,9 +103,18 @@ void bind_online_trial(py::module_& m) {
       });
 }
 
+std::function<void()> make_afterwards(const std::optional<py::function>& function) {
+  if (!function) return nullptr;
+  return [held = hold(*function)] {
+    const py::gil_scoped_acquire gil;
+    (*held)();
+  };
+}
+
 void bind_choice_table(py::module_& m) {
   // handler(problem, sampling, workspace_limit, benchmark_limit, device, x, w, y)
-  //   -> (engine text, "aten" or "matmul", Plan or None, OnlineTrial or None)
+  //   -> (engine text, "aten" or "matmul", Plan or None, OnlineTrial or None,
+  //       what is to be done afterwards or None)
   m.def("set_miss_handler", [](const py::function& function) {
     // Never released: misses may come as long as the process lives.
     auto* handler = new py::function(function);
@@ -111,7 +125,8 @@ void bind_choice_table(py::module_& m) {
           (*handler)(request.key.problem, sampling_name(policy.sampling), policy.workspace_limit,
                      policy.benchmark_limit, policy.device, request.x, request.w, request.y);
       return TuneResult{answer[0].cast<std::string>(), answer[1].cast<std::shared_ptr<ConvPlan>>(),
-                        answer[2].cast<std::shared_ptr<OnlineTrial>>()};
+                        answer[2].cast<std::shared_ptr<OnlineTrial>>(),
+                        make_afterwards(answer[3].cast<std::optional<py::function>>())};
     });
   });
   // handler(problem, sampling, workspace_limit, benchmark_limit, device)

@@ -103,7 +103,7 @@ CachedPlan& miss(const TuneRequest& request) {
   const WithoutGil without_gil;
   if (auto plan = remembered(key)) return cache.put(*std::move(plan));
   if (is_capturing()) return cache.put(provisional_plan(key));
-  const std::lock_guard tuning(table.tuning_mutex());
+  std::unique_lock tuning(table.tuning_mutex());
   if (auto plan = remembered(key)) return cache.put(*std::move(plan));
   const Standing asked = table.find(key).standing;
   TuneResult result = [&] {
@@ -116,6 +116,8 @@ CachedPlan& miss(const TuneRequest& request) {
   // A trial's outcome is remembered when there is one. Where the problem was forgotten meanwhile
   // this serves one call, and the next one looks again.
   if (plan.trial == nullptr) plan.standing = table.put_unless_forgotten(key, result.text, asked);
+  tuning.unlock();
+  if (result.afterwards) result.afterwards();
   return cache.put(std::move(plan));
 }
 

@@ -24,6 +24,8 @@ struct TuneResult {
   std::string text;                    // an engine config, kAten or kMatmul
   std::shared_ptr<ConvPlan> plan;      // built while tuning; null for those without an engine
   std::shared_ptr<OnlineTrial> trial;  // to be decided in the calls to come; else null
+  // What is to be done once other threads may tune: it may wait for other processes. May be empty.
+  std::function<void()> afterwards;
 };
 using MissHandler = std::function<TuneResult(const TuneRequest&)>;
 void set_miss_handler(MissHandler handler);

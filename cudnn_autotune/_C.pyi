@@ -248,7 +248,7 @@ class OnlineTrial:
 
 MissHandler = Callable[
     [ConvProblem, str, int, int, int, Tensor, Tensor, Tensor],
-    tuple[str, Plan | None, OnlineTrial | None],
+    tuple[str, Plan | None, OnlineTrial | None, Callable[[], None] | None],
 ]
 
 def set_miss_handler(handler: MissHandler) -> None: ...

@@ -23,7 +23,7 @@ from cudnn_autotune.measuring import MOST_ALIGNED, WRITTEN, operands, run_operat
 from cudnn_autotune.pins import pinned
 from cudnn_autotune.problem import ConvProblem
 from cudnn_autotune.sampling.selection import Selection, Timed
-from cudnn_autotune.store import Decision, Provenance
+from cudnn_autotune.store import Decision, Provenance, later
 from cudnn_autotune.store.decision import key_of
 from cudnn_autotune.store.neighbours import nearest
 from cudnn_autotune.versions import environment
@@ -92,7 +92,7 @@ def strike(known: Known, device: int) -> None:
         with _lock:
             _agreed.pop((device, known.decision.key), None)
     if store_settings.is_read() or store_settings.is_written():
-        store_settings.layers(device).strike(known.decision)
+        later.change(partial(store_settings.layers(device).strike, known.decision))
 
 
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:
@@ -109,13 +109,17 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
 
 
 def keep(choice: Choice) -> None:
-    """Stores what was tuned here; what nobody timed is not worth it."""
+    """Stores what was tuned here, now or ``later``; what nobody timed is not worth it."""
     is_measured = choice.total_samples > 0
     if store_settings.is_written() and choice.origin == "tuned" and choice.chosen and is_measured:
-        try:
-            store_settings.layers(choice.device).add([decision_of(choice)], are_latest=True)
-        except ValueError as error:  # what a strategy of the user's has brought
-            _log.warning("%s: %s is not kept: %s", choice.problem.text, choice.text, error)
+        later.change(partial(_store, choice))
+
+
+def _store(choice: Choice) -> None:
+    try:
+        store_settings.layers(choice.device).add([decision_of(choice)], are_latest=True)
+    except ValueError as error:  # what a strategy of the user's has brought
+        _log.warning("%s: %s is not kept: %s", choice.problem.text, choice.text, error)
 
 
 def decision_of(choice: Choice) -> Decision:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.serving import served_by
+from cudnn_autotune.store import later
 
 _log = logging.getLogger(__name__)
 
@@ -37,26 +39,40 @@ def choose(
     x: Tensor,
     w: Tensor,
     y: Tensor,
-) -> tuple[str, _C.Plan | None, _C.OnlineTrial | None]:
+) -> tuple[str, _C.Plan | None, _C.OnlineTrial | None, Callable[[], None] | None]:
     """Chooses an engine for a problem that has none yet; called by C++, one at a time.
 
     Args:
-        native, mode, workspace_limit (bytes, -1: no limit), benchmark_limit (0: all), device: the
-            key of the choice.
+        native, mode, workspace_limit (bytes, -1: no limit), benchmark_limit (0: all; below
+            0: a probe's), device: the key of the choice.
         x, w, y: the forward's input, weight and output, on the device, in the problem's layout and
             dtype; the one that the operation writes may be overwritten.
 
     Returns:
-        The choice's text, its plan where it is an engine of cuDNN, and the trial that it leads
-        where the decision is still to come.
+        The choice's text, its plan where it is an engine of cuDNN, the trial that it leads where
+        the decision is still to come, and what is to be done once others may choose.
     """
+    with later.put_off() as changes:
+        text, plan, trial = _choose(
+            native, mode, workspace_limit, benchmark_limit, device, (x, w, y)
+        )
+    return text, plan, trial, partial(later.make_all, changes) if changes else None
+
+
+def _choose(
+    native: _C.ConvProblem,
+    mode: str,
+    workspace_limit: int,
+    benchmark_limit: int,
+    device: int,
+    tensors: Tensors,
+) -> tuple[str, _C.Plan | None, _C.OnlineTrial | None]:
     start = time.perf_counter()
     problem = ConvProblem.from_native(native)
     since = choice_log.generation(problem)
     is_probe = probing.is_probe(benchmark_limit)
     limit = None if workspace_limit < 0 else workspace_limit
     limits = Limits(benchmark_limit, settings.get_budget_ms())
-    tensors = (x, w, y)
 
     def remember(outcome: Outcome, source: remembering.Known | None = None) -> Choice:
         if source is not None:

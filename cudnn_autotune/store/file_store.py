@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,9 +154,9 @@ class Store(Lookup):
         failed = (answer.selection.winner.candidate.text, math.inf)
         with LOCK:
             known = [d for d in self._known(answer.key) if d.under(*constraints) == answer]
+        if known:
             struck = [replace(d, struck=(*d.struck, failed)) for d in known]
-            if known:
-                self._change(struck, {entry.name_of(d): d for d in known})
+            self._change(struck, {entry.name_of(d): d for d in known})
 
     def keys(self) -> Iterator[str]:
         """The ``Decision.key`` of each entry, once; none of them is parsed."""
@@ -251,7 +252,8 @@ class Store(Lookup):
         *,
         are_latest: bool = False,
     ) -> int:
-        """Returns how many of ``given`` were taken in, or of ``gone`` have gone."""
+        """Returns how many of ``given`` were taken in, or of ``gone`` have gone. Lookups go on
+        while it waits for the file's lock."""
         taken = 0
 
         def settled(
@@ -263,11 +265,16 @@ class Store(Lookup):
             return changes
 
         with LOCK:
-            if self._file.update(lambda content: settled(content, self._decoded_if_whole)):
+            is_left_alone = self._file.is_left_alone()
+        with nullcontext() if is_left_alone else self._file.locked() as failure, LOCK:
+            if not is_left_alone and self._file.update(
+                lambda content: settled(content, self._decoded_if_whole), failure
+            ):
                 self._unwritten = {}
             else:
                 self._unwritten = settled(self._file.content, self._decoded)
             self._parsed.clear()
+        with LOCK:
             self._check()
         return taken
 

@@ -4,10 +4,12 @@ once, and raises nothing."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+
+from filelock import Timeout
 
 from cudnn_autotune.store import disk_file, file_format
 from cudnn_autotune.store.content import Changes, Content, State
@@ -24,7 +26,7 @@ _IN_MEMORY = "new decisions stay in the memory of this process"
 
 
 class SyncedFile:
-    """Not for several threads at once.
+    """Not for several threads at once, but for :meth:`locked`.
 
     Args:
         read_only: the file is read, and otherwise left alone.
@@ -56,49 +58,69 @@ class SyncedFile:
         if stamp != self._stamp or before.state is State.UNREADABLE:
             self._read()
             if self.content.state is State.DAMAGED:
-                self.update(lambda content: {})
+                self._set_aside()
             self._tell_blocked()
         return self.content is not before
 
     def check(self) -> None:
         """Looks through every entry, one of them being no JSON; what is damaged is set aside."""
         self.content = file_format.checked(self.content, self._environment)
-        self.update(lambda content: {}, is_thorough=True)
+        self._set_aside(is_thorough=True)
+
+    def is_left_alone(self) -> bool:
+        """Whether nothing may be written, not even a lock beside it; then it says why."""
+        if self._read_only:
+            self._tell_damaged("it is left as it is", self.content, self._stamp)
+            return True
+        if self.content.state in _BLOCKED:
+            self._read()
+            self._tell_blocked()
+        return self.content.state in _BLOCKED
+
+    @contextmanager
+    def locked(self) -> Iterator[OSError | None]:
+        """Waits for the lock of a file that is not left alone, and holds it: for :meth:`update`.
+
+        A process that hangs may have it for long. So this, and this only, may be called while
+        another thread is within another method.
+
+        Yields:
+            Why it cannot be had.
+        """
+        # Whoever has waited once for a process that hangs does not do so at every change.
+        with _held(self.path, _RETRY_TIMEOUT_S if self._has_failed else None) as failure:
+            yield failure
 
     def update(
-        self, changes_of: Callable[[Content], Changes], *, is_thorough: bool = False
+        self,
+        changes_of: Callable[[Content], Changes],
+        failure: OSError | None,
+        *,
+        is_thorough: bool = False,
     ) -> bool:
-        """Changes the file; when this returns True, the changes are on the disk.
+        """Changes the file, under its lock; when this returns True, the changes are on the disk.
 
         Args:
             changes_of: is called with what the file holds, while no other process can write. It
                 may raise NoEntryError; what is damaged is then set aside first.
+            failure: why the lock could not be had.
             is_thorough: whether every entry is looked at, for damage.
         """
-        if self._read_only:
-            self._tell_damaged("it is left as it is", self.content, self._stamp)
-            return False
-        if self.content.state in _BLOCKED:
-            self._read()  # before a lock is put beside a file that is none of ours
+        try:
+            if failure is not None:
+                raise failure
+            self._read()
+            if is_thorough:
+                self.content = file_format.checked(self.content, self._environment)
             if self.content.state in _BLOCKED:
                 self._tell_blocked()
                 return False
-        try:
-            # Whoever has waited once for a process that hangs does not do so at every change.
-            timeout_s = _RETRY_TIMEOUT_S if self._has_failed else None
-            with disk_file.locked(self.path, timeout_s):
-                self._read()
-                if is_thorough:
-                    self.content = file_format.checked(self.content, self._environment)
-                if self.content.state in _BLOCKED:
-                    self._tell_blocked()
-                    return False
-                try:
-                    changes = changes_of(self.content)
-                except NoEntryError:
-                    self.content = file_format.checked(self.content, self._environment)
-                    changes = changes_of(self.content)
-                self._write(changes)
+            try:
+                changes = changes_of(self.content)
+            except NoEntryError:
+                self.content = file_format.checked(self.content, self._environment)
+                changes = changes_of(self.content)
+            self._write(changes)
         except OSError as error:
             self._has_failed = True
             if self.content.state is State.DAMAGED:
@@ -112,6 +134,15 @@ class SyncedFile:
             return False
         self._has_failed = False
         return True
+
+    def _set_aside(self, is_thorough: bool = False) -> None:
+        """Where the lock is held by others, what is damaged is left to the next change: a lookup
+        waits for nobody."""
+        if self.is_left_alone():
+            return
+        with _held(self.path, 0) as failure:
+            if not isinstance(failure, Timeout):
+                self.update(lambda content: {}, failure, is_thorough=is_thorough)
 
     def _read(self) -> None:
         before = self.content
@@ -172,3 +203,15 @@ class SyncedFile:
             return
         done = "is not asked" if self._read_only else f"is left alone, {_IN_MEMORY}"
         say_once((self.path, state), f"{self.path} {done}: {why}")
+
+
+@contextmanager
+def _held(path: Path, timeout_s: float | None) -> Iterator[OSError | None]:
+    """As ``disk_file.locked``, but yields the error that it raises."""
+    with ExitStack() as stack:
+        failure = None
+        try:
+            stack.enter_context(disk_file.locked(path, timeout_s))
+        except OSError as error:
+            failure = error
+        yield failure

@@ -22,7 +22,7 @@ from cudnn_autotune import choice_log, measuring, remembering, store_settings
 from cudnn_autotune.choice_log import Choice
 from cudnn_autotune.engines import ATEN
 from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.store import Decision, Environment, Provenance, Store
+from cudnn_autotune.store import Decision, Environment, Provenance, Store, later
 
 pytestmark = pytest.mark.search
 
@@ -88,6 +88,31 @@ def test_what_was_tuned_is_known_afterwards() -> None:
     assert known.decision.relative_error == 1e-3
     assert known.decision.provenance.torch == torch.__version__
     assert known.decision.selection.winner == SELECTION.winner
+
+
+def test_what_is_put_off_is_stored_afterwards(folder: Path) -> None:
+    """In its order, and what is put off within by the outermost."""
+    with later.put_off() as changes:
+        remembering.keep(choice())
+        with later.put_off() as inner:
+            later.change(lambda: ca.get_store().strike(next(iter(ca.get_store()))))
+        assert (find(), inner, list(folder.iterdir())) == (None, [], [])
+    assert find() is None
+    later.make_all(changes)
+    assert find() == ("eng2", "store")
+
+
+def test_what_was_tuned_before_an_error_is_stored_all_the_same(folder: Path) -> None:
+    def fails() -> None:
+        remembering.keep(choice())
+        raise RuntimeError("the GPU is lost")
+
+    with pytest.raises(RuntimeError, match="lost"), later.put_off():
+        fails()
+    assert find() == ("eng1", "store")
+    remembering.keep(choice(sampling="race"))
+    assert find(sampling="race") == ("eng1", "store")
+    assert len(list(folder.iterdir())) == 2  # the file and its lock
 
 
 @pytest.mark.usefixtures("folder")

@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -277,14 +280,24 @@ with FileLock(sys.argv[1]):
 """
 
 
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Another process holds the lock of the store's file, for a minute at most."""
+    command = [sys.executable, "-c", HOLDER, f"{path}.lock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        try:
+            yield
+        finally:
+            holder.kill()
+
+
 def test_a_lock_that_is_never_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_file, "LOCK_TIMEOUT_S", 0.2)
     store = Store(tmp_path, H200)
     store.add([decision(1)])
-    command = [sys.executable, "-c", HOLDER, f"{store.path}.lock"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with held(store.path):
         begin = time.monotonic()
         with pytest.warns(UserWarning, match="cannot be written"):
             store.add([decision(2)])
@@ -296,9 +309,51 @@ def test_a_lock_that_is_never_released(tmp_path: Path, monkeypatch: pytest.Monke
         assert store.by_key(decision(2).key) == decision(2)
         # It is read as ever.
         assert list(Store(tmp_path, H200)) == [decision(1)]
-        holder.kill()
     store.add([decision(3)])  # a process that dies takes its lock along
     assert len(Store(tmp_path, H200)) == 4
+
+
+def test_lookups_go_on_while_a_change_waits_for_the_lock(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    store.add([decision(1), decision(2)])
+    changes = [
+        threading.Thread(target=store.add, args=([decision(3)],)),
+        threading.Thread(target=store.strike, args=(decision(2),)),
+    ]
+    begin = time.monotonic()
+    with held(store.path):
+        for change in changes:
+            change.start()
+        for _ in range(20):
+            assert store.find(problem(size=1)) == decision(1)
+            assert store.by_key(decision(4).key) is None  # looks at the file again
+            assert len(store) == 2
+            time.sleep(0.01)
+        assert all(change.is_alive() for change in changes)
+        assert time.monotonic() - begin < 30
+    for change in changes:
+        change.join(30)
+    there = Store(tmp_path, H200)
+    assert len(there) == 3
+    assert [bool(known.struck) for known in there] == [False, True, False]
+
+
+def test_a_damaged_file_is_served_and_set_aside_once_the_lock_is_free(tmp_path: Path) -> None:
+    store = Store(tmp_path, H200)
+    store.add([decision(n) for n in (1, 2, 3)])
+    store.path.write_bytes(store.path.read_bytes()[:-30])
+    begin = time.monotonic()
+    with held(store.path), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Store(tmp_path, H200)
+        assert [known.key for known in found] == [decision(n).key for n in (1, 2)]
+        assert found.find(problem(size=3)) is None
+        assert time.monotonic() - begin < 30
+        assert not list(tmp_path.glob("*.damaged-*"))
+    with pytest.warns(UserWarning, match="set aside as"):
+        found.add([decision(4)])
+    assert len(list(tmp_path.glob("*.damaged-*"))) == 1
+    assert len(Store(tmp_path, H200)) == 3
 
 
 def test_a_file_that_can_no_longer_be_read_is_served_from_memory(tmp_path: Path) -> None:
