@@ -38,7 +38,8 @@ def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProbl
     unless gradients are off (``torch.no_grad()``) or nothing asks for them. It is in the state
     (training, autocast, ...) that the caller has put it in; its gradients and buffers, the inputs
     and the random number generators are as before afterwards. Nobody hears of it
-    (``on_decision``).
+    (``on_decision``). What other threads ask for meanwhile, be they the model's own, is not
+    counted, and is tuned as ever.
 
     Returns:
         Without those for which an engine is pinned: there is nothing to tune.
