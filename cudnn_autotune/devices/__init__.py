@@ -12,15 +12,45 @@ from __future__ import annotations
 import json
 import os
 from importlib import resources
-from pathlib import Path
 from typing import Any
+
+from cudnn_autotune.json_node import cut, shown
 
 __all__ = ["load", "names"]
 
 _FILES = resources.files(__name__)
 _SUFFIX = ".json"
-# Recorded by cuDNN itself, so its fields are those that cuDNN asks for.
-_RECORDED = "h200"
+# The fields that cuDNN asks for, and what GPUs have, with room: cuDNN believes what it reads. 9.19
+# writes past its 256 bytes for a name, and divides by zero where a number is far too small.
+_MOST = 2**31 - 1
+_RANGES = {
+    "cudaDeviceId": (0, _MOST),
+    "deviceVer": (500, 9999),
+    "driverVer": (0, _MOST),
+    "isTccDriver": (0, 1),
+    "l2CacheSize": (2**16, 2**30),
+    "maxBlockSize": (1, _MOST),
+    "maxCtasPerSM": (8, 2**10),
+    "maxGridSize": (1, _MOST),
+    "maxRegistersPerSM": (2**14, 2**20),
+    "maxSharedMemoryPerBlock": (2**14, 2**24),
+    "maxSharedMemoryPerBlockOptin": (2**14, 2**24),
+    "maxThreadsPerBlock": (2**8, 2**14),
+    "maxThreadsPerSM": (2**9, 2**14),
+    "memClockRateKHz": (0, 10**9),
+    "multiProcessorCount": (1, 2**12),
+    "pciDeviceId": (0, _MOST),
+    "regsPerBlock": (2**14, 2**20),
+    "reservedSharedMemoryPerBlock": (0, 2**16),
+    "smClockRateKHz": (0, 10**9),
+    "supportCoopLaunch": (0, 1),
+    "totalGlobalMem": (2**28, 2**48),
+    "warpSize": (32, 32),
+}
+_TRIPLES = ("maxBlockSize", "maxGridSize")
+_NAME = "deviceName"
+_NAME_BYTES = 255
+_FILE_BYTES = 2**16
 
 
 def names() -> tuple[str, ...]:
@@ -37,8 +67,9 @@ def load(device: str | os.PathLike[str]) -> str:
             `PathLike`, or a string that ends in `.json` or holds a path separator).
 
     Returns:
-        JSON text, checked to be an object with every field that cuDNN asks for. (cuDNN itself says
-        no more than `CUDNN_STATUS_BAD_PARAM` where one is missing.)
+        JSON text, checked to be an object with every field that cuDNN asks for, each in the range
+        of what GPUs have: cuDNN itself says no more than `CUDNN_STATUS_BAD_PARAM` where one is
+        missing, and may end the process where one is out of range.
 
     Raises:
         ValueError: the name is unknown, or the file is missing, unreadable or not such an object.
@@ -52,7 +83,8 @@ def load(device: str | os.PathLike[str]) -> str:
             f"of a property file (*{_SUFFIX}), but got {device!r}"
         )
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            text = file.read(_FILE_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"device: cannot read the property file {path!r}: {error}") from error
     try:
@@ -67,28 +99,49 @@ def _read_shipped(name: str) -> str:
 
 
 def _check(text: str) -> None:
-    properties = json.loads(text)
+    if len(text.encode()) > _FILE_BYTES:
+        raise ValueError(f"expected {_FILE_BYTES} bytes or fewer")
+    try:
+        properties = json.loads(text, object_pairs_hook=_each_once)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(properties, dict):
         raise ValueError(f"expected a JSON object, but got {type(properties).__name__}")
-    recorded = json.loads(_read_shipped(_RECORDED))
-    missing = sorted(recorded.keys() - properties.keys())
+    missing = sorted({_NAME, *_RANGES} - properties.keys())
     if missing:
         raise ValueError(f"fields missing: {', '.join(missing)}")
-    for field, like in recorded.items():
-        if not _fits(properties[field], like):
+    if not _is_name(properties[_NAME]):
+        raise ValueError(
+            f"{_NAME}: expected a text of 1 to {_NAME_BYTES} bytes, but got "
+            f"{shown(properties[_NAME])}"
+        )
+    for field, (least, most) in _RANGES.items():
+        value = properties[field]
+        what, numbers = "a whole number", [value]
+        if field in _TRIPLES:
+            what = "a list of three whole numbers"
+            numbers = value if isinstance(value, list) and len(value) == 3 else []
+        if not numbers or not all(_is_int(n) and least <= n <= most for n in numbers):
             raise ValueError(
-                f"{field}: expected a value like {json.dumps(like)} (numbers are whole and not "
-                f"negative), but got {json.dumps(properties[field])}"
+                f"{field}: expected {what} from {least} to {most}, but got {shown(value)}"
             )
-    for field in ("deviceVer", "multiProcessorCount"):
-        if not properties[field]:
-            raise ValueError(f"{field}: expected a positive number, but got 0")
 
 
-def _fits(value: Any, like: Any) -> bool:
-    """Whether `value` has the type of `like`: text, a whole number, or as many of them."""
-    if isinstance(like, list):
-        return isinstance(value, list) and len(value) == len(like) and all(map(_fits, value, like))
-    if isinstance(like, str):
-        return isinstance(value, str)
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a field that comes twice, cuDNN might read the one that is not checked."""
+    fields: dict[str, Any] = {}
+    for field, value in pairs:
+        if field in fields:
+            raise ValueError(f"{cut(field)} comes twice")
+        fields[field] = value
+    return fields
+
+
+def _is_name(value: object) -> bool:
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    return 1 <= len(value.encode("utf-8", "surrogatepass")) <= _NAME_BYTES
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

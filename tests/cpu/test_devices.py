@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import cudnn_autotune as ca
 from cudnn_autotune import devices
 
 
@@ -123,12 +124,45 @@ def test_each_field_is_needed(field: str, properties: dict[str, Any], tmp_path: 
         ("maxGridSize", 65535),
         ("maxGridSize", [65535, 65535]),
         ("maxBlockSize", [1024, 1024, "64"]),
+        ("maxBlockSize", []),
+        ("maxGridSize", [65535, 65535, 0]),
+        ("deviceName", ""),
+        ("deviceName", "x" * 256),
+        ("deviceName", "é" * 128),
+        ("deviceName", "L4\0"),
+        ("maxCtasPerSM", 3),
+        ("maxCtasPerSM", 0),
+        ("warpSize", 1),
+        ("totalGlobalMem", 2**64),
     ],
 )
 def test_wrong_value(field: str, value: Any, properties: dict[str, Any], tmp_path: Path) -> None:
     properties[field] = value
     with pytest.raises(ValueError, match=f"device: .*{field}: expected a .*, but got "):
         devices.load(write(tmp_path, json.dumps(properties)))
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("fill", ["x" * 255, "é" * 127])
+def test_the_longest_name(fill: str, properties: dict[str, Any], tmp_path: Path) -> None:
+    """cuDNN 9.19 writes past its 256 bytes for it."""
+    path = write(tmp_path, json.dumps({**properties, "deviceName": fill}))
+    problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 8, 3, 3))
+    assert ca.candidates(problem, device=path) == ca.candidates(problem, device="l4")
+
+
+def test_a_field_that_comes_twice(properties: dict[str, Any], tmp_path: Path) -> None:
+    """Python reads the last one; cuDNN might read the other."""
+    text = json.dumps(properties).replace("{", '{"maxCtasPerSM": 0, ', 1)
+    with pytest.raises(ValueError, match="maxCtasPerSM comes twice"):
+        devices.load(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["[" * 60_000, " " * 70_000, "1" * 5_000])
+def test_far_too_much(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"device: .* is not a GPU's property file") as error:
+        devices.load(write(tmp_path, text))
+    assert len(str(error.value)) < 500 + len(str(tmp_path))
 
 
 def test_further_fields_are_kept(properties: dict[str, Any], tmp_path: Path) -> None:
