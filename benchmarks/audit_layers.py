@@ -34,7 +34,7 @@ PROVENANCE = ("device", "package", "commit", "dirty", "command", "cpu", "cpu_cou
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
     path = given["json_path"]
-    is_dry_run = bool(given["presets"] or given["recordings"])
+    is_dry_run = bool(given["presets"] or given["replayed"])
     if is_dry_run and path is not None and "results" in path.resolve().parts:
         raise click.UsageError(
             f"{path}: a dry run (--simulate, --replay) is not recorded under results/"

@@ -27,8 +27,8 @@ _START_S = 60.0  # for imports, on a machine that is busy
 def problem(number: int) -> ConvProblem:
     return ConvProblem(
         "fprop",
-        (64, 64, number, 56),
-        (64, 64, 3, 3),
+        (1, 1, number, 1),  # within what cuDNN can count, however many there are
+        (1, 1, 3, 3),
         padding=1,
         dtype=torch.float16,
         memory_format=torch.channels_last,
