@@ -69,7 +69,8 @@ class Commands(click.Group):
             return None
         module, name = COMMANDS[cmd_name][0].split(":")
         with _ending_quietly():
-            command = getattr(importlib.import_module(f"cudnn_autotune.commands.{module}"), name)
+            imported = importlib.import_module(f"cudnn_autotune.cli.commands.{module}")
+            command = getattr(imported, name)
         assert isinstance(command, click.Command)
         return command
 
@@ -105,7 +106,7 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Search, choose, remember and run cuDNN's convolution engines."""
-    from cudnn_autotune.commands.output import warnings_in_lines
+    from cudnn_autotune.cli.commands.output import warnings_in_lines
 
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         codecs.register_error("cudnn_autotune", _in_ascii)

@@ -9,7 +9,7 @@ short       the leading candidates, those of different engines first, alone in t
 long        the same, `--long-blocks` each of `--long-s`: what is to be met.
 
 A block's time is its last third's as measured; at the limit, that of the batches of each reading,
-by `cudnn_autotune.sampling.board_power`, whose constants are from this record: the exponent is
+by `cudnn_autotune.timers.board_power`, whose constants are from this record: the exponent is
 fitted over all readings. SM clock by batch, instant power by NVML.
 
     python benchmarks/board_power.py --json board_power.json --plot board_power.png

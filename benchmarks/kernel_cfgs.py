@@ -4,7 +4,8 @@
 cuDNN offers one kernel (KERNEL_CFG) of each such engine; it has some fifty, each 0.3 s of a core
 to compile, and another one is often faster. On each layer: all of them are built, called twice
 each, and the fastest take turns with the fastest configs that cuDNN lists. The report is the
-portfolio: the few kernels that come near the best of all (cudnn_autotune/unlisted.py ships them).
+portfolio: the few kernels that come near the best of all (cudnn_autotune/engines/unlisted.py ships
+them).
 
     python benchmarks/kernel_cfgs.py --json kernel_cfgs.json --plot kernel_cfgs.png
 """
@@ -83,7 +84,7 @@ def main() -> int:
     from kernel_portfolio.simulated import SimulatedKernels
 
     from cudnn_autotune import _C
-    from cudnn_autotune.unlisted import kernel_cfgs
+    from cudnn_autotune.engines.unlisted import kernel_cfgs
 
     is_dry_run = options.device == "cpu"
     if not is_dry_run and not torch.cuda.is_available():

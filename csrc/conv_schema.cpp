@@ -3,7 +3,7 @@
 #include "conv_ops.h"
 
 // Every operator takes and returns plain tensors and mutates nothing. The fake kernels are
-// cudnn_autotune/_fake.py.
+// cudnn_autotune/nn/fake.py.
 TORCH_LIBRARY(cudnn_autotune, m) {
   m.def(
       "conv_fprop(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "

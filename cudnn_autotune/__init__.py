@@ -1,27 +1,33 @@
 """cudnn_autotune: search, choose, remember and run cuDNN's convolution engines."""
 
-from cudnn_autotune import _fake as _fake
-from cudnn_autotune import _flops as _flops
-from cudnn_autotune import _inductor as _inductor
-from cudnn_autotune import distributed, functional, sampling, settings, store_settings
-from cudnn_autotune._extension import _C as _C  # first: it checks the build
-from cudnn_autotune._extension import extension_available
-from cudnn_autotune.choice_log import Choice, choices, fallbacks
-from cudnn_autotune.engines import (
+from cudnn_autotune import distributed, sampling
+from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
+from cudnn_autotune.core.extension import extension_available
+from cudnn_autotune.core.versions import environment, version
+from cudnn_autotune.engines.configs import (
     Candidate,
     build_plan,
     candidates,
     engine_text,
     parse_engine_text,
 )
-from cudnn_autotune.events import on_decision
-from cudnn_autotune.measuring import execute, measure
-from cudnn_autotune.modules import Conv2d, LazyConv2d
-from cudnn_autotune.pins import pin, pins, unpin
-from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.remembering import forget
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.settings import (
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.nn import fake as fake
+from cudnn_autotune.nn import flops as flops
+from cudnn_autotune.nn import functional
+from cudnn_autotune.nn import inductor as inductor
+from cudnn_autotune.nn.modules import Conv2d, LazyConv2d
+from cudnn_autotune.store import Store
+from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.settings import get_store, set_store
+from cudnn_autotune.timers.measuring import execute, measure
+from cudnn_autotune.tuning import settings
+from cudnn_autotune.tuning.choice_log import Choice, choices, fallbacks
+from cudnn_autotune.tuning.events import on_decision
+from cudnn_autotune.tuning.pins import pin, pins, unpin
+from cudnn_autotune.tuning.remembering import forget
+from cudnn_autotune.tuning.settings import (
     get_benchmark_limit,
     get_budget_ms,
     get_sampling,
@@ -32,12 +38,10 @@ from cudnn_autotune.settings import (
     set_workspace_limit,
     use_sampling,
 )
-from cudnn_autotune.store import Store
-from cudnn_autotune.store_settings import get_store, set_store
-from cudnn_autotune.versions import environment, version
 
 if extension_available():
-    from cudnn_autotune import serving, tuning
+    from cudnn_autotune.tuning import miss as tuning
+    from cudnn_autotune.tuning import serving
 
     CudnnError: type[RuntimeError] = _C.CudnnError
     _C.set_miss_handler(tuning.choose)

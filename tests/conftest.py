@@ -23,7 +23,7 @@ os.environ["CUDNN_AUTOTUNE_CACHE"] = "off"
 from benchmark_scripts import BENCHMARKS, dry_runs_into  # imports the package, as the next do
 
 import cudnn_autotune as ca
-from cudnn_autotune import store_settings
+from cudnn_autotune.store import settings as store_settings
 
 MARKERS = {
     "gpu": "needs a CUDA GPU",

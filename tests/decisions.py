@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
 from cudnn_autotune.store import Decision, Environment, Provenance
 
 H200 = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")

@@ -17,13 +17,14 @@ from problems import make
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C, ConvProblem, choice_log, probing, remembering, sampling
-from cudnn_autotune.choice_log import Choice
+from cudnn_autotune import _C, ConvProblem, sampling
 from cudnn_autotune.distributed import DistributedTuningError, agree, pulse, settle, share, tune
 from cudnn_autotune.distributed.call import Call
-from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Environment, Provenance
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.tuning import choice_log, probing, remembering
+from cudnn_autotune.tuning.choice_log import Choice
 
 OPS = ("fprop", "dgrad", "wgrad")
 TuneOne = Callable[[ConvProblem], Decision]

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from cudnn_autotune import store_settings
+from cudnn_autotune.store import settings as store_settings
 
 _START_S = 120.0
 

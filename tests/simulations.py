@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from cudnn_autotune import ConvProblem
-from cudnn_autotune.engines import Candidate
-from cudnn_autotune.offline.simulated import (
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.timers.offline.simulated import (
     Noise,
     SimulatedEngine,
     SimulatedGpu,

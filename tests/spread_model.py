@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cudnn_autotune.untouched import run_once
+from cudnn_autotune.nn.untouched import run_once
 
 _BACKWARD = torch.ops.aten.convolution_backward.default
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from decisions import FRONTIER, H200, decision, selection
 
-from cudnn_autotune import store_settings
 from cudnn_autotune.store import Store
+from cudnn_autotune.store import settings as store_settings
 
 SMALL = selection(FRONTIER[:1])
 _MOST_PUTS = 4  # of a writer that is killed, about

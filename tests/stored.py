@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from click.testing import CliRunner, Result
 
-from cudnn_autotune import ConvProblem, recordings, sampling
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.replay import ReplayTimer
-from cudnn_autotune.sampling.strategy import Candidates, Limits
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune import ConvProblem, sampling
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Environment, Provenance, Store
+from cudnn_autotune.timers import recordings
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.offline.replay import ReplayTimer
+from cudnn_autotune.timers.timer import Timer
 from cudnn_autotune_cli import main
 
 H200 = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines import ATEN
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
-from cudnn_autotune.unlisted import MATMUL
 
 
 class Hungriest:

@@ -52,11 +52,11 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def truths(
     source: Source, picked: set[str], request: dict[str, Any], begin: float
 ) -> Iterator[dict[str, Any]]:
-    from cudnn_autotune import json_dataclass
     from cudnn_autotune.audit.analysis import truth_of
     from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, Oracle
     from cudnn_autotune.audit.pairing import of_blocks, of_rounds
     from cudnn_autotune.audit.steady_time import at_one_power
+    from cudnn_autotune.core import json_dataclass
 
     timer, candidates = source.open()
     try:
@@ -123,7 +123,7 @@ def solo(
         where its limit held the clock, ``trace`` the block pair by pair.
     """
     from cudnn_autotune.audit.steady_time import steady_time
-    from cudnn_autotune.sampling.timer import Batch
+    from cudnn_autotune.timers.timer import Batch
 
     calls = max(1, min(math.ceil(_BLOCK_BATCH_MS / max(call_ms, 1e-4)), 500))
     pairs = max(4, math.ceil(seconds * 1e3 / (2 * calls * call_ms)))

@@ -14,9 +14,9 @@ TRUTHS = ("burst", "sustained")
 
 def judged(entry: dict[str, Any]) -> dict[str, Any]:
     """``burst`` and ``sustained``, those of them that were measured, as ``audit.model.Truth``."""
-    from cudnn_autotune import json_dataclass
     from cudnn_autotune.audit.analysis import truth_of
     from cudnn_autotune.audit.model import BURST, Oracle, Truth
+    from cudnn_autotune.core import json_dataclass
 
     found: dict[str, Any] = {}
     if "burst" in entry:

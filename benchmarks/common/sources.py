@@ -30,10 +30,10 @@ class GpuSource:
 
     def open(self) -> tuple[Any, Any]:
         """(timer, candidates): nothing is built or timed yet."""
-        from cudnn_autotune.engines import open_search
-        from cudnn_autotune.measuring import operands
-        from cudnn_autotune.queried import QueriedCandidates
-        from cudnn_autotune.sampling.gpu_timer import GpuTimer
+        from cudnn_autotune.engines.configs import open_search
+        from cudnn_autotune.engines.queried import QueriedCandidates
+        from cudnn_autotune.timers.gpu_timer import GpuTimer
+        from cudnn_autotune.timers.measuring import operands
 
         tensors = self.tensors or operands(self.problem, "cuda:0")
         search = open_search(self.problem, 0)
@@ -63,7 +63,7 @@ class SimulatedSource:
         self._seed = 0
 
     def open(self) -> tuple[Any, Any]:
-        from cudnn_autotune.offline import simulated
+        from cudnn_autotune.timers.offline import simulated
 
         self._seed += 1
         timer = simulated.preset(SIMULATED, self._seed)
@@ -101,7 +101,7 @@ def fast_listed(candidates: Any, picked: Collection[str] = ()) -> list[Any]:
     near the best (``fallback_mode.py``), and a single launch of some takes a second. So is
     PyTorch's own path where it is cuDNN: it is the first of the others under another name.
     """
-    from cudnn_autotune.engines import ATEN
+    from cudnn_autotune.engines.configs import ATEN
 
     listed = list(candidates.all())
     hopeful = [c for c in listed if c.heuristic_mode in ("A", "B") or c.is_compiled]
@@ -142,7 +142,7 @@ def failure(error: BaseException) -> str:
 
 def shortened(pick: Any) -> dict[str, Any]:
     """A pick for a record, as plain JSON."""
-    from cudnn_autotune import json_dataclass
+    from cudnn_autotune.core import json_dataclass
 
     tree: dict[str, Any] = json_dataclass.encode(
         dataclasses.replace(pick, passed_over={}, lacking=())

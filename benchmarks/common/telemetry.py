@@ -15,8 +15,8 @@ import time
 from types import TracebackType
 from typing import Any
 
-from cudnn_autotune import telemetry
-from cudnn_autotune.telemetry import THROTTLE_REASONS
+from cudnn_autotune.timers import telemetry
+from cudnn_autotune.timers.telemetry import THROTTLE_REASONS
 
 from . import numbers
 

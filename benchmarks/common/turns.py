@@ -16,7 +16,7 @@ BATCH_MS, MOST_CALLS = 0.5, 64
 def single_calls(timer: Any, candidates: Sequence[Any]) -> dict[str, float]:
     """Milliseconds, by text: the faster of two single calls after a first one that loads the
     kernel; not of those that fail, or take more than ``TOO_SLOW_MS``."""
-    from cudnn_autotune.sampling.timer import Batch
+    from cudnn_autotune.timers.timer import Batch
 
     alive = list(candidates)
     found: dict[str, float] = {}
@@ -51,7 +51,7 @@ def take_turns(
         rough: about what each takes, by text.
         rounds: a multiple of 4.
     """
-    from cudnn_autotune.sampling.timer import Batch
+    from cudnn_autotune.timers.timer import Batch
 
     source = random.Random(seed)
     order: list[Any] = list(candidates)

@@ -29,8 +29,12 @@ class SimulatedFallback:
 
     def open(self) -> tuple[Any, Any]:
         """(timer, candidates)"""
-        from cudnn_autotune.engines import Candidate
-        from cudnn_autotune.offline.simulated import SimulatedEngine, SimulatedGpu, SimulatedTimer
+        from cudnn_autotune.engines.configs import Candidate
+        from cudnn_autotune.timers.offline.simulated import (
+            SimulatedEngine,
+            SimulatedGpu,
+            SimulatedTimer,
+        )
 
         def engine(
             number: int,

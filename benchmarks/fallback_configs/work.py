@@ -19,7 +19,7 @@ SILENT_S = 60.0
 
 def serve_cases(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The worker's side: its request has ``device``, ``gpu``, ``settings`` and ``cases``."""
-    from cudnn_autotune.telemetry import nvml_device
+    from cudnn_autotune.timers.telemetry import nvml_device
 
     # Before anything touches CUDA: the GPU that is to be used is the only one.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

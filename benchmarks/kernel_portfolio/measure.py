@@ -28,7 +28,7 @@ class Settings:
 
 def kernels(listed: Any, values: Iterable[int]) -> dict[str, Any]:
     """The engine's candidates by name: ``listed`` itself, and each value of KERNEL_CFG."""
-    from cudnn_autotune.engines import engine_text
+    from cudnn_autotune.engines.configs import engine_text
 
     found = {LISTED: listed}
     for value in values:

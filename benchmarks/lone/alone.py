@@ -73,7 +73,7 @@ def queued(
     ``after`` has the time of a call once so many were made and the SM clock of that moment (None
     for stretches under 0.1 ms), ``steady`` those of the last third.
     """
-    from cudnn_autotune.sampling.timer import Batch
+    from cudnn_autotune.timers.timer import Batch
 
     # Its kernel is loaded, its graphs are captured and its time is known, outside of what counts.
     known = [s.time_ms for s in timer.run([Batch(candidate, n, "hot") for n in (1, 5, 5)])]

@@ -21,7 +21,7 @@ class Gpu:
     def choose(self, problem: Any, mode: str, budget_ms: float | None) -> Any:
         """The ``Choice`` of a layer's first call. Raises RuntimeError where none was made."""
         import cudnn_autotune as ca
-        from cudnn_autotune import remembering
+        from cudnn_autotune.tuning import remembering
 
         ca.forget()
         with ca.use_sampling(budget_ms=budget_ms):
@@ -63,9 +63,10 @@ class Simulated:
 
     def choose(self, problem: Any, mode: str, budget_ms: float | None) -> Any:
         import cudnn_autotune as ca
-        from cudnn_autotune import remembering, sampling
-        from cudnn_autotune.offline.static_candidates import StaticCandidates
+        from cudnn_autotune import sampling
         from cudnn_autotune.sampling import Limits
+        from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
+        from cudnn_autotune.tuning import remembering
 
         timer = self._timer(problem)
         offered = StaticCandidates(

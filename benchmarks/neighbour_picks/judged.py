@@ -15,9 +15,9 @@ ALL = "all"
 def truths(case: dict[str, Any]) -> dict[str, Any]:
     """``burst cold``, ``burst hot`` and their mean ``burst`` as ``audit.model.Truth``; empty where
     the case was not judged."""
-    from cudnn_autotune import json_dataclass
     from cudnn_autotune.audit.analysis import truth_of
     from cudnn_autotune.audit.model import BURST, Oracle
+    from cudnn_autotune.core import json_dataclass
 
     if "oracle" not in case:
         return {}

@@ -58,7 +58,7 @@ def fill(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def pick(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What one arm picks for each case, in a process that has seen none of them."""
     import cudnn_autotune as ca
-    from cudnn_autotune.engines import ATEN
+    from cudnn_autotune.engines.configs import ATEN
 
     begin = time.monotonic()
     backend = backend_of(request["device"])
@@ -91,10 +91,10 @@ def _told(choice: Any) -> dict[str, Any]:
 def judge(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Times of all that was picked for each case, and of the race's leaders, in interleaved rounds
     of short batches, cold and hot."""
-    from cudnn_autotune import json_dataclass
     from cudnn_autotune.audit import oracle
     from cudnn_autotune.audit.comparison import candidate_of
     from cudnn_autotune.audit.oracle_settings import OracleSettings
+    from cudnn_autotune.core import json_dataclass
 
     begin = time.monotonic()
     backend = backend_of(request["device"])

@@ -17,8 +17,12 @@ _FLOPS_PER_MS = 4e11
 
 
 def timer_of(problem: Any, seed: int) -> Any:
-    from cudnn_autotune.engines import Candidate
-    from cudnn_autotune.offline.simulated import SimulatedEngine, SimulatedGpu, SimulatedTimer
+    from cudnn_autotune.engines.configs import Candidate
+    from cudnn_autotune.timers.offline.simulated import (
+        SimulatedEngine,
+        SimulatedGpu,
+        SimulatedTimer,
+    )
 
     kind = (problem.op, problem.weight_shape[2:], problem.stride, problem.dilation)
     flops = 2.0 * math.prod(problem.weight_shape[1:]) * math.prod(problem.output_shape)

@@ -26,7 +26,7 @@ def decide(call: Call, end: float) -> tuple[int, float]:
     """(calls, seconds) until the trial is over, or until ``end``."""
     import torch
 
-    from cudnn_autotune.online_tuner import TUNER
+    from cudnn_autotune.tuning.online_tuner import TUNER
 
     torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -63,7 +63,7 @@ def contenders(choices: list[Any]) -> list[Any]:
 def side_by_side(timer: Any, candidates: list[Any], seed: int = 0) -> dict[str, float]:
     """Milliseconds a call of those that run: batches in rounds of random order, cold and hot
     operands by turns; the geometric mean of the two medians."""
-    from cudnn_autotune.sampling.timer import Batch
+    from cudnn_autotune.timers.timer import Batch
 
     runnable = timer.runnable(candidates)
     calls = {}
@@ -129,9 +129,9 @@ def of_gpu(problem: Any, end: float) -> dict[str, Any]:
     import torch
 
     import cudnn_autotune as ca
-    from cudnn_autotune.measuring import operands
-    from cudnn_autotune.online_tuner import TUNER
-    from cudnn_autotune.sampling.gpu_timer import GpuTimer
+    from cudnn_autotune.timers.gpu_timer import GpuTimer
+    from cudnn_autotune.timers.measuring import operands
+    from cudnn_autotune.tuning.online_tuner import TUNER
 
     data = operands(problem)
     ca.forget()
@@ -170,8 +170,8 @@ def of_simulation(op: str) -> dict[str, Any]:
     from common.sources import SIMULATED
 
     from cudnn_autotune import sampling
-    from cudnn_autotune.offline import simulated
     from cudnn_autotune.sampling.strategy import Limits
+    from cudnn_autotune.timers.offline import simulated
 
     seed = ("fprop", "dgrad", "wgrad").index(op)
     picks = {}

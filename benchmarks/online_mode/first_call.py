@@ -27,7 +27,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     kernels are loaded, plans built."""
     import torch
 
-    from cudnn_autotune.measuring import operands
+    from cudnn_autotune.timers.measuring import operands
 
     device, mode = request["device"], request["mode"]
     torch.manual_seed(0)

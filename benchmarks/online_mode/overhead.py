@@ -36,7 +36,7 @@ def enqueue_us(call: Call, calls: int, device: str) -> float:
 def phase(device: str, block: int) -> str:
     if device == "cpu":
         return next((name for name, last in _DRY.items() if block < last), "decided")
-    from cudnn_autotune.online_tuner import TUNER
+    from cudnn_autotune.tuning.online_tuner import TUNER
 
     return "chores" if TUNER.preparing else "undecided" if TUNER.undecided else "decided"
 
@@ -65,8 +65,8 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
 
     import cudnn_autotune as ca
-    from cudnn_autotune.measuring import operands
-    from cudnn_autotune.online_tuner import TUNER
+    from cudnn_autotune.timers.measuring import operands
+    from cudnn_autotune.tuning.online_tuner import TUNER
 
     device, per_block = request["device"], request["calls"]
     end = time.monotonic() + request["seconds"]

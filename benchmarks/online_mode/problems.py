@@ -107,7 +107,7 @@ def warm_up(device: str) -> None:
     from common.timing import synchronize
 
     import cudnn_autotune as ca
-    from cudnn_autotune.measuring import operands
+    from cudnn_autotune.timers.measuring import operands
 
     for op in ("fprop", "dgrad", "wgrad"):
         problem = tiny(op, 9, "float32" if device == "cpu" else "float16")

@@ -27,7 +27,7 @@ Times = dict[str, list[float]]
 def runners(problem: Any, data: Any, plans: dict[str, Any]) -> dict[str, Call]:
     """Without the operator around them: a call costs the host a few microseconds."""
     from cudnn_autotune import _C
-    from cudnn_autotune.unlisted import MATMUL
+    from cudnn_autotune.engines.unlisted import MATMUL
 
     native = problem.native()
     found: dict[str, Call] = {}

@@ -40,8 +40,8 @@ def in_calls(call: Call, texts: list[str], end: float) -> Times:
     import torch
 
     import cudnn_autotune as ca
-    from cudnn_autotune.online_tuner import TUNER, Trial
     from cudnn_autotune.sampling.online_race import OnlineRace
+    from cudnn_autotune.tuning.online_tuner import TUNER, Trial
 
     trials: list[Trial] = []
     samples: list[tuple[int, int, float]] = []
@@ -92,9 +92,9 @@ def of_gpu(problem: Any, end: float) -> dict[str, Any]:
     import torch
 
     import cudnn_autotune as ca
-    from cudnn_autotune.measuring import operands
-    from cudnn_autotune.online_tuner import TUNER
-    from cudnn_autotune.sampling.gpu_timer import GpuTimer
+    from cudnn_autotune.timers.gpu_timer import GpuTimer
+    from cudnn_autotune.timers.measuring import operands
+    from cudnn_autotune.tuning.online_tuner import TUNER
 
     data = operands(problem)
     ca.forget()
@@ -126,9 +126,9 @@ def of_simulation(op: str) -> dict[str, Any]:
     from common.sources import SIMULATED
 
     from cudnn_autotune import sampling
-    from cudnn_autotune.offline import simulated
     from cudnn_autotune.sampling.strategy import Limits
-    from cudnn_autotune.sampling.timer import Batch
+    from cudnn_autotune.timers.offline import simulated
+    from cudnn_autotune.timers.timer import Batch
 
     timer = simulated.preset(SIMULATED, ("fprop", "dgrad", "wgrad").index(op))
     selection = sampling.get("online").select(timer.candidates, timer, Limits())

@@ -12,8 +12,8 @@ from typing import Any
 
 from common import numbers
 
-from cudnn_autotune.sampling.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
-from cudnn_autotune.telemetry import GpuState
+from cudnn_autotune.timers.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
+from cudnn_autotune.timers.telemetry import GpuState
 
 # Of a short block, what counts as measured, and of a long one.
 _SHORT_SHARE = 1 / 3

@@ -83,7 +83,7 @@ def in_turns(texts: Sequence[str], rounds: int, order: random.Random) -> Iterato
 def run(timer: Any, candidate: Any, calls: int, call_ms: float, seconds: float) -> dict[str, Any]:
     """A block: ``candidate`` alone for about ``seconds``, hot, without a pause; what its batches
     took, and the clock and the power that were read in them."""
-    from cudnn_autotune.sampling.timer import Batch
+    from cudnn_autotune.timers.timer import Batch
 
     count = max(_LEAST_BATCHES, round(seconds * 1e3 / (calls * call_ms)))
     samples = timer.run([Batch(candidate, calls, "hot")] * count)

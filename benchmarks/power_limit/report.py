@@ -10,7 +10,7 @@ from typing import Any
 from common.cases import layer_text
 from common.tables import Table, dry_run_note, number, percent
 
-from cudnn_autotune.sampling.board_power import ARRIVAL_MS, FAR, NEAR
+from cudnn_autotune.timers.board_power import ARRIVAL_MS, FAR, NEAR
 
 from .analysis import Analysis, analysis
 

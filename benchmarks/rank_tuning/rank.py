@@ -83,11 +83,12 @@ def _simulated(request: dict[str, Any]) -> dict[str, Any]:
     noise of its own, so that alone they would not agree."""
     import torch.distributed as dist
 
-    from cudnn_autotune import distributed, remembering, sampling
+    from cudnn_autotune import distributed, sampling
     from cudnn_autotune.audit.layers import load
-    from cudnn_autotune.offline import simulated
     from cudnn_autotune.sampling import Limits
     from cudnn_autotune.store import Decision, Environment
+    from cudnn_autotune.timers.offline import simulated
+    from cudnn_autotune.tuning import remembering
 
     dist.init_process_group("gloo")
     rank, mode = dist.get_rank(), request["mode"]
@@ -126,7 +127,7 @@ def _simulated(request: dict[str, Any]) -> dict[str, Any]:
 def _told(decisions: list[Any], mode: str, device: int) -> dict[str, Any]:
     """What the ranks' tables are compared by, and the store that they share."""
     import cudnn_autotune as ca
-    from cudnn_autotune.problem_json import problem_text
+    from cudnn_autotune.engines.problem_json import problem_text
 
     served = [c for c in ca.choices() if c.sampling == mode]
     table = sorted((problem_text(c.problem), c.text) for c in served)

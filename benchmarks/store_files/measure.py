@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from cudnn_autotune import ConvProblem
-from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
 from cudnn_autotune.store import Decision, Environment, Provenance, Store, entry, layout
 
 ENVIRONMENT = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")

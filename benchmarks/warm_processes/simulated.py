@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune import choice_log, remembering, sampling
-from cudnn_autotune.offline import simulated
+from cudnn_autotune import sampling
 from cudnn_autotune.sampling import Limits
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.tuning import choice_log, remembering
 
 DEVICE = 0
 _SCENE = "quiet"

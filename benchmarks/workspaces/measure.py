@@ -97,7 +97,7 @@ class Memory:
         import torch
 
         from cudnn_autotune import _C
-        from cudnn_autotune.measuring import operands
+        from cudnn_autotune.timers.measuring import operands
 
         self._timer = timer
         self._problem = source.problem.native()
@@ -148,7 +148,7 @@ class Simulated:
         return PAGE_BYTES
 
     def engine(self, candidate: Any, rough_ms: float) -> OnPage:
-        from cudnn_autotune.sampling.timer import Batch
+        from cudnn_autotune.timers.timer import Batch
 
         calls = max(2, min(_MOST_CALLS, round(_BATCH_MS / rough_ms)))
 

@@ -19,8 +19,8 @@ from cudnn_autotune.audit.model import Truth
 from cudnn_autotune.audit.pairing import of_blocks
 from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power, steady_time
 from cudnn_autotune.audit.turns import Turns
-from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.timer import Batch, Cache, Sample
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 _CACHES: tuple[Cache, ...] = ("cold", "hot")
 _BATCH_MS = 10.0

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudnn_autotune import choice_log, sampling, settings, store_settings
-from cudnn_autotune._extension import require_cuda_build
+from cudnn_autotune import sampling
 from cudnn_autotune.audit.backend import Poisoned
 from cudnn_autotune.audit.comparison import against_pytorch, candidate_of
 from cudnn_autotune.audit.layers import Case
@@ -21,15 +20,18 @@ from cudnn_autotune.audit.model import PYTORCH_MODES, Oracle, Pick, PytorchRow
 from cudnn_autotune.audit.oracle import measure
 from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.scenes import pick_of
-from cudnn_autotune.engines import ATEN, Candidate, open_search
-from cudnn_autotune.json_dataclass import decode
-from cudnn_autotune.json_node import MOST
-from cudnn_autotune.measuring import Operands, operands, run_operator
-from cudnn_autotune.online_tuner import TUNER
-from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.queried import QueriedCandidates
-from cudnn_autotune.sampling.gpu_timer import GpuTimer
+from cudnn_autotune.core.extension import require_cuda_build
+from cudnn_autotune.core.json_dataclass import decode
+from cudnn_autotune.core.json_node import MOST
+from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.sampling.online import Online
+from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.timers.gpu_timer import GpuTimer
+from cudnn_autotune.timers.measuring import Operands, operands, run_operator
+from cudnn_autotune.tuning import choice_log, settings
+from cudnn_autotune.tuning.online_tuner import TUNER
 
 _STEADY_CALLS = 3
 # Of a mode that decides in the calls to come: most layers take some hundred.

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from cudnn_autotune.audit.fair_order import fair_order
-from cudnn_autotune.json_node import cut, read_json, shown
-from cudnn_autotune.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
+from cudnn_autotune.core.json_node import cut, read_json, shown
+from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
 
 __all__ = ["Case", "load", "select"]
 

@@ -28,8 +28,8 @@ from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, 
 from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.pairing import of_rounds
 from cudnn_autotune.audit.turns import Turns
-from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.timer import Cache, Timer
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.timers.timer import Cache, Timer
 
 _CACHES: dict[str, Cache] = {BURST_COLD: "cold", BURST_HOT: "hot"}
 

@@ -9,17 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_autotune import atomic_file
-from cudnn_autotune.audit.analysis import (
-    pytorch_regret,
-    regret,
-    shared_cases,
-    tied,
-    truth_of,
-)
+from cudnn_autotune.audit.analysis import pytorch_regret, regret, shared_cases, tied, truth_of
 from cudnn_autotune.audit.model import PYTORCH_MODES, STEADY, SUSTAINED, Record
 from cudnn_autotune.audit.report import headline
 from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.core import atomic_file
 
 # Below 1 % the axis is linear: the oracle cannot tell much less.
 _LINEAR_PERCENT = 1.0

@@ -20,7 +20,7 @@ from cudnn_autotune.audit.model import (
 )
 from cudnn_autotune.audit.summary import AgainstPytorch, ModeSummary, summarize
 from cudnn_autotune.audit.table import Table
-from cudnn_autotune.offline.replay import POWER
+from cudnn_autotune.timers.offline.replay import POWER
 
 _NONE = "–"
 _FEW_CASES = 3

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from cudnn_autotune import recordings, sampling
+from cudnn_autotune import sampling
 from cudnn_autotune.audit.analysis import keep_missed
 from cudnn_autotune.audit.model import (
     BURST,
@@ -29,13 +29,15 @@ from cudnn_autotune.audit.model import (
     Truth,
 )
 from cudnn_autotune.audit.pairing import relative_error
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.recording_format import Recording
-from cudnn_autotune.offline.recording_parts import Rounds
-from cudnn_autotune.offline.replay import ReplayTimer
-from cudnn_autotune.sampling.selection import Selection, Timed
-from cudnn_autotune.sampling.strategy import Candidates, Limits
-from cudnn_autotune.sampling.timer import Cache, Timer
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers import recordings
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.offline.recording_format import Recording
+from cudnn_autotune.timers.offline.recording_parts import Rounds
+from cudnn_autotune.timers.offline.replay import ReplayTimer
+from cudnn_autotune.timers.timer import Cache, Timer
 
 
 class Scene(Protocol):

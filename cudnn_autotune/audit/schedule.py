@@ -21,7 +21,7 @@ from cudnn_autotune.audit.oracle_settings import SOLO
 from cudnn_autotune.audit.plan import ORACLE, Plan, Step, steps
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
 from cudnn_autotune.audit.worker import BACKENDS
-from cudnn_autotune.json_dataclass import decode, encode
+from cudnn_autotune.core.json_dataclass import decode, encode
 
 _LEAST_S = 1.0
 _SAVE_EVERY_S = 10.0

@@ -13,8 +13,8 @@ from cudnn_autotune.audit.model import Oracle, Pick, PytorchRow
 from cudnn_autotune.audit.oracle import measure
 from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.scenes import SimulatedScene, pick, seed_of
-from cudnn_autotune.engines import ATEN
-from cudnn_autotune.json_dataclass import decode
+from cudnn_autotune.core.json_dataclass import decode
+from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.sampling.strategy import Limits
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudnn_autotune.sampling.board_power import clock_sensitivity
-from cudnn_autotune.sampling.timer import Cache, Sample
+from cudnn_autotune.timers.board_power import clock_sensitivity
+from cudnn_autotune.timers.timer import Cache, Sample
 
 # Power grows with about the square of the clock. What is known of it beforehand counts as four
 # blocks whose powers differ by a percent.

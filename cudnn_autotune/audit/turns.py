@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from cudnn_autotune.audit.oracle_settings import OracleSettings
-from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.timer import Batch, Cache, Timer
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.timers.timer import Batch, Cache, Timer
 
 # Only what is this slow is cut by its first run, in which anything may happen.
 _HOPELESS_FIRST_RUN = 10.0

@@ -26,9 +26,9 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
     so that importing is in no measured time."""
     for name in modules:
         importlib.import_module(name)
-    from cudnn_autotune import events
     from cudnn_autotune.audit.backend import Backend, Poisoned
-    from cudnn_autotune.json_dataclass import encode
+    from cudnn_autotune.core.json_dataclass import encode
+    from cudnn_autotune.tuning import events
 
     def say(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message, allow_nan=False) + "\n")

@@ -4,6 +4,6 @@ from cudnn_autotune.distributed.agreement import agree, settle
 from cudnn_autotune.distributed.errors import DistributedTuningError
 from cudnn_autotune.distributed.model import tune
 from cudnn_autotune.distributed.sharing import share
-from cudnn_autotune.model_problems import problems_of
+from cudnn_autotune.nn.model_problems import problems_of
 
 __all__ = ["DistributedTuningError", "agree", "problems_of", "settle", "share", "tune"]

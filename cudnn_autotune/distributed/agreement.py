@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cudnn_autotune import remembering
-from cudnn_autotune.choice_log import choices
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.members import check_timeout_s, members_of
 from cudnn_autotune.distributed.subgroups import meet
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.tuning import remembering
+from cudnn_autotune.tuning.choice_log import choices
 
 Claims = Mapping[int, Mapping[str, Any]]
 

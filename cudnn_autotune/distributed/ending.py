@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from cudnn_autotune.json_node import Node
+from cudnn_autotune.core.json_node import Node
 
 
 @dataclass(frozen=True)

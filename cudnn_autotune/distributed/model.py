@@ -8,18 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cudnn_autotune import remembering, sampling, settings
+from cudnn_autotune import sampling
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.members import check_timeout_s, members_of
 from cudnn_autotune.distributed.sharing import share_in
 from cudnn_autotune.distributed.subgroups import meet
-from cudnn_autotune.model_problems import NOTHING_SERVED, find
-from cudnn_autotune.pins import pins
-from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.nn.model_problems import NOTHING_SERVED, find
+from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.untouched import generators_kept
+from cudnn_autotune.tuning import remembering, settings
+from cudnn_autotune.tuning.pins import pins
 
 
 def tune(

@@ -6,10 +6,10 @@ import json
 import threading
 import time
 
+from cudnn_autotune.core.json_node import Node
 from cudnn_autotune.distributed.ending import Ending
 from cudnn_autotune.distributed.errors import DistributedTuningError
 from cudnn_autotune.distributed.mailbox import Mailbox
-from cudnn_autotune.json_node import Node
 
 BEAT_S = 0.5
 # A process of which nothing was heard for so long is gone. The heartbeat is a thread, and waits for

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.members import check_timeout_s, members_of
 from cudnn_autotune.distributed.subgroups import meet
-from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.problem_json import problem_from_json, problem_text, problem_to_json
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem_json import problem_from_json, problem_text, problem_to_json
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 
-from cudnn_autotune._extension import _C
-from cudnn_autotune.json_node import shown
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.engines.candidates import Candidates, Work
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.neighbour import Neighbour
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.race import Race
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.sampling.strategy import Candidates, Limits, Strategy, Work, check_mode_name
+from cudnn_autotune.sampling.strategy import Limits, Strategy, check_mode_name
 from cudnn_autotune.sampling.sustained import Sustained
-from cudnn_autotune.sampling.timer import Batch, GpuState, Sample, Timer
+from cudnn_autotune.timers.timer import Batch, GpuState, Sample, Timer
 
 __all__ = [
     "Batch",

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cudnn_autotune.engines import Candidate
+from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.timer import Batch, Timer
+from cudnn_autotune.timers.timer import Batch, Timer
 
 # See docs/findings/loading-kernels.md. A candidate that takes this many times as long as the best
 # is out. Under a power cap the fastest loses at most a third of its clock: what is slower than this

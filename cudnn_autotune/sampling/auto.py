@@ -15,16 +15,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cudnn_autotune.engines.candidates import Candidates, Work
+from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.conclusion import selection
 from cudnn_autotune.sampling.exploration import explore
 from cudnn_autotune.sampling.finals import SoloRules
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.rivals import could_win
-from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.solo import is_throttled
-from cudnn_autotune.sampling.strategy import Candidates, Limits, Work
+from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.sustained import PROBE_CHUNKS, decided, probed
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune.timers.timer import Timer
 
 # Two measurements of the same work differ by so much.
 _SLACK = 1.02

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune.timers.timer import Timer
 
 # Compiling a config at run time takes one thread of the host some 0.3 s; where all threads compile,
 # 0.44 s were measured (docs/findings/kernel-portfolio.md: 37 ms a kernel on twelve of them).

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.budget import left_unseen
 from cudnn_autotune.sampling.field import Field
 from cudnn_autotune.sampling.finals import SoloRules
 from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune.timers.timer import Timer
 
 
 def selection(found: Field, timer: Timer, rules: RaceRules) -> Selection | None:

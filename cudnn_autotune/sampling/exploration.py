@@ -7,14 +7,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.sampling.admission import SLOW, admit
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.field import Field
 from cudnn_autotune.sampling.kinds import kind
 from cudnn_autotune.sampling.racing import RaceRules, race
-from cudnn_autotune.sampling.strategy import Candidates, Limits
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers.timer import Timer
 
 # The first of heuristic mode B must come so near to the best of mode A for the rest of it to be
 # looked at: further down it lists engines that take hundreds of times as long. Those of the kinds

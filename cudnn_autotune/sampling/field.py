@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.sampling.admission import Admission
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.racing import RaceOutcome

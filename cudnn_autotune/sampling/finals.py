@@ -16,17 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudnn_autotune.engines import Candidate
+from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.field import Field
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.solo import (
-    BLOCK_SIGMA,
-    FAR_READING_SIGMA,
-    Block,
-    block_ms,
-    solo,
-)
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune.sampling.solo import BLOCK_SIGMA, FAR_READING_SIGMA, Block, block_ms, solo
+from cudnn_autotune.timers.timer import Timer
 
 
 def charge(found: Field, block: Block, timer: Timer) -> None:

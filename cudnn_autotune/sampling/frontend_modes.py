@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.budget import Budget, left_unseen
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.sampling.strategy import Candidates, Limits
-from cudnn_autotune.sampling.timer import Batch, Timer
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers.timer import Batch, Timer
 
 _DUEL_ROUNDS = 5
 # Of a budget, what compiling at run time may take: the rest is for sampling.

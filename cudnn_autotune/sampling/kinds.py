@@ -6,7 +6,7 @@ some percent, in turns and alone.
 
 from __future__ import annotations
 
-from cudnn_autotune.engines import Candidate
+from cudnn_autotune.engines.configs import Candidate
 
 # The knobs that name a config's tile or kernel.
 _TILES = ("TILE_SIZE", "KERNEL_CFG")

@@ -6,10 +6,11 @@ that change from call to call. Where no similar problem is known, the heuristics
 
 from __future__ import annotations
 
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.heuristic import Heuristic
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.sampling.strategy import Candidates, Limits
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers.timer import Timer
 
 
 class Neighbour:

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.budget import Budget, left_unseen
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.online_race import OnlineRace
-from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.strategy import Candidates, Limits
-from cudnn_autotune.sampling.timer import Batch, Timer
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers.timer import Batch, Timer
 
 
 def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:

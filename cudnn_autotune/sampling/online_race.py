@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cudnn_autotune.engines import Candidate
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.statistics import Floats
 
 # See docs/findings/single-calls.md. After two turns: one is out that took so much longer than the

@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.conclusion import selection
 from cudnn_autotune.sampling.exploration import explore
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.strategy import Candidates, Limits
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers.timer import Timer
 
 
 @dataclass(frozen=True)

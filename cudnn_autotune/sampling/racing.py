@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cudnn_autotune.engines import Candidate
+from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.statistics import Floats, Standing, shrunk_medians, standing
 from cudnn_autotune.sampling.ties import TIE_WIDTH
-from cudnn_autotune.sampling.timer import Batch, Cache, Timer
+from cudnn_autotune.timers.timer import Batch, Cache, Timer
 
 UNDECIDED = "the race ended undecided"
 """The remark of a race that ran out of rounds or time."""

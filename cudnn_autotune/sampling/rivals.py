@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from cudnn_autotune.engines import ATEN, Candidate
+from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.sampling.field import Field
 from cudnn_autotune.sampling.finals import SoloRules
 from cudnn_autotune.sampling.kinds import kind

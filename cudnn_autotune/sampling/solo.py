@@ -25,10 +25,10 @@ from functools import partial
 
 import numpy as np
 
-from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.board_power import FAR, arrived, at_limit_ms
+from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.timer import Batch, Timer
+from cudnn_autotune.timers.board_power import FAR, arrived, at_limit_ms
+from cudnn_autotune.timers.timer import Batch, Timer
 
 _BATCH_MS = 5.0
 # Shorter calls run in the batches of the race, whose CUDA graphs exist already.

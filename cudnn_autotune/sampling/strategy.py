@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cudnn_autotune.engines import Candidate
-from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.timers.timer import Timer
 
 
 @dataclass(frozen=True)
@@ -22,42 +21,6 @@ class Limits:
     strategy's own. What cannot be afforded is left out, and the evidence says so; PyTorch's own
     path (the heuristics' first plan where that is cuDNN) is looked at whatever it takes. Of
     ``online`` what the caller's calls wait for: building and checking, not the turns."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one call of a problem does, however it is computed."""
-
-    flops: float
-    bytes: float
-    """Of the three tensors."""
-    device: str
-    dtype: str
-
-
-class Candidates(Protocol):
-    """The candidates of one problem that the filters admit; asked of cuDNN when first needed."""
-
-    def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
-        """Those that cuDNN's heuristic mode ``A``, ``B`` or ``FALLBACK`` lists first."""
-
-    def all(self) -> Sequence[Candidate]:
-        """Those of all three modes, in this order."""
-
-    def beyond(self) -> Sequence[Candidate]:
-        """Those that no heuristic lists: PyTorch's own path (``engines.ATEN``) first, always."""
-
-    def similar(self) -> Sequence[Candidate]:
-        """Those that were chosen for problems like this one, of the nearest problem first; listed
-        by a heuristic or not."""
-
-    @property
-    def aten_uses_cudnn(self) -> bool:
-        """Whether PyTorch's own path for the problem is cuDNN (its heuristics' first plan)."""
-
-    @property
-    def work(self) -> Work | None:
-        """What the problem takes; None where that is not known."""
 
 
 def check_mode_name(name: object, argument: str) -> str:

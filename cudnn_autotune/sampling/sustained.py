@@ -9,7 +9,9 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from cudnn_autotune.engines import Candidate
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.conclusion import selection, told
 from cudnn_autotune.sampling.exploration import explore, race_again
@@ -17,10 +19,9 @@ from cudnn_autotune.sampling.field import Field
 from cudnn_autotune.sampling.finals import Finish, SoloRules, charge, finish
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.rivals import could_win, least_ms_alone
-from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.solo import Block, block_ms, is_throttled, solo
-from cudnn_autotune.sampling.strategy import Candidates, Limits
-from cudnn_autotune.sampling.timer import Timer
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers.timer import Timer
 
 # Chunks of 40 ms that the race's leader runs alone, to see whether the board throttles.
 PROBE_CHUNKS = 4

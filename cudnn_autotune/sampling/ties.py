@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cudnn_autotune.engines import Candidate
+from cudnn_autotune.engines.configs import Candidate
 
 # Candidates within this of the fastest (relative) are equally fast: less than what one process
 # differs from the next by.

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from cudnn_autotune.engines import Candidate, check_workspace_limit
-from cudnn_autotune.json_node import MOST, Node, shown
-from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.problem_json import problem_from_json, problem_text, problem_to_json
-from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune.core.json_node import MOST, Node, shown
+from cudnn_autotune.engines.configs import Candidate, check_workspace_limit
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem_json import problem_from_json, problem_text, problem_to_json
+from cudnn_autotune.engines.selection import Selection, Timed
 from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store import rerank
 from cudnn_autotune.store.provenance import Provenance

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from filelock import FileLock
 
-from cudnn_autotune import atomic_file
+from cudnn_autotune.core import atomic_file
 
 # A writer holds the lock for milliseconds; but many may wait, and who gets it next is chance.
 LOCK_TIMEOUT_S = 60.0

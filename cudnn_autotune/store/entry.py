@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from cudnn_autotune.json_node import loads
+from cudnn_autotune.core.json_node import loads
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cudnn_autotune import versions
-from cudnn_autotune.json_node import Node
+from cudnn_autotune.core import versions
+from cudnn_autotune.core.json_node import Node
 
 NO_GPU = "none"
 _MIG = re.compile(r"(?P<gpu>.*\S)\s+MIG\s+(?P<profile>\S.*)")

@@ -16,15 +16,7 @@ from cudnn_autotune.store import entry
 from cudnn_autotune.store.content import Changes, Content
 from cudnn_autotune.store.content import State as State
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.layout import (
-    FORMAT,
-    HEAD,
-    MIDDLE,
-    VERSION,
-    extended,
-    extension,
-    spans_of,
-)
+from cudnn_autotune.store.layout import FORMAT, HEAD, MIDDLE, VERSION, extended, extension, spans_of
 from cudnn_autotune.store.layout import encode as encode
 
 # Also of a file whose later lines are in a form yet unknown.

@@ -10,9 +10,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from cudnn_autotune.json_node import shown
-from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.store import entry
 from cudnn_autotune.store.content import Content
 from cudnn_autotune.store.decision import Decision

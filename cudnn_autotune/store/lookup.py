@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from cudnn_autotune.engines import check_workspace_limit
-from cudnn_autotune.json_node import Node
-from cudnn_autotune.problem import ConvProblem, check_problem
-from cudnn_autotune.sampling.selection import Selection
+from cudnn_autotune.core.json_node import Node
+from cudnn_autotune.engines.configs import check_workspace_limit
+from cudnn_autotune.engines.problem import ConvProblem, check_problem
+from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store.decision import Decision, key_of
 

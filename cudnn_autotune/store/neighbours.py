@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from cudnn_autotune.problem import ConvProblem
-from cudnn_autotune.problem_json import problem_text
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem_json import problem_text
 from cudnn_autotune.store.entry import problem_of
 
 # Beyond a factor of eight in one size, or less in several, a problem says little of another.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cudnn_autotune import versions
-from cudnn_autotune.json_node import Node
+from cudnn_autotune.core import versions
+from cudnn_autotune.core.json_node import Node
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
-from cudnn_autotune.engines import Candidate
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
-from cudnn_autotune.unlisted import MATMUL
 
 
 def under(

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cudnn_autotune import recordings
 from cudnn_autotune.audit import pairing, record_file, report
 from cudnn_autotune.audit.analysis import (
     NOT_YET,
@@ -38,6 +37,7 @@ from cudnn_autotune.audit.model import (
     Truth,
 )
 from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.timers import recordings
 
 ERRORS = {"b": 0.004, "c": 0.004, "d": 0.004}
 # a is the best; b is tied with it, c is 3 % slower, d twice as slow.

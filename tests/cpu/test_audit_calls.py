@@ -11,7 +11,7 @@ from simulations import PROBLEM, candidate
 
 from cudnn_autotune import Choice, ConvProblem, Selection, Timed
 from cudnn_autotune.audit.model import Pick
-from cudnn_autotune.json_dataclass import decode, encode
+from cudnn_autotune.core.json_dataclass import decode, encode
 
 gpu = pytest.importorskip("cudnn_autotune.audit.gpu", reason="needs a CUDA build")
 

@@ -15,10 +15,10 @@ from subprocesses import python
 import cudnn_autotune as ca
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.commands import audit_gpu, tune_problems
-from cudnn_autotune.commands import record as recording_command
-from cudnn_autotune.commands import tune as tuning_command
-from cudnn_autotune.offline.recording import Recording
+from cudnn_autotune.cli.commands import audit_gpu, tune_problems
+from cudnn_autotune.cli.commands import record as recording_command
+from cudnn_autotune.cli.commands import tune as tuning_command
+from cudnn_autotune.timers.offline.recording import Recording
 from cudnn_autotune_cli import main
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")

@@ -13,9 +13,9 @@ from cudnn_autotune.audit.comparison import against_pytorch, candidate_of
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle
 from cudnn_autotune.audit.oracle import measure
 from cudnn_autotune.audit.oracle_settings import OracleSettings
-from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.simulated import SimulatedTimer
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.offline.simulated import SimulatedTimer
 
 # Boards on which bursts do not reach the power limit: there turns show the times at full clock.
 UNCAPPED = ("aa", "quiet", "co-tenant", "small-kernels", "depthwise")

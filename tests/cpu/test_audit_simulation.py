@@ -15,9 +15,9 @@ from cudnn_autotune.audit import report, scenes
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.model import BURST, BURST_COLD, STEADY, SUSTAINED, Pick, Record
 from cudnn_autotune.audit.summary import summarize
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.recording import record as record_samples
 from cudnn_autotune.sampling import Candidates, Evidence, Limits, Selection, Timed, Timer
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.offline.recording import record as record_samples
 
 PROBLEM = ConvProblem(
     "dgrad",

@@ -18,7 +18,7 @@ from cudnn_autotune.audit import layers, record_file
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.plan import Plan
 from cudnn_autotune.audit.schedule import Session
-from cudnn_autotune.json_dataclass import encode
+from cudnn_autotune.core.json_dataclass import encode
 
 SCRIPT = str(BENCHMARKS / "audit_layers.py")
 RANGE = {"least": 1.0, "median": 2.0, "most": 3.0}

@@ -66,7 +66,7 @@ def test_what_has_no_tensor_cores_is_not_run_on_a_large_layer(modules: None) -> 
     from fallback_configs.measure import MOST_FLOPS, measure
     from fallback_configs.simulated import SimulatedFallback
 
-    from cudnn_autotune.sampling.strategy import Work
+    from cudnn_autotune.engines.candidates import Work
 
     outcomes = []
     for flops in (MOST_FLOPS / 2, MOST_FLOPS * 2):

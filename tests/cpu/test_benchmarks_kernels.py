@@ -69,7 +69,7 @@ def test_a_time_limit_cuts_off_layers(tmp_path: Path) -> None:
 def test_the_kernel_that_cudnn_lists_is_not_built_twice(modules: None) -> None:
     from kernel_portfolio.measure import kernels
 
-    from cudnn_autotune.engines import Candidate
+    from cudnn_autotune.engines.configs import Candidate
 
     listed = Candidate(70, {"KERNEL_CFG": 2, "SPLIT_K_BUF": 0}, 0, (), (), "", "A", 0)
     text = "eng70:KERNEL_CFG=2,SPLIT_K_BUF=0"
@@ -82,7 +82,7 @@ def test_the_kernel_that_cudnn_lists_is_not_built_twice(modules: None) -> None:
 def test_an_engine_that_is_not_listed_is_refused(modules: None) -> None:
     from kernel_portfolio.measure import measure
 
-    from cudnn_autotune.offline import simulated
+    from cudnn_autotune.timers.offline import simulated
 
     timer = simulated.preset("forum-l4")
     with pytest.raises(ValueError, match="engine 78 is not listed"):

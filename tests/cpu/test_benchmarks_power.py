@@ -23,7 +23,7 @@ from benchmark_scripts import (
 )
 from simulations import engine, timer_of
 
-from cudnn_autotune.sampling.board_power import EXPONENT
+from cudnn_autotune.timers.board_power import EXPONENT
 
 SCRIPT = "board_power"
 DRY_RUNS = {SCRIPT: "--cases vgg16_conv4_2/dgrad/float16,sd_unet_down_1280/wgrad/float16"}

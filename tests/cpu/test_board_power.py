@@ -18,8 +18,10 @@ from cudnn_autotune.audit.oracle import measure
 from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.pairing import of_blocks
 from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.sampling.board_power import (
+from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.solo import BLOCK_SIGMA, Block, solo
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers.board_power import (
     EXPONENT,
     FAR,
     LATE_S,
@@ -29,11 +31,9 @@ from cudnn_autotune.sampling.board_power import (
     clock_sensitivity,
     of_batches,
 )
-from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.solo import BLOCK_SIGMA, Block, solo
-from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.sampling.timer import Batch, Sample
-from cudnn_autotune.telemetry import Gpu, GpuState, PowerReading, PowerWatch
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.telemetry import Gpu, GpuState, PowerReading, PowerWatch
+from cudnn_autotune.timers.timer import Batch, Sample
 
 BOARD = GpuState(power_limit_w=700.0, max_clock_mhz=1980.0)
 HELD_W = 0.99 * 700.0

@@ -120,7 +120,7 @@ def test_asking_twice_gives_the_same_list() -> None:
 
 
 def test_a_path_is_a_device(tmp_path: Path) -> None:
-    shipped = Path(ca.__file__).parent / "devices" / "l4.json"
+    shipped = Path(ca.__file__).parent / "engines" / "devices" / "l4.json"
     copy = tmp_path / "my gpu.json"
     copy.write_text(shipped.read_text())
     problem = make("resnet_fp16_nhwc")
@@ -166,7 +166,7 @@ import cudnn_autotune as ca
 
 problem = ca.ConvProblem("fprop", (8, 64, 28, 28), (64, 64, 3, 3), padding=1, dtype=torch.float16,
                          memory_format=torch.channels_last)
-properties = (Path(ca.__file__).parent / "devices" / "h200.json").read_text()
+properties = (Path(ca.__file__).parent / "engines" / "devices" / "h200.json").read_text()
 search = ca._C.EngineSearch.by_properties(problem.native(), properties)
 texts = [candidate.text for candidate in search.query("A")]
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

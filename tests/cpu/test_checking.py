@@ -17,7 +17,7 @@ from references import random_operands, reference
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.checking import relative_error, tolerance
+from cudnn_autotune.tuning.checking import relative_error, tolerance
 
 OPS = ("fprop", "dgrad", "wgrad")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -357,7 +357,7 @@ def test_a_default_type_that_is_narrow_does_no_harm(dtype: torch.dtype, kernels:
 NEWER_SWITCH = """
 import torch
 import cudnn_autotune as ca
-from cudnn_autotune.checking import relative_error
+from cudnn_autotune.tuning.checking import relative_error
 
 {scope}.fp32_precision = "tf32"
 for op in ("fprop", "dgrad", "wgrad"):

@@ -17,14 +17,14 @@ from stored import H200, decide, layer, refused, run, simulation, succeeded
 from torch import nn
 
 import cudnn_autotune as ca
-from cudnn_autotune import events
-from cudnn_autotune.commands import tune_run
-from cudnn_autotune.commands.tune import Bench
-from cudnn_autotune.commands.tune_run import DeviceLost, Estimate
-from cudnn_autotune.modules import Conv2d
-from cudnn_autotune.offline.simulated import SimulatedTimer, preset
-from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune.cli.commands import tune_run
+from cudnn_autotune.cli.commands.tune import Bench
+from cudnn_autotune.cli.commands.tune_run import DeviceLost, Estimate
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.nn.modules import Conv2d
 from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.timers.offline.simulated import SimulatedTimer, preset
+from cudnn_autotune.tuning import events
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 LAYER = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import cudnn_autotune as ca
-from cudnn_autotune import devices
+from cudnn_autotune.engines import devices
 
 
 def write(folder: Path, text: str) -> Path:

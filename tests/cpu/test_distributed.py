@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gloo_ranks import Ranks
 
 from cudnn_autotune.distributed import settle, share
-from cudnn_autotune.problem_json import problem_to_json
+from cudnn_autotune.engines.problem_json import problem_to_json
 
 RUNS = 20
 # Noise makes ranks choose differently there: (mode, simulated GPU).

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C, measuring
-from cudnn_autotune.choice_log import Choice
+from cudnn_autotune import _C
 from cudnn_autotune.distributed import problems_of, tune
-from cudnn_autotune.untouched import run_once
+from cudnn_autotune.nn.untouched import run_once
+from cudnn_autotune.timers import measuring
+from cudnn_autotune.tuning.choice_log import Choice
 
 
 @dataclass
@@ -217,7 +218,7 @@ def test_what_is_pinned_needs_no_tuning() -> None:
 
 @pytest.mark.search
 def test_nobody_hears_of_what_was_only_asked_for() -> None:
-    from cudnn_autotune import tuning
+    from cudnn_autotune.tuning import miss as tuning
 
     class Chooses(nn.Module):
         """As C++ asks for the choice of a problem; a pin is all that needs no GPU."""

@@ -13,9 +13,9 @@ from problems import SHIPPED_GPUS, make
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
-from cudnn_autotune.engines import ATEN
+from cudnn_autotune.engines.configs import ATEN
 
-DEVICES = Path(ca.__file__).parent / "devices"
+DEVICES = Path(ca.__file__).parent / "engines" / "devices"
 
 
 @pytest.fixture

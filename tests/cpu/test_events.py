@@ -13,11 +13,11 @@ import torch
 from subprocesses import python
 
 import cudnn_autotune as ca
-from cudnn_autotune import events
-from cudnn_autotune.choice_log import Choice
-from cudnn_autotune.engines import ATEN
-from cudnn_autotune.events import SlowSearches
-from cudnn_autotune.sampling.selection import Timed
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.selection import Timed
+from cudnn_autotune.tuning import events
+from cudnn_autotune.tuning.choice_log import Choice
+from cudnn_autotune.tuning.events import SlowSearches
 
 pytestmark = pytest.mark.search
 

@@ -13,7 +13,8 @@ import torch
 from subprocesses import python
 
 import cudnn_autotune as ca
-from cudnn_autotune import _build_info, _extension
+from cudnn_autotune import _build_info
+from cudnn_autotune.core import extension as _extension
 
 BUILT = ("2.11.0+cu130", "13.0", True)
 

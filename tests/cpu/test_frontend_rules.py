@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.offline import frontend_rules
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.timers.offline import frontend_rules
 
 
 def candidate(text: str, rank: int = 0) -> Candidate:

@@ -16,7 +16,7 @@ import torch
 from subprocesses import PACKAGE_PARENT, evaluate, python
 
 import cudnn_autotune as ca
-from cudnn_autotune import recordings
+from cudnn_autotune.timers import recordings
 from cudnn_autotune_cli import COMMANDS, main
 
 

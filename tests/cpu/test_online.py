@@ -17,22 +17,23 @@ import pytest
 import torch
 from simulations import GPU, candidate, engine, timer_of
 
-from cudnn_autotune import online_calls, sampling, verdict
-from cudnn_autotune._extension import _C
-from cudnn_autotune.choice_log import Choice
-from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.simulated import SimulatedEngine, StaticCandidates
-from cudnn_autotune.online_calls import OnlineChores
-from cudnn_autotune.online_tuner import OnlineTuner, Prepared, Trial, next_period_s
-from cudnn_autotune.problem import ConvProblem
+from cudnn_autotune import sampling
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.online import offered
 from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.selection import Selection
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.ties import TIE_WIDTH
-from cudnn_autotune.unlisted import MATMUL
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.offline.simulated import SimulatedEngine, StaticCandidates
+from cudnn_autotune.tuning import online_calls, verdict
+from cudnn_autotune.tuning.choice_log import Choice
+from cudnn_autotune.tuning.online_calls import OnlineChores
+from cudnn_autotune.tuning.online_tuner import OnlineTuner, Prepared, Trial, next_period_s
 
 NOISE = 0.01
 MOST_ROUNDS = 450

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cudnn_autotune as ca
-from cudnn_autotune import remembering
+from cudnn_autotune.tuning import remembering
 
 pytestmark = pytest.mark.search
 

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from simulations import GPU, PROBLEM, candidate, engine, timer_of
 
 from cudnn_autotune import ConvProblem
-from cudnn_autotune.engines import ATEN
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.recording import ENVIRONMENT, Recording, record
-from cudnn_autotune.offline.recording_json import to_json
-from cudnn_autotune.offline.replay import ReplayTimer
-from cudnn_autotune.offline.simulated import Noise, SimulatedEngine, SimulatedTimer
-from cudnn_autotune.sampling.timer import Batch
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.offline.recording import ENVIRONMENT, Recording, record
+from cudnn_autotune.timers.offline.recording_json import to_json
+from cudnn_autotune.timers.offline.replay import ReplayTimer
+from cudnn_autotune.timers.offline.simulated import Noise, SimulatedEngine, SimulatedTimer
+from cudnn_autotune.timers.timer import Batch
 
 
 def recorded(timer: SimulatedTimer, **options: Any) -> Recording:

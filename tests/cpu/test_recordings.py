@@ -10,14 +10,15 @@ import pytest
 from rich.console import Console
 
 import cudnn_autotune as ca
-from cudnn_autotune import recordings, sampling
+from cudnn_autotune import sampling
 from cudnn_autotune.audit import report, scenes
 from cudnn_autotune.audit.analysis import raw_regret, truth_of
 from cudnn_autotune.audit.model import BURST, SUSTAINED, Record
 from cudnn_autotune.audit.summary import geometric_mean
-from cudnn_autotune.offline.recording import ENVIRONMENT
-from cudnn_autotune.offline.replay import ReplayTimer
 from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers import recordings
+from cudnn_autotune.timers.offline.recording import ENVIRONMENT
+from cudnn_autotune.timers.offline.replay import ReplayTimer
 
 RUNS = 10
 

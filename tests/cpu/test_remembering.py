@@ -18,11 +18,13 @@ import torch
 from simulations import candidate
 
 import cudnn_autotune as ca
-from cudnn_autotune import choice_log, measuring, remembering, store_settings
-from cudnn_autotune.choice_log import Choice
-from cudnn_autotune.engines import ATEN
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
 from cudnn_autotune.store import Decision, Environment, Provenance, Store, later
+from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.timers import measuring
+from cudnn_autotune.tuning import choice_log, remembering
+from cudnn_autotune.tuning.choice_log import Choice
 
 pytestmark = pytest.mark.search
 

@@ -15,15 +15,15 @@ from simulations import GPU, PROBLEM, STILL, candidate, engine, timer_of
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
-from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.recorded_times import smoothed
-from cudnn_autotune.offline.recording import Recording, SoloTrace, record
-from cudnn_autotune.offline.replay import POWER, ReplayTimer
-from cudnn_autotune.offline.simulated import Noise, SimulatedEngine, SimulatedTimer
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.sampling.timer import Batch, Cache
-from cudnn_autotune.unlisted import MATMUL
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.offline.recorded_times import smoothed
+from cudnn_autotune.timers.offline.recording import Recording, SoloTrace, record
+from cudnn_autotune.timers.offline.replay import POWER, ReplayTimer
+from cudnn_autotune.timers.offline.simulated import Noise, SimulatedEngine, SimulatedTimer
+from cudnn_autotune.timers.timer import Batch, Cache
 
 
 def recorded(timer: SimulatedTimer, folder: Path, **options: float) -> Recording:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from stored import H200, decisions, fill, layer, refused, run, simulation, slower, succeeded
 
-from cudnn_autotune.report import page
-from cudnn_autotune.report.against import against_pytorch, pytorchs_entry, total
+from cudnn_autotune.cli.report import page
+from cudnn_autotune.cli.report.against import against_pytorch, pytorchs_entry, total
 from cudnn_autotune.store import Decision, Environment
 
 VOID = {"meta", "br", "input", "link", "img", "hr", "wbr", "base"}

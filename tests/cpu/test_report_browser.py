@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from stored import H200, decisions
 
-from cudnn_autotune.report import page
+from cudnn_autotune.cli.report import page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright for Python")
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from stored import decisions
 
 from cudnn_autotune import ConvProblem
-from cudnn_autotune.report import wording
-from cudnn_autotune.report.axis import Axis
-from cudnn_autotune.sampling.selection import Timed
+from cudnn_autotune.cli.report import wording
+from cudnn_autotune.cli.report.axis import Axis
+from cudnn_autotune.engines.selection import Timed
 
 
 @pytest.mark.parametrize(

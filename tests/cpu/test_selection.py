@@ -17,13 +17,13 @@ from simulations import candidate
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
-from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.offline import simulated
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.auto import Auto
-from cudnn_autotune.sampling.selection import Evidence, Selection, Timed
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.unlisted import MATMUL
+from cudnn_autotune.timers.offline import simulated
 
 
 def stored(selection: Selection) -> Any:

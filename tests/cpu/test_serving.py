@@ -15,16 +15,17 @@ from problems import make
 from references import random_operands
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C, remembering, serving
-from cudnn_autotune.checking import tolerance
-from cudnn_autotune.engines import ATEN, open_search
-from cudnn_autotune.measuring import operands
-from cudnn_autotune.outcome import Outcome
-from cudnn_autotune.queried import QueriedCandidates
-from cudnn_autotune.remembering import Known
-from cudnn_autotune.sampling.selection import Selection, Timed
+from cudnn_autotune import _C
+from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.queried import QueriedCandidates
+from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.store import Decision
-from cudnn_autotune.unlisted import MATMUL
+from cudnn_autotune.timers.measuring import operands
+from cudnn_autotune.tuning import remembering, serving
+from cudnn_autotune.tuning.checking import tolerance
+from cudnn_autotune.tuning.outcome import Outcome
+from cudnn_autotune.tuning.remembering import Known
 
 pytestmark = pytest.mark.search
 

@@ -16,17 +16,17 @@ from simulations import GPU, STILL, candidate, engine, timer_of
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
-from cudnn_autotune.engines import ATEN
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.simulated import (
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.offline.simulated import (
     Noise,
     SimulatedEngine,
     SimulatedGpu,
     SimulatedTimer,
     StaticCandidates,
 )
-from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.sampling.timer import Batch, Cache
+from cudnn_autotune.timers.timer import Batch, Cache
 
 ROOM_W = GPU.power_limit_w - GPU.static_w
 # Its controller follows the power all the time.

@@ -13,10 +13,10 @@ from decisions import FRONTIER, decision, problem, selection, timed
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
-from cudnn_autotune.offline import simulated
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Provenance
 from cudnn_autotune.store.decision import key_of
+from cudnn_autotune.timers.offline import simulated
 
 
 def through_json(known: Decision) -> Decision:

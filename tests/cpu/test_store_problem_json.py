@@ -11,7 +11,7 @@ from problem_fields import BASE, CHANGES
 from problems import OPS, PROBLEMS, make
 
 import cudnn_autotune as ca
-from cudnn_autotune.problem_json import problem_from_json, problem_text, problem_to_json
+from cudnn_autotune.engines.problem_json import problem_from_json, problem_text, problem_to_json
 
 # What a text leaves out is not told by it.
 TOLD = [change for change in CHANGES if "deterministic" not in change]

@@ -25,12 +25,12 @@ from hypothesis import strategies as st
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
-from cudnn_autotune.engines import ATEN
-from cudnn_autotune.offline import simulated
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.selection import Timed
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.selection import Timed
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.timers.offline import simulated
 
 
 def texts(known: Decision | None) -> list[str] | None:

@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 from simulations import GPU, candidate, engine, timer_of
 
-from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.simulated import (
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.sampling.auto import Auto
+from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES, FrontendMode
+from cudnn_autotune.sampling.race import Race
+from cudnn_autotune.sampling.strategy import Limits, Strategy
+from cudnn_autotune.sampling.sustained import Sustained
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.offline.simulated import (
     Noise,
     SimulatedEngine,
     SimulatedTimer,
     StaticCandidates,
 )
-from cudnn_autotune.sampling.auto import Auto
-from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES, FrontendMode
-from cudnn_autotune.sampling.race import Race
-from cudnn_autotune.sampling.selection import Selection
-from cudnn_autotune.sampling.strategy import Limits, Strategy
-from cudnn_autotune.sampling.sustained import Sustained
 
 OURS = [Race(seed=0), Sustained(seed=0), Auto(seed=0)]
 ALL = [*OURS, *FRONTEND_MODES]

@@ -17,14 +17,9 @@ import torch
 from simulations import GPU, candidate, engine, timer_of
 
 from cudnn_autotune import sampling
-from cudnn_autotune.engines import ATEN, Candidate
-from cudnn_autotune.offline import simulated
-from cudnn_autotune.offline.simulated import (
-    Noise,
-    SimulatedEngine,
-    SimulatedTimer,
-    StaticCandidates,
-)
+from cudnn_autotune.engines.candidates import Work
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.selection import Selection, Timed
 from cudnn_autotune.sampling import conclusion
 from cudnn_autotune.sampling.auto import Auto, HeldClocks
 from cudnn_autotune.sampling.budget import Budget
@@ -33,11 +28,17 @@ from cudnn_autotune.sampling.finals import Finish, SoloRules, SteadyLog
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.racing import UNDECIDED, RaceOutcome, RaceRules
 from cudnn_autotune.sampling.rivals import could_win, least_ms_alone
-from cudnn_autotune.sampling.selection import Selection, Timed
 from cudnn_autotune.sampling.solo import BLOCK_SIGMA, FAR_READING_SIGMA
-from cudnn_autotune.sampling.strategy import Limits, Strategy, Work
+from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.sampling.sustained import Sustained
-from cudnn_autotune.sampling.timer import Batch, GpuState, Sample
+from cudnn_autotune.timers.offline import simulated
+from cudnn_autotune.timers.offline.simulated import (
+    Noise,
+    SimulatedEngine,
+    SimulatedTimer,
+    StaticCandidates,
+)
+from cudnn_autotune.timers.timer import Batch, GpuState, Sample
 
 OURS = ("race", "sustained", "auto")
 FRONTENDS = ("sample_once", "median_of_three", "till_stable")

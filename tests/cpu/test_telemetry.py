@@ -9,7 +9,7 @@ import torch
 from subprocesses import evaluate
 
 from cudnn_autotune.sampling import GpuState
-from cudnn_autotune.telemetry import Gpu, Telemetry, nvml_device, reason_names
+from cudnn_autotune.timers.telemetry import Gpu, Telemetry, nvml_device, reason_names
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
@@ -56,7 +56,7 @@ def test_without_a_gpu_every_reading_is_none() -> None:
 def test_without_nvml_it_says_so() -> None:
     code = (
         "import sys; sys.modules['pynvml'] = None\n"
-        "from cudnn_autotune.telemetry import Gpu; print(Gpu(0).unavailable)"
+        "from cudnn_autotune.timers.telemetry import Gpu; print(Gpu(0).unavailable)"
     )
     assert "pynvml" in evaluate(code)
 

@@ -14,8 +14,14 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines import ATEN, open_search
-from cudnn_autotune.unlisted import KERNEL_CFGS, MATMUL, kernel_cfgs, other_kernels, without_cudnn
+from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.unlisted import (
+    KERNEL_CFGS,
+    MATMUL,
+    kernel_cfgs,
+    other_kernels,
+    without_cudnn,
+)
 
 pytestmark = pytest.mark.search
 

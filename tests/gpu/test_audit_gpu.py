@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.analysis import left_out, shared_cases
 from cudnn_autotune.audit.summary import summarize
-from cudnn_autotune.offline.recording import Recording
-from cudnn_autotune.telemetry import Gpu
+from cudnn_autotune.timers.offline.recording import Recording
+from cudnn_autotune.timers.telemetry import Gpu
 from cudnn_autotune_cli import main
 
 pytestmark = pytest.mark.gpu

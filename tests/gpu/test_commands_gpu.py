@@ -11,9 +11,9 @@ import torch
 from stored import refused, run, succeeded
 
 import cudnn_autotune as ca
-from cudnn_autotune import store_settings
-from cudnn_autotune.report.against import against_pytorch
+from cudnn_autotune.cli.report.against import against_pytorch
 from cudnn_autotune.store import Decision, Environment, Store
+from cudnn_autotune.store import settings as store_settings
 
 pytestmark = pytest.mark.gpu
 

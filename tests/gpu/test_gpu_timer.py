@@ -18,11 +18,11 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines import ATEN, open_search
-from cudnn_autotune.sampling.gpu_timer import GpuTimer, Operands
-from cudnn_autotune.sampling.timer import Batch, Cache, Sample
-from cudnn_autotune.telemetry import Gpu, PowerWatch
-from cudnn_autotune.unlisted import MATMUL, other_kernels
+from cudnn_autotune.engines.configs import ATEN, open_search
+from cudnn_autotune.engines.unlisted import MATMUL, other_kernels
+from cudnn_autotune.timers.gpu_timer import GpuTimer, Operands
+from cudnn_autotune.timers.telemetry import Gpu, PowerWatch
+from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 pytestmark = pytest.mark.gpu
 
@@ -112,8 +112,8 @@ def test_the_clock_is_told_for_batches_long_enough(open_timer: Open) -> None:
 FIRST_RUNS = """
 import json, torch
 import cudnn_autotune as ca
-from cudnn_autotune.sampling.gpu_timer import GpuTimer
-from cudnn_autotune.sampling.timer import Batch
+from cudnn_autotune.timers.gpu_timer import GpuTimer
+from cudnn_autotune.timers.timer import Batch
 
 torch.backends.cudnn.allow_tf32 = True
 problem = ca.ConvProblem(

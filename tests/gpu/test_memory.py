@@ -13,7 +13,7 @@ from strategies import HUNGRIEST, ONLY_ATEN
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.measuring import cold_sets, operands
+from cudnn_autotune.timers.measuring import cold_sets, operands
 
 pytestmark = pytest.mark.gpu
 

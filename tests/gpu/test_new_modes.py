@@ -16,8 +16,8 @@ from strategies import ONLY_ATEN, ONLY_MATMUL
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines import ATEN
-from cudnn_autotune.unlisted import MATMUL
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.unlisted import MATMUL
 
 pytestmark = pytest.mark.gpu
 

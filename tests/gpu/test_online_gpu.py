@@ -18,11 +18,12 @@ from references import assert_close
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C, verdict
-from cudnn_autotune.engines import ATEN
-from cudnn_autotune.online_tuner import TUNER
+from cudnn_autotune import _C
+from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.sampling import online_race
 from cudnn_autotune.sampling.online_race import OnlineRace
+from cudnn_autotune.tuning import verdict
+from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
 

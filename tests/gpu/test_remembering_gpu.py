@@ -19,11 +19,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
-from cudnn_autotune import remembering, serving
-from cudnn_autotune.engines import Candidate
-from cudnn_autotune.measuring import WRITTEN
+from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
 from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.timers.measuring import WRITTEN
+from cudnn_autotune.tuning import remembering, serving
 
 pytestmark = pytest.mark.gpu
 
@@ -340,7 +340,7 @@ def test_retune_replaces_what_is_stored() -> None:
 
 
 def test_online_is_remembered_once_it_has_decided() -> None:
-    from cudnn_autotune.online_tuner import TUNER
+    from cudnn_autotune.tuning.online_tuner import TUNER
 
     x, w = operands()
     call(x, w, "online")

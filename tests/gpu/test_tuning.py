@@ -13,8 +13,8 @@ from references import assert_close
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune import events
 from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
+from cudnn_autotune.tuning import events
 
 pytestmark = pytest.mark.gpu
 

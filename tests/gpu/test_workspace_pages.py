@@ -17,9 +17,9 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines import open_search
-from cudnn_autotune.sampling.gpu_timer import GpuTimer
-from cudnn_autotune.sampling.timer import Batch
+from cudnn_autotune.engines.configs import open_search
+from cudnn_autotune.timers.gpu_timer import GpuTimer
+from cudnn_autotune.timers.timer import Batch
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,1 @@
+"""The commands of ``cudnn-autotune``, their tables, pages and demonstration."""

@@ -1,0 +1,235 @@
+"""``cudnn-autotune audit``."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cudnn_autotune import sampling
+from cudnn_autotune.audit import plot, record_file, report, scenes
+from cudnn_autotune.audit.model import PYTORCH_MODES, Record
+from cudnn_autotune.cli import options as options
+from cudnn_autotune.cli.commands.audit_gpu import audit_gpu
+from cudnn_autotune.cli.commands.output_file import check_output, writing
+from cudnn_autotune.cli.commands.plot_option import plot_option
+from cudnn_autotune.core.versions import environment
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers import recordings
+from cudnn_autotune.timers.offline import simulated
+
+_ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_limit")
+
+
+@click.command()
+@click.option(
+    "--replay",
+    "replayed",
+    multiple=True,
+    metavar="RECORDING",
+    help="Replay a recording instead of measuring, a file or one that ships: "
+    f"{', '.join(recordings.names())}; may be given several times.",
+)
+@click.option(
+    "--simulate",
+    "presets",
+    multiple=True,
+    metavar="PRESET",
+    help=f"Simulate instead of measuring: {', '.join(simulated.preset_names())}.",
+)
+@click.option(
+    "--runs",
+    default="1",
+    callback=options.runs,
+    metavar="N|MODE=N,...",
+    help="Fresh processes for each mode, as 3, or 1,auto=5.",
+    show_default=True,
+)
+@click.option("--modes", callback=options.names, metavar="A,B", help="Else all there are.")
+@options.layer_options
+@click.option("--share", callback=options.share, metavar="I/N", help="Every N-th case.")
+@click.option(
+    "--time-limit", callback=options.positive, metavar="S", help="Seconds for all of it, about."
+)
+@click.option(
+    "--case-limit",
+    callback=options.positive,
+    metavar="S",
+    help="Seconds after which a process that is at a case counts as hanging. [default: 60]",
+)
+@click.option(
+    "--budget-ms", callback=options.positive, metavar="MS", help="What a choice may take."
+)
+@click.option(
+    "--sustained",
+    type=click.Choice(["throttled", "always"]),
+    is_flag=False,
+    flag_value="throttled",
+    help="Also measure at the steady clock, where the board throttles or always: seconds a case.",
+)
+@click.option(
+    "--reference", metavar="MODE", help="Whose picks PyTorch is compared with. [default: auto]"
+)
+@click.option(
+    "--import",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    help="Import first: where modes of your own are registered.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the record (.gz: compressed); one of a GPU that is there already is continued.",
+)
+@plot_option("Draw the record")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.pass_context
+def audit(ctx: click.Context, /, **given: Any) -> None:
+    """How far from the fastest is what each sampling mode picks, and what does picking cost?
+
+    On the GPU that is here: every mode and run in a fresh process, PyTorch's benchmark modes
+    beside them, then a long measurement of everything that was picked or could be the best. With
+    --replay or --simulate: without a GPU, in this process.
+    """
+    for name in given["modules"]:
+        _import(name)
+    kind = _kind(given)
+    modes = _modes(kind, given["modes"])
+    runs = _runs(modes, given["runs"])
+    json_path, plot_path = given["json_path"], given["plot_path"]
+    check_output("--json", json_path)
+    check_output("--plot", plot_path)
+    console = Console()
+    fresh = Record(
+        kind,
+        settings={
+            "modes": list(modes),
+            "runs": runs,
+            "budget_ms": given["budget_ms"],
+            "seed": given["seed"],
+        },
+        # A program that invokes this command may hand on, as the context's object, what else its
+        # record is to say of where it comes from.
+        environment=_environment() | (ctx.obj or {}),
+    )
+    if kind == "gpu":
+        record = audit_gpu(fresh, modes, given)
+    else:
+        record = _without_gpu(fresh, given, console)
+    # What was measured is not lost where a disk is full, or where nobody reads on.
+    try:
+        if json_path is not None:
+            with writing("--json", json_path):
+                record_file.save(record, json_path)
+    finally:
+        report.show(record, console)
+    if plot_path is not None:
+        with writing("--plot", plot_path):
+            plot.plot(record, plot_path)
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise options.refuse("--import", f"cannot import {name!r}: {error}") from error
+
+
+def _kind(given: dict[str, Any]) -> str:
+    if given["presets"] and given["replayed"]:
+        raise click.UsageError("--replay and --simulate exclude each other")
+    if not given["presets"] and not given["replayed"]:
+        return "gpu"
+    for name in _ONLY_ON_A_GPU:
+        if given[name] is not None:
+            option = "--" + name.replace("_", "-")
+            raise options.refuse(option, "not with --replay or --simulate")
+    return "simulate" if given["presets"] else "replay"
+
+
+def _modes(kind: str, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    ours = sampling.names()
+    allowed = (*ours, *PYTORCH_MODES) if kind == "gpu" else ours
+    options.check_modes("--modes", wanted or (), allowed)
+    return tuple(wanted or allowed)
+
+
+def _runs(modes: Sequence[str], given: dict[str, int]) -> dict[str, int]:
+    ours = [mode for mode in modes if mode not in PYTORCH_MODES]
+    options.check_modes("--runs", [mode for mode in given if mode], ours)
+    return {mode: given.get(mode, given[""]) for mode in ours}
+
+
+def _environment() -> dict[str, Any]:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {**environment(), "date": now}
+
+
+def _without_gpu(record: Record, given: dict[str, Any], console: Console) -> Record:
+    found: list[scenes.Scene] = []
+    for name in given["presets"]:
+        try:
+            found.append(scenes.SimulatedScene(name))
+        except ValueError as error:
+            raise options.refuse("--simulate", str(error)) from error
+    for name in given["replayed"]:
+        try:
+            found.append(_recorded(name))
+        except ValueError as error:
+            raise options.refuse("--replay", str(error)) from error
+    ids = [scene.id for scene in found]
+    if len(set(ids)) < len(ids):
+        option = "--simulate" if given["presets"] else "--replay"
+        raise options.refuse(option, f"each one once, got {', '.join(ids)}")
+    record.settings["source"] = ids
+    if record.kind == "replay":
+        gpus = {str(scene.described()["gpu"]) for scene in found}
+        record.environment["gpu"] = ", ".join(sorted(gpus))
+    _check_replaceable(given["json_path"])
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("runs", total=None)
+        scenes.audit(
+            record,
+            found,
+            record.settings["runs"],
+            limits=Limits(budget_ms=given["budget_ms"]),
+            seed=given["seed"],
+            time_limit_s=given["time_limit"],
+            progress=lambda done, of: progress.update(task, completed=done, total=of),
+        )
+    return record
+
+
+def _recorded(name: str) -> scenes.RecordedScene:
+    """Of a file, or else of a recording that ships. ValueError where it is neither."""
+    if os.path.exists(name):
+        return scenes.RecordedScene(Path(name))
+    if name in recordings.names():
+        return scenes.RecordedScene.shipped(name)
+    raise ValueError(
+        f"{name} is neither a file nor one of the recordings that ship: "
+        f"{', '.join(recordings.names())}"
+    )
+
+
+def _check_replaceable(path: Path | None) -> None:
+    """A record that took GPU time is not overwritten by one that did not."""
+    if path is None or not path.exists():
+        return
+    try:
+        earlier = record_file.load(path)
+    except ValueError as error:
+        raise options.refuse("--json", str(error)) from error
+    if earlier.kind == "gpu":
+        raise options.refuse("--json", f"{path} holds an audit of a GPU; choose another file")

@@ -1,0 +1,103 @@
+"""``cudnn-autotune audit`` on the GPU that is here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from cudnn_autotune.audit import layers, record_file
+from cudnn_autotune.audit.model import PYTORCH_MODES, Record
+from cudnn_autotune.audit.oracle_settings import OracleSettings
+from cudnn_autotune.audit.plan import Plan
+from cudnn_autotune.audit.processes import ProcessFailure
+from cudnn_autotune.audit.schedule import Session
+from cudnn_autotune.cli import options as options
+from cudnn_autotune.core.json_dataclass import encode
+from cudnn_autotune.timers.telemetry import Gpu, Telemetry
+
+
+def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Record:
+    """Continues the record in ``given["json_path"]``, or fills ``fresh``.
+
+    Raises:
+        click.ClickException: an option that is not allowed, no GPU, or no process that starts.
+    """
+    try:
+        listed = layers.load(given["layers"])
+    except ValueError as error:
+        raise options.refuse("--layers", str(error)) from error
+    try:
+        cases = layers.select(listed, given["cases"], given["share"] or (1, 1))
+    except ValueError as error:
+        raise options.refuse("--cases", str(error)) from error
+    if not cases:
+        raise options.refuse("--share", "leaves none of the cases")
+    plan = Plan(
+        backend="gpu",
+        runs=fresh.settings["runs"],
+        pytorch=[mode for mode in modes if mode in PYTORCH_MODES],
+        reference=_reference(given["reference"], fresh.settings["runs"]),
+        oracle=OracleSettings(solo=given["sustained"] or "never", seed=given["seed"]),
+        budget_ms=given["budget_ms"],
+        time_limit_s=given["time_limit"],
+        case_limit_s=given["case_limit"] or 60.0,
+        modules=given["modules"],
+    )
+    if not torch.cuda.is_available():
+        raise click.UsageError(
+            "there is no CUDA GPU here; --replay FILE and --simulate PRESET work without one"
+        )
+    fresh.settings |= {
+        "reference": plan.reference,
+        "oracle": dataclasses.asdict(plan.oracle),
+        "layers": Path(given["layers"]).name if given["layers"] else None,
+        "cases": given["cases"],
+        "share": given["share"],
+        "time_limit_s": plan.time_limit_s,
+        "case_limit_s": plan.case_limit_s,
+    }
+    gpu = Gpu.of(0)
+    fresh.environment |= {k: v for k, v in gpu.fixed().items() if v is not None}
+    fresh.cases = {case.id: encode(case) for case in cases}
+    try:
+        record = record_file.resumed(given["json_path"], fresh)
+    except ValueError as error:
+        raise options.refuse("--json", str(error)) from error
+    with Telemetry(gpu) as telemetry:
+
+        def tell(line: str) -> None:
+            click.echo(line, err=True)
+
+        def save() -> None:
+            record.telemetry = telemetry.summary()
+            _save(record, given["json_path"], tell)
+
+        session = Session(plan, record, [case.id for case in cases], save, tell)
+        try:
+            session.run()
+        except ProcessFailure as error:
+            raise click.ClickException(f"the audit cannot start: {error}") from error
+    return record
+
+
+def _save(record: Record, path: Path | None, tell: Callable[[str], None]) -> None:
+    """As it goes on. A disk that is full now may not be at the end, when ``audit`` saves again."""
+    try:
+        if path is not None:
+            record_file.save(record, path)
+    except OSError as error:
+        tell(f"--json: cannot write {path} now: {error.strerror or error}")
+
+
+def _reference(given: str | None, runs: dict[str, int]) -> str:
+    if given is not None:
+        options.check_modes("--reference", [given], list(runs))
+        return given
+    if not runs:
+        raise options.refuse("--modes", "PyTorch's modes need one of ours to be compared with")
+    return "auto" if "auto" in runs else list(runs)[-1]

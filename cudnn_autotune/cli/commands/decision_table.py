@@ -1,0 +1,85 @@
+"""Decisions as a table for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cudnn_autotune.cli.report import wording
+from cudnn_autotune.cli.report.reasons import when
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.store import Decision
+
+_PIPE_WIDTH = 150
+# Below it the columns of small facts become lines of the others.
+_WIDE = 120
+
+
+def console() -> Console:
+    """Of standard output. Read in logs and pipes as well: 80 columns would cut the numbers."""
+    found = Console()
+    return found if found.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def show(console: Console, decisions: Iterable[Decision], title: str, note: str = "") -> None:
+    """Prints the table, in the columns that the console has room for."""
+    made = Table(title=Text(wording.printable(title)), title_justify="left", caption_justify="left")
+    made.caption = Text(wording.printable(note), overflow="fold") if note else None
+    made.add_column("problem", overflow="fold", ratio=3)
+    made.add_column("engine, and why", overflow="fold", ratio=4)
+    made.add_column("time, ms", justify="right", no_wrap=True)
+    is_wide = console.width >= _WIDE
+    if is_wide:
+        made.add_column("alone, ms", justify="right", no_wrap=True)
+        made.add_column("workspace", justify="right", no_wrap=True)
+        made.add_column("by, when", no_wrap=True)
+    for decision in decisions:
+        made.add_row(*(_cell(*lines) for lines in _cells(decision, is_wide)))
+    console.print(made)
+
+
+def _cells(decision: Decision, is_wide: bool) -> list[tuple[str, ...]]:
+    """The lines of each column."""
+    problem, chosen = decision.problem, decision.chosen
+    candidate = chosen.candidate if chosen else ATEN
+    types = f"{wording.dtype(problem)} {wording.layout(problem)}"
+    rule = decision.selection.evidence.rule if chosen else "every other's output was wrong"
+    time = wording.milliseconds(chosen.time_ms if chosen else None)
+    interval = wording.interval(chosen.low_ms, chosen.high_ms) if chosen else ""
+    alone = wording.milliseconds(chosen.sustained_ms if chosen else None)
+    workspace = wording.size(candidate.workspace_bytes)
+    moment = when(decision.provenance.time).removesuffix(" UTC")
+    name = f"{problem.op} {wording.shapes(problem)}"
+    first = (name, ", ".join([types, *_constraints(decision)]))
+    if is_wide:
+        engine = (candidate.text, rule)
+        measured = (decision.sampling, moment)
+        return [first, engine, (time, interval), (alone,), (workspace,), measured]
+    facts = [decision.sampling, moment]
+    if candidate.workspace_bytes:
+        facts.insert(0, f"workspace {workspace}")
+    times = (time, interval, "" if alone == wording.NONE else f"alone {alone}")
+    return [first, (candidate.text, rule, ", ".join(facts)), times]
+
+
+def _constraints(decision: Decision) -> Iterable[str]:
+    conditions = wording.conditions(decision.problem)
+    if conditions:
+        yield conditions
+    if decision.problem.deterministic:
+        yield "deterministic"
+    if decision.workspace_limit is not None:
+        yield f"at most {wording.size(decision.workspace_limit)}"
+    if decision.benchmark_limit:
+        yield f"benchmark limit {decision.benchmark_limit}"
+
+
+def _cell(first: str, *others: str) -> Text:
+    # Text: square brackets are no markup.
+    cell = Text(wording.printable(first))
+    for line in filter(None, others):
+        cell.append(f"\n{wording.printable(line)}", style="dim")
+    return cell

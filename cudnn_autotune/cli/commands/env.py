@@ -1,0 +1,127 @@
+"""``cudnn-autotune env``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import errno
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cudnn_autotune.cli.commands.output import say
+from cudnn_autotune.cli.commands.store_option import files_of, nothing, read, store_option
+from cudnn_autotune.core import versions
+from cudnn_autotune.store import Environment
+from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.folder import FOLDER_VARIABLE, file_in
+from cudnn_autotune.tuning import settings
+
+_PREFIX = "CUDNN_AUTOTUNE_"
+_CHECKS = {
+    **settings.VARIABLES,
+    store_settings.MODE_VARIABLE: store_settings.check_store_mode,
+    FOLDER_VARIABLE: lambda text, _: text,
+}
+
+
+@click.command()
+@store_option
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def env(store_path: Path | None, as_json: bool) -> None:
+    """What this machine's decisions are kept under, where they are, and what is in force."""
+    variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIX)}
+    told = {
+        "environment": Environment.of().to_json(),
+        "store": _store(store_path),
+        "versions": versions.environment(),
+        "settings": _settings(),
+        "variables": variables,
+        "not understood": _not_understood(variables),
+    }
+    if as_json:
+        click.echo(json.dumps(told, indent=1))
+        return
+    for title, values in told.items():
+        click.echo(f"{title}:")
+        width = max(map(len, values), default=0)
+        for name, value in values.items():
+            say(f"  {name:<{width}}  {_text(value)}")
+        if not values:
+            click.echo("  none")
+
+
+def _store(store_path: Path | None) -> dict[str, Any]:
+    here = Environment.of()
+    path = file_in(store_path, here)
+    found: dict[str, Any] = {"path": str(path), "decisions": 0, "bytes": 0}
+    if os.path.exists(path):
+        try:
+            file = read(path, nothing)
+            found |= {"decisions": file.count, "bytes": file.size}
+            if file.environment != here:
+                found["of another environment"] = file.environment.file_name
+            if file.complaints:
+                found["not readable"] = list(file.complaints)
+        except ValueError as error:
+            found["not readable"] = [str(error)]
+    folder = path.parent
+    if store_settings.is_written() and (why := _why_unwritable(folder)):
+        found["cannot be written"] = f"{folder}: {why}"
+    try:
+        found["other files"] = [file.name for file in files_of(store_path) if file != path]
+    except click.BadParameter as error:
+        found["not readable"] = [*found.get("not readable", []), error.message]
+    return found
+
+
+def _why_unwritable(folder: Path) -> str:
+    """Why no file can be made in ``folder``, by its permissions; empty where one can. What of it is
+    not there yet would be made."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if not os.path.isdir(folder):
+        return os.strerror(errno.ENOTDIR)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+def _not_understood(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those that mean nothing here, and why: a sentence each."""
+    found = {}
+    for variable, text in variables.items():
+        check = _CHECKS.get(variable)
+        if check is None:
+            names = [known.removeprefix(_PREFIX) for known in _CHECKS]
+            near = difflib.get_close_matches(variable.removeprefix(_PREFIX), names, n=1)
+            meant = f"; the nearest is {_PREFIX}{near[0]}" if near else ""
+            found[variable] = f"there is no such variable{meant}"
+        elif text.strip():
+            try:
+                check(text.strip(), variable)
+            except ValueError as error:
+                found[variable] = str(error)
+    return found
+
+
+def _settings() -> dict[str, Any]:
+    store = dataclasses.asdict(store_settings.get_store_settings())
+    return {
+        "sampling": settings.get_sampling(),
+        "workspace_limit": settings.get_workspace_limit(),
+        "benchmark_limit": settings.get_benchmark_limit(),
+        "budget_ms": settings.get_budget_ms(),
+        "store mode": store["mode"],
+        "shipped": [str(path) for path in store["shipped"]],
+    }
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value) if value != "" else "none"

@@ -1,0 +1,152 @@
+"""``cudnn-autotune export`` and ``import``: decisions as files that ship."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cudnn_autotune.cli.commands import filters
+from cudnn_autotune.cli.commands.output import say
+from cudnn_autotune.cli.commands.output_file import check_new, force_option
+from cudnn_autotune.cli.commands.store_option import (
+    StoreFile,
+    kind_of,
+    nothing,
+    nothing_there,
+    open_store,
+    read,
+    read_whole,
+    store_option,
+)
+from cudnn_autotune.cli.options import refuse
+from cudnn_autotune.cli.report.wording import count
+from cudnn_autotune.core import atomic_file
+from cudnn_autotune.store import Decision, Environment, Store, entry, file_format
+from cudnn_autotune.store.folder import SUFFIX
+
+
+@click.command()
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+@store_option
+@filters.filter_options
+@force_option
+def export(out: Path, store_path: Path | None, force: bool, **given: Any) -> None:
+    """Write decisions into FILE (.json), to ship them with an application.
+
+    A file is of one environment: import and cudnn_autotune.set_store(shipped=[FILE]) take it.
+    """
+    if out.suffix != SUFFIX:
+        raise refuse("FILE", f"must end in {SUFFIX}, got {out}")
+    wanted = filters.taken(given)
+    found = open_store(store_path, wanted.may_pass)
+    if found is None:
+        raise refuse("--store", nothing_there(store_path))
+    decisions = wanted.of(found.decisions)
+    if not decisions:
+        raise refuse("--store", f"{found.path}: {filters.none_of(found, wanted)}")
+    if kind_of(out, "FILE") and os.path.samefile(out, found.path):
+        raise refuse("FILE", f"{out} is there already; it is the store itself")
+    check_new("FILE", out, force)
+    lines = sorted(entry.encode(decision, found.environment) for decision in decisions)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        atomic_file.write(out, file_format.encode(found.environment, lines))
+    except OSError as error:
+        raise refuse("FILE", f"cannot write {out}: {error.strerror or error}") from error
+    say(
+        f"{count(len(decisions), 'decision')} of {found.environment.file_name.removesuffix(SUFFIX)}"
+        f" -> {out} ({out.stat().st_size / 1024:.0f} KiB)"
+    )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of a file's decisions."""
+
+    new: int
+    newer: int
+    """In the place of one that was there."""
+    older: int
+    """Not taken: what was there is newer, the same, or measured under looser constraints."""
+
+    def __str__(self) -> str:
+        return f"{self.new} new, {self.newer} newer, {self.older} not newer than what is there"
+
+
+@click.command("import")
+@click.argument(
+    "paths",
+    type=click.Path(path_type=Path),
+    metavar="FILE...",
+    nargs=-1,
+    required=True,
+)
+@store_option
+def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
+    """Take over the decisions of FILEs into the store.
+
+    The later one of two for a problem stays, unless the earlier one was measured under looser
+    constraints. Decisions of another environment go into that environment's own file. All FILEs are
+    read before anything is written; one that is damaged is refused.
+    """
+    files = []
+    for path in paths:
+        try:
+            files.append(read_whole(path))
+        except ValueError as error:
+            raise refuse("FILE...", str(error)) from error
+    only = _only(store_path, files)
+    for file in files:
+        if only is not None and file.environment != only:
+            raise refuse(
+                "--store",
+                f"{store_path} holds one environment, and {file.path} is of another one "
+                f"({file.environment.file_name}); name a folder, it has a file for each",
+            )
+    here = Environment.of()
+    for file in files:
+        store = Store(store_path, file.environment)
+        taken = take(store, file.decisions)
+        if not store.is_writable:
+            raise refuse(
+                "--store", f"{store.path} cannot be written to; nothing of {file.path} was kept"
+            )
+        foreign = "" if file.environment == here else ", foreign: of another environment than this"
+        say(f"{file.path}: {count(len(file.decisions), 'decision')}{foreign}: {taken}")
+        say(f"  -> {store.path}")
+
+
+def _only(store_path: Path | None, files: Sequence[StoreFile]) -> Environment | None:
+    """The environment that a single file is bound to: its own, or where it is to be made, that of
+    the first of ``files``; None for a folder."""
+    if store_path is None or store_path.suffix != SUFFIX:
+        return None
+    kind = kind_of(store_path)
+    if kind == "folder":
+        return None
+    if not kind:
+        return files[0].environment
+    try:
+        return read(store_path, nothing).environment
+    except ValueError as error:
+        raise refuse("--store", str(error)) from error
+
+
+def take(store: Store, decisions: Iterable[Decision]) -> Taken:
+    """Adds decisions to a store of their environment, and tells what became of them."""
+    decisions = list(decisions)
+    before = {entry.name_of(decision): decision for decision in store}
+    store.add(decisions)
+    after = {entry.name_of(decision): decision for decision in store}
+    new = newer = 0
+    for decision in decisions:
+        name = entry.name_of(decision)
+        if after.get(name) == decision and before.get(name) != decision:
+            newer += name in before
+            new += name not in before
+    return Taken(new, newer, len(decisions) - new - newer)

@@ -1,0 +1,127 @@
+"""``cudnn-autotune prune``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cudnn_autotune.cli.commands import filters
+from cudnn_autotune.cli.commands.output import say
+from cudnn_autotune.cli.commands.store_option import (
+    StoreFile,
+    files_of,
+    kind_of,
+    nothing,
+    nothing_there,
+    read,
+    store_option,
+)
+from cudnn_autotune.cli.options import read_by, refuse
+from cudnn_autotune.cli.report.wording import count
+from cudnn_autotune.store import Decision, Environment, Store, disk_file
+
+_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
+_THIS, _OTHER, _ANY = "this", "other-than-this", "any"
+
+
+def _age(text: str) -> timedelta:
+    # Five digits: no date of the calendar is as long ago as 999999 days.
+    match = re.fullmatch(r"([0-9]{1,5})\s*([hdw])", text.strip())
+    if match is None:
+        raise ValueError
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+@click.command()
+@store_option
+@click.option(
+    "--older-than",
+    "age",
+    callback=read_by(_age, "up to 99999 hours, days or weeks, as 12h, 30d or 8w"),
+    metavar="AGE",
+    help="Only what was measured longer ago: 12h, 30d, 8w.",
+)
+@click.option(
+    "--environment",
+    type=click.Choice([_THIS, _OTHER, _ANY]),
+    help="Only what holds for this machine as it is now, or for any other. [default: any]",
+)
+@filters.filter_options
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+def prune(
+    store_path: Path | None,
+    age: timedelta | None,
+    environment: str | None,
+    yes: bool,
+    dry_run: bool,
+    **given: Any,
+) -> None:
+    """Remove decisions from a store: those that all of the given options are about.
+
+    A file with nothing left in it is deleted.
+    """
+    wanted = filters.taken(given)
+    if age is None and environment is None and not wanted.words:
+        raise click.UsageError(
+            "say what is to go: --older-than, --environment, --contains, --op, --dtype, --engine, "
+            "--sampling"
+        )
+    if store_path is not None and not kind_of(store_path):
+        raise refuse("--store", f"{store_path} does not exist")
+    files = files_of(store_path)
+    if not files:
+        click.echo(nothing_there(store_path))
+        return
+    here = Environment.of()
+    now = datetime.now(UTC)
+    before = None if age is None else now - age
+    going: list[tuple[StoreFile, list[Decision]]] = []
+    for path in files:
+        try:
+            file = read(path, wanted.may_pass)
+        except ValueError as error:
+            say(f"left alone: {error}", err=True)
+            continue
+        if environment in (None, _ANY) or (environment == _THIS) == (file.environment == here):
+            passing = [d for d in wanted.of(file.decisions) if before is None or _time(d) < before]
+            if passing:
+                going.append((file, passing))
+                say(f"{file.path}: {len(passing)} of {count(file.count, 'decision')}")
+    total = sum(len(decisions) for _, decisions in going)
+    if not total:
+        click.echo("nothing to remove")
+        return
+    if dry_run:
+        click.echo(f"would remove {count(total, 'decision')}")
+        return
+    if not yes:
+        click.confirm(f"Remove {count(total, 'decision')}?", abort=True)
+    removed = sum(_removed(file, decisions) for file, decisions in going)
+    click.echo(f"removed {count(removed, 'decision')}")
+    if removed < total:
+        click.echo(f"{count(total - removed, 'decision')} changed meanwhile, and stayed")
+
+
+def _time(decision: Decision) -> datetime:
+    return datetime.fromisoformat(decision.provenance.time)
+
+
+def _removed(file: StoreFile, decisions: Sequence[Decision]) -> int:
+    """How many of them were there still; they are gone."""
+    store = Store(file.path, file.environment)
+    removed = store.discard(decisions)
+    if not store.is_writable:
+        raise refuse("--store", f"{file.path} cannot be written to")
+    if len(store) == 0:
+        # Another process may have written meanwhile, or removed it.
+        with suppress(OSError, ValueError), disk_file.locked(file.path):
+            if not read(file.path, nothing).count:
+                file.path.unlink()
+    return removed

@@ -1,0 +1,209 @@
+"""``--store``, and how a command reads what it names; nothing here writes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cudnn_autotune.cli.commands.output import say
+from cudnn_autotune.cli.options import refuse
+from cudnn_autotune.cli.report.wording import count, printable
+from cudnn_autotune.store import disk_file, entry, file_format
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.folder import SUFFIX, default_folder, file_in, names_file
+
+_TOLD = 3
+
+
+def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--store",
+        "store_path",
+        type=click.Path(path_type=Path),
+        callback=_expanded,
+        metavar="PATH",
+        help=f"A store's folder, or one file of it ({SUFFIX}). [default: the user's]",
+    )(command)
+
+
+def _expanded(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    # No shell does it in `--store=~/tuned`, and a Store does.
+    return None if value is None else Path(os.path.expanduser(value))
+
+
+MayPass = Callable[[str], bool]
+"""Whether an entry is worth parsing, by its ``Decision.key``."""
+
+
+def nothing(key: str) -> bool:
+    """For those who only count."""
+    return False
+
+
+@dataclass(frozen=True)
+class StoreFile:
+    """What a file holds."""
+
+    path: Path
+    environment: Environment
+    decisions: tuple[Decision, ...]
+    """Those that were asked for."""
+    count: int
+    """Entries, of all there are."""
+    size: int
+    """Bytes."""
+    complaints: tuple[str, ...] = ()
+    """What of it cannot be read, and why: printable."""
+
+
+def kind_of(place: Path, option: str = "--store") -> str:
+    """``file``, ``folder``, ``other``; empty where nothing is there. Raises click.BadParameter
+    where that cannot be known."""
+    try:
+        mode = os.stat(place).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise refuse(option, f"{place}: {error.strerror}") from error
+    return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+
+
+def folder_of(store_path: Path | None) -> Path:
+    """The folder that a store's files lie in."""
+    place = default_folder() if store_path is None else store_path
+    return place.parent if names_file(place) else place
+
+
+def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
+    """The files of a store's folder, or the one that is named; those that are there. Raises
+    click.BadParameter where that cannot be known."""
+    place = default_folder() if store_path is None else store_path
+    files = [place]
+    if not names_file(place):
+        try:
+            names = os.listdir(place)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise refuse(option, f"{place}: {error.strerror}") from error
+        # What cannot even be looked at, as a link to itself, is for who reads it to name.
+        return [
+            place / name
+            for name in sorted(names)
+            if name.endswith(SUFFIX) and not os.path.isdir(place / name)
+        ]
+    return [file for file in files if kind_of(file, option) == "file"]
+
+
+def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
+    """A store's file, without touching it.
+
+    Args:
+        may_pass: which of its decisions; None: all. (A thousand take most of a second.)
+
+    Raises:
+        ValueError: it cannot be read, or is no store.
+    """
+    try:
+        data, stamp = disk_file.read(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    if stamp is None:
+        raise ValueError(f"{path}: there is no such file")
+    try:
+        environment = file_format.environment_of(data)
+    except ValueError as error:
+        raise ValueError(printable(f"{path}: no store that can be read: {error}")) from error
+    content = file_format.decode(data, environment)
+    if content.state not in (file_format.State.SOUND, file_format.State.DAMAGED):
+        raise ValueError(printable(f"{path}: {content.why}"))
+    found: list[Decision] = []
+    complaints = []
+    entries = len(content.spans)
+    if content.state is file_format.State.DAMAGED:
+        complaints.append(f"damaged ({content.why}): {count(entries, 'decision')} could be read")
+    for name, (begin, end) in content.spans.items():
+        try:
+            if may_pass is None or may_pass(entry.key_of(name)):
+                found.append(entry.decode(content.data[begin:end], environment))
+        except ValueError as error:
+            complaints.append(f"left out: {error}")
+    told = tuple(map(printable, complaints))
+    return StoreFile(path, environment, tuple(found), entries, len(data), told)
+
+
+def read_whole(path: Path) -> StoreFile:
+    """As :func:`read`; also raises ValueError where anything in the file cannot be read."""
+    found = read(path)
+    if found.complaints:
+        raise ValueError(f"{path}: {'; '.join(found.complaints[:_TOLD])}")
+    return found
+
+
+def open_store(
+    store_path: Path | None, may_pass: MayPass | None = None, option: str = "--store"
+) -> StoreFile | None:
+    """The file that a command is about; what of it cannot be read is said on standard error.
+
+    Of a folder the file of this machine's environment, else the only one that is there, so that a
+    store copied from elsewhere can be looked at. A file in its way that cannot be read is named on
+    standard error, and is among the complaints. None where the folder has none yet.
+
+    Raises:
+        click.BadParameter: what is not there, cannot be read, or is no store; several files, none
+            of them of this environment.
+    """
+    files = None
+    if store_path is not None and (kind := kind_of(store_path, option)) != "folder":
+        if not kind:
+            raise refuse(option, f"{store_path} does not exist")
+        files = [store_path]
+    files = files or files_of(store_path, option)
+    folder = folder_of(store_path)
+    own = folder / file_in(folder, Environment.of()).name
+    unreadable: list[str] = []
+    readable: list[Path] = []
+    # That of this machine first: the others are not even looked at where it can be read.
+    for path in sorted(files, key=lambda path: path != own):
+        try:
+            read(path, nothing)
+        except ValueError as error:
+            unreadable.append(str(error))
+            continue
+        readable.append(path)
+        if path == own:
+            break
+    if not readable and unreadable:
+        raise refuse(option, "\n  ".join(unreadable))
+    _complain(unreadable)
+    if len(readable) > 1:
+        listed = "".join(f"\n  {file}" for file in readable)
+        raise refuse(option, f"none of its files is of this machine; name one of them:{listed}")
+    if not readable:
+        return None
+    try:
+        found = read(readable[0], may_pass)
+    except ValueError as error:  # it changed meanwhile
+        raise refuse(option, str(error)) from error
+    _complain([f"{found.path}: {complaint}" for complaint in found.complaints])
+    return replace(found, complaints=(*unreadable, *found.complaints))
+
+
+def _complain(lines: Sequence[str]) -> None:
+    """On standard error, of the first few; of the others, how many."""
+    for line in lines[:_TOLD]:
+        say(line, err=True)
+    if len(lines) > _TOLD:
+        say(f"and {len(lines) - _TOLD} more", err=True)
+
+
+def nothing_there(store_path: Path | None) -> str:
+    """What is said of a store without a file."""
+    return f"{folder_of(store_path)}: nothing is stored there yet"

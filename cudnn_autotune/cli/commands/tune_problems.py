@@ -1,0 +1,181 @@
+"""The problems that ``tune`` is about: a layer given by its shape, or a model's convolutions."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from cudnn_autotune.cli.commands.output import say
+from cudnn_autotune.cli.options import refuse
+from cudnn_autotune.cli.report.wording import count
+from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
+from cudnn_autotune.nn.modules import Conv2d
+
+_OPTIONS = {
+    "input_shape": "--input",
+    "weight_shape": "--weight",
+    "memory_format": "--channels-last",
+}
+_MODEL = "MODEL"
+
+ProblemsOf = Callable[..., list[ConvProblem]]
+
+
+def of_layer(given: dict[str, Any]) -> list[ConvProblem]:
+    """One problem for each operation. Raises click.BadParameter naming the option."""
+    shape = given["input"][0]
+    fields: dict[str, Any] = {
+        "input_shape": shape,
+        "weight_shape": given["weight"],
+        "groups": given["groups"] or 1,
+        "dtype": DTYPES_BY_NAME[given["dtype"]],
+        "memory_format": _memory_format(len(shape), given["channels_last"]),
+    }
+    for name in ("stride", "padding", "dilation"):
+        value = given[name]
+        if value is not None:
+            fields[name] = value[0] if len(value) == 1 else value
+    if isinstance(given["padding"], str):
+        fields["padding"] = given["padding"]
+    try:
+        return [ConvProblem(op, **fields) for op in given["op"] or OPERATIONS]
+    except ValueError as error:
+        name = str(error).split()[0].rstrip(":")
+        raise refuse(_OPTIONS.get(name, f"--{name}"), str(error)) from error
+
+
+def of_model(
+    text: str, given: dict[str, Any], device: torch.device, problems_of: ProblemsOf
+) -> list[ConvProblem]:
+    """What a model's convolutions need, each problem once.
+
+    Raises:
+        click.BadParameter, click.ClickException: saying what cannot be had.
+    """
+    dtype, channels_last = DTYPES_BY_NAME[given["dtype"]], given["channels_last"]
+    # Any: torch's annotations before 2.15 lack the form of `to` that takes a memory format alone.
+    model: Any = adopted(load(text))
+    others = not_served(model)
+    if others:
+        types = ", ".join(dict.fromkeys(others))
+        say(f"{text}: {count(len(others), 'convolution')} not served by this package: {types}")
+    model = model.to(device, dtype)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    model.train(given["train"])
+    inputs = [
+        torch.randn(shape, device=device)
+        .to(dtype)
+        .contiguous(memory_format=_memory_format(len(shape), channels_last))
+        for shape in given["input"]
+    ]
+    try:
+        with torch.set_grad_enabled(given["train"]):
+            return problems_of(model, *inputs)
+    except Exception as error:  # the user's own code runs here
+        raise click.ClickException(
+            f"{text} with --input "
+            f"{' --input '.join(','.join(map(str, shape)) for shape in given['input'])}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _memory_format(dims: int, channels_last: bool) -> torch.memory_format:
+    last = CHANNELS_LAST.get(dims - 2)
+    return last if channels_last and last is not None else torch.contiguous_format
+
+
+def load(text: str) -> nn.Module:
+    """What ``torchvision:resnet50`` or ``timm:NAME`` names (without trained weights), or
+    ``module:callable`` of the user's own, found from the current folder.
+
+    Raises:
+        click.BadParameter: naming what is missing.
+    """
+    source, _, name = text.partition(":")
+    if not source or not name:
+        raise refuse(
+            _MODEL, f"must be torchvision:NAME, timm:NAME or MODULE:CALLABLE, got {text!r}"
+        )
+    if source not in ("torchvision", "timm"):
+        return _of_user(source, name)
+    package = _imported("torchvision.models" if source == "torchvision" else source)
+    make = package.get_model if source == "torchvision" else package.create_model
+    weights: dict[str, Any] = (
+        {"weights": None} if source == "torchvision" else {"pretrained": False}
+    )
+    try:
+        model = make(name, **weights)
+    except Exception as error:  # timm has exceptions of its own
+        raise refuse(_MODEL, f"{source} has no {name!r}: {error}") from error
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _of_user(module: str, name: str) -> nn.Module:
+    folder = os.getcwd()
+    if folder not in sys.path:  # as with `python -m`
+        sys.path.insert(0, folder)
+    try:
+        made = functools.reduce(getattr, name.split("."), _imported(module))
+    except AttributeError as error:
+        raise refuse(_MODEL, f"{module} has no {name!r}") from error
+    if isinstance(made, nn.Module):
+        return made
+    if not callable(made):
+        raise refuse(_MODEL, f"{module}:{name} is neither a model nor a callable that makes one")
+    try:
+        made = made()
+    except Exception as error:  # the user's own code runs here
+        told = f"{type(error).__name__}: {error}"
+        raise click.ClickException(f"{module}:{name}() fails: {told}") from error
+    if not isinstance(made, nn.Module):
+        raise refuse(
+            _MODEL, f"{module}:{name}() must return a torch.nn.Module, got {type(made).__name__}"
+        )
+    return made
+
+
+def _imported(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise refuse(_MODEL, f"cannot import {module}: {error}") from error
+    except Exception as error:  # the user's own code runs here
+        told = f"{type(error).__name__}: {error}"
+        raise click.ClickException(f"{module} fails to import: {told}") from error
+
+
+def adopted(model: nn.Module) -> nn.Module:
+    """The model with each ``torch.nn.Conv2d`` made a ``cudnn_autotune.Conv2d``, in place.
+
+    Subclasses stay what they are: what their forward does is theirs.
+    """
+    for module in model.modules():
+        if type(module) is nn.Conv2d:
+            module.__class__ = Conv2d
+    return model
+
+
+def not_served(model: nn.Module) -> list[str]:
+    """Of each convolution that :func:`adopted` leaves as it is, the name of its type."""
+    return [
+        type(module).__name__
+        for module in model.modules()
+        if isinstance(module, _ConvNd) and not isinstance(module, Conv2d)
+    ]
+
+
+def only_of_layers(given: dict[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        if given[name] not in (None, ()):
+            raise refuse(f"--{name}", "not with a MODEL: it says itself what it computes")

@@ -1,0 +1,130 @@
+"""What was chosen against what PyTorch would have run by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.store.decision import Decision
+
+
+@dataclass(frozen=True)
+class Against:
+    """Two times of one kind, in milliseconds a call."""
+
+    text: str
+    """What PyTorch runs with ``benchmark=False``: an engine of cuDNN, or ``aten``."""
+    pytorch_ms: float
+    ours_ms: float
+    is_sustained: bool
+    """Whether the times are those of running alone until the clock is steady."""
+    is_rough: bool
+    """Whether one of them is that of a single launch."""
+    least: float
+    """What ``ratio`` is at least and at most, by the intervals of the two times where they have
+    some (those alone have none); 1 lies between where the mode could not tell the two apart."""
+    most: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long PyTorch takes."""
+        return self.pytorch_ms / self.ours_ms
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the two could be told apart, or are one."""
+        return not self.is_rough and _is_sure(self.least, self.most)
+
+
+def _is_sure(least: float, most: float) -> bool:
+    return least > 1 or most < 1 or least == most == 1
+
+
+def pytorchs_entry(selection: Selection) -> Timed | None:
+    """The ranking's entry for what PyTorch would run; None where it names none.
+
+    Where PyTorch's path is one of cuDNN's plans and that plan was timed, the plan's entry.
+    """
+    by_text = {entry.candidate.text: entry for entry in selection.ranking}
+    own = by_text.get(ATEN.text)
+    return own if own is None or not own.runs else by_text.get(own.runs, own)
+
+
+def against_pytorch(decision: Decision) -> Against | None:
+    """None where one of the two was not timed, or where nothing was chosen."""
+    ours, theirs = decision.chosen, pytorchs_entry(decision.selection)
+    if ours is None or theirs is None:
+        return None
+    is_sustained = ours.sustained_ms is not None and theirs.sustained_ms is not None
+    ours_ms = ours.sustained_ms if is_sustained else ours.time_ms
+    pytorch_ms = theirs.sustained_ms if is_sustained else theirs.time_ms
+    if not ours_ms or not pytorch_ms:
+        return None
+    least = most = pytorch_ms / ours_ms
+    if theirs is not ours and not is_sustained:
+        least = (theirs.low_ms or pytorch_ms) / (ours.high_ms or ours_ms)
+        most = (theirs.high_ms or pytorch_ms) / (ours.low_ms or ours_ms)
+    if theirs.candidate.text in decision.selection.evidence.tied:
+        least, most = min(least, 1.0), max(most, 1.0)
+    return Against(
+        text=theirs.candidate.text,
+        pytorch_ms=pytorch_ms,
+        ours_ms=ours_ms,
+        is_sustained=is_sustained,
+        is_rough=theirs is not ours and min(ours.samples, theirs.samples) <= 1,
+        least=least,
+        most=most,
+    )
+
+
+@dataclass(frozen=True)
+class Total:
+    """Of several decisions, each counted once."""
+
+    decisions: int
+    timed: int
+    time_ms: float
+    """Of those that were timed: alone where that was measured, else in short batches."""
+    compared: int
+    ours_ms: float
+    """Of those that can be compared, as ``pytorch_ms``."""
+    pytorch_ms: float
+    least: float
+    """What ``ratio`` is at least and at most, where all intervals end on one side."""
+    most: float
+    workspace_bytes: int
+    """The largest: they run one after another."""
+    wall_ms: float
+    """That the searches took."""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as long PyTorch takes for those that can be compared."""
+        return self.pytorch_ms / self.ours_ms if self.compared else None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the sums could be told apart, or are of the same."""
+        return _is_sure(self.least, self.most)
+
+
+def total(decisions: Iterable[Decision]) -> Total:
+    decisions = list(decisions)
+    chosen = [entry for decision in decisions if (entry := decision.chosen) is not None]
+    times = [ms for entry in chosen if (ms := entry.reported_ms) is not None]
+    compared = [found for d in decisions if (found := against_pytorch(d)) is not None]
+    ours_ms = sum(found.ours_ms for found in compared)
+    return Total(
+        decisions=len(decisions),
+        timed=len(times),
+        time_ms=sum(times),
+        compared=len(compared),
+        ours_ms=ours_ms,
+        pytorch_ms=sum(found.pytorch_ms for found in compared),
+        least=sum(found.least * found.ours_ms for found in compared) / (ours_ms or 1.0),
+        most=sum(found.most * found.ours_ms for found in compared) / (ours_ms or 1.0),
+        workspace_bytes=max((entry.candidate.workspace_bytes for entry in chosen), default=0),
+        wall_ms=sum(decision.selection.evidence.wall_ms for decision in decisions),
+    )

@@ -1,0 +1,189 @@
+"""The report: one HTML page that needs nothing beside itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+
+import jinja2
+from markupsafe import Markup
+
+from cudnn_autotune.cli.report import wording
+from cudnn_autotune.cli.report.against import Total, total
+from cudnn_autotune.cli.report.reasons import when
+from cudnn_autotune.cli.report.view import shown
+from cudnn_autotune.core import versions
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
+
+MOST_CANDIDATES = 12
+_FILES = resources.files(__package__)
+_OPEN_UP_TO = 3
+
+
+@dataclass(frozen=True)
+class TotalRow:
+    name: str
+    decisions: str
+    time: str
+    ours: str
+    pytorch: str
+    ratio: str
+    gain: float | None
+    """The ratio, where it is sure."""
+    workspace: str
+    wall: str
+
+
+def render(
+    decisions: Iterable[Decision],
+    environment: Environment,
+    *,
+    source: str,
+    selected: str = "",
+    most_candidates: int = MOST_CANDIDATES,
+) -> str:
+    """The page's HTML.
+
+    Every text of the decisions and of the environment is escaped, and the page's own policy
+    (Content-Security-Policy) allows no script and no style but its own, and nothing from elsewhere.
+
+    Args:
+        decisions: at least one; the page keeps their order.
+        environment: what they were measured on.
+        source: the store's name, for the page's head.
+        selected: what of the store is shown, in words; empty for all of it.
+        most_candidates: listed for each decision, beside those that tell why it was made.
+
+    Raises:
+        ValueError: no decision, or ``most_candidates`` below 1.
+    """
+    found = list(decisions)
+    if not found:
+        raise ValueError("decisions must not be empty")
+    if most_candidates < 1:
+        raise ValueError(f"most_candidates must be 1 or more, got {most_candidates}")
+    sections = [shown(d, number, most_candidates) for number, d in enumerate(found, 1)]
+    style, script = _text("page.css"), _text("page.js")
+    engine = jinja2.Environment(
+        autoescape=True,
+        finalize=_printed,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # A name that the template has and this call lacks is an error, not a gap.
+        undefined=jinja2.StrictUndefined,
+    )
+    return engine.from_string(_text("page.html.j2")).render(
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        environment=_named(environment),
+        source=source,
+        selected=selected,
+        written=when(datetime.now(UTC).isoformat()),
+        version=versions.version(),
+        headlines=_headlines(found),
+        totals=_totals(found),
+        sections=sections,
+        many_modes=len(_by_mode(found)) > 1,
+        is_open=len(sections) <= _OPEN_UP_TO,
+        span=_span(found),
+    )
+
+
+def _printed(value: object) -> object:
+    is_plain = isinstance(value, str) and not isinstance(value, Markup)
+    return wording.printable(value) if is_plain else value  # type: ignore[arg-type]
+
+
+def _text(name: str) -> str:
+    return (_FILES / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """As a Content-Security-Policy names an inline script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _named(environment: Environment) -> tuple[tuple[str, str], ...]:
+    gpu = environment.gpu
+    if environment.mig_profile:
+        gpu += f", MIG {environment.mig_profile}"
+    named = (
+        ("GPU", gpu),
+        ("multiprocessors", str(environment.multiprocessors or "")),
+        ("compute capability", environment.compute_capability),
+        ("cuDNN", environment.cudnn),
+        ("cuDNN frontend", environment.cudnn_frontend),
+    )
+    return tuple((name, text) for name, text in named if text)
+
+
+def _span(decisions: Sequence[Decision]) -> str:
+    times = [decision.provenance.time for decision in decisions]
+    first, last = when(min(times)), when(max(times))
+    return first if first == last else f"{first} to {last}"
+
+
+def _headlines(decisions: Sequence[Decision]) -> list[str]:
+    """The outcome, in a sentence for each mode."""
+    modes = _by_mode(decisions)
+    return [
+        (f"By {mode}: " if len(modes) > 1 else "") + _headline(total(of_mode))
+        for mode, of_mode in modes.items()
+    ]
+
+
+def _by_mode(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
+    """Modes are not added up, nor can they be: each may have decided on the same problems."""
+    found: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        found.setdefault(decision.sampling, []).append(decision)
+    return found
+
+
+def _headline(found: Total) -> str:
+    if found.ratio is None:
+        return "None of them was timed against what PyTorch would run by itself."
+    which = "Together" if found.compared == found.decisions else f"{found.compared:,} of them"
+    ours, theirs = map(wording.milliseconds, (found.ours_ms, found.pytorch_ms))
+    return f"{which} take {ours} ms; what PyTorch would run by itself takes {theirs} ms."
+
+
+def _totals(decisions: Sequence[Decision]) -> list[TotalRow]:
+    """Of each mode and operation, and of each mode."""
+    rows = []
+    modes = _by_mode(decisions)
+    for mode, of_mode in modes.items():
+        prefix = f"{mode}: " if len(modes) > 1 else ""
+        ops = dict.fromkeys(decision.problem.op for decision in of_mode)
+        if len(ops) > 1:
+            for op in ops:
+                part = total(d for d in of_mode if d.problem.op == op)
+                rows.append(_total_row(prefix + op, part))
+        rows.append(_total_row(prefix + "all", total(of_mode)))
+    return rows
+
+
+def _total_row(name: str, found: Total) -> TotalRow:
+    ours = pytorch = wording.NONE
+    if found.compared:
+        ours, pytorch = map(wording.milliseconds, (found.ours_ms, found.pytorch_ms))
+        if found.compared < found.decisions:
+            ours += f" ({found.compared:,} of {found.decisions:,})"
+    return TotalRow(
+        name=name,
+        decisions=f"{found.decisions:,}",
+        time=wording.milliseconds(found.time_ms) if found.timed else wording.NONE,
+        ours=ours,
+        pytorch=pytorch,
+        ratio=wording.ratio(found.ratio, found.is_sure),
+        gain=found.ratio if found.is_sure else None,
+        workspace=wording.size(found.workspace_bytes),
+        wall=wording.duration(found.wall_ms),
+    )

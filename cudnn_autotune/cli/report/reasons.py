@@ -1,0 +1,107 @@
+"""Why a decision is as it is, and how it came about, in words."""
+
+from __future__ import annotations
+
+import math
+
+from cudnn_autotune.cli.report import wording
+from cudnn_autotune.cli.report.against import Against
+from cudnn_autotune.engines.selection import Timed
+from cudnn_autotune.store.decision import Decision
+
+
+def why(decision: Decision, against: Against | None) -> tuple[str, ...]:
+    """Sentences: the rule, what the others were, what is gained."""
+    evidence, chosen = decision.selection.evidence, decision.chosen
+    if chosen is None:
+        return ("Every candidate's output was wrong: PyTorch's own path serves it.",)
+    found = []
+    others = len(evidence.tied) - 1
+    if evidence.rule:
+        found.append(f"Rule: {evidence.rule}.")
+    if others > 0:
+        found.append(f"{wording.count(others, 'other')} could not be told from it.")
+    if evidence.regret_bound is not None:
+        sure = "" if evidence.confidence is None else f" ({100 * evidence.confidence:.3g} % sure)"
+        found.append(f"{_bound(evidence.regret_bound)}{sure}.")
+    if chosen.time_ms is None:
+        found.append("Nothing was timed: cuDNN's own order decided.")
+    if against is not None:
+        found.append(_compared(against, chosen))
+    if decision.struck:
+        wrong = wording.count(len(decision.struck), "candidate")
+        found.append(f"{wrong} gave wrong results and could not be chosen.")
+    return tuple(found)
+
+
+def _bound(share: float) -> str:
+    if share == 0:
+        return "No candidate is faster"
+    told = "less than 0.1" if share < 0.001 else f"at most {100 * share:.1f}"
+    return f"{told[0].upper()}{told[1:]} % slower than the fastest"
+
+
+def _compared(against: Against, chosen: Timed) -> str:
+    if against.text == chosen.candidate.text:
+        return "PyTorch would run the same."
+    where = "alone at a steady clock" if against.is_sustained else "in short batches"
+    how = ""
+    if against.is_rough:
+        how = ", by a single launch"
+    elif not against.is_sure:
+        how = "; the two could not be told apart"
+    told = f"PyTorch would run {against.text}: {wording.milliseconds(against.pytorch_ms)} ms"
+    return f"{told} against {wording.milliseconds(against.ours_ms)} ms, {where}{how}."
+
+
+def facts(decision: Decision) -> tuple[tuple[str, str], ...]:
+    """Names and texts of how it was measured: those that there is something to say of."""
+    evidence, provenance = decision.selection.evidence, decision.provenance
+    limit = decision.workspace_limit
+    found = [
+        ("sampling mode", decision.sampling),
+        ("candidates", f"{len(decision.selection.ranking)} kept"),
+        ("launches timed", f"{decision.selection.total_samples:,}"),
+        ("search took", f"{wording.duration(evidence.wall_ms)}, "
+                        f"{wording.duration(evidence.gpu_ms)} of it on the GPU"),
+        ("SM clock", _clock(decision)),
+        ("clock held back by", ", ".join(evidence.throttle_reasons)),
+        ("disturbed samples", str(evidence.disturbed) if evidence.disturbed else ""),
+        ("output checked", _checked(decision)),
+        ("measured for", wording.conditions(decision.problem)),
+        ("deterministic only", "yes" if decision.problem.deterministic else ""),
+        ("workspace limit", "" if limit is None else wording.size(limit)),
+        ("benchmark limit", str(decision.benchmark_limit) if decision.benchmark_limit else ""),
+        ("measured", when(provenance.time)),
+        ("driver", provenance.driver),
+        ("torch", provenance.torch),
+        ("cudnn_autotune", provenance.cudnn_autotune),
+    ]  # fmt: skip
+    return tuple((name, text) for name, text in found if text)
+
+
+def _clock(decision: Decision) -> str:
+    evidence = decision.selection.evidence
+    parts = []
+    if evidence.clock_mhz is not None:
+        parts.append(f"{evidence.clock_mhz:.0f} MHz in short batches")
+    if evidence.sustained_clock_mhz is not None:
+        parts.append(f"{evidence.sustained_clock_mhz:.0f} alone")
+    if parts and evidence.max_clock_mhz is not None:
+        parts.append(f"{evidence.max_clock_mhz:.0f} at most")
+    return ", ".join(parts)
+
+
+def _checked(decision: Decision) -> str:
+    error = decision.relative_error
+    return "no" if error is None else f"relative error {error_text(error)}"
+
+
+def error_text(value: float) -> str:
+    """Of a relative error."""
+    return "infinite" if math.isinf(value) else f"{value:.2g}"
+
+
+def when(time: str) -> str:
+    """``2025-11-21 17:28 UTC``, from a provenance's time."""
+    return f"{time[:10]} {time[11:16]} UTC"

@@ -1,0 +1,127 @@
+"""Problems, times and sizes as short texts that people read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from cudnn_autotune.engines.problem import DTYPES, ConvProblem
+
+NONE = "–"
+_LAYOUTS = {1: ("ncw", "nwc"), 2: ("nchw", "nhwc"), 3: ("ncdhw", "ndhwc")}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_DIGITS = 4
+
+
+def shapes(problem: ConvProblem) -> str:
+    """``64×128×28×28, 128 of 3×3, padding 1, stride 2``: what is not the default is named."""
+    n = problem.spatial_dims
+    x, w = problem.input_shape, problem.weight_shape
+    parts = [_times(x), f"{w[0]} of {_times(w[2:])}"]
+    before, after = problem.padding[:n], problem.padding[n:]
+    if any(problem.padding):
+        both = _each(before) if before == after else f"{_listed(before)}:{_listed(after)}"
+        parts.append(f"padding {both}")
+    if any(s != 1 for s in problem.stride):
+        parts.append(f"stride {_each(problem.stride)}")
+    if any(d != 1 for d in problem.dilation):
+        parts.append(f"dilation {_each(problem.dilation)}")
+    if problem.groups != 1:
+        parts.append(f"groups {problem.groups}")
+    return ", ".join(parts)
+
+
+def layout(problem: ConvProblem) -> str:
+    """``nchw``, ``nhwc`` and their like in one and three dimensions."""
+    plain, last = _LAYOUTS[problem.spatial_dims]
+    return plain if problem.memory_format == torch.contiguous_format else last
+
+
+def dtype(problem: ConvProblem) -> str:
+    return DTYPES[problem.dtype]
+
+
+def conditions(problem: ConvProblem) -> str:
+    """``no TF32, alignment 16,16,16``; empty where all is as usual. Without determinism."""
+    parts = []
+    if not problem.allow_tf32:
+        parts.append("no TF32")
+    if not problem.allow_reduced_precision:
+        parts.append("no reduced precision")
+    if problem.alignment != (32, 32, 32):
+        parts.append(f"alignment {_listed(problem.alignment)}")
+    return ", ".join(parts)
+
+
+def milliseconds(ms: float | None) -> str:
+    """Four digits, without the unit; a dash for None."""
+    if ms is None:
+        return NONE
+    if ms <= 0:
+        return "0"
+    decimals = _DIGITS - 1 - math.floor(math.log10(ms))
+    return f"{ms:.{min(max(decimals, 0), 7)}f}"
+
+
+def interval(low_ms: float | None, high_ms: float | None) -> str:
+    """``0.02886–0.02916``; empty where there is none."""
+    if low_ms is None or high_ms is None:
+        return ""
+    return f"{milliseconds(low_ms)}–{milliseconds(high_ms)}"
+
+
+def ratio(value: float | None, is_sure: bool = True) -> str:
+    """``1.05×``; ``≈1.05×`` where the measurement could not tell it from 1."""
+    return NONE if value is None else f"{'' if is_sure else '≈'}{value:.2f}×"
+
+
+def duration(ms: float) -> str:
+    """Of a search: ``850 ms``, ``12.3 s``, ``4 min 10 s``."""
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    if ms < 60_000:
+        return f"{ms / 1e3:.1f} s"
+    minutes, seconds = divmod(round(ms / 1e3), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(count: int) -> str:
+    """Of a workspace: ``0``, ``131 B``, ``835 MiB``."""
+    if not count:
+        return "0"
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return (
+        f"{value:.0f} {_UNITS[unit]}"
+        if not unit or value >= 9.95
+        else f"{value:.1f} {_UNITS[unit]}"
+    )
+
+
+def printable(text: str) -> str:
+    """``text`` with a sign in the place of each character that does not print, as those that steer
+    a terminal: names in a file are not trusted."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def count(number: int, noun: str) -> str:
+    """``1 problem``, ``1,234 problems``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _times(values: Sequence[int]) -> str:
+    return "×".join(map(str, values))
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ",".join(map(str, values))
+
+
+def _each(values: Sequence[int]) -> str:
+    """One number where all are alike."""
+    return str(values[0]) if len(set(values)) == 1 else _listed(values)

@@ -1,0 +1,252 @@
+"""The engine configs that cuDNN offers for a problem, on any GPU, here or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+
+import torch
+
+from cudnn_autotune.core.extension import _C, require_cuda_build
+from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.engines import devices
+from cudnn_autotune.engines.problem import ConvProblem, check_problem
+
+HEURISTIC_MODES = ("A", "B", "FALLBACK")
+
+Device = str | int | torch.device | PathLike[str]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way of computing a problem: an engine config of cuDNN, or PyTorch's own path."""
+
+    engine: int | None
+    """cuDNN's engine number; None where cuDNN has no part in it."""
+    knobs: Mapping[str, int] = field(hash=False)
+    workspace_bytes: int
+    numerical_notes: tuple[str, ...]
+    behavior_notes: tuple[str, ...]
+    text: str
+    """``eng67:KERNEL_CFG=3,WORKSPACE=0``: leads back to the same plan by :func:`build_plan`;
+    ``aten`` and ``matmul`` where cuDNN has no part in it."""
+    heuristic_mode: str
+    """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``; empty
+    where none does."""
+    rank: int
+    """Its place among those that were asked for with it, of one heuristic mode or of all, from 0;
+    :attr:`place` compares candidates however they were asked for."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Sorts candidates as cuDNN's heuristics list them: mode A, B, FALLBACK, then the rest."""
+        mode = self.heuristic_mode
+        behind = len(HEURISTIC_MODES)
+        return HEURISTIC_MODES.index(mode) if mode in HEURISTIC_MODES else behind, self.rank
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether its plan is compiled at run time: some 0.3 s on one core."""
+        return "RUNTIME_COMPILATION" in self.behavior_notes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Numerical and behaviour notes, without the prefix of cuDNN's enums."""
+        return self.numerical_notes + self.behavior_notes
+
+
+ATEN = Candidate(
+    engine=None,
+    knobs={},
+    workspace_bytes=0,
+    numerical_notes=(),
+    behavior_notes=(),
+    text="aten",
+    heuristic_mode="",
+    rank=2**31 - 1,
+)
+"""What PyTorch itself would run; ranked behind every engine of cuDNN."""
+
+
+def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearch:
+    """cuDNN's engines for ``problem`` on ``device`` (see :func:`candidates`)."""
+    check_problem(problem)
+    extension = require_cuda_build()
+    index = cuda_index(device)
+    if index is not None:
+        return extension.EngineSearch.on_device(problem.native(), index)
+    assert isinstance(device, (str, PathLike))
+    return extension.EngineSearch.by_properties(problem.native(), devices.load(device))
+
+
+def cuda_index(device: Device) -> int | None:
+    """The index of a CUDA device that is here; None where ``device`` names a property file."""
+    if isinstance(device, str) and not (device == "cuda" or device.startswith("cuda:")):
+        return None
+    if isinstance(device, PathLike):
+        return None
+    refused = ValueError(
+        f"device must be a CUDA device, {', '.join(devices.names())} or a path to a property "
+        f"file, got {device!r}"
+    )
+    try:
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise refused from error
+    if wanted.type != "cuda":
+        raise refused
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if wanted.index is None and count else wanted.index or 0
+    if index >= count:
+        raise ValueError(
+            f"device: {device!r} is not here (CUDA devices: {count}); for a GPU that is not here, "
+            f"name one of {', '.join(devices.names())} or a path to a property file"
+        )
+    return index
+
+
+def query(
+    search: _C.EngineSearch,
+    problem: ConvProblem,
+    modes: Iterable[str] = HEURISTIC_MODES,
+    *,
+    workspace_limit: int | None = None,
+    filtered: bool = True,
+) -> list[Candidate]:
+    extension = require_cuda_build()
+    native = problem.native()
+    limit = -1 if workspace_limit is None else workspace_limit
+    found = [c for mode in modes for c in search.query(mode)]
+    kept = [
+        c
+        for c in found
+        if (
+            extension.is_allowed(c, native, limit)
+            if filtered
+            else limit < 0 or c.workspace_bytes <= limit
+        )
+    ]
+    return [_candidate(c, rank) for rank, c in enumerate(kept)]
+
+
+def described(
+    search: _C.EngineSearch,
+    problem: ConvProblem,
+    engine_text: str,
+    rank: int,
+    *,
+    workspace_limit: int | None = None,
+) -> Candidate | None:
+    """A config that was written down elsewhere, as cuDNN describes it here; None where it does not
+    exist here, or where :func:`query` would leave it out."""
+    extension = require_cuda_build()
+    limit = -1 if workspace_limit is None else workspace_limit
+    try:
+        found = search.describe(engine_text)
+    except extension.CudnnError:
+        return None
+    is_allowed = extension.is_allowed(found, problem.native(), limit)
+    return _candidate(found, rank) if is_allowed else None
+
+
+def _candidate(found: _C.Candidate, rank: int) -> Candidate:
+    return Candidate(
+        engine=found.engine,
+        knobs=found.knobs,
+        workspace_bytes=found.workspace_bytes,
+        numerical_notes=tuple(found.numerical_notes),
+        behavior_notes=tuple(found.behavior_notes),
+        text=found.text,
+        heuristic_mode=found.heuristic_mode,
+        rank=rank,
+    )
+
+
+def candidates(
+    problem: ConvProblem,
+    device: Device = "cuda",
+    *,
+    workspace_limit: int | None = None,
+    filtered: bool = True,
+) -> list[Candidate]:
+    """The engine configs that cuDNN's heuristics list for ``problem``, best guess first.
+
+    Modes A, B and FALLBACK in this order, each config once. Nothing is built or run: a config may
+    still turn out not to build.
+
+    Args:
+        problem: the convolution.
+        device: a CUDA device, or a GPU that need not be here: the name of a property file that
+            the package ships (``"h200"``, ``"h100"``, ``"a100"``, ``"l4"``, ``"t4"``) or a path
+            to one (cuDNN 9.8 and later).
+        workspace_limit: the most bytes of workspace that a config may need; None: no limit.
+        filtered: leave out what PyTorch would: engines that are not deterministic where
+            ``problem`` asks for it, that convert inputs to a narrower type, that use tensor cores
+            for float32 without TF32.
+
+    Raises:
+        TypeError: a problem that is none.
+        ValueError: an unknown device, a property file that cuDNN does not take, a negative limit.
+        CudnnError: cuDNN has no graph for the problem.
+    """
+    check_workspace_limit(workspace_limit)
+    search = open_search(problem, device)
+    return query(search, problem, workspace_limit=workspace_limit, filtered=filtered)
+
+
+def check_workspace_limit(workspace_limit: int | None, argument: str = "workspace_limit") -> None:
+    if workspace_limit is None:
+        return
+    is_int = isinstance(workspace_limit, int) and not isinstance(workspace_limit, bool)
+    if not is_int or not 0 <= workspace_limit < 2**63:
+        raise ValueError(
+            f"{argument} must be None or a number of bytes from 0 to 2**63 - 1, "
+            f"got {workspace_limit!r}"
+        )
+
+
+def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") -> _C.Plan:
+    """Builds the plan of an engine config, on any device that :func:`candidates` takes.
+
+    Returns a plan with ``.text`` and ``.workspace_bytes``.
+
+    Raises:
+        TypeError: a problem, or a text, that is none.
+        ValueError: a text that does not parse; an unknown device.
+        CudnnError: the config does not exist for the problem, or does not build.
+    """
+    check_problem(problem)
+    check_engine_text(engine_text)
+    require_cuda_build().parse_engine_text(engine_text)
+    return open_search(problem, device).build(engine_text)
+
+
+def check_engine_text(text: object, argument: str = "engine_text") -> None:
+    """Raises TypeError naming ``argument`` where it is no text."""
+    if not isinstance(text, str):
+        raise TypeError(f"{argument} must be a text, got {shown(text)}")
+
+
+def parse_engine_text(text: str) -> tuple[int, dict[str, int]]:
+    """``"eng67:KERNEL_CFG=3"`` -> ``(67, {"KERNEL_CFG": 3})``; else ValueError, or TypeError of
+    what is no text."""
+    check_engine_text(text, "text")
+    engine, knobs = require_cuda_build().parse_engine_text(text)
+    return engine, dict(knobs)
+
+
+def engine_text(engine: int, knobs: Mapping[str, int]) -> str:
+    """``(67, {"KERNEL_CFG": 3})`` -> ``"eng67:KERNEL_CFG=3"``, the knobs by name.
+
+    Raises:
+        TypeError: an engine that is no int, knobs that are no mapping of names to ints.
+        ValueError: a knob of an unknown name.
+    """
+    if not isinstance(engine, int) or isinstance(engine, bool):
+        raise TypeError(f"engine must be an int, got {shown(engine)}")
+    if not isinstance(knobs, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, int) for name, value in knobs.items()
+    ):
+        raise TypeError(f"knobs must be a mapping of names to ints, got {shown(knobs)}")
+    return str(require_cuda_build().engine_text(engine, dict(knobs)))

@@ -1,0 +1,278 @@
+"""What is computed: the description of one convolution, and the key under which it is tuned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from cudnn_autotune.core.extension import _C, require_cuda_build
+from cudnn_autotune.core.json_node import shown
+
+OPERATIONS = ("fprop", "dgrad", "wgrad")
+DTYPES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+"""By number of spatial dimensions."""
+_INT32_MAX = 2**31 - 1
+
+Ints = int | Iterable[int]
+
+
+@dataclass(frozen=True, init=False)
+class ConvProblem:
+    """A convolution in one direction, with all that decides which engine is fastest.
+
+    Shapes are those of the forward convolution, also for ``dgrad`` (the gradient of the input)
+    and ``wgrad`` (the gradient of the weight). Tensors are dense in ``memory_format``.
+
+    Args:
+        op: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``.
+        input_shape: ``(N, C, *spatial)``, with one to three spatial dimensions.
+        weight_shape: ``(K, C / groups, *kernel)``.
+        stride, dilation: an int, or one a spatial dimension. ``dilation`` is 1 where the kernel has
+            one element.
+        padding: an int, one a spatial dimension, ``"valid"``, ``"same"``, or twice as many: before
+            each dimension, then after each.
+        groups: divides C and K.
+        dtype: ``torch.float16``, ``bfloat16``, ``float32`` or ``float64``.
+        memory_format: ``torch.contiguous_format``, ``torch.channels_last`` (2-d) or
+            ``torch.channels_last_3d``.
+        deterministic: leave out engines that may give different bits from run to run.
+        allow_tf32: for float32, whether tensor cores may round the inputs to TF32.
+        allow_reduced_precision: for the half types, whether partial sums may be kept in them.
+        alignment: bytes (a power of two up to 32) that the addresses of input, weight and output
+            are multiples of. Memory that torch allocates is aligned to 32 and more.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what is allowed and what was given. cuDNN counts
+            in 32 bits: tensors have fewer than 2**31 elements, and so on.
+    """
+
+    op: str
+    input_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    dtype: torch.dtype
+    memory_format: torch.memory_format
+    deterministic: bool
+    allow_tf32: bool
+    allow_reduced_precision: bool
+    alignment: tuple[int, int, int]
+
+    def __init__(
+        self,
+        op: str,
+        input_shape: Iterable[int],
+        weight_shape: Iterable[int],
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        deterministic: bool = False,
+        allow_tf32: bool = True,
+        allow_reduced_precision: bool = True,
+        alignment: tuple[int, int, int] = (32, 32, 32),
+    ) -> None:
+        if op not in OPERATIONS:
+            raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {shown(op)}")
+        x = _shape("input_shape", input_shape)
+        n = len(x) - 2
+        w = _shape("weight_shape", weight_shape)
+        if len(w) != len(x):
+            raise ValueError(
+                f"weight_shape must have {len(x)} dimensions, as input_shape has, got {w}"
+            )
+        strides = _ints("stride", stride, n, least=1)
+        dilations = _ints("dilation", dilation, n, least=1)
+        # Where the kernel has one element it says nothing, and must not make two keys of a problem.
+        dilations = tuple(1 if k == 1 else d for d, k in zip(dilations, w[2:], strict=True))
+        if not _is_int(groups) or not 1 <= groups <= _INT32_MAX:
+            raise ValueError(f"groups must be an int of 1 or more, got {shown(groups)}")
+        if x[1] != w[1] * groups:
+            raise ValueError(
+                f"input_shape must have {w[1] * groups} channels (weight_shape[1] * groups = "
+                f"{w[1]} * {groups}), got {x[1]}"
+            )
+        if w[0] % groups:
+            raise ValueError(f"groups must divide weight_shape[0] = {w[0]}, got {groups}")
+        if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
+            raise ValueError(
+                f"dtype must be one of {', '.join(f'torch.{d}' for d in DTYPES.values())}, "
+                f"got {shown(dtype)}"
+            )
+        if memory_format not in (torch.contiguous_format, CHANNELS_LAST.get(n)):
+            allowed = ["torch.contiguous_format"]
+            if n in CHANNELS_LAST:
+                allowed.append(str(CHANNELS_LAST[n]))
+            raise ValueError(
+                f"memory_format must be {' or '.join(allowed)} with {n} spatial dimension(s), "
+                f"got {shown(memory_format)}"
+            )
+        aligned = tuple(alignment) if isinstance(alignment, Iterable) else ()
+        if len(aligned) != 3 or any(a not in (1, 2, 4, 8, 16, 32) for a in aligned):
+            raise ValueError(
+                f"alignment must be three powers of two from 1 to 32 bytes, got {shown(alignment)}"
+            )
+        paddings = _padding(padding, n, strides, dilations, w[2:])
+        # TF32 and reduced-precision sums exist for some dtypes only: elsewhere the flag says
+        # nothing, and must not make two keys of one problem.
+        is_half = dtype in (torch.float16, torch.bfloat16)
+        values: dict[str, Any] = {
+            "op": op,
+            "input_shape": x,
+            "weight_shape": w,
+            "stride": strides,
+            "padding": paddings,
+            "dilation": dilations,
+            "groups": groups,
+            "dtype": dtype,
+            "memory_format": memory_format,
+            "deterministic": bool(deterministic),
+            "allow_tf32": bool(allow_tf32) or dtype != torch.float32,
+            "allow_reduced_precision": bool(allow_reduced_precision) or not is_half,
+            "alignment": aligned,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        if min(self.output_shape) < 1:
+            raise ValueError(
+                f"weight_shape: a kernel of {w[2:]} with dilation {dilations} does not fit into "
+                f"an input of {x[2:]} with padding {paddings}"
+            )
+        self._check_counts()
+
+    def _check_counts(self) -> None:
+        """cuDNN counts in 32 bits; 9.19 divides by zero where what it multiplies overflows."""
+        n = self.spatial_dims
+        counts = [
+            ("input_shape: the number of elements", math.prod(self.input_shape)),
+            ("weight_shape: the number of elements", math.prod(self.weight_shape)),
+            ("input_shape: the number of elements of the output", math.prod(self.output_shape)),
+        ]
+        for d in range(n):
+            padded = self.input_shape[2 + d] + self.padding[d] + self.padding[n + d]
+            counts.append(("padding: an input dimension with it", padded))
+            counts.append(("dilation: times the stride it", self.dilation[d] * self.stride[d]))
+        for what, count in counts:
+            if count > _INT32_MAX:
+                raise ValueError(f"{what} must be below 2**31, got {count}")
+
+    @property
+    def spatial_dims(self) -> int:
+        return len(self.input_shape) - 2
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """``(N, K, *spatial)`` of the forward convolution."""
+        n = self.spatial_dims
+        spatial = (
+            (
+                self.input_shape[2 + d]
+                + self.padding[d]
+                + self.padding[n + d]
+                - self.dilation[d] * (self.weight_shape[2 + d] - 1)
+                - 1
+            )
+            // self.stride[d]
+            + 1
+            for d in range(n)
+        )
+        return (self.input_shape[0], self.weight_shape[0], *spatial)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one call, a multiplication and an addition being two:
+        ``2 N K P Q (C / groups) R S``, the same for all three operations."""
+        return 2.0 * math.prod(self.weight_shape[1:]) * math.prod(self.output_shape)
+
+    @property
+    def text(self) -> str:
+        """One line, canonical: different problems have different texts."""
+        return str(self.native().text)
+
+    def native(self) -> _C.ConvProblem:
+        """The extension's form of this problem."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["dtype"] = DTYPES[self.dtype]
+        is_plain = self.memory_format == torch.contiguous_format
+        values["memory_format"] = "contiguous" if is_plain else "channels_last"
+        return require_cuda_build().ConvProblem(**values)
+
+    @classmethod
+    def from_native(cls, native: _C.ConvProblem) -> ConvProblem:
+        values = {field.name: getattr(native, field.name) for field in fields(cls)}
+        values["dtype"] = DTYPES_BY_NAME[native.dtype]
+        is_plain = native.memory_format == "contiguous"
+        n = len(native.stride)
+        values["memory_format"] = torch.contiguous_format if is_plain else CHANNELS_LAST[n]
+        return cls(**values)
+
+
+def check_problem(problem: object, argument: str = "problem") -> None:
+    """Raises TypeError naming ``argument`` where it is no :class:`ConvProblem`."""
+    if not isinstance(problem, ConvProblem):
+        raise TypeError(f"{argument} must be a ConvProblem, got {shown(problem)}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shape(name: str, shape: Iterable[int]) -> tuple[int, ...]:
+    sizes = tuple(shape) if isinstance(shape, Iterable) else ()
+    if not 3 <= len(sizes) <= 5 or not all(_is_int(s) and 1 <= s <= _INT32_MAX for s in sizes):
+        raise ValueError(f"{name} must be 3 to 5 ints of 1 or more, got {shown(shape)}")
+    return sizes
+
+
+def _ints(name: str, value: Ints, n: int, least: int, twice: bool = False) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, Iterable) else (value,) * n
+    counts = (n, 2 * n) if twice else (n,)
+    if len(values) not in counts or not all(
+        _is_int(v) and least <= v <= _INT32_MAX for v in values
+    ):
+        allowed = " or ".join(map(str, counts))
+        raise ValueError(f"{name} must be {allowed} int(s) of {least} or more, got {shown(value)}")
+    return values
+
+
+def same_padding(dilation: Iterable[int], kernel: Iterable[int]) -> tuple[int, ...]:
+    """What ``padding="same"`` means: before each dimension, then after each.
+
+    As PyTorch, an odd total puts the extra element after.
+    """
+    totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    return (*(t // 2 for t in totals), *(t - t // 2 for t in totals))
+
+
+def _padding(
+    padding: Ints | str,
+    n: int,
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    kernel: tuple[int, ...],
+) -> tuple[int, ...]:
+    if isinstance(padding, str):
+        if padding == "valid":
+            return (0,) * (2 * n)
+        if padding == "same":
+            if any(s != 1 for s in stride):
+                raise ValueError(f"padding 'same' needs a stride of 1, got {stride}")
+            return same_padding(dilation, kernel)
+        raise ValueError(f"padding must be ints, 'valid' or 'same', got {shown(padding)}")
+    values = _ints("padding", padding, n, least=0, twice=True)
+    return values if len(values) == 2 * n else values * 2

@@ -1,0 +1,101 @@
+"""A convolution problem as plain JSON and as one line of text; neither needs the extension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from cudnn_autotune.core.json_node import Node
+from cudnn_autotune.engines.problem import (
+    CHANNELS_LAST,
+    DTYPES,
+    DTYPES_BY_NAME,
+    OPERATIONS,
+    ConvProblem,
+)
+
+_MEMORY_FORMATS = ("contiguous", "channels_last")
+_LISTS = ("input_shape", "weight_shape", "stride", "padding", "dilation", "alignment")
+_FLAGS = ("deterministic", "allow_tf32", "allow_reduced_precision")
+_FULL_ALIGNMENT = (32, 32, 32)
+
+
+def problem_to_json(problem: ConvProblem) -> dict[str, Any]:
+    """A tree of texts, numbers, flags and lists; :func:`problem_from_json` is its inverse."""
+    return {
+        "op": problem.op,
+        "input_shape": list(problem.input_shape),
+        "weight_shape": list(problem.weight_shape),
+        "stride": list(problem.stride),
+        "padding": list(problem.padding),
+        "dilation": list(problem.dilation),
+        "groups": problem.groups,
+        "dtype": DTYPES[problem.dtype],
+        "memory_format": _memory_format(problem),
+        "deterministic": problem.deterministic,
+        "allow_tf32": problem.allow_tf32,
+        "allow_reduced_precision": problem.allow_reduced_precision,
+        "alignment": list(problem.alignment),
+    }
+
+
+def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
+    """Raises ValueError naming the place and what is allowed there."""
+    node = Node(tree, place)
+    fields = node.fields("op", *_LISTS, "groups", "dtype", "memory_format", *_FLAGS)
+    values: dict[str, Any] = {
+        name: tuple(item.integer() for item in fields[name].items()) for name in _LISTS
+    }
+    values.update({name: fields[name].boolean() for name in _FLAGS})
+    values["op"] = fields["op"].one_of(OPERATIONS)
+    values["groups"] = fields["groups"].integer(1)
+    values["dtype"] = DTYPES_BY_NAME[fields["dtype"].one_of(tuple(DTYPES_BY_NAME))]
+    values["memory_format"] = torch.contiguous_format
+    if fields["memory_format"].one_of(_MEMORY_FORMATS) == "channels_last":
+        dims = len(values["input_shape"]) - 2
+        if dims not in CHANNELS_LAST:
+            raise fields["memory_format"].error(f"contiguous with {dims} spatial dimension(s)")
+        values["memory_format"] = CHANNELS_LAST[dims]
+    try:
+        return ConvProblem(**values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def problem_text(problem: ConvProblem) -> str:
+    """One line, canonical: problems that differ have different texts.
+
+    ``deterministic`` is the one field that is not in it. Of a problem that does not ask for it this
+    is ``problem.text``, which the extension writes.
+    """
+    n = problem.spatial_dims
+    before, after = problem.padding[:n], problem.padding[n:]
+    words = [
+        problem.op,
+        f"x={_joined(problem.input_shape, 'x')}",
+        f"w={_joined(problem.weight_shape, 'x')}",
+        f"padding={_joined(before)}" + (f":{_joined(after)}" if after != before else ""),
+        f"stride={_joined(problem.stride)}",
+        f"dilation={_joined(problem.dilation)}",
+        f"groups={problem.groups}",
+        DTYPES[problem.dtype],
+        _memory_format(problem),
+    ]
+    if not problem.allow_tf32:
+        words.append("no_tf32")
+    if not problem.allow_reduced_precision:
+        words.append("no_reduced_precision")
+    if problem.alignment != _FULL_ALIGNMENT:
+        words.append(f"alignment={_joined(problem.alignment)}")
+    return " ".join(words)
+
+
+def _joined(values: Iterable[int], separator: str = ",") -> str:
+    return separator.join(map(str, values))
+
+
+def _memory_format(problem: ConvProblem) -> str:
+    is_plain = problem.memory_format == torch.contiguous_format
+    return "contiguous" if is_plain else "channels_last"

@@ -1,0 +1,95 @@
+"""The candidates of a problem that a GPU which is here can run, as sampling modes ask for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.candidates import Work
+from cudnn_autotune.engines.configs import HEURISTIC_MODES, Candidate, described, query
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.unlisted import other_kernels, without_cudnn
+
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+_UNLISTED_RANK = 10_000
+
+
+class QueriedCandidates:
+    """The candidates of one search, asked mode by mode (``sampling.Candidates``).
+
+    Args:
+        search, problem: of one another.
+        operands: the forward's input, weight and output, on the search's device.
+        workspace_limit: bytes; None: no limit.
+        chosen_nearby: what was chosen for similar problems, the nearest first.
+    """
+
+    def __init__(
+        self,
+        search: _C.EngineSearch,
+        problem: ConvProblem,
+        operands: Tensors,
+        workspace_limit: int | None = None,
+        chosen_nearby: Sequence[Candidate] = (),
+    ) -> None:
+        self._problem = problem
+        self._nearby = [c.text for c in chosen_nearby if c.engine is not None]
+        self._operands = operands
+        self._describe: Callable[[str], Candidate | None] = lambda text: described(
+            search, problem, text, _UNLISTED_RANK, workspace_limit=workspace_limit
+        )
+        self._ask: Callable[[str], list[Candidate]] = lambda mode: query(
+            search, problem, [mode], workspace_limit=workspace_limit
+        )
+        self._by_mode: dict[str, list[Candidate]] = {}
+
+    def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
+        if heuristic_mode not in self._by_mode:
+            self._by_mode[heuristic_mode] = self._ask(heuristic_mode)
+        return self._by_mode[heuristic_mode]
+
+    def all(self) -> Sequence[Candidate]:
+        return [c for mode in HEURISTIC_MODES for c in self.of_mode(mode)]
+
+    def beyond(self) -> Sequence[Candidate]:
+        return [*without_cudnn(self._problem.native()), *other_kernels(self.all())]
+
+    def similar(self) -> Sequence[Candidate]:
+        """As cuDNN lists them for this problem, where it was asked already and does; else as it
+        describes them, ranked behind all that is listed. Without those that it has not here, or
+        that this problem does not allow."""
+        listed = {c.text: c for mode in self._by_mode.values() for c in mode}
+        found = (listed.get(text) or self._describe(text) for text in self._nearby)
+        return [candidate for candidate in found if candidate is not None]
+
+    @property
+    def aten_uses_cudnn(self) -> bool:
+        problem, n = self._problem, self._problem.spatial_dims
+        backend = torch._C._select_conv_backend(
+            *self._operands[:2],
+            None,
+            problem.stride,
+            problem.padding[:n],
+            problem.dilation,
+            False,
+            (0,) * n,
+            problem.groups,
+            None,
+        )
+        return str(backend).endswith(".Cudnn")
+
+    @property
+    def work(self) -> Work:
+        problem = self._problem
+        x, w, y = problem.input_shape, problem.weight_shape, problem.output_shape
+        return Work(
+            flops=problem.flops,
+            bytes=float(sum(map(math.prod, (x, w, y))) * problem.dtype.itemsize),
+            device=str(self._operands[0].device),
+            dtype=str(problem.dtype),
+        )

@@ -1,0 +1,1 @@
+"""What a user puts into a model: the layers, their operators, and a model's problems."""

@@ -1,0 +1,216 @@
+"""Fake kernels: shapes and real strides, for ``torch.compile``, ``torch.export`` and ``meta``.
+
+A device without cuDNN gets what ATen's convolution gives there. On CUDA the layout is that of the
+kernels (csrc/conv_cuda.cpp): channels_last where either operand is, never in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Ints = Sequence[int]
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _check_least(name: str, values: Ints, least: int) -> None:
+    for value in values:
+        torch._check(value >= least, lambda: f"{name} must be {least} or more")
+
+
+def _output_size(
+    input_size: Ints, weight_size: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> list[int]:
+    """Of the forward convolution, which it checks as the CUDA kernels do."""
+    n = len(stride)
+    lists = (len(input_size) - 2, len(weight_size) - 2, len(dilation))
+    torch._check(
+        1 <= n <= 3 and lists == (n, n, n) and len(padding) in (n, 2 * n),
+        lambda: (
+            f"a convolution of input {list(input_size)} and weight {list(weight_size)} does not "
+            f"take stride {list(stride)}, padding {list(padding)}, dilation {list(dilation)}"
+        ),
+    )
+    _check_least("stride", stride, 1)
+    _check_least("dilation", dilation, 1)
+    _check_least("padding", padding, 0)
+    torch._check(groups >= 1, lambda: "groups must be 1 or more")
+    torch._check(
+        input_size[1] == weight_size[1] * groups,
+        lambda: (
+            f"expected input {list(input_size)} to have {weight_size[1] * groups} channels for "
+            f"weight {list(weight_size)} and groups {groups}"
+        ),
+    )
+    torch._check(
+        weight_size[0] % groups == 0,
+        lambda: f"weight {list(weight_size)} does not divide into {groups} groups",
+    )
+    after = padding[n:] if len(padding) == 2 * n else padding
+    size = [input_size[0], weight_size[0]]
+    for d in range(n):
+        room = input_size[2 + d] + padding[d] + after[d] - dilation[d] * (weight_size[2 + d] - 1)
+        torch._check(
+            room >= 1,
+            lambda: (
+                f"the kernel of weight {list(weight_size)} is larger than the padded input "
+                f"{list(input_size)}"
+            ),
+        )
+        size.append((room - 1) // stride[d] + 1)
+    return size
+
+
+def _check_operands(a: Tensor, b: Tensor) -> None:
+    torch._check(
+        a.dtype == b.dtype and a.device == b.device,
+        lambda: (
+            f"expected one dtype and device, got {a.dtype} on {a.device}, {b.dtype} on {b.device}"
+        ),
+    )
+
+
+def _check_gradient(grad_output: Tensor, other: Tensor, expected: Sequence[int]) -> None:
+    _check_operands(grad_output, other)
+    torch._check(
+        grad_output.dim() == len(expected),
+        lambda: f"expected grad_output of size {list(expected)}, got {list(grad_output.shape)}",
+    )
+    for found, size in zip(grad_output.shape, expected, strict=True):
+        torch._check(
+            found == size,
+            lambda: f"expected grad_output of size {list(expected)}, got {list(grad_output.shape)}",
+        )
+
+
+def split_padding(padding: Ints, n: int) -> tuple[list[int], list[int]]:
+    """Padding on both sides alike, and what is left for ``constant_pad_nd``."""
+    if len(padding) == n:
+        return list(padding), []
+    both = [min(padding[d], padding[n + d]) for d in range(n)]
+    extra = []
+    for d in reversed(range(n)):
+        extra += [padding[d] - both[d], padding[n + d] - both[d]]
+    return both, extra if any(extra) else []
+
+
+def pad(input: Tensor, extra: list[int]) -> Tensor:
+    return torch.ops.aten.constant_pad_nd(input, extra, 0) if extra else input
+
+
+def _format(a: Tensor, b: Tensor) -> torch.memory_format:
+    if a.dtype == torch.float64 or a.dim() not in _CHANNELS_LAST:
+        return torch.contiguous_format
+    wanted = _CHANNELS_LAST[a.dim()]
+    suggest = torch._prims_common.suggest_memory_format
+    return wanted if wanted in (suggest(a), suggest(b)) else torch.contiguous_format
+
+
+def _empty(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+    return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=_format(a, b))
+
+
+def _placeholder(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+    suggest = torch._prims_common.suggest_memory_format
+    plain = suggest(a) == torch.contiguous_format
+    layout = suggest(b) if plain else suggest(a)
+    return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=layout)
+
+
+def _backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: tuple[Ints, Ints, Ints, int],
+    of_input: bool,
+) -> tuple[Tensor, Tensor]:
+    """ATen's, of the input or of the weight; ``geometry`` is stride, padding, dilation, groups."""
+    stride, padding, dilation, groups = geometry
+    grads = torch.ops.aten.convolution_backward(
+        grad_output,
+        input,
+        weight,
+        None,
+        stride,
+        padding,
+        dilation,
+        False,
+        [0] * len(padding),
+        groups,
+        [of_input, not of_input, False],
+    )
+    return grads[0], grads[1]
+
+
+@torch.library.register_fake("cudnn_autotune::conv_fprop")
+def _(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    groups: int,
+    sampling: str = "",
+    workspace_limit: int = -1,
+) -> Tensor:
+    if input.is_cuda:
+        size = _output_size(input.shape, weight.shape, stride, padding, dilation, groups)
+        _check_operands(input, weight)
+        return _empty(size, input, weight)
+    both, extra = split_padding(padding, len(stride))
+    return torch.ops.aten.convolution(
+        pad(input, extra), weight, bias, stride, both, dilation, False, [0] * len(both), groups
+    )
+
+
+@torch.library.register_fake("cudnn_autotune::conv_dgrad")
+def _(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    groups: int,
+    sampling: str = "",
+    workspace_limit: int = -1,
+) -> Tensor:
+    if grad_output.is_cuda:
+        expected = _output_size(input_size, weight.shape, stride, padding, dilation, groups)
+        _check_gradient(grad_output, weight, expected)
+        return _empty(input_size, grad_output, weight)
+    both, extra = split_padding(padding, len(stride))
+    padded = list(input_size)
+    for i in range(len(extra) // 2):
+        padded[-1 - i] += extra[2 * i] + extra[2 * i + 1]
+    input = _placeholder(padded, grad_output, weight)
+    geometry = (stride, both, dilation, groups)
+    grad_input, _ = _backward(grad_output, input, weight, geometry, of_input=True)
+    # Where it was padded: narrowed, then made dense again in its own layout.
+    return _placeholder(input_size, grad_input, grad_input) if extra else grad_input
+
+
+@torch.library.register_fake("cudnn_autotune::conv_wgrad")
+def _(
+    grad_output: Tensor,
+    input: Tensor,
+    weight_size: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    groups: int,
+    sampling: str = "",
+    workspace_limit: int = -1,
+) -> Tensor:
+    if grad_output.is_cuda:
+        expected = _output_size(input.shape, weight_size, stride, padding, dilation, groups)
+        _check_gradient(grad_output, input, expected)
+        return _empty(weight_size, grad_output, input)
+    both, extra = split_padding(padding, len(stride))
+    weight = _placeholder(weight_size, grad_output, input)
+    geometry = (stride, both, dilation, groups)
+    return _backward(grad_output, pad(input, extra), weight, geometry, of_input=False)[1]

@@ -1,0 +1,170 @@
+"""``conv2d`` by the chosen engine; PyTorch's own where there is none to choose."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import SupportsIndex, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.engines.problem import DTYPES, same_padding
+from cudnn_autotune.tuning.settings import check_policy
+
+Ints = int | Sequence[int]
+
+# The short way: NotImplemented for all that `conv2d` has to look at.
+fast_conv2d = _C.conv2d
+
+_SPATIAL_DIMS = 2
+_HAS_CUDA = extension_available()
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    *,
+    sampling: str | None = None,
+    workspace_limit: int | None = None,
+) -> Tensor:
+    """``torch.nn.functional.conv2d``, by the cuDNN engine that a search chose for the shape.
+
+    The first call of a shape on a CUDA device searches; later ones run the engine that was
+    chosen. Differentiable to any order; the backward searches for its own two convolutions in the
+    mode that the forward used. On tensors that are not on a CUDA device this *is*
+    ``torch.nn.functional.conv2d``, and so it is while ``torch.export``, ``torch.onnx`` or
+    ``torch.jit.trace`` record a program: what they save runs without this package.
+
+    Args:
+        input: ``(N, C, H, W)`` or ``(C, H, W)``.
+        weight: ``(K, C / groups, R, S)``, of the input's dtype: float16, bfloat16, float32 or
+            float64. Others go to PyTorch.
+        bias: ``(K,)``, or None.
+        stride, padding, dilation, groups: as PyTorch's; padding may be ``"same"`` or ``"valid"``.
+        sampling: a mode (one of ``cudnn_autotune.SAMPLING_MODES``, or a registered one); None: the
+            settings'.
+        workspace_limit: the most bytes of workspace that the engine may need; None: the settings'.
+
+    Returns:
+        ``(N, K, P, Q)`` or ``(K, P, Q)``, channels_last where input or weight is.
+
+    Raises:
+        ValueError: an unknown mode, a negative limit. RuntimeError, TypeError: as PyTorch.
+    """
+    if not torch.compiler.is_compiling():
+        fast = fast_conv2d(
+            input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
+        )
+        if fast is not NotImplemented:
+            return fast
+    check_policy(sampling, workspace_limit)
+    takes_part = (
+        not _is_exported()
+        and isinstance(input, Tensor)
+        and isinstance(weight, Tensor)
+        and input.is_cuda
+        and weight.dim() == _SPATIAL_DIMS + 2
+        and not any(_has_rules_of_its_own(tensor) for tensor in (input, weight, bias))
+    )
+    is_unbatched = takes_part and input.dim() == _SPATIAL_DIMS + 1
+    strides = _pair(stride) if takes_part else None
+    dilations = _pair(dilation) if takes_part else None
+    group_count = _integer(groups) if takes_part else None
+    paddings = _paddings(padding, strides, dilations, weight) if takes_part else None
+    if (
+        not takes_part
+        or not _HAS_CUDA
+        or input.dtype not in DTYPES
+        or strides is None
+        or dilations is None
+        or paddings is None
+        or group_count is None
+    ):
+        # PyTorch's own, or refused in PyTorch's words.
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    if len(paddings) > _SPATIAL_DIMS and torch.compiler.is_compiling():
+        # As PyTorch does it: a compiler fuses the padding with what comes before.
+        (top, left), (bottom, right) = paddings[:2], paddings[2:]
+        input, paddings = F.pad(input, (left, right, top, bottom)), (0, 0)
+    output: Tensor = torch.ops.cudnn_autotune.conv_fprop(
+        input.unsqueeze(0) if is_unbatched else input,
+        weight,
+        bias,
+        strides,
+        paddings,
+        dilations,
+        group_count,
+        sampling or "",
+        -1 if workspace_limit is None else workspace_limit,
+    )
+    return output.squeeze(0) if is_unbatched else output
+
+
+def _is_exported() -> bool:
+    """Whether a program is being recorded for processes that may lack this package."""
+    # torch.compiler.is_exporting() is True whenever Dynamo traces; the flag behind it is right.
+    is_exporting: bool = getattr(torch.compiler, "_is_exporting_flag", False)
+    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return is_exporting or is_traced
+
+
+def _has_rules_of_its_own(tensor: Tensor | None) -> bool:
+    """Whether it is of a class (DTensor, a quantized one) that knows ATen's operators by name."""
+    if torch.compiler.is_compiling():
+        return False  # Dynamo has unwrapped it, or unwraps what comes of it
+    dispatch = type(tensor).__torch_dispatch__ if isinstance(tensor, Tensor) else None
+    if dispatch in (None, Tensor.__torch_dispatch__):
+        return False
+    return not isinstance(tensor, (FakeTensor, FunctionalTensor))
+
+
+def _pair(value: Ints) -> Sequence[int] | None:
+    """One number for each dimension; None where PyTorch would not take ``value``."""
+    numbers = [_integer(one) for one in (value if isinstance(value, (tuple, list)) else [value])]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers):
+        return None
+    # PyTorch takes a list of one as well.
+    return {1: known * 2, _SPATIAL_DIMS: known}.get(len(known))
+
+
+def _integer(value: object) -> int | None:
+    """Also of NumPy's integers and of tensors of one integer; None for what is no integer."""
+    if isinstance(value, (int, torch.SymInt)):
+        return cast("int", value)  # a symbolic one's index would fix it in what is traced
+    try:
+        return operator.index(cast("SupportsIndex", value))
+    except TypeError:
+        return None
+
+
+def _paddings(
+    padding: Ints | str,
+    stride: Sequence[int] | None,
+    dilation: Sequence[int] | None,
+    weight: Tensor,
+) -> Sequence[int] | None:
+    """One list, or two where they differ; None where PyTorch would not take ``padding``."""
+    if not isinstance(padding, str):
+        return _pair(padding)
+    if padding == "valid":
+        return (0, 0)
+    if padding != "same" or stride is None or dilation is None or any(s != 1 for s in stride):
+        return None
+    both = same_padding(dilation, weight.shape[2:])
+    before, after = both[:_SPATIAL_DIMS], both[_SPATIAL_DIMS:]
+    return before if before == after else both
+
+
+# Seen by torch.fx's symbolic tracer as one call.
+torch.fx.wrap("conv2d")

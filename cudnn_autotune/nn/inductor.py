@@ -1,0 +1,146 @@
+"""What ``torch.compile`` makes of ``conv_fprop``: for Inductor it is ``aten.convolution``.
+
+Inductor counts ``aten.convolution`` when it decides whether a graph runs in channels_last, and it
+folds batch norms into nothing else. An operator that it does not know would cost a contiguous model
+more than any engine gains. So ``conv_fprop`` decomposes, when Inductor traces, to
+
+    aten.convolution(mark_input(input, sampling, workspace_limit), weight, ...)
+
+The marker computes nothing. It carries the call's policy through Inductor's passes, and it makes
+the graph, and with it the key of Inductor's caches, another than that of PyTorch's own layer. When
+the layout is settled and ``aten.convolution`` is lowered, one whose input is marked becomes
+``conv_fprop`` again; under ``max-autotune`` it is one choice beside Inductor's templates.
+
+The two operators of the backward stay what they are: Inductor decides by the forward, and their tag
+``needs_fixed_stride_order`` (csrc/conv_schema.cpp) gives them the layout that it gives
+``aten.convolution_backward``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune.core.after_import import after_import
+from cudnn_autotune.nn.fake import pad, split_padding
+
+_log = logging.getLogger(__name__)
+
+_library = torch.library.Library("cudnn_autotune", "FRAGMENT")
+_library.define(
+    "mark_input(Tensor input, str sampling, int workspace_limit) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_library.impl("mark_input", lambda input, *_: input.clone(), "CompositeExplicitAutograd")
+_mark_input = torch.ops.cudnn_autotune.mark_input.default
+_conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
+
+
+@torch.library.register_fake("cudnn_autotune::mark_input", lib=_library)
+def _(input: Tensor, sampling: str, workspace_limit: int) -> Tensor:
+    return torch.empty_strided(input.size(), input.stride(), dtype=input.dtype, device=input.device)
+
+
+def conv_fprop(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    sampling: str = "",
+    workspace_limit: int = -1,
+) -> Tensor:
+    """The operator of this name as ``aten.convolution``, of a marked input on a CUDA device."""
+    both, extra = split_padding(padding, len(stride))
+    input = pad(input, extra)
+    if input.is_cuda:
+        input = _mark_input(input, sampling, workspace_limit)
+    return torch.ops.aten.convolution(
+        input, weight, bias, stride, both, dilation, False, [0] * len(both), groups
+    )
+
+
+class _MarkedConvolution:
+    """Stands in for Inductor's choice of ATen's convolution (an ``ExternKernelChoice``)."""
+
+    def __init__(self, choice: Any, sampling: str, workspace_limit: int) -> None:
+        self._choice = choice
+        self._policy = {"sampling": sampling, "workspace_limit": workspace_limit}
+
+    def bind(
+        self, inputs: Sequence[Any], layout: Any, _kwargs_in_order: Sequence[str], **kwargs: Any
+    ) -> Any:
+        geometry = {name: list(kwargs[name]) for name in ("stride", "padding", "dilation")}
+        arguments = {**geometry, "groups": kwargs["groups"], **self._policy}
+        if len(inputs) == 2:  # on a GPU Inductor adds the bias itself
+            arguments["bias"] = None
+        return self._choice.bind(inputs, layout, **arguments)
+
+
+def _register(conv: Any) -> None:
+    """Registers all that ``torch._inductor`` has to know; ``conv`` is its ``kernel.conv``."""
+    from torch._inductor import config, decomposition, lowering, select_algorithm
+    from torch._inductor.virtualized import V
+
+    aten_convolution = torch.ops.aten.convolution.default
+    lower_aten: Callable[..., Any] = lowering.lowerings[aten_convolution]
+
+    class Choice(select_algorithm.ExternKernelChoice):  # type: ignore[misc, unused-ignore]
+        def call_name(self) -> str:
+            """As the generated code names it, which another process may load from a cache."""
+            return "torch.ops.cudnn_autotune.conv_fprop.default"
+
+    choice = Choice(
+        _conv_fprop,
+        name="cudnn_autotune_conv_fprop",
+        has_out_variant=False,
+        op_overload=_conv_fprop,
+    )
+
+    def lower_convolution(*args: Any, **kwargs: Any) -> Any:
+        input: Any = V.graph.current_node.args[0]
+        is_autotuned = config.max_autotune or config.max_autotune_gemm
+        if getattr(input, "target", None) is not _mark_input or (
+            # There a choice may be made after the graph is gone that a C++ call is made from.
+            V.graph.cpp_wrapper and is_autotuned
+        ):
+            return lower_aten(*args, **kwargs)
+        choice.use_fallback_kernel = V.graph.cpp_wrapper
+        marked = _MarkedConvolution(choice, *input.args[1:])
+        atens, conv.aten_convolution = conv.aten_convolution, marked
+        try:
+            return lower_aten(*args, **kwargs)
+        finally:
+            conv.aten_convolution = atens
+
+    lowering.lowerings[aten_convolution] = lower_convolution
+    lowering.register_lowering(_mark_input, type_promotion_kind=None)(lambda input, *_: input)
+    lowering.add_needs_realized_inputs(
+        [_mark_input, *(getattr(torch.ops.cudnn_autotune, name).default for name in _BACKWARD)]
+    )
+    decomposition.register_decomposition(_conv_fprop)(conv_fprop)
+    decomposition.fast_random_decomps.cache_clear()
+
+
+_BACKWARD = ("conv_dgrad", "conv_wgrad")
+
+
+def _register_if_known(conv: ModuleType) -> None:
+    try:
+        _register(conv)
+    except (AttributeError, ImportError, KeyError, TypeError) as error:
+        _log.warning(
+            "This torch's Inductor is not known to cudnn_autotune (%s): compiled models keep the "
+            "tuned convolutions, but in the layout that the model has.",
+            error,
+        )
+
+
+after_import("torch._inductor.kernel.conv", _register_if_known)

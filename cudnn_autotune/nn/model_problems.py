@@ -1,0 +1,77 @@
+"""The problems that a model's convolutions have on given inputs, forward and backward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.nn.modules import Conv2d
+from cudnn_autotune.nn.untouched import run_once
+from cudnn_autotune.tuning.probing import probe
+
+NOTHING_SERVED = (
+    "model must have a convolution that cudnn_autotune serves with these inputs, and all were "
+    "served by PyTorch: are both on a CUDA device, and the layers cudnn_autotune.Conv2d? "
+    "(cudnn_autotune.fallbacks() counts reasons)"
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Found:
+    problems: tuple[ConvProblem, ...]
+    device: int | None
+    """Index of the CUDA device that all of them run on; None: this package serves nothing."""
+
+
+def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProblem]:
+    """What ``model(*inputs, **kwargs)`` asks of this package, each problem once, in order.
+
+    The model runs once, with cuDNN's heuristics: forward, and backward from the sum of its outputs,
+    unless gradients are off (``torch.no_grad()``) or nothing asks for them. It is in the state
+    (training, autocast, ...) that the caller has put it in; its gradients and buffers, the inputs
+    and the random number generators are as before afterwards. Nobody hears of it
+    (``on_decision``). What other threads ask for meanwhile, be they the model's own, is not
+    counted, and is tuned as ever.
+
+    Returns:
+        Without those for which an engine is pinned: there is nothing to tune.
+
+    Raises:
+        ValueError: there are none, they are spread over several devices, or the model has lazy
+            parameters. Whatever the model raises.
+    """
+    found = find(model, inputs, kwargs)
+    if found.device is None:
+        raise ValueError(NOTHING_SERVED)
+    return list(found.problems)
+
+
+def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
+    """:func:`problems_of`, and where they run; there may be none."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    layers = [module for module in model.modules() if isinstance(module, Conv2d)]
+    # Asked beforehand: FSDP changes them.
+    learns = torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
+    with probe() as made:
+        run_once(model, inputs, kwargs)
+    if not made:
+        return Found((), None)
+    if learns and not any(choice.problem.op == "wgrad" for choice in made):
+        _log.warning(
+            "the model's weights require gradients, and its backward asked for none: is there a "
+            "tensor with a gradient in what it returns? Its backward is tuned when it first runs"
+        )
+    devices = {choice.device for choice in made}
+    if len(devices) > 1:
+        raise ValueError(f"model must be on one CUDA device, and runs on {sorted(devices)}")
+    problems = dict.fromkeys(choice.problem for choice in made if choice.origin != "pinned")
+    return Found(tuple(problems), devices.pop())

@@ -1,0 +1,135 @@
+"""What a call takes at the board's power limit, by readings of the power that it drew.
+
+A board that is held at its limit is mostly not quite there. An H200's controller moves the clock,
+leaves it for a tenth of a second or more, and moves it again: blocks of 0.16 s of one engine run at
+clocks, and take times, that differ by some 2 %. The power says by how much such a block was off.
+With ``P ~ f ** EXPONENT`` and ``t ~ f ** -s``, a call that took ``t`` at ``P`` takes
+``t * (P / P_limit) ** (s / EXPONENT)`` in the long run, when ``P`` is the limit. ``s`` is 1 for an
+engine that waits for nothing but itself, 0 for one that waits for memory, and seen in how the times
+of a block's batches go with their clocks. By that, blocks of one engine differ by half a percent
+(``docs/findings/power-limit.md``, which is where the constants are from).
+
+One block in twelve is nowhere near the limit: after too much power the controller takes the clock
+down by up to a fifth, and slowly back. Such a block takes up to a fifth more time than in the long
+run; by its power that is known to 1 or 2 %.
+
+Readings are of instant power (NVML_FI_DEV_POWER_INSTANT). On an H200 each is a mean over some 25 ms
+that ended some 10 ms before the reading shows; a new one comes every 100 ms (compare Yang et al.,
+"Part-time Power Measurements", arXiv:2312.02741).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from cudnn_autotune.timers.telemetry import GpuState, PowerReading
+
+EXPONENT = 1.85
+"""Of the power, as a function of the clock, near the limit."""
+WINDOW_S = 0.025
+LATE_S = 0.010
+ARRIVAL_MS = 30.0
+"""Until then the clock, and maybe a reading, are still those of what ran before."""
+NEAR = 0.1
+"""Further from the limit, relative, the controller is still on its way: a reading says less."""
+FAR = 0.25
+"""And further than this nothing."""
+# Boards hold themselves a percent below their limit.
+_HELD = 0.99
+_LONGEST_S = 2 * WINDOW_S
+# That a candidate is bound by the clock counts as four batches whose clocks differ by a percent.
+_PRIOR_SQUARES = 4 * 0.01**2
+
+
+def of_batches(
+    durations_s: Sequence[float], end_s: float, readings: Iterable[PowerReading]
+) -> list[float | None]:
+    """For each batch the reading whose window has the batch's middle in it, or None.
+
+    Only readings while the power limit held the clock, and windows that the batches fill: what ran
+    before them is charged to nobody. Of a batch much longer than its window a reading says little.
+
+    Args:
+        durations_s: of batches that ran one behind the other.
+        end_s: when the last one was over, by the clock of the readings.
+    """
+    ends = end_s - sum(durations_s) + np.cumsum(durations_s)
+    starts = ends - np.asarray(durations_s, dtype=float)
+    middles = np.where(ends - starts <= _LONGEST_S, (starts + ends) / 2, math.inf)
+    powers: list[float | None] = [None] * len(durations_s)
+    for reading in readings:
+        until = reading.seen_s - LATE_S
+        since = until - WINDOW_S
+        if not reading.is_capped or not len(starts) or since < starts[0] or until > ends[-1]:
+            continue
+        for i in np.flatnonzero((middles >= since) & (middles <= until)):
+            powers[int(i)] = reading.power_w
+    return powers
+
+
+def arrived(durations_ms: Sequence[float]) -> int:
+    """The first of the batches of a block that began after ``ARRIVAL_MS``."""
+    starts = np.cumsum(durations_ms) - np.asarray(durations_ms, dtype=float)
+    return int(np.searchsorted(starts, ARRIVAL_MS))
+
+
+def clock_sensitivity(times_ms: Sequence[float], clocks_mhz: Sequence[float | None]) -> float:
+    """``s`` of ``t ~ f ** -s``, from 0 to 1, for batches of one candidate.
+
+    Where the clock hardly moved, or is not known, about 1: most convolutions are bound by it.
+    """
+    known = [(t, f) for t, f in zip(times_ms, clocks_mhz, strict=True) if f is not None]
+    if not known:
+        return 1.0
+    times, clocks = np.log(np.array(known)).T
+    clocks -= clocks.mean()
+    slope = (_PRIOR_SQUARES - clocks @ times) / (_PRIOR_SQUARES + clocks @ clocks)
+    return float(np.clip(slope, 0.0, 1.0))
+
+
+def at_limit_ms(
+    times_ms: Sequence[float],
+    clocks_mhz: Sequence[float | None],
+    powers_w: Sequence[float | None],
+    board: GpuState,
+    since: int = 0,
+    exponent: float = EXPONENT,
+    within: float = NEAR,
+) -> list[float]:
+    """For each reading what a call takes at the power limit; empty where nothing was read.
+
+    Args:
+        times_ms, clocks_mhz, powers_w: of batches of one candidate, in their order, as the samples
+            of a timer tell them.
+        board: its power limit and its highest clock, beyond which no limit allows to go.
+        since: readings that are of an earlier batch, too, do not count.
+        exponent: of the power as a function of the clock.
+        within: of the limit, relative; readings that are further away do not count. Further than
+            ``NEAR`` none does where the clock is not known: it might be the highest already.
+    """
+    if board.power_limit_w is None:
+        return []
+    held_w = _HELD * board.power_limit_w
+    early = set(powers_w[:since])
+    sensitivity = clock_sensitivity(times_ms, clocks_mhz)
+    found = []
+    batches = zip(times_ms, clocks_mhz, powers_w, strict=True)
+    for power_w, group in itertools.groupby(batches, key=lambda batch: batch[2]):
+        if power_w is None or power_w in early:
+            continue
+        times, clocks, _ = zip(*group, strict=True)
+        known = [clock for clock in clocks if clock is not None]
+        most = None  # by so much it could be faster at all
+        if known and board.max_clock_mhz:
+            most = board.max_clock_mhz / float(np.median(known))
+        if abs(power_w / held_w - 1) > (min(within, NEAR) if most is None else within):
+            continue
+        faster = (held_w / power_w) ** (1 / exponent)  # the clock at the limit
+        if most is not None:
+            faster = min(faster, most)
+        found.append(float(np.median(times)) / faster**sensitivity)
+    return found

@@ -1,0 +1,269 @@
+"""The timer of a GPU that is here."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.configs import Candidate, cuda_index, open_search
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.timers import board_power
+from cudnn_autotune.timers.measuring import cold_sets, fills_cache
+from cudnn_autotune.timers.measuring import operands as random_operands
+from cudnn_autotune.timers.telemetry import Gpu, PowerWatch
+from cudnn_autotune.timers.timer import Batch, GpuState, Sample, in_portions
+
+# NVRTC compiles one config on one thread; more threads than this gain little and take memory.
+_MOST_THREADS = 12
+# Calls shorter than this are replayed from a CUDA graph: the host could not enqueue them in time.
+_GRAPH_BELOW_MS = 0.05
+# Batches that the host enqueues before the GPU starts. It stays ahead, except of calls that are
+# shorter than enqueuing one takes (a graph's node, too): of those it enqueues all before. See
+# docs/findings/layer-in-its-model.md.
+_LEAD = 3
+_OUTRUN_MS = 0.015
+# Sets of operands that a cold batch goes round; where so many do not fill the cache, a flush does
+# (docs/findings/cold-and-hot.md).
+_MOST_SETS = 64
+_FLUSH_L2_MULTIPLE = 2
+
+_WATCHED_MS = 1e3 * (board_power.WINDOW_S + board_power.LATE_S)
+
+Operands = tuple[Tensor, Tensor, Tensor]
+Built = list[tuple["_C.Plan | None", str]]
+
+
+class GpuTimer:
+    """Builds and times the candidates of a problem on the caller's own tensors.
+
+    Args:
+        problem: the convolution.
+        search: cuDNN's engines for it, on the tensors' device.
+        operands: the forward's input, weight and output; the one that the operation writes is
+            overwritten.
+    """
+
+    def __init__(self, problem: ConvProblem, search: _C.EngineSearch, operands: Operands) -> None:
+        self._start = time.perf_counter()
+        self._problem = problem
+        self._search = search
+        self._operands = operands
+        self._device = operands[0].device
+        self._gpu = Gpu.of(self._device.index or 0)
+        self.plans: dict[str, _C.Plan] = {}
+        self._building: Future[Built] | None = None
+        self._being_built: list[Candidate] = []
+        self._workspace: Tensor | None = None
+        self._native: _C.PlanTimer | None = None
+        self._numbers: dict[str, int] = {}
+        self._last_ms: dict[str, float] = {}
+        self._seen: dict[str, Candidate] = {}
+        self._errors: dict[str, str] = {}
+
+    @classmethod
+    def open(cls, problem: ConvProblem, device: torch.device | int | str = "cuda") -> GpuTimer:
+        """On normal random operands. ValueError where the device is not here."""
+        index = cuda_index(device)
+        if index is None:
+            raise ValueError(f"device must be a CUDA device that is here, got {device!r}")
+        search = open_search(problem, index)
+        return cls(problem, search, random_operands(problem, torch.device("cuda", index)))
+
+    @property
+    def build_threads(self) -> int:
+        return max(1, min((os.cpu_count() or 1) - 1, _MOST_THREADS))
+
+    def prepare(self, candidates: Sequence[Candidate]) -> None:
+        """Starts building in the background, on several threads; :meth:`runnable` collects."""
+        self._collect()
+        missing = [c for c in candidates if c.engine is not None and c.text not in self.plans]
+        if not missing:
+            return
+        threads = min(len(missing), self.build_threads)
+        executor = ThreadPoolExecutor(1)
+        self._being_built = missing
+        self._building = executor.submit(
+            self._search.build_many, [c.text for c in missing], threads
+        )
+        executor.shutdown(wait=False)
+
+    def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
+        return in_portions(
+            candidates, limit, lambda some: self._that_fit_in_memory(self._built(some))
+        )
+
+    def run(self, batches: Sequence[Batch]) -> list[Sample]:
+        native = self._timer()
+        lead = self._lead(batches)
+        wanted = []
+        for batch in batches:
+            text = batch.candidate.text
+            if text not in self._numbers:
+                self._numbers[text] = native.add(text, self.plans.get(text))
+            as_graph = batch.calls > 1 and self._last_ms.get(text, math.inf) < _GRAPH_BELOW_MS
+            wanted.append((self._numbers[text], batch.calls, batch.cache == "cold", as_graph))
+        # What is over sooner than a reading's window need not be watched.
+        is_long = self._expected_ms(batches) > _WATCHED_MS
+        watch = PowerWatch(self._gpu)
+        with watch if is_long else nullcontext():
+            results = native.run(wanted, lead)
+            end_s = time.perf_counter()
+        durations_s = [batch.calls * r[0] / 1e3 for batch, r in zip(batches, results, strict=True)]
+        powers_w = board_power.of_batches(durations_s, end_s, watch.readings)
+        samples = []
+        for batch, result, power_w in zip(batches, results, powers_w, strict=True):
+            time_ms, clock, loading_ms, error = result
+            self._seen[batch.candidate.text] = batch.candidate
+            if error:
+                self._errors[batch.candidate.text] = error
+                samples.append(Sample(math.inf, error=error))
+                continue
+            self._last_ms[batch.candidate.text] = time_ms
+            samples.append(Sample(time_ms, clock or None, power_w=power_w, loading_ms=loading_ms))
+        return samples
+
+    def _expected_ms(self, batches: Sequence[Batch]) -> float:
+        return sum(b.calls * self._last_ms.get(b.candidate.text, 0.0) for b in batches)
+
+    def _lead(self, batches: Sequence[Batch]) -> int:
+        """How many batches the host must be ahead of the GPU, never to be waited for."""
+        times = [self._last_ms.get(batch.candidate.text) for batch in batches]
+        if any(time_ms is None for time_ms in times):
+            return 0  # one has never run
+        return _LEAD if min(t for t in times if t is not None) >= _OUTRUN_MS else len(batches)
+
+    def state(self) -> GpuState:
+        return self._gpu.state()
+
+    def elapsed_ms(self) -> float:
+        return (time.perf_counter() - self._start) * 1e3
+
+    def frontend_find(
+        self, technique: str, candidates: Sequence[Candidate], limit: int
+    ) -> Selection:
+        result = _C.frontend_find(
+            technique,
+            [self.plans[c.text] for c in candidates],
+            *self._operands,
+            self._workspace,
+            limit,
+        )
+        return Selection(
+            tuple(
+                Timed(candidates[found.index], found.time_ms, found.samples)
+                for found in result.plans
+            ),
+            result.total_samples,
+        )
+
+    def broken_off(self, why: str) -> Selection | None:
+        """What was measured of a search that came to nothing; None where that is nothing."""
+        known = sorted(self._last_ms.items(), key=lambda item: item[1])
+        timed = [Timed(self._seen[t], ms, 1, cut=why) for t, ms in known if t not in self._errors]
+        failed = [
+            Timed(self._seen[text], None, 0, cut=f"failed: {error}")
+            for text, error in self._errors.items()
+        ]
+        ranking = (*timed, *failed)
+        return Selection(ranking, len(timed), Evidence(remarks=(why,))) if ranking else None
+
+    def told(self, problem_text: str) -> str:
+        """The same for people, as a note of an error."""
+        known = sorted(self._last_ms.items(), key=lambda item: item[1])
+        times = ", ".join(f"{text} {ms:.4g} ms" for text, ms in known) or "nothing yet"
+        return f"While a convolution was tuned ({problem_text}); measured until then: {times}."
+
+    def close(self) -> None:
+        """Gives its memory back; the plans stay."""
+        self._collect()
+        self._native = None
+        self._workspace = None
+
+    def _collect(self) -> None:
+        if self._building is None:
+            return
+        built, self._building = self._building.result(), None
+        self._keep(self._being_built, built)
+
+    def _keep(self, candidates: Sequence[Candidate], built: Built) -> None:
+        for candidate, (plan, _) in zip(candidates, built, strict=True):
+            if plan is not None:
+                self.plans[candidate.text] = plan
+
+    def _built(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        if self._building is not None and any(c in self._being_built for c in candidates):
+            self._collect()
+        missing = [
+            c
+            for c in candidates
+            if c.engine is not None and c.text not in self.plans and c not in self._being_built
+        ]
+        compiled = [c for c in missing if c.is_compiled]
+        # Precompiled engines build in microseconds: threads are for the others.
+        for some, threads in (
+            ([c for c in missing if not c.is_compiled], 1),
+            (compiled, max(1, min(len(compiled), os.cpu_count() or 1, _MOST_THREADS))),
+        ):
+            if some:
+                self._keep(some, self._search.build_many([c.text for c in some], threads))
+        return [c for c in candidates if c.engine is None or c.text in self.plans]
+
+    def _that_fit_in_memory(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those whose workspace can be had: one block, the largest that they need, serves all.
+
+        It has room beside that, for the timer to move them about.
+        """
+        had = self._workspace_bytes()
+        room = (_C.PlanTimer.PLACES - 1) * _C.PlanTimer.PLACE_BYTES
+        larger = {self._needs(c) + room for c in candidates if self._needs(c) > had}
+        if larger:
+            # The old one goes first: memory need not hold both.
+            self._use_workspace(0)
+            for size in sorted(larger, reverse=True):
+                with suppress(torch.OutOfMemoryError):
+                    self._use_workspace(size)
+                    break
+            else:
+                self._use_workspace(had)  # those that were runnable before stay so
+        had = self._workspace_bytes()
+        return [c for c in candidates if self._needs(c) <= had]
+
+    def _use_workspace(self, size: int) -> None:
+        """In bytes; raises OutOfMemoryError, and leaves what there is."""
+        workspace = torch.empty(size, dtype=torch.uint8, device=self._device)
+        if self._native is not None:
+            self._native.set_workspace(workspace)
+        self._workspace = workspace
+
+    def _needs(self, candidate: Candidate) -> int:
+        plan = self.plans.get(candidate.text)
+        return 0 if plan is None else plan.workspace_bytes
+
+    def _workspace_bytes(self) -> int:
+        return 0 if self._workspace is None else self._workspace.numel()
+
+    def _timer(self) -> _C.PlanTimer:
+        if self._native is None:
+            sets, flush_bytes = self._cold_operands()
+            self._native = _C.PlanTimer(self._problem.native(), sets, flush_bytes)
+            self._numbers.clear()
+            if self._workspace is not None:
+                self._native.set_workspace(self._workspace)
+        return self._native
+
+    def _cold_operands(self) -> tuple[list[Operands], int]:
+        """The caller's operands and copies of them, and how much to write before a cold batch."""
+        sets = cold_sets(self._problem, self._operands, _MOST_SETS)
+        if fills_cache(self._problem, self._operands):
+            return sets, 0
+        l2 = torch.cuda.get_device_properties(self._device).L2_cache_size
+        return sets, _FLUSH_L2_MULTIPLE * l2

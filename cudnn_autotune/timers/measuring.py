@@ -1,0 +1,282 @@
+"""Runs and measures engine configs by name: what benchmarks and audits stand on."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune.core.extension import _C, require_cuda_build
+from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.engines.configs import (
+    Device,
+    build_plan,
+    check_engine_text,
+    cuda_index,
+    open_search,
+    parse_engine_text,
+)
+from cudnn_autotune.engines.problem import ConvProblem, check_problem
+
+# Shorter calls are replayed from a CUDA graph: the host could not enqueue them fast enough.
+_GRAPH_BELOW_MS = 0.05
+_MOST_CALLS = 1000
+# Of free memory, for the copies that keep the cache cold.
+_MEMORY_SHARE = 0.25
+# Traffic after which the L2 cache holds nothing of what was there before, in multiples of it.
+_L2_MULTIPLE = 5
+
+MOST_ALIGNED = 32
+"""Bytes: engines look at no more of an address."""
+
+Operands = tuple[Tensor, Tensor, Tensor]
+WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
+"""The place of the operand (x, w, y) that an operation writes."""
+
+
+def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
+    """Input, weight and output of ``problem``: normal random data in its layout and dtype, each at
+    an address that has the problem's alignment for it, and no larger one.
+
+    Never zeros: they draw less power, and engines run faster on them.
+
+    Raises:
+        ValueError: an alignment of less than one element.
+    """
+    shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
+    size = problem.dtype.itemsize
+    if min(problem.alignment) < size:
+        raise ValueError(
+            f"problem.alignment must be {size} bytes or more for {problem.dtype}, "
+            f"got {problem.alignment}"
+        )
+    return tuple(  # type: ignore[return-value]
+        _aligned(
+            torch.randn(shape, device=device)
+            .to(problem.dtype)
+            .contiguous(memory_format=problem.memory_format),
+            alignment,
+        )
+        for shape, alignment in zip(shapes, problem.alignment, strict=True)
+    )
+
+
+def _aligned(tensor: Tensor, alignment: int) -> Tensor:
+    """A new dense ``tensor``, which lies at a multiple of 32 bytes or more, or a copy of it that is
+    aligned to ``alignment`` bytes only."""
+    if alignment == MOST_ALIGNED:
+        return tensor
+    ahead = alignment // tensor.element_size()
+    room = tensor.new_empty(ahead + tensor.numel())
+    return room.as_strided(tensor.shape, tensor.stride(), ahead).copy_(tensor)
+
+
+def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
+    """Computes ``problem`` by the package's own operator, as a layer would: the first call chooses
+    its engine in the mode ``sampling``."""
+    x, w, y = data
+    ops = torch.ops.cudnn_autotune
+    tail = (problem.stride, problem.padding, problem.dilation, problem.groups, sampling, -1)
+    output: Tensor
+    if problem.op == "fprop":
+        output = ops.conv_fprop(x, w, None, *tail)
+    elif problem.op == "dgrad":
+        output = ops.conv_dgrad(y, w, problem.input_shape, *tail)
+    else:
+        output = ops.conv_wgrad(y, x, problem.weight_shape, *tail)
+    return output
+
+
+def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Tensor:
+    """Runs one engine config once, over an output that was filled with NaN before.
+
+    Args:
+        problem: the convolution, on the device of ``a``.
+        engine_text: the config, as :attr:`Candidate.text`.
+        a, b: input and weight for fprop, grad_output and weight for dgrad, grad_output and input
+            for wgrad; of the problem's shapes and dtype, in any layout.
+
+    Returns:
+        The output (fprop), the input's gradient (dgrad) or the weight's (wgrad).
+
+    Raises:
+        TypeError: a problem, text or tensor that is none.
+        ValueError: a tensor of another shape, dtype or device. CudnnError: as ``build_plan``.
+    """
+    check_problem(problem)
+    check_engine_text(engine_text)
+    for argument, tensor in (("a", a), ("b", b)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{argument} must be a tensor, got {shown(tensor)}")
+    shapes = {
+        "x": problem.input_shape,
+        "w": problem.weight_shape,
+        "y": problem.output_shape,
+    }
+    roles = {"fprop": ("x", "w", "y"), "dgrad": ("y", "w", "x"), "wgrad": ("y", "x", "w")}
+    first, second, written = roles[problem.op]
+    given = {}
+    for argument, name, tensor in (("a", first, a), ("b", second, b)):
+        expected = (shapes[name], problem.dtype, a.device)
+        if (tuple(tensor.shape), tensor.dtype, tensor.device) != expected or not tensor.is_cuda:
+            raise ValueError(
+                f"{argument} must be a CUDA tensor of shape {shapes[name]} and {problem.dtype}, "
+                f"got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
+            )
+        given[name] = tensor.contiguous(memory_format=problem.memory_format)
+    given[written] = torch.full(
+        shapes[written], math.nan, dtype=problem.dtype, device=a.device
+    ).contiguous(memory_format=problem.memory_format)
+    plan = build_plan(problem, engine_text, a.device)
+    require_cuda_build().execute(plan, given["x"], given["w"], given["y"])
+    return given[written]
+
+
+def measure(
+    problem: ConvProblem,
+    texts: Iterable[str],
+    *,
+    rounds: int = 10,
+    target_ms: float = 1.0,
+    device: Device = "cuda",
+    cache: str = "hot",
+) -> dict[str, list[float]]:
+    """Times engine configs side by side: rounds in random order, one batch of calls each.
+
+    Taking turns, the configs share every drift of the clock. A batch lies between two CUDA events
+    with no synchronisation inside; calls under 50 microseconds are replayed from a CUDA graph.
+
+    Args:
+        problem: the convolution; data is normal random.
+        texts: engine configs, as :attr:`Candidate.text`.
+        rounds: samples of each config.
+        target_ms: about how long a batch should take, in milliseconds.
+        device: a CUDA device that is here.
+        cache: ``"hot"`` runs on one set of tensors, ``"cold"`` rotates over as many copies of what
+            is read as keep five times the L2 cache in use (within a quarter of free memory); all
+            write to one result.
+
+    Returns:
+        ``{text: [milliseconds a call, one for each round]}``.
+
+    Raises:
+        TypeError: a problem, or texts, that are none.
+        ValueError: another bad argument. CudnnError: a config that does not build.
+    """
+    check_problem(problem)
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise TypeError(f"texts must be a list of engine configs' texts, got {shown(texts)}")
+    texts = list(dict.fromkeys(texts))
+    for text in texts:
+        check_engine_text(text, "each of texts")
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+        raise ValueError(f"rounds must be an int of 1 or more, got {shown(rounds)}")
+    if not isinstance(target_ms, (int, float)) or not 0 < target_ms < math.inf:
+        raise ValueError(
+            f"target_ms must be a finite number of milliseconds above 0, got {shown(target_ms)}"
+        )
+    if cache not in ("hot", "cold"):
+        raise ValueError(f"cache must be 'hot' or 'cold', got {cache!r}")
+    index = cuda_index(device)
+    if index is None:
+        raise ValueError(f"device must be a CUDA device that is here, got {device!r}")
+    for text in texts:
+        parse_engine_text(text)
+    search = open_search(problem, index)
+    plans = {text: search.build(text) for text in texts}
+    with torch.cuda.device(index):
+        data = operands(problem, index)
+        tensors = cold_sets(problem, data) if cache == "cold" else [data]
+        batches = {text: _Batch(plan, tensors, target_ms) for text, plan in plans.items()}
+        times: dict[str, list[float]] = {text: [] for text in batches}
+        for _ in range(rounds):
+            order = list(batches)
+            random.shuffle(order)
+            events = {text: batches[text].run() for text in order}
+            torch.cuda.synchronize()
+            for text, (start, end) in events.items():
+                times[text].append(start.elapsed_time(end) / batches[text].calls)
+    return times
+
+
+def fills_cache(problem: ConvProblem, data: Operands) -> bool:
+    """Whether what one call reads leaves nothing in the L2 cache of what was there before."""
+    return _read_bytes(problem, data) >= _wanted_bytes(data[0].device)
+
+
+def _read_bytes(problem: ConvProblem, data: Operands) -> int:
+    return sum(t.nbytes for i, t in enumerate(data) if i != WRITTEN[problem.op])
+
+
+def _wanted_bytes(device: torch.device) -> int:
+    return _L2_MULTIPLE * torch.cuda.get_device_properties(device).L2_cache_size
+
+
+def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) -> list[Operands]:
+    """``first`` and copies of the two that are read: going round them, each call finds that what it
+    reads has left the L2 cache. One set where it :func:`fills_cache` by itself.
+
+    All write to the result of ``first``, as PyTorch's own path does: its result lies where the
+    allocator's last one did. With a result of its own in each set an engine would seem up to 4 %
+    slower than PyTorch running the same one. Where memory runs out, half of the copies stay.
+
+    Args:
+        first: x, w and y on a CUDA device.
+        most: sets, at most. In any case they stay within a quarter of free memory.
+    """
+    written = WRITTEN[problem.op]
+    device, size = first[0].device, _read_bytes(problem, first)
+    if fills_cache(problem, first):
+        return [first]
+    free, _ = torch.cuda.mem_get_info(device)
+    affordable = max(1, int(_MEMORY_SHARE * free / size))
+    wanted = min(math.ceil(_wanted_bytes(device) / size) + 1, affordable)
+    sets = [first]
+    try:
+        while len(sets) < min(wanted, most or wanted):
+            # clone() keeps the strides of dense tensors.
+            x, w, y = (t if i == written else t.clone() for i, t in enumerate(first))
+            sets.append((x, w, y))
+    except torch.OutOfMemoryError:
+        del sets[(len(sets) - 1) // 2 + 1 :]  # the caller wants some memory, too
+    return sets
+
+
+class _Batch:
+    """Some calls of one plan between two events, after a warm-up that finds how many."""
+
+    def __init__(self, plan: _C.Plan, tensors: list[Operands], target_ms: float) -> None:
+        extension = require_cuda_build()
+        self._enqueue: Callable[[int], None] = lambda i: extension.execute(
+            plan, *tensors[i % len(tensors)]
+        )
+        self.calls = 1
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._enqueue(0)
+        start, end = self.run()
+        torch.cuda.synchronize()
+        call_ms = max(start.elapsed_time(end), 1e-3)
+        self.calls = max(1, min(math.ceil(target_ms / call_ms), _MOST_CALLS))
+        if call_ms < _GRAPH_BELOW_MS:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._enqueue_all()
+            self._graph = graph
+            graph.replay()
+
+    def _enqueue_all(self) -> None:
+        for i in range(self.calls):
+            self._enqueue(i)
+
+    def run(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._enqueue_all()
+        end.record()
+        return start, end

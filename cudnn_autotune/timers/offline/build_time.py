@@ -1,0 +1,71 @@
+"""Host time of building plans, for timers whose time is virtual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cudnn_autotune.engines.configs import Candidate
+
+Build = tuple[Candidate, float]
+"""A candidate, and how long its build takes (milliseconds)."""
+
+
+class Builds:
+    """Which plans have been built or tried, and how long the host waits for them.
+
+    As in ``gpu_timer``: plans that are compiled at run time share ``threads`` threads, the others
+    build one after the other; what builds in the background costs the wait that is left when it is
+    asked for.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._tried: set[str] = set()
+        self._pending: set[str] = set()
+        self._ready_at_ms = 0.0
+
+    def tried(self, candidate: Candidate) -> bool:
+        """Whether it has been built, or found not to build."""
+        return candidate.text in self._tried
+
+    def prepare(self, builds: Sequence[Build], now_ms: float) -> float:
+        """Starts builds in the background. Returns the wait for those started before."""
+        wait_ms = self._collect(now_ms)
+        new = self._new(builds)
+        if new:
+            self._pending = {candidate.text for candidate, _ in new}
+            self._ready_at_ms = now_ms + wait_ms + together_ms(new, self._threads)
+        return wait_ms
+
+    def finish(self, builds: Sequence[Build], now_ms: float) -> float:
+        """Builds what has not been built. Returns the wait for it."""
+        wait_ms = 0.0
+        if any(candidate.text in self._pending for candidate, _ in builds):
+            wait_ms = self._collect(now_ms)
+        new = self._new(builds)
+        self._tried.update(candidate.text for candidate, _ in new)
+        return wait_ms + together_ms(new, self._threads)
+
+    def _new(self, builds: Sequence[Build]) -> list[Build]:
+        return [
+            (c, ms) for c, ms in builds if c.text not in self._tried and c.text not in self._pending
+        ]
+
+    def _collect(self, now_ms: float) -> float:
+        if not self._pending:
+            return 0.0
+        self._tried |= self._pending
+        self._pending = set()
+        return max(0.0, self._ready_at_ms - now_ms)
+
+
+def together_ms(builds: Iterable[Build], threads: int) -> float:
+    """Wall time of builds whose own times are known."""
+    plain_ms = 0.0
+    busy_ms = [0.0] * threads
+    for candidate, build_ms in builds:
+        if candidate.is_compiled:
+            busy_ms[busy_ms.index(min(busy_ms))] += build_ms
+        else:
+            plain_ms += build_ms
+    return plain_ms + max(busy_ms)

@@ -1,0 +1,51 @@
+"""Recordings of real GPUs: raw samples of every candidate of a problem, to replay without a GPU.
+
+`cudnn-autotune record` made them (see `offline.recording`); the GPU, the versions and the date are
+in each file's `environment`. `h200_forum` is the convolution of
+https://discuss.pytorch.org/t/torch-cudnn-benchmark-true-picks-slower-algorithm/215906, the others
+are layers of ResNet-50 and VGG in float16. What a replay tells of a strategy holds for that problem
+on that board; where ``Recording.lacks_power``, for a board whose power cannot be read.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from importlib import resources
+from pathlib import Path
+
+from cudnn_autotune.timers.offline.recording_format import Recording
+
+__all__ = ["load", "names", "path"]
+
+_FILES = resources.files(__name__)
+_SUFFIX = ".json.gz"
+
+
+def names() -> tuple[str, ...]:
+    """The recordings that the package ships, sorted: the names that `load` takes."""
+    files = (file.name for file in _FILES.iterdir())
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
+
+
+def load(name: str) -> Recording:
+    """A shipped recording.
+
+    Args:
+        name: one of `names()`.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    with path(name) as file:
+        return Recording.load(file)
+
+
+def path(name: str) -> AbstractContextManager[Path]:
+    """The file of a shipped recording, for as long as the context lasts.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in names():
+        raise ValueError(f"name must be one of {', '.join(names())}, got {name!r}")
+    return resources.as_file(_FILES / f"{name}{_SUFFIX}")

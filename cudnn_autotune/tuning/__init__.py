@@ -1,0 +1,1 @@
+"""What happens where nothing is remembered: look it up, else search, check and remember."""

@@ -1,0 +1,221 @@
+"""Is a chosen way of computing right? Its output against a reference, on the caller's own tensors.
+
+The reference is the convolution's definition: the sum over taps, gathered from the operands and
+multiplied out in a wider type, at a sample of the output: its corners, where padding shows, and
+places drawn at random. It shares no code with any engine. The whole output is looked at as well: it
+was filled with NaN before, and none may be left.
+
+Engines do go wrong: of cuDNN 9.19's, two ignore that padding may differ before and after, and one
+rounds float32 without saying so (csrc/core/errata.cpp).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune.engines.problem import ConvProblem
+
+# Relative errors (Frobenius norm) above which an engine is wrong. Right ones stay below a fifth of
+# these in tests/gpu/test_every_candidate.py; wrong ones are off by 1e-1 and more, or by the
+# rounding of a narrower type.
+TOLERANCES = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 5e-2,
+}
+TOLERANCE_TF32 = 1e-2
+
+# Places of the output (fprop, dgrad) that are compared, in every channel, as far as gathering
+# what they depend on takes no more than so many numbers.
+_MOST_PLACES = 256
+_LEAST_PLACES = 32
+_MOST_GATHERED = 2**24
+# Of the weight's gradient: taps, kernels and channels.
+_TAPS = 9
+_CHANNELS = 16
+
+
+def tolerance(problem: ConvProblem) -> float:
+    """The largest relative error of a right engine."""
+    if problem.dtype == torch.float32 and problem.allow_tf32:
+        return TOLERANCE_TF32
+    return TOLERANCES[problem.dtype]
+
+
+def relative_error(
+    problem: ConvProblem, run: Callable[[], None], x: Tensor, w: Tensor, y: Tensor
+) -> float | None:
+    """Calls ``run`` over an output of NaN, and compares.
+
+    Args:
+        problem: of the tensors.
+        run: computes ``problem`` on ``x``, ``w`` and ``y``, writing one of them.
+        x, w, y: the forward's input, weight and output, any device.
+
+    Returns:
+        ``|output - reference| / |reference|`` (infinity where the output has NaN that the
+        reference has not); None where nothing can be said: operands that are not finite, or no
+        memory for the workspace or the reference.
+    """
+    output = {"fprop": y, "dgrad": x, "wgrad": w}[problem.op]
+    output.fill_(math.nan)
+    try:
+        run()
+        return _compare(output, *_SAMPLED[problem.op](problem, x, w, y))
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _compare(output: Tensor, compared: Tensor, reference: Tensor) -> float | None:
+    """As :func:`relative_error`; ``compared`` is what of ``output`` has a reference."""
+    norm = reference.norm()
+    error = (compared.to(reference.dtype) - reference).norm()
+    found_norm, found_error, whole = torch.stack(
+        [norm.double(), error.double(), output.isfinite().all().double()]
+    ).tolist()
+    if not math.isfinite(found_norm):
+        return None
+    if not math.isfinite(found_error) or not whole:
+        # An overflow of the output's own type is the caller's; NaN left from before is not.
+        return math.inf if bool(output.isnan().any()) else None
+    return found_error / found_norm if found_norm > 0 else (0.0 if found_error == 0 else math.inf)
+
+
+def _wide_type(problem: ConvProblem) -> torch.dtype:
+    """One whose matrix products are exact enough, also where float32's may be rounded to TF32."""
+    is_exact = problem.dtype == torch.float32 and not problem.allow_tf32
+    return torch.float64 if is_exact or problem.dtype == torch.float64 else torch.float32
+
+
+def _taps(problem: ConvProblem) -> Tensor:
+    """Every tap of the kernel: (taps, spatial dimensions)."""
+    kernel = problem.weight_shape[2:]
+    return torch.tensor(list(itertools.product(*(range(k) for k in kernel))))
+
+
+def _places(problem: ConvProblem, shape: Sequence[int], channels: int) -> Tensor:
+    """Places of a tensor of ``shape``, without its channels: (places, 1 + spatial dimensions)."""
+    sizes = [shape[0], *shape[2:]]
+    taps = math.prod(problem.weight_shape[2:])
+    most = min(max(_MOST_GATHERED // (taps * channels), _LEAST_PLACES), _MOST_PLACES)
+    corners = torch.tensor(list(itertools.product(*({0, size - 1} for size in sizes))))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.stack(
+        [torch.randint(size, (most,), generator=generator) for size in sizes], dim=1
+    )
+    return torch.cat([corners, drawn])
+
+
+def _at(tensor: Tensor, batch: Tensor, place: Tensor) -> Tensor:
+    """``tensor[batch, :, *place]`` with the channels last; ``place`` is (..., spatial)."""
+    index = [batch, *place.unbind(-1)]
+    return tensor.movedim(1, -1)[tuple(i.to(tensor.device) for i in index)]
+
+
+def _gathered(
+    tensor: Tensor, batch: Tensor, place: Tensor, inside: Tensor, wide: torch.dtype
+) -> Tensor:
+    """As :func:`_at` at (places, taps), zero where ``inside`` is not."""
+    values = _at(tensor, batch[:, None].expand(inside.shape), place * inside[..., None])
+    return values.to(wide) * inside[..., None].to(tensor.device)
+
+
+def _product(problem: ConvProblem, gathered: Tensor, weight: Tensor) -> Tensor:
+    """(places, taps, groups * in) by (groups, taps * in, out): (places, groups * out)."""
+    places, taps, channels = gathered.shape
+    g = problem.groups
+    rows = gathered.reshape(places, taps, g, channels // g).permute(2, 0, 1, 3)
+    product = _matmul(rows.reshape(g, places, -1), weight)
+    return product.permute(1, 0, 2).reshape(places, -1)
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b``, also where torch refuses cuBLAS for not being deterministic."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return a @ b
+    return torch.stack([(row[..., None] * b).sum(-2) for row in a.unbind(-2)], dim=-2)
+
+
+def _fprop(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    wide, n, g = _wide_type(problem), problem.spatial_dims, problem.groups
+    places, taps = _places(problem, y.shape, x.shape[1]), _taps(problem)
+    stride, dilation = torch.tensor(problem.stride), torch.tensor(problem.dilation)
+    source = places[:, None, 1:] * stride - torch.tensor(problem.padding[:n]) + taps * dilation
+    inside = ((source >= 0) & (source < torch.tensor(x.shape[2:]))).all(-1)
+    gathered = _gathered(x, places[:, 0], source, inside, wide)
+    # (K, C / g, taps) -> (g, taps * C / g, K / g)
+    weight = w.to(wide).reshape(g, w.shape[0] // g, w.shape[1], -1).permute(0, 3, 2, 1)
+    reference = _product(problem, gathered, weight.reshape(g, -1, w.shape[0] // g))
+    return _at(y, places[:, 0], places[:, 1:]), reference
+
+
+def _dgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    wide, n, g = _wide_type(problem), problem.spatial_dims, problem.groups
+    places, taps = _places(problem, x.shape, y.shape[1]), _taps(problem)
+    stride, dilation = torch.tensor(problem.stride), torch.tensor(problem.dilation)
+    reached = places[:, None, 1:] + torch.tensor(problem.padding[:n]) - taps * dilation
+    source = reached.div(stride, rounding_mode="floor")
+    inside = (source >= 0) & (source < torch.tensor(y.shape[2:])) & (source * stride == reached)
+    gathered = _gathered(y, places[:, 0], source, inside.all(-1), wide)
+    # (K, C / g, taps) -> (g, taps * K / g, C / g)
+    weight = w.to(wide).reshape(g, w.shape[0] // g, w.shape[1], -1).permute(0, 3, 1, 2)
+    reference = _product(problem, gathered, weight.reshape(g, -1, w.shape[1]))
+    return _at(x, places[:, 0], places[:, 1:]), reference
+
+
+def _wgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    wide, n = _wide_type(problem), problem.spatial_dims
+    taps = _taps(problem)
+    taps = taps[_spread(len(taps), _TAPS)]
+    kernels, channels = _spread(w.shape[0], _CHANNELS), _spread(w.shape[1], _CHANNELS)
+    grads = y[:, kernels.to(y.device)].to(wide)
+    per_group = w.shape[0] // problem.groups
+    group = kernels // per_group
+    found, wanted = [], []
+    for tap in taps.tolist():
+        inner, outer = _overlap(problem, x, y, tap, n)
+        for g in group.unique().tolist():
+            some = (group == g).nonzero()[:, 0]
+            columns = (channels + g * w.shape[1]).to(x.device)
+            inputs = x[:, columns][(slice(None), slice(None), *inner)].to(wide)
+            outputs = grads[:, some.to(y.device)][(slice(None), slice(None), *outer)]
+            # Sum over the batch and all places.
+            rows = outputs.movedim(1, 0).reshape(len(some), -1)
+            wanted.append(
+                _matmul(rows, inputs.movedim(1, 0).reshape(len(columns), -1).t()).flatten()
+            )
+            at = (kernels[some].to(w.device)[:, None], channels.to(w.device), *tap)
+            found.append(w[at].flatten())
+    return torch.cat(found), torch.cat(wanted)
+
+
+def _spread(size: int, most: int) -> Tensor:
+    """Up to ``most`` indices below ``size``, evenly spread, the first and the last among them."""
+    # In the default type, which may be bfloat16, the last index would be rounded out of bounds.
+    return torch.linspace(0, size - 1, min(size, most), dtype=torch.float64).round().long()
+
+
+def _overlap(
+    problem: ConvProblem, x: Tensor, y: Tensor, tap: Sequence[int], n: int
+) -> tuple[list[slice], list[slice]]:
+    """Where a tap meets the input, and the outputs that it then belongs to."""
+    inner, outer = [], []
+    for d in range(n):
+        stride = problem.stride[d]
+        offset = tap[d] * problem.dilation[d] - problem.padding[d]
+        first = max(0, -(offset // stride))
+        last = min(y.shape[2 + d] - 1, (x.shape[2 + d] - 1 - offset) // stride)
+        count = max(0, last - first + 1)
+        begin = first * stride + offset if count else 0
+        inner.append(slice(begin, begin + (count - 1) * stride + 1 if count else 0, stride))
+        outer.append(slice(first, first + count) if count else slice(0, 0))
+    return inner, outer
+
+
+_SAMPLED = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}

@@ -1,0 +1,110 @@
+"""Who wants to hear of decisions: one event for each choice, a line in the log, and once a process
+a line on why its first calls take long."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from torch.utils.hooks import RemovableHandle
+
+from cudnn_autotune.tuning.choice_log import Choice
+
+_log = logging.getLogger("cudnn_autotune")
+
+Callback = Callable[[Choice], object]
+
+_callbacks: OrderedDict[int, Callback] = OrderedDict()
+
+
+def on_decision(callback: Callback) -> RemovableHandle:
+    """Calls ``callback(choice)`` whenever a problem's engine has been decided, on whatever thread.
+
+    ``choice.origin`` says how: tuned, from the store, agreed between ranks, or pinned. It must not
+    run convolutions of this package. An exception that it raises is logged and goes no further.
+
+    Returns:
+        A handle whose ``remove()`` ends it; it is a context manager as well.
+    """
+    if not callable(callback):
+        raise TypeError(f"callback must be callable, got {callback!r}")
+    handle = RemovableHandle(_callbacks)
+    _callbacks[handle.id] = callback
+    return handle
+
+
+def tell(choice: Choice) -> None:
+    """Logs a decision at level INFO of the logger ``cudnn_autotune`` and calls who asked for it."""
+    time = "" if choice.time_ms is None else f", {choice.time_ms:.4g} ms"
+    _log.info(
+        "%s: %s by %s (%s%s) in %.1f ms",
+        choice.problem.text,
+        choice.text,
+        choice.sampling,
+        choice.origin,
+        time,
+        choice.tuning_ms,
+    )
+    for callback in list(_callbacks.values()):
+        try:
+            callback(choice)
+        except Exception:
+            _log.exception("a callback of on_decision failed")
+
+
+class SlowSearches:
+    """Says at level WARNING, once, that searches are why a process does not get on: while one runs,
+    as soon as all searches together have taken ``after_s`` seconds. Searches follow one another.
+    """
+
+    def __init__(self, after_s: float = 2.0) -> None:
+        self._after_s = after_s
+        self._took_s = 0.0
+        self._done = 0
+        self._is_due = True
+
+    @contextmanager
+    def searching(self) -> Iterator[None]:
+        """For the time of one search."""
+        begin_s = time.perf_counter()
+        timer = threading.Timer(self._after_s - self._took_s, self._say)
+        timer.daemon = True
+        if self._is_due:
+            with suppress(RuntimeError):  # no more threads are to be had
+                timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._took_s += time.perf_counter() - begin_s
+            self._done += 1
+
+    @contextmanager
+    def shown_elsewhere(self) -> Iterator[None]:
+        """For tools that show how far they are: nothing is said within."""
+        was_due, self._is_due = self._is_due, False
+        try:
+            yield
+        finally:
+            self._is_due = was_due
+
+    def _say(self) -> None:
+        if not self._is_due:
+            return
+        self._is_due = False
+        _log.warning(
+            "This process has searched for fast convolution engines for %.3g s: %d convolutions "
+            "are tuned, and more are under way. Each new shape is searched for at its first call. "
+            "To wait less: sampling='race', or cudnn_autotune.set_budget_ms(); to time nothing: "
+            "sampling='heuristic'; to tune beforehand: the command cudnn-autotune tune.",
+            self._after_s,
+            self._done,
+        )
+
+
+SEARCHES = SlowSearches()
+"""Those of this process."""

@@ -1,0 +1,19 @@
+"""What a search came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.selection import Selection, Timed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search came to; without a choice, PyTorch's own path serves the problem."""
+
+    selection: Selection | None = None
+    chosen: Timed | None = None
+    plan: _C.Plan | None = None
+    relative_error: float | None = None
+    struck: tuple[tuple[str, float], ...] = ()

@@ -1,0 +1,79 @@
+"""Engines that users force upon problems."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from cudnn_autotune.core.extension import require_cuda_build
+from cudnn_autotune.engines.configs import ATEN, build_plan, check_engine_text
+from cudnn_autotune.engines.problem import ConvProblem, check_problem
+from cudnn_autotune.engines.unlisted import MATMUL
+from cudnn_autotune.tuning import choice_log
+
+_lock = threading.Lock()
+_pins: dict[ConvProblem, str] = {}
+
+
+def pin(problem: ConvProblem, engine_text: str) -> None:
+    """From its next call on ``problem`` is computed by ``engine_text``, whatever any mode says.
+
+    Nothing is timed. The output is checked at the first call; a wrong one is complained of, and
+    stays. Where there is a GPU the config must build on it.
+
+    Args:
+        problem: exactly as it occurs, as ``Choice.problem`` has it.
+        engine_text: as ``Candidate.text``, or ``"aten"`` (PyTorch's own path), or ``"matmul"`` for
+            a 1x1 convolution.
+
+    Raises:
+        TypeError: a problem, or a text, that is none.
+        ValueError: a text that does not parse; ``"matmul"`` where the problem is none.
+        CudnnError: the config does not exist for the problem, or does not build.
+    """
+    check_problem(problem)
+    check_engine_text(engine_text)
+    if engine_text == MATMUL.text:
+        if not require_cuda_build().is_matmul(problem.native()):
+            raise ValueError(
+                f"engine_text: {engine_text!r} computes 1x1 convolutions only, of half types in "
+                f"channels_last, stride 1, without padding, groups or determinism; got "
+                f"{problem.text}"
+            )
+    elif engine_text != ATEN.text:
+        require_cuda_build().parse_engine_text(engine_text)
+        if torch.cuda.is_available():
+            build_plan(problem, engine_text)
+    with _lock:
+        _pins[problem] = engine_text
+    choice_log.forget_problem(problem)
+
+
+def unpin(problem: ConvProblem | None = None) -> None:
+    """Ends :func:`pin` for a problem, or for all: the next call chooses as ever.
+
+    Raises:
+        TypeError: a problem that is none; KeyError: it is not pinned.
+    """
+    if problem is not None:
+        check_problem(problem)
+    with _lock:
+        if problem is not None and problem not in _pins:
+            raise KeyError(f"problem is not pinned: {problem}")
+        ended = list(_pins) if problem is None else [problem]
+        for one in ended:
+            del _pins[one]
+    for one in ended:
+        choice_log.forget_problem(one)
+
+
+def pins() -> dict[ConvProblem, str]:
+    """Every problem that is pinned, and its engine."""
+    with _lock:
+        return dict(_pins)
+
+
+def pinned(problem: ConvProblem) -> str | None:
+    with _lock:
+        return _pins.get(problem)

@@ -1,0 +1,57 @@
+"""The package is what docs/architecture.md says: few rooms, and imports that point one way."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import cudnn_autotune as ca
+
+PACKAGE = Path(ca.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rooms() -> list[str]:
+    """As the documentation lists them, from the top down."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)
+
+
+def imported_rooms(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("cudnn_autotune.")}
+    return found & set(rooms())
+
+
+def test_the_documentation_lists_every_room() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == set(rooms())
+    modules = {path.name for path in PACKAGE.glob("*.py")} - {"_build_info.py"}
+    assert len(folders | modules) <= 12
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    for room in rooms():
+        module = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
+        assert ast.get_docstring(module), room
+
+
+def test_imports_point_down() -> None:
+    order = rooms()
+    for level, room in enumerate(order):
+        above = set(order[:level])
+        for path in (PACKAGE / room).rglob("*.py"):
+            assert not imported_rooms(path) & above, path
+
+
+def test_every_public_name_is_there() -> None:
+    for name in ca.__all__:
+        assert getattr(ca, name) is not None
