@@ -30,7 +30,7 @@ int16_t find_name(std::string_view name) {
 }
 
 // Of a kind that PyTorch itself never sets.
-constexpr auto kProbeKind = c10::DebugInfoKind::PRODUCER_INFO;
+const auto kProbeKind = c10::DebugInfoKind::PRODUCER_INFO;
 
 struct Probe : c10::DebugInfoBase {
   explicit Probe(int32_t number) : number(number) {}
