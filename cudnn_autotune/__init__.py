@@ -40,11 +40,10 @@ from cudnn_autotune.tuning.settings import (
 )
 
 if extension_available():
-    from cudnn_autotune.tuning import miss as tuning
-    from cudnn_autotune.tuning import serving
+    from cudnn_autotune.tuning import miss, serving
 
     CudnnError: type[RuntimeError] = _C.CudnnError
-    _C.set_miss_handler(tuning.choose)
+    _C.set_miss_handler(miss.choose)
     _C.set_known_handler(serving.during_capture)
 else:
     CudnnError = RuntimeError

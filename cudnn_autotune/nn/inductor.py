@@ -122,14 +122,11 @@ def _register(conv: Any) -> None:
 
     lowering.lowerings[aten_convolution] = lower_convolution
     lowering.register_lowering(_mark_input, type_promotion_kind=None)(lambda input, *_: input)
-    lowering.add_needs_realized_inputs(
-        [_mark_input, *(getattr(torch.ops.cudnn_autotune, name).default for name in _BACKWARD)]
-    )
+    operators = torch.ops.cudnn_autotune
+    backward = [operators.conv_dgrad.default, operators.conv_wgrad.default]
+    lowering.add_needs_realized_inputs([_mark_input, *backward])
     decomposition.register_decomposition(_conv_fprop)(conv_fprop)
     decomposition.fast_random_decomps.cache_clear()
-
-
-_BACKWARD = ("conv_dgrad", "conv_wgrad")
 
 
 def _register_if_known(conv: ModuleType) -> None:

@@ -218,14 +218,14 @@ def test_what_is_pinned_needs_no_tuning() -> None:
 
 @pytest.mark.search
 def test_nobody_hears_of_what_was_only_asked_for() -> None:
-    from cudnn_autotune.tuning import miss as tuning
+    from cudnn_autotune.tuning import miss
 
     class Chooses(nn.Module):
         """As C++ asks for the choice of a problem; a pin is all that needs no GPU."""
 
         def forward(self, x: Tensor, w: Tensor, y: Tensor) -> Tensor:
             sampling, limit = ca.get_sampling(), _C.benchmark_limit_of_call()
-            tuning.choose(problem.native(), sampling, -1, limit, 0, x, w, y)
+            miss.choose(problem.native(), sampling, -1, limit, 0, x, w, y)
             return x
 
     problem = make("resnet_fp16_nhwc")

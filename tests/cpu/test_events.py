@@ -156,7 +156,7 @@ def test_a_tool_that_shows_how_far_it_is_needs_no_line(said: Said) -> None:
 
 SLOW = """
 import time
-from cudnn_autotune import events
+from cudnn_autotune.tuning import events
 with events.SEARCHES.searching():
     time.sleep(2.5)
     print("searched")

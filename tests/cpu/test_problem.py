@@ -13,6 +13,7 @@ from references import CONVOLUTIONS, convolution
 from torch.utils.flop_counter import conv_flop_count
 
 import cudnn_autotune as ca
+from cudnn_autotune.engines.problem import OPERATIONS
 
 GOOD: dict[str, Any] = {
     "op": "fprop",
@@ -174,7 +175,7 @@ def test_output_shape_is_pytorchs(geometry: dict[str, Any]) -> None:
 
 @given(geometries())
 def test_flops_are_what_pytorch_counts(geometry: dict[str, Any]) -> None:
-    for op in ca.problem.OPERATIONS:
+    for op in OPERATIONS:
         problem = ca.ConvProblem(op=op, **geometry)
         shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
         assert problem.flops == conv_flop_count(*map(list, shapes))

@@ -285,7 +285,7 @@ def test_another_process_knows_it(folder: Path) -> None:
     remembering.keep(choice())
     code = (
         "import torch, cudnn_autotune as ca\n"
-        "from cudnn_autotune import remembering\n"
+        "from cudnn_autotune.tuning import remembering\n"
         "p = ca.ConvProblem('fprop', (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)\n"
         "print(remembering.find(p, 'auto', None, 0, 0).text)\n"
     )

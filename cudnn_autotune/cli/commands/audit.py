@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import plot, record_file, report, scenes
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
-from cudnn_autotune.cli import options as options
+from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands.audit_gpu import audit_gpu
 from cudnn_autotune.cli.commands.output_file import check_output, writing
 from cudnn_autotune.cli.commands.plot_option import plot_option

@@ -16,7 +16,7 @@ from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.plan import Plan
 from cudnn_autotune.audit.processes import ProcessFailure
 from cudnn_autotune.audit.schedule import Session
-from cudnn_autotune.cli import options as options
+from cudnn_autotune.cli import options
 from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.timers.telemetry import Gpu, Telemetry
 

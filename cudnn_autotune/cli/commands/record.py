@@ -13,7 +13,7 @@ import torch
 from click.core import ParameterSource
 
 from cudnn_autotune.audit import layers
-from cudnn_autotune.cli import options as options
+from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.commands.output_file import check_new, check_output, force_option, writing
 from cudnn_autotune.engines.candidates import Candidates

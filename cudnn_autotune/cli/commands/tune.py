@@ -12,7 +12,7 @@ import click
 import torch
 
 from cudnn_autotune import sampling
-from cudnn_autotune.cli import options as options
+from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.commands.store_option import store_option
 from cudnn_autotune.cli.options import refuse
