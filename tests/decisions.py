@@ -111,5 +111,5 @@ def measured_otherwise(known: Decision, time_ms: float, day: int) -> Decision:
     """The same decision, measured again."""
     first, *others = known.selection.ranking
     ranking = [dataclasses.replace(first, time_ms=time_ms), *others]
-    moment = dataclasses.replace(known.provenance, time=f"2026-01-{day:02}T12:00:00Z")
-    return dataclasses.replace(known, selection=selection(ranking), provenance=moment)
+    provenance = dataclasses.replace(known.provenance, time=f"2026-01-{day:02}T12:00:00Z")
+    return dataclasses.replace(known, selection=selection(ranking), provenance=provenance)

@@ -86,7 +86,7 @@ class Simulated:
             tuning_ms=timer.elapsed_ms(),
             selection=selection,
             relative_error=None,
-            struck=(),
+            rejected=(),
         )
         remembering.keep(choice)
         return choice

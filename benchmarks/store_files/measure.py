@@ -55,9 +55,9 @@ def decision(number: int, candidates: int) -> Decision:
         wall_ms=240.3,
         clock_mhz=1980.0,
     )
-    moment = Provenance("580.159.04", "2.11.0", "0.1.0", "2026-01-01T12:00:00Z")
+    provenance = Provenance("580.159.04", "2.11.0", "0.1.0", "2026-01-01T12:00:00Z")
     selection = Selection(tuple(ranking), 40 * candidates, evidence)
-    return Decision(problem(number), "auto", 0, None, selection, 2e-4, (), moment)
+    return Decision(problem(number), "auto", 0, None, selection, 2e-4, (), provenance)
 
 
 def filled(path: Path, entries: int, candidates: int) -> int:

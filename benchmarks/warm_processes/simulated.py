@@ -82,5 +82,5 @@ def tuned(problem: ca.ConvProblem, mode: str, seed: int = 0) -> ca.Choice:
         tuning_ms=(time.perf_counter() - begin) * 1e3,
         selection=selection,
         relative_error=None,
-        struck=(),
+        rejected=(),
     )

@@ -212,8 +212,10 @@ def _told(choice: choice_log.Choice, tuning_ms: float, peak_mb: float) -> Pick:
     if choice.selection is None:
         return Pick(text=choice.text, tuning_ms=tuning_ms, peak_mb=peak_mb)
     # Infinite where NaN was left in the output, or the engine failed.
-    struck = {text: error if 0 <= error <= MOST else None for text, error in choice.struck}
-    told = dataclasses.replace(pick_of(choice.selection, tuning_ms), peak_mb=peak_mb, struck=struck)
+    rejected = {text: error if 0 <= error <= MOST else None for text, error in choice.rejected}
+    told = dataclasses.replace(
+        pick_of(choice.selection, tuning_ms), peak_mb=peak_mb, rejected=rejected
+    )
     if told.text == choice.text:
         return told
     # What the mode chose was wrong: its claims are of another one.

@@ -102,7 +102,7 @@ class Pick:
     disturbed: int = 0
     peak_mb: float | None = None
     """Memory that the first call took beyond its operands, in MiB, where it was measured."""
-    struck: dict[str, float | None] = field(default_factory=dict)
+    rejected: dict[str, float | None] = field(default_factory=dict)
     """Faster candidates whose output was wrong, and their relative errors; None: infinite."""
     passed_over: dict[str, str] = field(default_factory=dict)
     """What the mode says of the candidates that it did not take; once the case is judged, of those

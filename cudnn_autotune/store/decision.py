@@ -26,10 +26,10 @@ class Decision:
         sampling: the mode that measured.
         benchmark_limit: how many candidates it was to look at; 0: all.
         workspace_limit: the bytes that a candidate was allowed; None: no limit.
-        selection: the ranking, the chosen one first (those in ``struck`` may come before it).
+        selection: the ranking, the chosen one first (those in ``rejected`` may come before it).
             Candidates that were never timed are dropped here, but for the chosen one.
         relative_error: of the chosen one's output against a reference; None: not checked.
-        struck: ``(engine text, relative error)`` of candidates whose output was wrong; an error
+        rejected: ``(engine text, relative error)`` of candidates whose output was wrong; an error
             that is no finite number is kept as infinity.
 
     Raises:
@@ -42,7 +42,7 @@ class Decision:
     workspace_limit: int | None
     selection: Selection
     relative_error: float | None = None
-    struck: tuple[tuple[str, float], ...] = ()
+    rejected: tuple[tuple[str, float], ...] = ()
     provenance: Provenance = field(default_factory=Provenance)
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Decision:
                 raise TypeError(
                     f"selection.ranking must hold Timed, each of a Candidate, got {shown(entry)}"
                 )
-        object.__setattr__(self, "struck", _all_struck(self.struck))
+        object.__setattr__(self, "rejected", _all_rejected(self.rejected))
         chosen = self.chosen
         kept: dict[str, Timed] = {}
         for entry in self.selection.ranking:
@@ -76,22 +76,22 @@ class Decision:
         """The problem, without determinism, and who measured: one line, for people too.
 
         Constraints under which it was measured (determinism, workspace) are not part of it: see
-        :meth:`under`.
+        :meth:`restricted_to`.
         """
         return key_of(self.problem, self.sampling, self.benchmark_limit)
 
     @property
     def chosen(self) -> Timed | None:
         """The first of the ranking whose output was not wrong; None where all were."""
-        wrong = {text for text, _ in self.struck}
+        wrong = {text for text, _ in self.rejected}
         return next((e for e in self.selection.ranking if e.candidate.text not in wrong), None)
 
-    def under(self, deterministic: bool, workspace_limit: int | None) -> Decision | None:
+    def restricted_to(self, deterministic: bool, workspace_limit: int | None) -> Decision | None:
         """The same measurement, ranked for other constraints; nothing is timed.
 
         The result ranks the candidates that may serve, and no other: within the limit,
-        deterministic if asked for, timed, not struck. The chosen one stays the chosen one if it may
-        serve; else the fastest takes its place (see ``rerank``).
+        deterministic if asked for, timed, not rejected. The chosen one stays the chosen one if it
+        may serve; else the fastest takes its place (see ``rerank``).
 
         Returns:
             None where it was measured under tighter constraints, since it then lacks candidates;
@@ -107,8 +107,8 @@ class Decision:
         chosen = self.chosen
         if chosen is None:
             return None
-        selection = rerank.under(
-            self.selection, chosen, dict(self.struck), deterministic, workspace_limit
+        selection = rerank.restricted_to(
+            self.selection, chosen, dict(self.rejected), deterministic, workspace_limit
         )
         if selection is None:
             return None
@@ -130,16 +130,19 @@ class Decision:
             "workspace_limit": self.workspace_limit,
             "selection": self.selection.to_json(),
             "relative_error": self.relative_error,
-            "struck": [[text, e if math.isfinite(e) else None] for text, e in self.struck],
+            "rejected": [[text, e if math.isfinite(e) else None] for text, e in self.rejected],
             "provenance": self.provenance.to_json(),
         }
 
     @classmethod
     def from_json(cls, tree: Any, place: str = "decision") -> Decision:
         """Raises ValueError naming the place and what is allowed there."""
+        if isinstance(tree, dict) and "struck" in tree and "rejected" not in tree:
+            # As this field was once called.
+            tree = {("rejected" if k == "struck" else k): v for k, v in tree.items()}
         fields = Node(tree, place).fields(
             *("problem", "sampling", "benchmark_limit", "workspace_limit", "selection"),
-            *("relative_error", "struck", "provenance"),
+            *("relative_error", "rejected", "provenance"),
         )
         limit = fields["workspace_limit"]
         selection = fields["selection"]
@@ -152,7 +155,7 @@ class Decision:
                 workspace_limit=None if limit.value is None else limit.integer(),
                 selection=Selection.from_json(selection.value),
                 relative_error=fields["relative_error"].number_or_null(),
-                struck=tuple(_struck(node) for node in fields["struck"].items()),
+                rejected=tuple(_rejected(node) for node in fields["rejected"].items()),
                 provenance=Provenance.from_json(
                     fields["provenance"].value, fields["provenance"].place
                 ),
@@ -181,7 +184,7 @@ def admits(outer: int | None, inner: int | None) -> bool:
     return outer is None or (inner is not None and inner <= outer)
 
 
-def _struck(node: Node) -> tuple[str, float]:
+def _rejected(node: Node) -> tuple[str, float]:
     pair = list(node.items())
     if len(pair) != 2:
         raise node.error("a list of a text and a relative error")
@@ -189,14 +192,14 @@ def _struck(node: Node) -> tuple[str, float]:
     return pair[0].text(), math.inf if error is None else error
 
 
-def _all_struck(struck: object) -> tuple[tuple[str, float], ...]:
+def _all_rejected(rejected: object) -> tuple[tuple[str, float], ...]:
     try:
-        pairs = [(text, error) for text, error in cast("Iterable[tuple[str, float]]", struck)]
+        pairs = [(text, error) for text, error in cast("Iterable[tuple[str, float]]", rejected)]
         if all(isinstance(text, str) for text, _ in pairs):
             return tuple((text, _error(error)) for text, error in pairs)
     except (TypeError, ValueError):
         pass
-    raise TypeError(f"struck must be pairs of a text and a number, got {shown(struck)}")
+    raise TypeError(f"rejected must be pairs of a text and a number, got {shown(rejected)}")
 
 
 def _error(value: float) -> float:

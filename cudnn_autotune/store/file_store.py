@@ -19,9 +19,9 @@ from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.folder import file_in
 from cudnn_autotune.store.lookup import Lookup
-from cudnn_autotune.store.notices import say_once
+from cudnn_autotune.store.notices import warn_once
 from cudnn_autotune.store.pending import Pending
-from cudnn_autotune.store.precedence import moment
+from cudnn_autotune.store.precedence import measured_at
 from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.store.provenance import Provenance
 from cudnn_autotune.store.synced_file import SyncedFile
@@ -93,7 +93,7 @@ class Store(Lookup):
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
         relative_error: float | None = None,
-        struck: Iterable[tuple[str, float]] = (),
+        rejected: Iterable[tuple[str, float]] = (),
     ) -> None:
         """Keeps what was measured just now; the arguments are those of ``Decision``, and so are
         the errors."""
@@ -104,7 +104,7 @@ class Store(Lookup):
             workspace_limit=workspace_limit,
             selection=selection,
             relative_error=relative_error,
-            struck=struck,  # type: ignore[arg-type]  # Decision makes a tuple of it
+            rejected=rejected,  # type: ignore[arg-type]  # Decision makes a tuple of it
             provenance=Provenance.now(),
         )
         self.add([decision], are_latest=True)
@@ -145,7 +145,7 @@ class Store(Lookup):
         gone = {entry.name_of(decision): decision for decision in _checked(decisions)}
         return self._change([], gone) if gone else 0
 
-    def strike(self, answer: Decision) -> None:
+    def reject(self, answer: Decision) -> None:
         """Notes that the chosen one of what :meth:`find` has answered cannot serve: it no longer
         builds, or its output is wrong. The next best of the same measurement takes its place."""
         if not isinstance(answer, Decision):
@@ -153,10 +153,10 @@ class Store(Lookup):
         constraints = (answer.problem.deterministic, answer.workspace_limit)
         failed = (answer.selection.winner.candidate.text, math.inf)
         with LOCK:
-            known = [d for d in self._known(answer.key) if d.under(*constraints) == answer]
+            known = [d for d in self._known(answer.key) if d.restricted_to(*constraints) == answer]
         if known:
-            struck = [replace(d, struck=(*d.struck, failed)) for d in known]
-            self._change(struck, {entry.name_of(d): d for d in known})
+            rejected = [replace(d, rejected=(*d.rejected, failed)) for d in known]
+            self._change(rejected, {entry.name_of(d): d for d in known})
 
     def keys(self) -> Iterator[str]:
         """The ``Decision.key`` of each entry, once; none of them is parsed."""
@@ -179,8 +179,8 @@ class Store(Lookup):
 
     def _find(self, key: str, deterministic: bool, workspace_limit: int | None) -> Decision | None:
         def known() -> Decision | None:
-            fitting = [d.under(deterministic, workspace_limit) for d in self._known(key)]
-            return max(filter(None, fitting), key=moment, default=None)
+            fitting = [d.restricted_to(deterministic, workspace_limit) for d in self._known(key)]
+            return max(filter(None, fitting), key=measured_at, default=None)
 
         return self._looked_up(known)
 
@@ -242,7 +242,7 @@ class Store(Lookup):
         except ValueError as error:
             message = f"{self.path}: an entry is not served: {error} ({line[:200]!r})"
             _log.debug(message)
-            say_once((self.path, "entry"), message)
+            warn_once((self.path, "entry"), message)
             return None
 
     def _change(

@@ -38,10 +38,10 @@ class Layered(Lookup):
         keys = chain.from_iterable(store.keys() for store in (self.user, *self.shipped))
         return iter(dict.fromkeys(keys))
 
-    def strike(self, answer: Decision) -> None:
-        """As ``Store.strike``; of what was shipped this process alone takes note."""
+    def reject(self, answer: Decision) -> None:
+        """As ``Store.reject``; of what was shipped this process alone takes note."""
         for store in (self.user, *self.shipped):
-            store.strike(answer)
+            store.reject(answer)
 
     def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> None:
         """To the user's store, as ``Store.add``."""

@@ -24,7 +24,7 @@ class Lookup(ABC):
         benchmark_limit: int = 0,
     ) -> Decision | None:
         """What serves ``problem`` within ``workspace_limit`` (bytes; None: no limit), without
-        timing anything (``Decision.under``); None where that must be measured first.
+        timing anything (``Decision.restricted_to``); None where that must be measured first.
 
         Raises:
             TypeError, ValueError: naming the argument, and what is allowed.

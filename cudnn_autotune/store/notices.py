@@ -20,7 +20,7 @@ _INSIDE = tuple(
 )
 
 
-def say_once(about: Hashable, message: str) -> None:
+def warn_once(about: Hashable, message: str) -> None:
     """A UserWarning, and a line in the log at level INFO, the first time in this process that it
     is said.
 

@@ -32,10 +32,10 @@ def prevailing(decisions: Iterable[Decision]) -> list[Decision]:
     return [decision for decision in (plain, strict) if decision]
 
 
-def moment(decision: Decision) -> tuple[int, str]:
+def measured_at(decision: Decision) -> tuple[int, str]:
     """When it was measured, in an order that sorts as times do. A time that is yet to come tells of
     a clock that was wrong, and nothing of when that was: it is before all others."""
-    revision, time = _said_moment(decision)
+    revision, time = _stated_time(decision)
     return revision, time if time <= utc_text(datetime.now(UTC)) else ""
 
 
@@ -46,14 +46,14 @@ def as_latest(decision: Decision, known: Iterable[Decision]) -> Decision:
     for other in known:
         if _with_revision(other, decision.provenance.revision) == decision:
             return other
-        said.append(_said_moment(other))
+        said.append(_stated_time(other))
     latest = max(said, default=None)
-    if latest is None or latest < moment(decision):
+    if latest is None or latest < measured_at(decision):
         return decision
     return _with_revision(decision, latest[0] + 1)
 
 
-def _said_moment(decision: Decision) -> tuple[int, str]:
+def _stated_time(decision: Decision) -> tuple[int, str]:
     return decision.provenance.revision, decision.provenance.time
 
 
@@ -67,8 +67,8 @@ def _beats(one: Decision, other: Decision) -> bool:
         return admits(one.workspace_limit, other.workspace_limit)
     if _allowed_ms(one) != _allowed_ms(other):
         return _allowed_ms(one) > _allowed_ms(other)
-    if moment(one) != moment(other):
-        return moment(one) > moment(other)
+    if measured_at(one) != measured_at(other):
+        return measured_at(one) > measured_at(other)
     # Two of the same moment are settled alike everywhere.
     return _text(one) > _text(other)
 

@@ -11,10 +11,10 @@ from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import ties
 
 
-def under(
+def restricted_to(
     selection: Selection,
     chosen: Timed,
-    struck: Container[str],
+    rejected: Container[str],
     deterministic: bool,
     workspace_limit: int | None,
 ) -> Selection | None:
@@ -28,7 +28,7 @@ def under(
 
     Args:
         chosen: the entry of ``selection`` that serves where nothing is constrained.
-        struck: texts of the candidates whose output was wrong.
+        rejected: texts of the candidates whose output was wrong.
         workspace_limit: bytes; None: no limit.
     """
     by_text = {entry.candidate.text: entry.candidate for entry in selection.ranking}
@@ -40,7 +40,7 @@ def under(
         return is_small and not (deterministic and varies)
 
     def may_serve(entry: Timed) -> bool:
-        if entry.candidate.text in struck or not fits(entry.candidate):
+        if entry.candidate.text in rejected or not fits(entry.candidate):
             return False
         if entry is not chosen and entry.time_ms is None:
             return False

@@ -14,7 +14,7 @@ import torch
 
 from cudnn_autotune.store import Environment, Layered, Store
 from cudnn_autotune.store.folder import SUFFIX, located
-from cudnn_autotune.store.notices import say_once
+from cudnn_autotune.store.notices import warn_once
 from cudnn_autotune.store.process_lock import LOCK
 
 MODE_VARIABLE = "CUDNN_AUTOTUNE_CACHE"
@@ -92,7 +92,7 @@ def _shipped(paths: Iterable[StorePath]) -> tuple[Path, ...]:
     found = tuple(located(one, "shipped") for one in paths)
     for one in found:
         if one.suffix == SUFFIX and not os.path.exists(one):
-            say_once((one, "shipped"), f"shipped: {one} does not exist")
+            warn_once((one, "shipped"), f"shipped: {one} does not exist")
     return found
 
 
@@ -119,7 +119,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
         mode = check_store_mode(text or StoreSettings().mode, MODE_VARIABLE)
     except ValueError as error:
         mode = "off"
-        say_once((MODE_VARIABLE, text), f"{error}: nothing is read or kept")
+        warn_once((MODE_VARIABLE, text), f"{error}: nothing is read or kept")
     set_store(mode=mode)
 
 

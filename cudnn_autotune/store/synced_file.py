@@ -15,7 +15,7 @@ from cudnn_autotune.store import disk_file, file_format
 from cudnn_autotune.store.content import Changes, Content, State
 from cudnn_autotune.store.entry import NoEntryError
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.store.notices import say_once
+from cudnn_autotune.store.notices import warn_once
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class SyncedFile:
                 done = f"it cannot be set aside ({error}), {_IN_MEMORY}"
                 self._tell_damaged(done, self.content, self._stamp)
             else:
-                say_once(
+                warn_once(
                     (self.path, "unwritable"),
                     f"{self.path} cannot be written, {_IN_MEMORY}: {error}",
                 )
@@ -186,7 +186,7 @@ class SyncedFile:
 
     def _tell_damaged(self, done: str, content: Content, stamp: disk_file.Stamp | None) -> None:
         if content.state is State.DAMAGED:
-            say_once(
+            warn_once(
                 # Setting it aside has changed its ctime.
                 (self.path, "damaged", stamp and stamp[:3]),
                 f"{self.path} is damaged ({content.why}); {done}; decisions in it that are intact "
@@ -202,7 +202,7 @@ class SyncedFile:
             _log.info("%s is not asked: %s", self.path, why)
             return
         done = "is not asked" if self._read_only else f"is left alone, {_IN_MEMORY}"
-        say_once((self.path, state), f"{self.path} {done}: {why}")
+        warn_once((self.path, state), f"{self.path} {done}: {why}")
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Choice:
     relative_error: float | None
     """Of the chosen one's output against a reference (``checking``); None where nothing was
     searched, or where the operands or the memory did not allow a check."""
-    struck: tuple[tuple[str, float], ...]
+    rejected: tuple[tuple[str, float], ...]
     """``(engine text, relative error)`` of candidates that were faster but wrong."""
     origin: str = "tuned"
     """Where it comes from: ``tuned`` here and now, ``store``, ``agreed`` (between ranks) or

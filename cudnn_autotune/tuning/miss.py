@@ -92,7 +92,7 @@ def _choose(
             tuning_ms=(time.perf_counter() - start) * 1e3,
             selection=outcome.selection,
             relative_error=outcome.relative_error,
-            struck=outcome.struck,
+            rejected=outcome.rejected,
             origin="tuned" if source is None else source.origin,
             provenance=provenance,
         )
@@ -185,8 +185,8 @@ def _first_right(
     workspace_limit: int | None,
     tensors: Tensors,
 ) -> Outcome:
-    """The best of ``selection`` whose output is right; those before it are struck."""
-    struck: list[tuple[str, float]] = []
+    """The best of ``selection`` whose output is right; those before it are rejected."""
+    rejected: list[tuple[str, float]] = []
     for timed in selection.ranking:
         text = timed.candidate.text
         plan = plans.get(text)
@@ -197,7 +197,7 @@ def _first_right(
             continue  # of what no heuristic lists it is known only now
         error = verdict.error_of(problem, text, plan, tensors)
         if verdict.is_right(problem, text, error):
-            return Outcome(selection, timed, plan, error, tuple(struck))
+            return Outcome(selection, timed, plan, error, tuple(rejected))
         assert error is not None
-        struck.append((text, error))
-    return Outcome(selection, struck=tuple(struck))
+        rejected.append((text, error))
+    return Outcome(selection, rejected=tuple(rejected))

@@ -110,7 +110,7 @@ class OnlineChores:
         self._prepared.errors[candidate.text] = error
         if not verdict.is_right(self._problem, candidate.text, error):
             assert error is not None
-            self._prepared.struck.append((candidate.text, error))
+            self._prepared.rejected.append((candidate.text, error))
             self._prepared.first_fails = "wrong" if is_first else self._prepared.first_fails
             return None
         return None if is_first else (candidate, plan)
@@ -183,5 +183,5 @@ class OnlinePolicy:
     def tell(self, selection: Selection) -> None:
         chosen = selection.winner
         error = self._prepared.errors.get(chosen.candidate.text)
-        outcome = Outcome(selection, chosen, None, error, tuple(self._prepared.struck))
+        outcome = Outcome(selection, chosen, None, error, tuple(self._prepared.rejected))
         self._remember(outcome)

@@ -67,7 +67,7 @@ class Prepared:
     """Why the first one cannot be chosen; empty: it is right, or not checked yet."""
     errors: dict[str, float | None] = field(default_factory=dict)
     """Of each one that was checked, by its text: as ``checking.relative_error``."""
-    struck: list[tuple[str, float]] = field(default_factory=list)
+    rejected: list[tuple[str, float]] = field(default_factory=list)
     """Those of them that are wrong."""
     remarks: list[str] = field(default_factory=list)
     """What the evidence should say of it."""

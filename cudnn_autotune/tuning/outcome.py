@@ -16,4 +16,4 @@ class Outcome:
     chosen: Timed | None = None
     plan: _C.Plan | None = None
     relative_error: float | None = None
-    struck: tuple[tuple[str, float], ...] = ()
+    rejected: tuple[tuple[str, float], ...] = ()

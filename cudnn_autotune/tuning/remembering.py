@@ -64,7 +64,9 @@ def find(
         if problem in _tuned_anew:
             return None
         agreed = _agreed.get((device, key_of(problem, sampling, benchmark_limit)))
-    decision = None if agreed is None else agreed.under(problem.deterministic, workspace_limit)
+    decision = (
+        None if agreed is None else agreed.restricted_to(problem.deterministic, workspace_limit)
+    )
     if decision is not None:
         return _known(decision, "agreed")
     if store_settings.is_read():
@@ -84,7 +86,7 @@ def _known(decision: Decision, origin: str) -> Known:
     return Known(decision.selection.winner.candidate.text, origin, decision)
 
 
-def strike(known: Known, device: int) -> None:
+def reject(known: Known, device: int) -> None:
     """Notes that what is known cannot serve on ``device``: it would else be preferred to what will
     be tuned instead, for ever. What is pinned stays."""
     if known.decision is None:
@@ -93,7 +95,7 @@ def strike(known: Known, device: int) -> None:
         with _lock:
             _agreed.pop((device, known.decision.key), None)
     if store_settings.is_read() or store_settings.is_written():
-        later.change(partial(store_settings.layers(device).strike, known.decision))
+        later.change(partial(store_settings.layers(device).reject, known.decision))
 
 
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:
@@ -135,7 +137,7 @@ def decision_of(choice: Choice) -> Decision:
         workspace_limit=choice.workspace_limit,
         selection=replace(selection, ranking=(chosen, *others)),
         relative_error=choice.relative_error,
-        struck=choice.struck,
+        rejected=choice.rejected,
         provenance=choice.provenance or provenance_now(choice.device),
     )
 
@@ -160,7 +162,7 @@ def choice_of(known: Decision, device: int, origin: str) -> Choice:
         tuning_ms=0.0,
         selection=known.selection,
         relative_error=known.relative_error,
-        struck=known.struck,
+        rejected=known.rejected,
         origin=origin,
         provenance=known.provenance,
     )

@@ -67,9 +67,9 @@ def served_by(
         reason, found = unfit.args
         _C.count_fallback(reason)
         _log.warning("%s: %s (%s): %s (%s)", problem.text, known.text, known.origin, reason, found)
-        remembering.strike(known, device)
+        remembering.reject(known, device)
         return None
-    return Outcome(decision.selection, decision.selection.winner, plan, error, decision.struck)
+    return Outcome(decision.selection, decision.selection.winner, plan, error, decision.rejected)
 
 
 def during_capture(

@@ -33,7 +33,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.configs import check_workspace_limit
 from cudnn_autotune.sampling.strategy import check_mode_name
-from cudnn_autotune.store.notices import say_once
+from cudnn_autotune.store.notices import warn_once
 
 DEFAULT_SAMPLING = "auto"
 _INT32_MAX = 2**31 - 1
@@ -226,7 +226,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
             said[variable] = value_of(text, variable) if text else None
         except ValueError as error:
             said[variable] = None
-            say_once((variable, text), f"{error}: it is passed over")
+            warn_once((variable, text), f"{error}: it is passed over")
     mode, workspace_limit, benchmark_limit, budget_ms, plans = said.values()
     # By its name only: who registers a mode can do so only after the import.
     _C.set_sampling(mode or DEFAULT_SAMPLING)

@@ -309,7 +309,7 @@ def test_round_trip(tmp_path: Path) -> None:
     found.picks["auto"]["1"]["case1"] = Pick(
         text="c",
         throttle_reasons=("sw_power_cap",),
-        struck={"x": 0.5, "y": None},
+        rejected={"x": 0.5, "y": None},
         regret_bound=0.01,
         remarks=("a remark",),
     )

@@ -36,12 +36,12 @@ def test_our_call(op: str) -> None:
 @pytest.mark.parametrize("error", [math.inf, math.nan, 1e30])
 def test_an_engine_that_was_wrong_beyond_measure_is_told_and_read(error: float) -> None:
     chosen = Timed(candidate("eng2"), 1.0, 3)
-    struck = (("eng1", error), ("eng3", 0.25))
+    rejected = (("eng1", error), ("eng3", 0.25))
     selection = Selection((Timed(candidate("eng1"), 0.9, 3), chosen), total_samples=6)
     choice = Choice(
-        PROBLEM, 0, "race", None, 0, "eng2", chosen, 10.0, selection, 1e-4, struck=struck
+        PROBLEM, 0, "race", None, 0, "eng2", chosen, 10.0, selection, 1e-4, rejected=rejected
     )
     pick = gpu._told(choice, 12.0, 0.5)
     assert pick.text == "eng2"
-    assert pick.struck == {"eng1": None, "eng3": 0.25}
+    assert pick.rejected == {"eng1": None, "eng3": 0.25}
     assert decode(Pick, json.loads(json.dumps(encode(pick)))) == pick

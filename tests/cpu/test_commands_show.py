@@ -249,8 +249,8 @@ def test_constraints_are_told(tmp_path: Path) -> None:
 
 def test_all_outputs_wrong(tmp_path: Path) -> None:
     made = decisions()[3]
-    struck = tuple((entry.candidate.text, 0.5) for entry in made.selection.ranking)
-    file = fill(tmp_path, [replace(made, struck=struck)])
+    rejected = tuple((entry.candidate.text, 0.5) for entry in made.selection.ranking)
+    file = fill(tmp_path, [replace(made, rejected=rejected)])
     text = succeeded("show", "--store", file)
     assert "aten" in text
     assert "every other's output was wrong" in text

@@ -162,10 +162,13 @@ def test_what_is_of_another_type_is_named(call: Callable[[], object], message: s
         (lambda store: store.put(PROBLEM, "x"), "selection must be a Selection, got 'x'"),
         (lambda store: store.put(PROBLEM, ca.Selection((5,), 1)), "ranking must hold Timed.* 5"),
         (lambda store: store.put(PROBLEM, ca.Selection((ca.Timed("x", 1.0, 1),), 1)), "Candidate"),
-        (lambda store: store.put(PROBLEM, STORED, struck=5), "struck must be pairs .* got 5"),
-        (lambda store: store.put(PROBLEM, STORED, struck=["aten"]), "struck must be pairs"),
-        (lambda store: store.put(PROBLEM, STORED, struck=[("aten", "x")]), "struck must be pairs"),
-        (lambda store: store.strike("x"), "answer must be a Decision, got 'x'"),
+        (lambda store: store.put(PROBLEM, STORED, rejected=5), "rejected must be pairs .* got 5"),
+        (lambda store: store.put(PROBLEM, STORED, rejected=["aten"]), "rejected must be pairs"),
+        (
+            lambda store: store.put(PROBLEM, STORED, rejected=[("aten", "x")]),
+            "rejected must be pairs",
+        ),
+        (lambda store: store.reject("x"), "answer must be a Decision, got 'x'"),
         (lambda store: store.by_key(5), "key must be a text, got 5"),
     ],
 )

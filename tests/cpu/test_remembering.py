@@ -50,7 +50,7 @@ def choice(**changes: object) -> Choice:
         "tuning_ms": 5.0,
         "selection": SELECTION,
         "relative_error": 1e-3,
-        "struck": (),
+        "rejected": (),
     }
     return Choice(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -97,7 +97,7 @@ def test_what_is_put_off_is_stored_afterwards(folder: Path) -> None:
     with later.put_off() as changes:
         remembering.keep(choice())
         with later.put_off() as inner:
-            later.change(lambda: ca.get_store().strike(next(iter(ca.get_store()))))
+            later.change(lambda: ca.get_store().reject(next(iter(ca.get_store()))))
         assert (find(), inner, list(folder.iterdir())) == (None, [], [])
     assert find() is None
     later.make_all(changes)
@@ -155,7 +155,7 @@ def test_what_nobody_timed_is_not_kept() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_a_wrong_winner_is_not_served() -> None:
-    remembering.keep(choice(text="eng2", chosen=SELECTION.ranking[1], struck=(("eng1", 0.7),)))
+    remembering.keep(choice(text="eng2", chosen=SELECTION.ranking[1], rejected=(("eng1", 0.7),)))
     assert find() == ("eng2", "store")
 
 

@@ -298,12 +298,12 @@ def test_modes_are_not_added_up() -> None:
 def test_only_wrong_outputs() -> None:
     made = decisions()[3]
     texts = [entry.candidate.text for entry in made.selection.ranking]
-    some = replace(made, struck=((texts[0], 0.5), (texts[1], math.inf)))
+    some = replace(made, rejected=((texts[0], 0.5), (texts[1], math.inf)))
     parsed = Page(rendered([some]))
     assert "wrong: relative error 0.5" in parsed.texts["span"]
     assert "wrong: relative error infinite" in parsed.texts["span"]
     assert "2 candidates gave wrong results and could not be chosen." in parsed.texts["li"]
-    every = replace(made, struck=tuple((text, 0.5) for text in texts), relative_error=None)
+    every = replace(made, rejected=tuple((text, 0.5) for text in texts), relative_error=None)
     parsed = Page(rendered([every]))
     said = "Every candidate's output was wrong: PyTorch's own path serves it."
     assert said in parsed.texts["li"]

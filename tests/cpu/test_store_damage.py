@@ -208,7 +208,7 @@ def entry_of(path: Path, number: int) -> tuple[bytes, dict[str, Any]]:
         {"environment": None},
         {"selection": {"ranking": []}},
         {"selection": "__import__('os').system('true')"},
-        {"struck": [[]]},
+        {"rejected": [[]]},
         {"code": "import os"},
     ],
     ids=str,

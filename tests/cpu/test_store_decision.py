@@ -32,7 +32,7 @@ def through_json(known: Decision) -> Decision:
         {"workspace_limit": 2**63 - 1},
         {"benchmark_limit": 10, "sampling": "race"},
         {"relative_error": None},
-        {"struck": (("eng1:KERNEL_CFG=3", 0.7), ("eng2", math.inf))},
+        {"rejected": (("eng1:KERNEL_CFG=3", 0.7), ("eng2", math.inf))},
         {"sampling": "a mode of Zoë's"},
     ],
     ids=str,
@@ -68,11 +68,11 @@ def test_a_candidate_is_kept_once() -> None:
 
 
 def test_the_chosen_one_is_the_first_that_is_not_wrong() -> None:
-    known = decision(struck=(("fastest", 0.5),))
+    known = decision(rejected=(("fastest", 0.5),))
     assert known.chosen == FRONTIER[1]
     assert known.selection.ranking == FRONTIER  # what was wrong is still told of
     wrong = tuple((entry.candidate.text, 0.5) for entry in FRONTIER)
-    assert decision(struck=wrong).chosen is None
+    assert decision(rejected=wrong).chosen is None
 
 
 def test_the_key_leaves_out_the_constraints() -> None:
@@ -126,8 +126,8 @@ def test_bad_arguments_are_named(argument: str, value: object) -> None:
 
 @pytest.mark.parametrize("error", [math.nan, math.inf, 1e300, -1.0])
 def test_an_error_that_is_no_number_is_infinite(error: float) -> None:
-    known = decision(struck=(("wrong", error),))
-    assert known.struck == (("wrong", math.inf),)
+    known = decision(rejected=(("wrong", error),))
+    assert known.rejected == (("wrong", math.inf),)
     assert through_json(known) == known
 
 
@@ -145,8 +145,8 @@ def test_an_error_that_is_no_number_is_infinite(error: float) -> None:
         (("selection", "ranking", 0, "time_ms"), math.nan, r"selection.ranking\[0\].time_ms"),
         (("selection", "evidence", "rule"), 1, "selection.evidence.rule"),
         (("relative_error",), "small", "decision.relative_error"),
-        (("struck",), [["eng1"]], r"decision.struck\[0\]: must be a list of a text and"),
-        (("struck",), [[1, 2]], r"decision.struck\[0\]\[0\]: must be a text"),
+        (("rejected",), [["eng1"]], r"decision.rejected\[0\]: must be a list of a text and"),
+        (("rejected",), [[1, 2]], r"decision.rejected\[0\]\[0\]: must be a text"),
         (("provenance", "time"), "yesterday", "decision.provenance.time: must be ISO 8601"),
         (("provenance", "driver"), 3, "decision.provenance.driver"),
         (("provenance", "revision"), -1, "decision.provenance.revision: must be a whole number"),

@@ -32,12 +32,12 @@ def quiet() -> Iterator[None]:
 def test_what_is_put_in_comes_out(tmp_path: Path) -> None:
     store = Store(tmp_path, H200)
     assert store.get(problem()) is None
-    store.put(problem(), selection(), relative_error=1e-3, struck=[("wrong", 0.5)])
+    store.put(problem(), selection(), relative_error=1e-3, rejected=[("wrong", 0.5)])
     for known in (store, Store(tmp_path, H200)):
         assert known.get(problem()) == selection()
         found = known.find(problem())
         assert found is not None
-        assert (found.relative_error, found.struck) == (1e-3, (("wrong", 0.5),))
+        assert (found.relative_error, found.rejected) == (1e-3, (("wrong", 0.5),))
         assert found.provenance.cudnn_autotune == ca.__version__
         assert found.key in known
         assert [*known] == [found]
@@ -83,7 +83,7 @@ def test_measured_under_a_limit_it_says_nothing_beyond(tmp_path: Path) -> None:
 def test_the_file_is_json_with_an_entry_a_line(tmp_path: Path) -> None:
     store = Store(tmp_path, H200)
     assert not store.path.exists()
-    store.add([decision(1), decision(2, struck=(("wrong", float("nan")),))])
+    store.add([decision(1), decision(2, rejected=(("wrong", float("nan")),))])
     text = store.path.read_text(encoding="ascii")
     tree = json.loads(text)
     assert tree["format"] == "cudnn-autotune store"
@@ -107,7 +107,7 @@ def test_text_of_every_kind_survives(tmp_path: Path) -> None:
     entry = timed(strange, 1.0, 0, strange, cut=strange)
     evidence = ca.Evidence(rule=strange, tied=(strange,), remarks=(strange, "}\n}}\n"))
     store = Store(tmp_path, H200)
-    store.put(problem(), selection([entry], evidence), sampling="modé", struck=[("\n", 0.5)])
+    store.put(problem(), selection([entry], evidence), sampling="modé", rejected=[("\n", 0.5)])
     store.add([decision(1)])
     known = Store(tmp_path, H200)
     assert known.get(problem(), sampling="modé") == selection([entry], evidence)

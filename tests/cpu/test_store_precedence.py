@@ -165,7 +165,7 @@ def test_in_whatever_order_any_come(decisions: list[Decision]) -> None:
     # Whatever one of them could answer, something that is kept can.
     for one in decisions:
         under = (one.problem.deterministic, one.workspace_limit)
-        assert any(known.under(*under) is not None for known in found)
+        assert any(known.restricted_to(*under) is not None for known in found)
 
 
 @settings(deadline=None)
@@ -179,7 +179,7 @@ def test_in_whatever_order_those_of_budgets_come(decisions: list[Decision]) -> N
     assert 1 <= len(found) <= 2
     for one in decisions:
         under = (one.problem.deterministic, one.workspace_limit)
-        assert any(known.under(*under) is not None for known in found)
+        assert any(known.restricted_to(*under) is not None for known in found)
     # Of equal constraints, what had all the time it wanted is not lost to what had not.
     for known in found:
         alike = [d for d in decisions if constraints(d) == constraints(known)]
@@ -262,7 +262,7 @@ def test_what_cannot_serve_makes_way(tmp_path: Path) -> None:
         if answer is None:
             break
         texts.append(answer.selection.winner.candidate.text)
-        one.strike(answer)
+        one.reject(answer)
     assert len(set(texts)) == len(texts) >= 2
     assert answer is None
     assert other.find(capped.problem, workspace_limit=TIGHT) is None
@@ -272,23 +272,23 @@ def test_what_cannot_serve_makes_way(tmp_path: Path) -> None:
     assert found.selection.winner == everything.selection.winner
     assert found.relative_error == everything.relative_error
     # Measured anew, under the same constraints.
-    one.strike(found)
+    one.reject(found)
     again = decision(day=3)
     one.add([again])
     assert Store(tmp_path, H200).find(everything.problem) == again
 
 
-def test_striking_loses_nothing_of_what_was_put_there_meanwhile(tmp_path: Path) -> None:
+def test_rejecting_loses_nothing_of_what_was_put_there_meanwhile(tmp_path: Path) -> None:
     one, other = Store(tmp_path, H200), Store(tmp_path, H200)
     one.add([decision(day=1)])
     answer = one.find(decision().problem)
     assert answer is not None
     other.add([decision(day=3)])
-    one.strike(answer)
+    one.reject(answer)
     assert list(Store(tmp_path, H200)) == [decision(day=3)]
 
 
-def test_what_was_shipped_is_struck_in_memory(tmp_path: Path) -> None:
+def test_what_was_shipped_is_rejected_in_memory(tmp_path: Path) -> None:
     Store(tmp_path / "shipped", H200).add([decision()])
     user = Store(tmp_path / "user", H200)
     layers = Layered(user, [Store(tmp_path / "shipped", H200, read_only=True)])
@@ -296,7 +296,7 @@ def test_what_was_shipped_is_struck_in_memory(tmp_path: Path) -> None:
     user.add([tight])
     answer = layers.find(decision().problem)
     assert answer == decision()
-    layers.strike(answer)
+    layers.reject(answer)
     found = layers.find(decision().problem)
     assert found is not None
     assert found.selection.winner != decision().selection.winner

@@ -318,7 +318,7 @@ def test_lookups_go_on_while_a_change_waits_for_the_lock(tmp_path: Path) -> None
     store.add([decision(1), decision(2)])
     changes = [
         threading.Thread(target=store.add, args=([decision(3)],)),
-        threading.Thread(target=store.strike, args=(decision(2),)),
+        threading.Thread(target=store.reject, args=(decision(2),)),
     ]
     begin = time.monotonic()
     with held(store.path):
@@ -335,7 +335,7 @@ def test_lookups_go_on_while_a_change_waits_for_the_lock(tmp_path: Path) -> None
         change.join(30)
     there = Store(tmp_path, H200)
     assert len(there) == 3
-    assert [bool(known.struck) for known in there] == [False, True, False]
+    assert [bool(known.rejected) for known in there] == [False, True, False]
 
 
 def test_a_damaged_file_is_served_and_set_aside_once_the_lock_is_free(tmp_path: Path) -> None:

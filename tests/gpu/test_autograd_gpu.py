@@ -89,7 +89,7 @@ def test_autocast(layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, dtype: tor
 def test_a_backward_under_autocast_is_judged_in_its_own_type(
     layers: tuple[nn.Conv2d, ca.Conv2d], input: Tensor, dtype: torch.dtype
 ) -> None:
-    """Autocast would recast the reference, and right engines would be struck for it."""
+    """Autocast would recast the reference, and right engines would be rejected for it."""
     _, ours = layers
     ours.sampling = "race"
     output = ours(input)
@@ -98,7 +98,7 @@ def test_a_backward_under_autocast_is_judged_in_its_own_type(
     made = {choice.problem.op: choice for choice in ca.choices()}
     assert set(made) == {"fprop", "wgrad"}
     assert all(choice.problem.dtype is torch.float32 for choice in made.values())
-    assert not made["wgrad"].struck
+    assert not made["wgrad"].rejected
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)

@@ -97,7 +97,7 @@ def check_evidence(choice: ca.Choice) -> None:
     assert max(Counter(texts(choice)).values()) == 1, "a candidate is there twice"
     assert ATEN.text in texts(choice)
     assert choice.text == choice.chosen.candidate.text
-    if not choice.struck:
+    if not choice.rejected:
         assert choice.chosen == selection.winner
         assert choice.text in evidence.tied
     assert choice.time_ms is not None

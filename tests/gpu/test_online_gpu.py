@@ -163,7 +163,7 @@ def test_the_heuristics_first_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
     converge(lambda: call("dense", input, weight))
     (choice,) = ca.choices()
     assert choice.text == first.text
-    assert choice.struck == ()
+    assert choice.rejected == ()
     assert choice.total_samples > 0
     assert choice.relative_error is not None
     assert_close(call("dense", input, weight), expected("dense", input, weight), ALLOWED)
@@ -202,7 +202,7 @@ def test_the_next_best_takes_a_wrong_ones_place(wrong: tuple[set[int], list[str]
     converge(lambda: call("dense", input, weight))
     (choice,) = ca.choices()
     assert len(asked) > 2
-    assert choice.struck == ((asked[1], 0.7),)
+    assert choice.rejected == ((asked[1], 0.7),)
     assert asked[1] not in ways(choice)
 
 
@@ -218,7 +218,7 @@ def test_the_heuristics_first_is_not_kept_where_it_is_wrong(
     (choice,) = ca.choices()
     assert asked[0] == first.text
     assert choice.text != first.text
-    assert choice.struck == ((first.text, 0.7),)
+    assert choice.rejected == ((first.text, 0.7),)
 
 
 def test_a_candidate_a_call_from_the_second_on(wrong: tuple[set[int], list[str]]) -> None:
@@ -257,7 +257,7 @@ def test_a_candidate_that_cannot_be_checked_is_left_out(
     (choice,) = ca.choices()
     assert choice.total_samples > 0
     assert asked[1] not in ways(choice)
-    assert choice.struck == ()
+    assert choice.rejected == ()
 
 
 def test_any_other_error_ends_the_trial(

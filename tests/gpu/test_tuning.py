@@ -110,7 +110,7 @@ def test_every_mode_makes_a_documented_choice(mode: str, operands: tuple[Tensor,
     assert 3 <= choice.candidates <= len(offered)
     assert choice.relative_error is not None
     assert choice.relative_error < 2e-3
-    assert not choice.struck
+    assert not choice.rejected
 
 
 def test_the_default_mode_is_auto(operands: tuple[Tensor, Tensor]) -> None:

@@ -51,14 +51,14 @@ def _cells(decision: Decision, is_wide: bool) -> list[tuple[str, ...]]:
     interval = wording.interval(chosen.low_ms, chosen.high_ms) if chosen else ""
     alone = wording.milliseconds(chosen.sustained_ms if chosen else None)
     workspace = wording.size(candidate.workspace_bytes)
-    moment = when(decision.provenance.time).removesuffix(" UTC")
+    measured_at = when(decision.provenance.time).removesuffix(" UTC")
     name = f"{problem.op} {wording.shapes(problem)}"
     first = (name, ", ".join([types, *_constraints(decision)]))
     if is_wide:
         engine = (candidate.text, rule)
-        measured = (decision.sampling, moment)
+        measured = (decision.sampling, measured_at)
         return [first, engine, (time, interval), (alone,), (workspace,), measured]
-    facts = [decision.sampling, moment]
+    facts = [decision.sampling, measured_at]
     if candidate.workspace_bytes:
         facts.insert(0, f"workspace {workspace}")
     times = (time, interval, "" if alone == wording.NONE else f"alone {alone}")

@@ -28,8 +28,8 @@ def why(decision: Decision, against: Against | None) -> tuple[str, ...]:
         found.append("Nothing was timed: cuDNN's own order decided.")
     if against is not None:
         found.append(_compared(against, chosen))
-    if decision.struck:
-        wrong = wording.count(len(decision.struck), "candidate")
+    if decision.rejected:
+        wrong = wording.count(len(decision.rejected), "candidate")
         found.append(f"{wrong} gave wrong results and could not be chosen.")
     return tuple(found)
 

@@ -36,7 +36,7 @@ class Row:
     tags: tuple[tuple[str, str], ...]
     """Kind and text of what sets it apart: chosen, tied, PyTorch's pick, wrong."""
     kind: str
-    """``chosen``, ``tied``, ``struck`` or ``other``."""
+    """``chosen``, ``tied``, ``rejected`` or ``other``."""
     notes: tuple[str, ...]
     time: str
     interval: str
@@ -122,7 +122,7 @@ def shown(decision: Decision, number: int, most: int) -> Shown:
 
 def _listed(decision: Decision, most: int) -> list[Timed]:
     ranking = decision.selection.ranking
-    telling = {text for text, _ in decision.struck} | set(decision.selection.evidence.tied)
+    telling = {text for text, _ in decision.rejected} | set(decision.selection.evidence.tied)
     own = pytorchs_entry(decision.selection)
     telling |= {ATEN.text} | ({own.candidate.text} if own else set())
     if decision.chosen:
@@ -148,14 +148,14 @@ def _left_out(decision: Decision, listed: Sequence[Timed]) -> str:
 
 def _rows(decision: Decision, listed: Sequence[Timed], axis: Axis | None) -> tuple[Row, ...]:
     chosen, own = decision.chosen, pytorchs_entry(decision.selection)
-    errors, tied = dict(decision.struck), set(decision.selection.evidence.tied)
+    errors, tied = dict(decision.rejected), set(decision.selection.evidence.tied)
 
     def tags(entry: Timed) -> Iterator[tuple[str, str]]:
         text = entry.candidate.text
         if entry is chosen:
             yield "chosen", "chosen"
         elif text in errors:
-            yield "struck", f"wrong: relative error {reasons.error_text(errors[text])}"
+            yield "rejected", f"wrong: relative error {reasons.error_text(errors[text])}"
         elif text in tied:
             yield "tied", "tied"
         if text == ATEN.text:

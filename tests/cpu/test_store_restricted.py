@@ -38,7 +38,7 @@ def texts(known: Decision | None) -> list[str] | None:
 
 
 def test_as_it_was_measured_it_stays() -> None:
-    assert decision().under(False, None) == decision()
+    assert decision().restricted_to(False, None) == decision()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_as_it_was_measured_it_stays() -> None:
 def test_what_fits_is_ranked_again(
     deterministic: bool, limit: int | None, ranking: list[str]
 ) -> None:
-    found = decision().under(deterministic, limit)
+    found = decision().restricted_to(deterministic, limit)
     assert found is not None
     assert texts(found) == ranking
     assert found.problem == problem(deterministic=deterministic)
@@ -63,14 +63,14 @@ def test_what_fits_is_ranked_again(
 
 
 def test_the_winner_that_stays_keeps_its_evidence() -> None:
-    found = decision().under(False, 1 << 20)
+    found = decision().restricted_to(False, 1 << 20)
     assert found is not None
     assert found.selection.evidence == EVIDENCE
     assert found.relative_error == decision().relative_error
 
 
 def test_another_winner_claims_less() -> None:
-    found = decision().under(True, None)
+    found = decision().restricted_to(True, None)
     assert found is not None
     evidence = found.selection.evidence
     assert evidence.rule == "re-ranked: fastest"
@@ -84,7 +84,7 @@ def test_another_winner_claims_less() -> None:
 def test_of_a_tie_those_that_do_not_fit_are_left_out() -> None:
     ranking = [FRONTIER[2], *FRONTIER[:2], FRONTIER[3]]
     evidence = ca.Evidence(rule="tie: deterministic", tied=("strict", "fastest"))
-    found = decision(selection=selection(ranking, evidence)).under(True, None)
+    found = decision(selection=selection(ranking, evidence)).restricted_to(True, None)
     assert found is not None
     assert found.selection.evidence.tied == ("strict",)
     assert found.selection.evidence.rule == "tie: deterministic"
@@ -92,47 +92,47 @@ def test_of_a_tie_those_that_do_not_fit_are_left_out() -> None:
 
 def test_looser_constraints_than_measured_have_no_answer() -> None:
     strict = decision(deterministic=True, selection=selection(FRONTIER[2:]))
-    assert strict.under(False, None) is None
-    assert strict.under(True, None) is not None
+    assert strict.restricted_to(False, None) is None
+    assert strict.restricted_to(True, None) is not None
     capped = decision(workspace_limit=1 << 16, selection=selection(FRONTIER[1:]))
-    assert capped.under(False, None) is None
-    assert capped.under(False, (1 << 16) + 1) is None
-    assert texts(capped.under(False, 1 << 16)) == ["small", "strict", "slow"]
-    assert texts(capped.under(True, 1 << 12)) == ["slow"]
+    assert capped.restricted_to(False, None) is None
+    assert capped.restricted_to(False, (1 << 16) + 1) is None
+    assert texts(capped.restricted_to(False, 1 << 16)) == ["small", "strict", "slow"]
+    assert texts(capped.restricted_to(True, 1 << 12)) == ["slow"]
 
 
 def test_where_nothing_fits_there_is_no_answer() -> None:
-    assert decision(selection=selection(FRONTIER[:3])).under(False, 5) is None
-    assert decision(selection=selection(FRONTIER[:2])).under(True, None) is None
+    assert decision(selection=selection(FRONTIER[:3])).restricted_to(False, 5) is None
+    assert decision(selection=selection(FRONTIER[:2])).restricted_to(True, None) is None
 
 
 def test_a_negative_limit_is_an_error() -> None:
     with pytest.raises(ValueError, match="workspace_limit"):
-        decision().under(False, -1)
+        decision().restricted_to(False, -1)
 
 
 def test_what_was_wrong_is_never_chosen() -> None:
-    struck = decision(struck=(("strict", 0.4),))
-    assert texts(struck.under(True, None)) == ["slow"]
-    assert texts(struck.under(False, None)) == ["fastest", "small", "slow"]
-    of_all = decision(struck=tuple((entry.candidate.text, 0.4) for entry in FRONTIER))
-    assert of_all.under(False, None) is None
+    rejected = decision(rejected=(("strict", 0.4),))
+    assert texts(rejected.restricted_to(True, None)) == ["slow"]
+    assert texts(rejected.restricted_to(False, None)) == ["fastest", "small", "slow"]
+    of_all = decision(rejected=tuple((entry.candidate.text, 0.4) for entry in FRONTIER))
+    assert of_all.restricted_to(False, None) is None
 
 
 def test_where_the_first_was_wrong_the_next_of_the_ranking_serves() -> None:
     """As tuning has it, whatever the times say."""
     known = decision(
-        selection=selection([FRONTIER[0], FRONTIER[2], FRONTIER[1]]), struck=(("fastest", 0.4),)
+        selection=selection([FRONTIER[0], FRONTIER[2], FRONTIER[1]]), rejected=(("fastest", 0.4),)
     )
-    assert texts(known.under(False, None)) == ["strict", "small"]
+    assert texts(known.restricted_to(False, None)) == ["strict", "small"]
 
 
 def test_what_was_never_timed_is_not_chosen() -> None:
     """``heuristic`` times nothing: its plan serves where it fits, and says nothing of others."""
     first = timed("first", None, 1 << 20)
     known = decision(selection=selection([first, timed("next", None)]))
-    assert texts(known.under(False, 1 << 20)) == ["first"]
-    assert known.under(False, 0) is None
+    assert texts(known.restricted_to(False, 1 << 20)) == ["first"]
+    assert known.restricted_to(False, 0) is None
 
 
 def test_the_next_is_the_fastest_and_not_the_next_of_the_ranking() -> None:
@@ -142,7 +142,7 @@ def test_the_next_is_the_fastest_and_not_the_next_of_the_ranking() -> None:
         timed("a", 1.5, rank=1),
         timed("c", 2.5, rank=3),
     ]
-    assert texts(decision(selection=selection(ranking)).under(False, 0)) == ["a", "b", "c"]
+    assert texts(decision(selection=selection(ranking)).restricted_to(False, 0)) == ["a", "b", "c"]
 
 
 def test_the_steady_time_decides_where_all_that_are_near_have_one() -> None:
@@ -151,15 +151,15 @@ def test_the_steady_time_decides_where_all_that_are_near_have_one() -> None:
         timed("cool", 1.3, rank=2, sustained_ms=1.4),
         timed("hot", 1.25, rank=1, sustained_ms=1.6),
     ]
-    assert texts(decision(selection=selection(ranking)).under(False, 0)) == ["cool", "hot"]
+    assert texts(decision(selection=selection(ranking)).restricted_to(False, 0)) == ["cool", "hot"]
     # Of one that the race left far behind no steady time is needed.
     far = timed("far", 5.0, rank=3)
-    assert texts(decision(selection=selection([*ranking, far])).under(False, 0)) == [
+    assert texts(decision(selection=selection([*ranking, far])).restricted_to(False, 0)) == [
         *("cool", "hot", "far")
     ]
     # Of one that is near it is: times of one kind are compared, or none.
     near = timed("near", 1.32, rank=3)
-    assert texts(decision(selection=selection([*ranking, near])).under(False, 0)) == [
+    assert texts(decision(selection=selection([*ranking, near])).restricted_to(False, 0)) == [
         *("hot", "cool", "near")
     ]
 
@@ -175,7 +175,7 @@ def test_what_counted_in_bursts_when_it_was_measured_counts_now(
         timed("hot", 1.0, rank=1, sustained_ms=1.42),
     ]
     evidence = replace(EVIDENCE, burst_weight=burst_weight)
-    found = decision(selection=selection(ranking, evidence)).under(False, 0)
+    found = decision(selection=selection(ranking, evidence)).restricted_to(False, 0)
     assert found is not None
     assert found.selection.winner.candidate.text == first
     assert found.selection.evidence.burst_weight == burst_weight
@@ -192,7 +192,7 @@ def test_near_is_what_was_near_when_it_was_measured(reach: float, first: str) ->
         timed("unknown", 1.12, rank=3),
     ]
     evidence = replace(EVIDENCE, solo_reach=reach)
-    found = decision(selection=selection(ranking, evidence)).under(False, 0)
+    found = decision(selection=selection(ranking, evidence)).restricted_to(False, 0)
     assert found is not None
     assert found.selection.winner.candidate.text == first
     assert found.selection.evidence.solo_reach == reach
@@ -207,7 +207,7 @@ def test_ties_are_settled_by_the_rule_in_whatever_order(order: tuple[int, ...]) 
         timed("early", 2.009, 8, rank=3),
     ]
     ranking = [timed("large", 1.0, 100), *(equal[number] for number in order)]
-    found = decision(selection=selection(ranking)).under(False, 99)
+    found = decision(selection=selection(ranking)).restricted_to(False, 99)
     assert found is not None
     assert found.selection.winner.candidate.text == "early"
     assert found.selection.evidence.rule == "re-ranked: tie: earlier in cuDNN's list"
@@ -222,7 +222,7 @@ def test_of_those_that_tie_the_faster_is_taken_before_the_earlier() -> None:
         timed("early", 2.009, 8, rank=3),
         timed("late", 2.004, 8, rank=4),
     ]
-    found = decision(selection=selection(ranking)).under(False, 99)
+    found = decision(selection=selection(ranking)).restricted_to(False, 99)
     assert found is not None
     assert found.selection.winner.candidate.text == "late"
     assert found.selection.evidence.rule == "re-ranked: tie: faster"
@@ -234,18 +234,21 @@ def test_beyond_the_tie_width_time_decides() -> None:
         timed("quick", 2.0, 50, rank=2),
         timed("small", 2.0 * (1 + ties.TIE_WIDTH) + 1e-6, 0, rank=1),
     ]
-    assert texts(decision(selection=selection(ranking)).under(False, 99)) == ["quick", "small"]
+    assert texts(decision(selection=selection(ranking)).restricted_to(False, 99)) == [
+        "quick",
+        "small",
+    ]
 
 
 def test_pytorchs_own_path_counts_as_the_plan_that_it_runs() -> None:
     """It was timed once, as that plan; without it nobody knows what it would take."""
     same = Timed(ATEN, 1.0, 0, runs="fastest")
     known = decision(selection=selection([*FRONTIER, same]))
-    assert texts(known.under(True, None)) == ["strict", "slow"]
-    assert texts(known.under(False, 1 << 12)) == ["small", "slow"]
+    assert texts(known.restricted_to(True, None)) == ["strict", "slow"]
+    assert texts(known.restricted_to(False, 1 << 12)) == ["small", "slow"]
     own = Timed(ATEN, 1.1, 9)
     known = decision(selection=selection([*FRONTIER, own]))
-    assert texts(known.under(True, None)) == ["aten", "strict", "slow"]
+    assert texts(known.restricted_to(True, None)) == ["aten", "strict", "slow"]
 
 
 @pytest.mark.parametrize("preset", simulated.preset_names())
@@ -256,7 +259,7 @@ def test_of_real_selections_what_is_left_is_right(preset: str) -> None:
     known = decision(selection=found)
     limits = sorted({entry.candidate.workspace_bytes for entry in known.selection.ranking})
     for deterministic, limit in itertools.product((False, True), (None, *limits)):
-        left = known.under(deterministic, limit)
+        left = known.restricted_to(deterministic, limit)
         if left is None:
             continue
         assert set(left.selection.ranking) <= set(known.selection.ranking)
@@ -285,40 +288,42 @@ wrong = st.lists(st.integers(0, 9).map(lambda number: (f"eng{number}", 0.5)), ma
 
 @given(
     ranking=st.lists(entries, min_size=1, max_size=8),
-    struck=wrong,
+    rejected=wrong,
     first=st.tuples(st.booleans(), st.none() | st.integers(0, 100)),
     then=st.tuples(st.booleans(), st.none() | st.integers(0, 100)),
     seed=st.integers(),
 )
 def test_of_any_selection(
     ranking: list[Timed],
-    struck: list[tuple[str, float]],
+    rejected: list[tuple[str, float]],
     first: tuple[bool, int | None],
     then: tuple[bool, int | None],
     seed: int,
 ) -> None:
-    known = decision(selection=selection(ranking), struck=tuple(struck))
-    found = known.under(*first)
+    known = decision(selection=selection(ranking), rejected=tuple(rejected))
+    found = known.restricted_to(*first)
     if found is None:
         return
-    names = {text for text, _ in struck}
+    names = {text for text, _ in rejected}
     deterministic, limit = first
     for entry in found.selection.ranking:
         assert entry.candidate.text not in names
         assert limit is None or entry.candidate.workspace_bytes <= limit
         assert not (deterministic and NONDETERMINISTIC in entry.candidate.numerical_notes)
     # Once more under the same constraints changes nothing.
-    assert found.under(*first) == found
+    assert found.restricted_to(*first) == found
     # Who wins does not depend on the order of those behind the one that was chosen.
     rest = list(known.selection.ranking[1:])
     random.Random(seed).shuffle(rest)
-    mixed = decision(selection=selection([known.selection.ranking[0], *rest]), struck=tuple(struck))
+    mixed = decision(
+        selection=selection([known.selection.ranking[0], *rest]), rejected=tuple(rejected)
+    )
     if known.chosen == known.selection.ranking[0]:
-        again = mixed.under(*first)
+        again = mixed.restricted_to(*first)
         assert again is not None
         assert again.selection.winner == found.selection.winner
     # What is asked of the answer is answered as if it had been measured so.
-    further = found.under(*then)
+    further = found.restricted_to(*then)
     if further is not None:
         assert set(further.selection.ranking) <= set(found.selection.ranking)
 
