@@ -106,7 +106,7 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Search, choose, remember and run cuDNN's convolution engines."""
-    from cudnn_autotune.cli.commands.output import warnings_in_lines
+    from cudnn_autotune.cli.terminal import warnings_in_lines
 
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         codecs.register_error("cudnn_autotune", _in_ascii)

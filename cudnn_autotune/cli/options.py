@@ -1,31 +1,42 @@
-"""Options of the command line: click callbacks that read a text and refuse one that does not fit,
-saying what is allowed."""
+"""Option types and groups of options that several commands share."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import click
 
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
 
-T = TypeVar("T")
+_AGE_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 
-def read_by(read: Callable[[str], T], allowed: str) -> Callable[..., T | None]:
-    """A callback that passes an option's text through ``read``, which raises ValueError."""
+class Parsed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """The type of an option whose text a function turns into a value.
 
-    def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> T | None:
-        if value is None:
-            return None
+    Args:
+        read: raises ValueError for a text that is not allowed.
+        allowed: what is allowed, for the message that refuses such a text.
+    """
+
+    name = "text"
+
+    def __init__(self, read: Callable[[str], Any], allowed: str) -> None:
+        self._read = read
+        self._allowed = allowed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
         try:
-            return read(value)
-        except ValueError as error:
-            raise click.BadParameter(f"must be {allowed}, got {value!r}") from error
-
-    return callback
+            return self._read(value)
+        except ValueError:
+            self.fail(f"must be {self._allowed}, got {value!r}", param, ctx)
 
 
 def _share(text: str) -> tuple[int, int]:
@@ -42,6 +53,13 @@ def _positive(text: str) -> float:
     return number
 
 
+def _tolerance(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError
+    return number
+
+
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     if not all(names) or len(set(names)) < len(names):
@@ -50,7 +68,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _runs(text: str) -> dict[str, int]:
-    """The number for modes that are not named is under ``""``."""
+    """Runs by mode; the number for modes that are not named is under ``""``."""
     runs: dict[str, int] = {}
     for part in text.split(","):
         mode, _, number = part.rpartition("=")
@@ -60,24 +78,47 @@ def _runs(text: str) -> dict[str, int]:
     return {"": 1, **runs}
 
 
-def whole_numbers(text: str) -> tuple[int, ...]:
-    """``"1,2"`` as ``(1, 2)``; ValueError where it is something else."""
-    return tuple(int(part) for part in text.split(","))
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(part) for part in text.split(","))
+    if min(sizes) < 1:
+        raise ValueError
+    return sizes
 
 
 def _padding(text: str) -> tuple[int, ...] | str:
-    return text if text in ("same", "valid") else whole_numbers(text)
+    if text in ("same", "valid"):
+        return text
+    return tuple(int(part) for part in text.split(","))
 
 
-share = read_by(_share, "I/N with 1 <= I <= N, as 1/4")
-positive = read_by(_positive, "a finite number above 0")
-names = read_by(_names, "names with commas between, each once")
-runs = read_by(_runs, "a number of 1 or more, or MODE=NUMBER, with commas between")
-sizes = read_by(whole_numbers, "whole numbers with commas between")
-padding = read_by(_padding, "same, valid, or whole numbers with commas between")
+def _age(text: str) -> timedelta:
+    # Five digits at most: no date of the calendar is as long ago as 999999 days.
+    match = re.fullmatch(r"([0-9]{1,5})\s*([hdw])", text.strip())
+    if match is None:
+        raise ValueError
+    return timedelta(**{_AGE_UNITS[match[2]]: int(match[1])})
+
+
+def _word(text: str) -> str:
+    if not text.strip():
+        raise ValueError
+    return text.strip()
+
+
+SHARE = Parsed(_share, "I/N with 1 <= I <= N, as 1/4")
+POSITIVE = Parsed(_positive, "a finite number above 0")
+TOLERANCE = Parsed(_tolerance, "a number of 0 or more, as 0.03")
+NAMES = Parsed(_names, "names with commas between, each once")
+RUNS = Parsed(_runs, "a number of 1 or more, or MODE=NUMBER, with commas between")
+SIZES = Parsed(_sizes, "whole numbers of 1 or more with commas between")
+PADDING = Parsed(_padding, "same, valid, or whole numbers with commas between")
+AGE = Parsed(_age, "up to 99999 hours, days or weeks, as 12h, 30d or 8w")
+WORD = Parsed(_word, "a text that is not empty")
+FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def refuse(option: str, message: str) -> click.BadParameter:
+    """The error that names an option or argument, for the caller to raise."""
     return click.BadParameter(message, param_hint=f"'{option}'")
 
 
@@ -88,44 +129,35 @@ def check_modes(option: str, given: Sequence[str], allowed: Sequence[str]) -> No
             raise refuse(option, f"{name!r} is not one of {', '.join(allowed)}")
 
 
-def layer_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--layers``, ``--cases``."""
-    path = click.Path(dir_okay=False)
-    for option in (
-        click.option(
-            "--cases", metavar="TEXT", help="Only cases whose id has one of TEXT,TEXT,..."
-        ),
-        click.option(
-            "--layers", type=path, metavar="FILE", help="A layer list; else the one that ships."
-        ),
-    ):
-        command = option(command)
-    return command
+def group(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """One decorator that adds several options to a command, listed in the order given."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
-def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a layer is beside its ``--input``, as ``tune_problems.of_layer`` reads it."""
-    per_dimension: dict[str, Any] = {
-        "callback": sizes,
-        "metavar": "A[,B,...]",
-        "help": "Of a layer.",
-    }
-    for option in (
-        click.option("--channels-last", is_flag=True, help="Else contiguous."),
-        click.option(
-            "--dtype",
-            type=click.Choice(list(DTYPES.values())),
-            default="float32",
-            show_default=True,
-        ),
-        click.option("--groups", type=click.IntRange(1), help="Of a layer."),
-        click.option("--dilation", **per_dimension),
-        click.option("--padding", callback=padding, metavar="A[,B,...]", help="Or same, or valid."),
-        click.option("--stride", **per_dimension),
-        click.option(
-            "--op", multiple=True, type=click.Choice(OPERATIONS), help="[default: all three]"
-        ),
-        click.option("--weight", callback=sizes, metavar="K,C,R,S", help="Of a layer."),
-    ):
-        command = option(command)
-    return command
+layer_options = group(
+    click.option(
+        "--layers", type=FILE, metavar="FILE", help="A layer list; else the one that ships."
+    ),
+    click.option("--cases", metavar="TEXT", help="Only cases whose id has one of TEXT,TEXT,..."),
+)
+"""Which cases of a layer list an audit or a recording is about."""
+
+shape_options = group(
+    click.option("--weight", type=SIZES, metavar="K,C,R,S", help="A layer's weight."),
+    click.option("--op", multiple=True, type=click.Choice(OPERATIONS), help="[default: all three]"),
+    click.option("--stride", type=SIZES, metavar="A[,B,...]", help="A layer's stride."),
+    click.option("--padding", type=PADDING, metavar="A[,B,...]", help="Or same, or valid."),
+    click.option("--dilation", type=SIZES, metavar="A[,B,...]", help="A layer's dilation."),
+    click.option("--groups", type=click.IntRange(1), help="A layer's groups."),
+    click.option(
+        "--dtype", type=click.Choice(list(DTYPES.values())), default="float32", show_default=True
+    ),
+    click.option("--channels-last", is_flag=True, help="Else contiguous."),
+)
+"""What describes a layer beside its ``--input``; ``tune_problems.of_layer`` reads it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stored import H200, NEWER_CUDNN, decisions, fill, later, misspelt, refused, succeeded
 
-from cudnn_autotune.cli.commands.store_option import read_whole
+from cudnn_autotune.cli.stores import read_whole
 from cudnn_autotune.store import Decision, Environment, Store
 
 LATER = "2025-12-01T00:00:00Z"

@@ -107,21 +107,12 @@ def test_nothing_passes(file: Path) -> None:
     assert "none of its 6 decisions has op wgrad, dtype float64" in text
 
 
-def test_files_are_listed(file: Path) -> None:
+def test_one_of_several_foreign_files_must_be_named(file: Path) -> None:
     other = fill(file.parent, decisions()[:2], NEWER_CUDNN)
-    done = run("show", "--store", file.parent, "--files")
-    lines = sorted(done.stdout.splitlines())
-    assert len(lines) == 2
-    assert lines[0].startswith(f"{file}: NVIDIA H200, cuDNN 9.19.0, frontend 1.28.0: 6 decisions")
-    assert lines[1].startswith(f"{other}: NVIDIA H200, cuDNN 9.20.0, frontend 1.28.0: 2 decisions")
-    done = run("show", "--store", file.parent, "--files", "--json")
-    told = json.loads(done.stdout)
-    assert [Environment.from_json(tree["environment"]) for tree in told] == [H200, NEWER_CUDNN]
-    assert [tree["bytes"] for tree in told] == [path.stat().st_size for path in (file, other)]
-    # Neither is of this machine: which one is meant must be said.
     message = refused("show", "--store", file.parent)
     assert "name one of them" in message
     assert other.name in message
+    assert "2 of 2 decisions" in succeeded("show", "--store", other)
 
 
 def test_a_file_of_this_machine_comes_first(tmp_path: Path) -> None:
@@ -134,7 +125,6 @@ def test_the_users_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CUDNN_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
     assert f"{tmp_path / 'cache'}: nothing is stored there yet" in succeeded("show")
     assert json.loads(run("show", "--json").stdout)["decisions"] == []
-    assert "nothing is stored there yet" in succeeded("show", "--files")
     fill(tmp_path / "cache")
     assert "6 of 6 decisions" in succeeded("show")
 
@@ -174,8 +164,6 @@ def test_an_entry_that_is_nested_deeply_is_damage_to_every_verb(file: Path, tmp_
 
 def test_a_truncated_file(file: Path) -> None:
     data = file.read_bytes()
-    other = file.with_name("notes.json")
-    other.write_text('{"format": "something \\u001b[31melse"}')
     file.write_bytes(data[: 2 * len(data) // 3])
     done = run("show", "--store", file)
     assert done.exit_code == 0
@@ -184,14 +172,6 @@ def test_a_truncated_file(file: Path) -> None:
     assert 0 < kept < 6
     assert damage.startswith(f"{file}: damaged (it is no whole JSON: ")
     assert f"{kept} of {kept} decision" in done.stdout
-    listed = run("show", "--store", file.parent, "--files").stdout
-    assert "damaged (it is no whole JSON" in listed
-    assert "notes.json: no store that can be read: it is no file of" in listed
-    told = json.loads(run("show", "--store", file.parent, "--files", "--json").stdout)
-    assert [Path(tree["path"]) for tree in told] == [other, file]
-    assert "it is no file of" in told[0]["not readable"][0]
-    assert "damaged" in told[1]["not readable"][0]
-    assert told[1]["decisions"] == kept
 
 
 @pytest.fixture(params=["no JSON", "a head of another's", "empty", "a link to itself"])
@@ -264,15 +244,14 @@ def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path) -> None:
     selection = replace(made.selection, ranking=(hostile, *others))
     environment = replace(H200, gpu="H\x1b]0;title\x07200")
     file = fill(tmp_path / "x.json", [replace(made, selection=selection)], environment)
-    for command in (("show",), ("show", "--files")):
-        done = run(*command, "--store", file)
-        assert done.exit_code == 0, done.output
-        assert "\x1b" not in done.output
-        assert "\u202e" not in done.output
+    done = run("show", "--store", file)
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.output
+    assert "\u202e" not in done.output
     tree = json.loads(file.read_bytes())
     for name in ("\x1b[31mHOSTILE", "\ud800"):
         file.write_text(json.dumps({**tree, "environment": {**tree["environment"], name: 1}}))
-        for command in (("show",), ("show", "--files"), ("env",)):
+        for command in (("show",), ("env",)):
             done = run(*command, "--store", file)
             assert done.exit_code in (0, 2), done.exception
             assert "is not a known field" in done.output
@@ -347,7 +326,6 @@ def test_what_there_is_no_permission_for(tmp_path: Path) -> None:
     try:
         commands = [
             *(f"show --store {place}" for place in (closed, file)),
-            *(f"show --files --store {place}" for place in (closed, file)),
             *(f"prune --op dgrad --yes --store {place}" for place in (closed, file)),
             f"diff {sound} {file}",
             f"import {file} --store {tmp_path}",
@@ -369,7 +347,7 @@ def test_what_there_is_no_permission_for(tmp_path: Path) -> None:
 
 def test_a_name_that_is_too_long(tmp_path: Path) -> None:
     for name in ("x" * 300, "x" * 300 + ".json"):
-        for command in (("show",), ("show", "--files"), ("prune", "--op", "dgrad")):
+        for command in (("show",), ("prune", "--op", "dgrad")):
             assert "File name too long" in refused(*command, "--store", tmp_path / name)
         assert "File name too long" in succeeded("env", "--store", tmp_path / name)
 

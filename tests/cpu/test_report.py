@@ -358,8 +358,6 @@ def test_hostile_names_stay_text() -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="decisions must not be empty"):
         page.render([], H200, source="x")
-    with pytest.raises(ValueError, match="most_candidates must be 1 or more, got 0"):
-        page.render(decisions(), H200, source="x", most_candidates=0)
 
 
 def test_command(tmp_path: Path) -> None:
@@ -370,7 +368,7 @@ def test_command(tmp_path: Path) -> None:
     parsed = Page(out.read_text(encoding="utf-8"))
     assert parsed.texts["h1"] == ["6 decisions"]
     assert file.name in parsed.texts["dd"]
-    again = ("report", out, "--store", file, "--op", "dgrad", "--candidates", "2")
+    again = ("report", out, "--store", file, "--op", "dgrad")
     assert f"'FILE.html': {out} is there already; --force replaces it" in refused(*again)
     assert Page(out.read_text(encoding="utf-8")).texts["h1"] == ["6 decisions"]
     succeeded(*again, "--force")
@@ -383,7 +381,6 @@ def test_command_with_bad_input(tmp_path: Path) -> None:
     file = fill(tmp_path / "store")
     out = tmp_path / "page.html"
     assert "must end in .html or .htm" in refused("report", tmp_path / "x.pdf", "--store", file)
-    assert "'--candidates'" in refused("report", out, "--store", file, "--candidates", "0")
     message = refused("report", out, "--store", file, "--sampling", "race")
     assert "none of its 6 decisions has sampling race" in message
     (tmp_path / "empty").mkdir()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stored import decisions
 
 from cudnn_autotune import ConvProblem
-from cudnn_autotune.cli.report import wording
+from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.report.axis import Axis
 from cudnn_autotune.engines.selection import Timed
 

@@ -18,8 +18,7 @@ from cudnn_autotune.audit import plot, record_file, report, scenes
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
 from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands.audit_gpu import audit_gpu
-from cudnn_autotune.cli.commands.output_file import check_output, writing
-from cudnn_autotune.cli.commands.plot_option import plot_option
+from cudnn_autotune.cli.output_files import check_output, plot_option, writing
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
@@ -47,26 +46,24 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_li
 @click.option(
     "--runs",
     default="1",
-    callback=options.runs,
+    type=options.RUNS,
     metavar="N|MODE=N,...",
     help="Fresh processes for each mode, as 3, or 1,auto=5.",
     show_default=True,
 )
-@click.option("--modes", callback=options.names, metavar="A,B", help="Else all there are.")
+@click.option("--modes", type=options.NAMES, metavar="A,B", help="Else all there are.")
 @options.layer_options
-@click.option("--share", callback=options.share, metavar="I/N", help="Every N-th case.")
+@click.option("--share", type=options.SHARE, metavar="I/N", help="Every N-th case.")
 @click.option(
-    "--time-limit", callback=options.positive, metavar="S", help="Seconds for all of it, about."
+    "--time-limit", type=options.POSITIVE, metavar="S", help="Seconds for all of it, about."
 )
 @click.option(
     "--case-limit",
-    callback=options.positive,
+    type=options.POSITIVE,
     metavar="S",
     help="Seconds after which a process that is at a case counts as hanging. [default: 60]",
 )
-@click.option(
-    "--budget-ms", callback=options.positive, metavar="MS", help="What a choice may take."
-)
+@click.option("--budget-ms", type=options.POSITIVE, metavar="MS", help="What a choice may take.")
 @click.option(
     "--sustained",
     type=click.Choice(["throttled", "always"]),

@@ -9,8 +9,7 @@ import click
 from cudnn_autotune.audit.plot import plot
 from cudnn_autotune.cli import demo as demonstration
 from cudnn_autotune.cli import demo_replay
-from cudnn_autotune.cli.commands.output_file import check_output, writing
-from cudnn_autotune.cli.commands.plot_option import plot_option
+from cudnn_autotune.cli.output_files import check_output, plot_option, writing
 
 
 @click.command()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import click
 
-from cudnn_autotune.cli.commands import filters
-from cudnn_autotune.cli.commands.output import say
-from cudnn_autotune.cli.commands.store_option import StoreFile, nothing_there, open_store
-from cudnn_autotune.cli.options import read_by, refuse
-from cudnn_autotune.cli.report.wording import count, milliseconds
+from cudnn_autotune.cli.filters import Filter, filter_options
+from cudnn_autotune.cli.options import TOLERANCE, refuse
+from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
+from cudnn_autotune.cli.terminal import say
+from cudnn_autotune.cli.wording import count, milliseconds
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.store import Decision, Environment, entry
 
@@ -33,34 +31,26 @@ class Difference:
     line: str
 
 
-def _tolerance(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < math.inf:
-        raise ValueError
-    return number
-
-
 @click.command()
 @click.argument("a", type=click.Path(path_type=Path), metavar="A")
 @click.argument("b", type=click.Path(path_type=Path), metavar="B")
-@filters.filter_options
+@filter_options
 @click.option(
     "--tolerance",
-    callback=read_by(_tolerance, "a number of 0 or more, as 0.03"),
+    type=TOLERANCE,
     default="0.03",
     show_default=True,
     metavar="SHARE",
     help="Times that differ by less, relatively, are alike.",
 )
 @click.pass_context
-def diff(ctx: click.Context, /, a: Path, b: Path, tolerance: float, **given: Any) -> None:
+def diff(ctx: click.Context, a: Path, b: Path, wanted: Filter, tolerance: float) -> None:
     """How two stores (folders or files) differ; exit status 1 where they do, 2 where one of them
     cannot be read, or not all of it.
 
     '-' only in A, '+' only in B, '!' another engine, '~' the same engine and another time. Those
     of two environments can be compared, as before and after an update of cuDNN.
     """
-    wanted = filters.taken(given)
     files = [_opened(path, name, wanted) for path, name in ((a, "A"), (b, "B"))]
     left, right = (wanted.of(file.decisions) for file in files)
     for mark, name, file in zip("-+", "AB", files, strict=True):
@@ -80,7 +70,7 @@ def diff(ctx: click.Context, /, a: Path, b: Path, tolerance: float, **given: Any
         ctx.exit(1)
 
 
-def _opened(path: Path, name: str, wanted: filters.Filter) -> StoreFile:
+def _opened(path: Path, name: str, wanted: Filter) -> StoreFile:
     found = open_store(path, wanted.may_pass, option=name)
     if found is None:
         raise refuse(name, nothing_there(path))

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from cudnn_autotune.cli.commands.output import say
-from cudnn_autotune.cli.commands.store_option import files_of, nothing, read, store_option
+from cudnn_autotune.cli.stores import files_of, nothing, read, store_option
+from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.core import versions
 from cudnn_autotune.store import Environment
 from cudnn_autotune.store import settings as store_settings

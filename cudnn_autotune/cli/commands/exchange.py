@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from cudnn_autotune.cli.commands import filters
-from cudnn_autotune.cli.commands.output import say
-from cudnn_autotune.cli.commands.output_file import check_new, force_option
-from cudnn_autotune.cli.commands.store_option import (
+from cudnn_autotune.cli.filters import Filter, filter_options, none_of
+from cudnn_autotune.cli.options import FILE, refuse
+from cudnn_autotune.cli.output_files import check_new, force_option, write
+from cudnn_autotune.cli.stores import (
     StoreFile,
     kind_of,
     nothing,
@@ -23,41 +22,35 @@ from cudnn_autotune.cli.commands.store_option import (
     read_whole,
     store_option,
 )
-from cudnn_autotune.cli.options import refuse
-from cudnn_autotune.cli.report.wording import count
-from cudnn_autotune.core import atomic_file
+from cudnn_autotune.cli.terminal import say
+from cudnn_autotune.cli.wording import count
 from cudnn_autotune.store import Decision, Environment, Store, entry, file_format
 from cudnn_autotune.store.folder import SUFFIX
 
 
 @click.command()
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+@click.argument("out", type=FILE, metavar="FILE")
 @store_option
-@filters.filter_options
+@filter_options
 @force_option
-def export(out: Path, store_path: Path | None, force: bool, **given: Any) -> None:
+def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> None:
     """Write decisions into FILE (.json), to ship them with an application.
 
     A file is of one environment: import and cudnn_autotune.set_store(shipped=[FILE]) take it.
     """
     if out.suffix != SUFFIX:
         raise refuse("FILE", f"must end in {SUFFIX}, got {out}")
-    wanted = filters.taken(given)
     found = open_store(store_path, wanted.may_pass)
     if found is None:
         raise refuse("--store", nothing_there(store_path))
     decisions = wanted.of(found.decisions)
     if not decisions:
-        raise refuse("--store", f"{found.path}: {filters.none_of(found, wanted)}")
+        raise refuse("--store", f"{found.path}: {none_of(found, wanted)}")
     if kind_of(out, "FILE") and os.path.samefile(out, found.path):
         raise refuse("FILE", f"{out} is there already; it is the store itself")
     check_new("FILE", out, force)
     lines = sorted(entry.encode(decision, found.environment) for decision in decisions)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        atomic_file.write(out, file_format.encode(found.environment, lines))
-    except OSError as error:
-        raise refuse("FILE", f"cannot write {out}: {error.strerror or error}") from error
+    write("FILE", out, file_format.encode(found.environment, lines))
     say(
         f"{count(len(decisions), 'decision')} of {found.environment.file_name.removesuffix(SUFFIX)}"
         f" -> {out} ({out.stat().st_size / 1024:.0f} KiB)"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import click
 
-from cudnn_autotune.cli.commands import filters
-from cudnn_autotune.cli.commands.output import say
-from cudnn_autotune.cli.commands.store_option import (
+from cudnn_autotune.cli.filters import Filter, filter_options
+from cudnn_autotune.cli.options import AGE, refuse
+from cudnn_autotune.cli.stores import (
     StoreFile,
     files_of,
     kind_of,
@@ -22,20 +20,11 @@ from cudnn_autotune.cli.commands.store_option import (
     read,
     store_option,
 )
-from cudnn_autotune.cli.options import read_by, refuse
-from cudnn_autotune.cli.report.wording import count
+from cudnn_autotune.cli.terminal import say
+from cudnn_autotune.cli.wording import count
 from cudnn_autotune.store import Decision, Environment, Store, disk_file
 
-_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 _THIS, _OTHER, _ANY = "this", "other-than-this", "any"
-
-
-def _age(text: str) -> timedelta:
-    # Five digits: no date of the calendar is as long ago as 999999 days.
-    match = re.fullmatch(r"([0-9]{1,5})\s*([hdw])", text.strip())
-    if match is None:
-        raise ValueError
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
 @click.command()
@@ -43,7 +32,7 @@ def _age(text: str) -> timedelta:
 @click.option(
     "--older-than",
     "age",
-    callback=read_by(_age, "up to 99999 hours, days or weeks, as 12h, 30d or 8w"),
+    type=AGE,
     metavar="AGE",
     help="Only what was measured longer ago: 12h, 30d, 8w.",
 )
@@ -52,22 +41,21 @@ def _age(text: str) -> timedelta:
     type=click.Choice([_THIS, _OTHER, _ANY]),
     help="Only what holds for this machine as it is now, or for any other. [default: any]",
 )
-@filters.filter_options
+@filter_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would go.")
 def prune(
     store_path: Path | None,
     age: timedelta | None,
     environment: str | None,
+    wanted: Filter,
     yes: bool,
     dry_run: bool,
-    **given: Any,
 ) -> None:
     """Remove decisions from a store: those that all of the given options are about.
 
     A file with nothing left in it is deleted.
     """
-    wanted = filters.taken(given)
     if age is None and environment is None and not wanted.words:
         raise click.UsageError(
             "say what is to go: --older-than, --environment, --contains, --op, --dtype, --engine, "

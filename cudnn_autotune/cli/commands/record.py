@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from cudnn_autotune.audit import layers
 from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands import tune_problems
-from cudnn_autotune.cli.commands.output_file import check_new, check_output, force_option, writing
+from cudnn_autotune.cli.output_files import check_new, check_output, force_option, writing
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.timers.offline import simulated
@@ -32,7 +32,7 @@ Source = Callable[[], tuple[Timer, Candidates, ConvProblem]]
 @click.command()
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
 @options.layer_options
-@click.option("--input", callback=options.sizes, metavar="N,C,H,W", help="Of a layer.")
+@click.option("--input", type=options.SIZES, metavar="N,C,H,W", help="Of a layer.")
 @options.shape_options
 @click.option(
     "--simulate",
@@ -41,7 +41,7 @@ Source = Callable[[], tuple[Timer, Candidates, ConvProblem]]
     help=f"Record a simulation: {', '.join(simulated.preset_names())}.",
 )
 @click.option(
-    "--time-limit", callback=options.positive, metavar="S", help="Seconds for each recording."
+    "--time-limit", type=options.POSITIVE, metavar="S", help="Seconds for each recording."
 )
 @click.option("--rounds", type=click.IntRange(1), default=40, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)

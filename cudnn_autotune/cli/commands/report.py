@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from cudnn_autotune.cli.commands import filters, sorting
-from cudnn_autotune.cli.commands.output_file import check_new, force_option
-from cudnn_autotune.cli.commands.store_option import nothing_there, open_store, store_option
-from cudnn_autotune.cli.options import refuse
-from cudnn_autotune.cli.report.wording import count
-from cudnn_autotune.core import atomic_file
+from cudnn_autotune.cli.filters import Filter, filter_options, in_order, none_of, sort_option
+from cudnn_autotune.cli.options import FILE, refuse
+from cudnn_autotune.cli.output_files import check_new, force_option, write
+from cudnn_autotune.cli.stores import nothing_there, open_store, store_option
+from cudnn_autotune.cli.wording import count
 
 _SUFFIXES = (".html", ".htm")
 # Some 10 KB each; a browser opens this many, and a person reads fewer.
@@ -20,19 +18,12 @@ _MOST = 2000
 
 
 @click.command()
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.html")
+@click.argument("out", type=FILE, metavar="FILE.html")
 @store_option
-@filters.filter_options
-@sorting.sort_option
-@click.option(
-    "--candidates",
-    type=click.IntRange(1),
-    default=12,
-    show_default=True,
-    help="Listed for each decision, beside those that tell why.",
-)
+@filter_options
+@sort_option
 @force_option
-def report(out: Path, store_path: Path | None, candidates: int, force: bool, **given: Any) -> None:
+def report(out: Path, store_path: Path | None, wanted: Filter, sort: str, force: bool) -> None:
     """Write one HTML page: what was chosen and why, with every interval, and what it gains.
 
     The page needs no network and no other file.
@@ -42,13 +33,12 @@ def report(out: Path, store_path: Path | None, candidates: int, force: bool, **g
     if out.suffix.lower() not in _SUFFIXES:
         raise refuse("FILE.html", f"must end in {' or '.join(_SUFFIXES)}, got {out}")
     check_new("FILE.html", out, force)
-    wanted = filters.taken(given)
     found = open_store(store_path, wanted.may_pass)
     if found is None:
         raise refuse("--store", nothing_there(store_path))
-    decisions = sorting.in_order(wanted.of(found.decisions), given["sort"])
+    decisions = in_order(wanted.of(found.decisions), sort)
     if not decisions:
-        raise refuse("--store", f"{found.path}: {filters.none_of(found, wanted)}")
+        raise refuse("--store", f"{found.path}: {none_of(found, wanted)}")
     if len(decisions) > _MOST:
         raise click.UsageError(
             f"{len(decisions)} decisions are more than the {_MOST} that a page may have; choose "
@@ -59,12 +49,7 @@ def report(out: Path, store_path: Path | None, candidates: int, force: bool, **g
         found.environment,
         source=found.path.name,
         selected=wanted.words,
-        most_candidates=candidates,
     )
     data = html.encode()
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        atomic_file.write(out, data)
-    except OSError as error:
-        raise refuse("FILE.html", f"cannot write {out}: {error.strerror or error}") from error
+    write("FILE.html", out, data)
     click.echo(f"{count(len(decisions), 'decision')} -> {out} ({len(data) / 1024:.0f} KiB)")

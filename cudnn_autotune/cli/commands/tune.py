@@ -14,9 +14,9 @@ import torch
 from cudnn_autotune import sampling
 from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands import tune_problems
-from cudnn_autotune.cli.commands.store_option import store_option
 from cudnn_autotune.cli.options import refuse
-from cudnn_autotune.cli.report.wording import count
+from cudnn_autotune.cli.stores import store_option
+from cudnn_autotune.cli.wording import count
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import problems_of
@@ -41,25 +41,13 @@ class Bench:
     """``problems_of(model, *inputs)``."""
 
 
-def _shapes(
-    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
-) -> tuple[tuple[int, ...], ...]:
-    try:
-        found = tuple(map(options.whole_numbers, value))
-    except ValueError as error:
-        raise click.BadParameter("must be whole numbers with commas between") from error
-    if any(size < 1 for shape in found for size in shape):
-        raise click.BadParameter("sizes must be 1 or more")
-    return found
-
-
 @click.command()
 @click.argument("model", required=False)
 @click.option(
     "--input",
     multiple=True,
     required=True,
-    callback=_shapes,
+    type=options.SIZES,
     metavar="N,C,H,W",
     help="The input's shape; several times for a model that takes several.",
 )
@@ -70,7 +58,7 @@ def _shapes(
     help="Of a model: forward and backward, or forward only. [default: inference]",
 )
 @click.option("--sampling", "mode", help="The sampling mode. [default: the one in force]")
-@click.option("--budget-ms", callback=options.positive, metavar="MS", help="For each choice.")
+@click.option("--budget-ms", type=options.POSITIVE, metavar="MS", help="For each choice.")
 @click.option("--retune", is_flag=True, help="Also what the store knows.")
 @click.option("--device", type=click.IntRange(0), metavar="N", help="CUDA device.")
 @store_option
@@ -149,7 +137,8 @@ def _bench(ctx: click.Context, given: dict[str, Any], store_path: Path | None) -
 def _run(
     problems: list[ConvProblem], bench: Bench, mode: str, store_path: Path | None, retune: bool
 ) -> None:
-    from cudnn_autotune.cli.commands import decision_table, tune_run
+    from cudnn_autotune.cli import decision_table
+    from cudnn_autotune.cli.commands import tune_run
 
     store = Store(store_path, bench.environment)
     if not store.is_writable:

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from cudnn_autotune.cli.commands.output import say
 from cudnn_autotune.cli.options import refuse
-from cudnn_autotune.cli.report.wording import count
+from cudnn_autotune.cli.terminal import say
+from cudnn_autotune.cli.wording import count
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
 from cudnn_autotune.nn.modules import Conv2d
 

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cudnn_autotune.cli.report import wording
+from cudnn_autotune.cli import wording
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.store import Decision, Store
 from cudnn_autotune.tuning import events

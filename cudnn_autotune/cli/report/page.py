@@ -12,7 +12,7 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup
 
-from cudnn_autotune.cli.report import wording
+from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.report.against import Total, total
 from cudnn_autotune.cli.report.reasons import when
 from cudnn_autotune.cli.report.view import shown
@@ -21,6 +21,7 @@ from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 
 MOST_CANDIDATES = 12
+"""Listed for each decision, beside those that tell why it was made."""
 _FILES = resources.files(__package__)
 _OPEN_UP_TO = 3
 
@@ -45,7 +46,6 @@ def render(
     *,
     source: str,
     selected: str = "",
-    most_candidates: int = MOST_CANDIDATES,
 ) -> str:
     """The page's HTML.
 
@@ -57,17 +57,14 @@ def render(
         environment: what they were measured on.
         source: the store's name, for the page's head.
         selected: what of the store is shown, in words; empty for all of it.
-        most_candidates: listed for each decision, beside those that tell why it was made.
 
     Raises:
-        ValueError: no decision, or ``most_candidates`` below 1.
+        ValueError: there is no decision.
     """
     found = list(decisions)
     if not found:
         raise ValueError("decisions must not be empty")
-    if most_candidates < 1:
-        raise ValueError(f"most_candidates must be 1 or more, got {most_candidates}")
-    sections = [shown(d, number, most_candidates) for number, d in enumerate(found, 1)]
+    sections = [shown(d, number, MOST_CANDIDATES) for number, d in enumerate(found, 1)]
     style, script = _text("page.css"), _text("page.js")
     engine = jinja2.Environment(
         autoescape=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cudnn_autotune.cli.report import wording
+from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.report.against import Against
 from cudnn_autotune.engines.selection import Timed
 from cudnn_autotune.store.decision import Decision

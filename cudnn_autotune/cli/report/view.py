@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cudnn_autotune.cli.report import reasons, wording
+from cudnn_autotune.cli import wording
+from cudnn_autotune.cli.report import reasons
 from cudnn_autotune.cli.report.against import Against, against_pytorch, pytorchs_entry
 from cudnn_autotune.cli.report.axis import Axis
 from cudnn_autotune.engines.configs import ATEN

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cudnn_autotune.cli.report import wording
+from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.report.reasons import when
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.store import Decision

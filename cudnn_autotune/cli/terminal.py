@@ -1,4 +1,4 @@
-"""What commands print: nothing that comes from a file steers the terminal."""
+"""What commands print. No text that comes from a file can steer the terminal."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import contextmanager
 
 import click
 
-from cudnn_autotune.cli.report.wording import printable
+from cudnn_autotune.cli.wording import printable
 
 
 def say(line: str, err: bool = False) -> None:
-    """Prints a line."""
+    """Prints a line, with a sign in the place of characters that do not print."""
     click.echo(printable(line), err=err)
 
 
 @contextmanager
 def warnings_in_lines() -> Iterator[None]:
-    """Warnings go to standard error, a line each, without the line of code that they are of."""
+    """Prints each warning as one line on standard error, without the code that it came from."""
     with warnings.catch_warnings():
 
         def show(message: Warning | str, *_: object, **__: object) -> None:

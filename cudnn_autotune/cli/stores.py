@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from cudnn_autotune.cli.commands.output import say
 from cudnn_autotune.cli.options import refuse
-from cudnn_autotune.cli.report.wording import count, printable
+from cudnn_autotune.cli.terminal import say
+from cudnn_autotune.cli.wording import count, printable
 from cudnn_autotune.store import disk_file, entry, file_format
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment

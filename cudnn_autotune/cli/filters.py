@@ -1,0 +1,155 @@
+"""Which decisions of a store a command is about, and in what order it lists them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import click
+
+from cudnn_autotune.cli.options import WORD, group
+from cudnn_autotune.cli.stores import StoreFile
+from cudnn_autotune.cli.wording import count
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
+from cudnn_autotune.store.decision import Decision
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Passes decisions that have one of each kind of value given, and all of ``contains``."""
+
+    op: tuple[str, ...] = ()
+    dtype: tuple[str, ...] = ()
+    engine: tuple[str, ...] = ()
+    """Chosen engines: a number, or a text with or without knobs."""
+    contains: tuple[str, ...] = ()
+    """Texts in the decision's key, in upper or lower case."""
+    sampling: tuple[str, ...] = ()
+
+    def may_pass(self, key: str) -> bool:
+        """Whether a decision with this key passes all but ``engine``, which is not in the key."""
+        described, _, measured_by = key.partition(" sampling=")
+        words = described.split()
+        return (
+            (not self.op or any(op in words[:1] for op in self.op))
+            and (not self.dtype or any(dtype in words for dtype in self.dtype))
+            and (not self.sampling or measured_by in self.sampling)
+            and all(text.lower() in key.lower() for text in self.contains)
+        )
+
+    def passes(self, decision: Decision) -> bool:
+        by_engine = not self.engine or any(_is_by(decision, engine) for engine in self.engine)
+        return by_engine and self.may_pass(decision.key)
+
+    def of(self, decisions: Iterable[Decision]) -> list[Decision]:
+        """The decisions that pass, in the same order."""
+        return [decision for decision in decisions if self.passes(decision)]
+
+    @property
+    def words(self) -> str:
+        """The filter in words, as ``op dgrad or wgrad, engine 67``; empty if all pass."""
+        given = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return ", ".join(
+            f"{name} {(' and ' if name == 'contains' else ' or ').join(texts)}"
+            for name, texts in given
+            if texts
+        )
+
+
+def _is_by(decision: Decision, engine: str) -> bool:
+    chosen = decision.chosen
+    if chosen is None:
+        return engine == ATEN.text
+    if engine.isdecimal():
+        return chosen.candidate.engine == int(engine)
+    text = chosen.candidate.text
+    return text == engine or text.startswith(f"{engine}:")
+
+
+_options = group(
+    click.option("--op", multiple=True, type=click.Choice(OPERATIONS), help="Only of this."),
+    click.option(
+        "--dtype",
+        multiple=True,
+        type=click.Choice(list(DTYPES.values())),
+        help="Only of this type.",
+    ),
+    click.option(
+        "--engine",
+        multiple=True,
+        type=WORD,
+        metavar="ENGINE",
+        help="Only by this engine: 67, eng67:KERNEL_CFG=1, aten, matmul.",
+    ),
+    click.option(
+        "--contains",
+        multiple=True,
+        type=WORD,
+        metavar="TEXT",
+        help="Only with this in the problem's text, as x=64x256x14x14.",
+    ),
+    click.option(
+        "--sampling", multiple=True, type=WORD, metavar="MODE", help="Only measured by this mode."
+    ),
+)
+
+
+def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of a :class:`Filter`; the command gets it as its argument ``wanted``."""
+
+    @functools.wraps(command)
+    def with_filter(*args: Any, **given: Any) -> Any:
+        texts = {field.name: given.pop(field.name) for field in fields(Filter)}
+        return command(*args, wanted=Filter(**texts), **given)
+
+    return _options(with_filter)
+
+
+def none_of(found: StoreFile, wanted: Filter) -> str:
+    """The message for a file of which no decision passes."""
+    if not found.count or not wanted.words:
+        return "it holds no decisions that can be read"
+    return f"none of its {count(found.count, 'decision')} has {wanted.words}"
+
+
+def in_order(decisions: Iterable[Decision], by: str) -> list[Decision]:
+    """The decisions sorted by one of the choices of ``--sort``."""
+    return sorted(decisions, key=_ORDERS[by])
+
+
+def _by_problem(decision: Decision) -> tuple[Any, ...]:
+    problem = decision.problem
+    return (
+        problem.spatial_dims,
+        # From the first layers of a network to the last, by and large.
+        tuple(-size for size in problem.input_shape[2:]),
+        problem.input_shape,
+        problem.weight_shape,
+        decision.key,
+        problem.deterministic,
+    )
+
+
+def _by_time(decision: Decision) -> tuple[Any, ...]:
+    chosen = decision.chosen
+    time_ms = 0.0 if chosen is None else chosen.reported_ms or 0.0
+    return (-time_ms, *_by_problem(decision))
+
+
+def _by_workspace(decision: Decision) -> tuple[Any, ...]:
+    size = decision.chosen.candidate.workspace_bytes if decision.chosen else 0
+    return (-size, *_by_problem(decision))
+
+
+_ORDERS = {"problem": _by_problem, "time": _by_time, "workspace": _by_workspace}
+
+sort_option = click.option(
+    "--sort",
+    type=click.Choice(list(_ORDERS)),
+    default="problem",
+    show_default=True,
+    help="By problem, or the longest time or the largest workspace first.",
+)
