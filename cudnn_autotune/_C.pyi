@@ -234,11 +234,11 @@ class TrialLedger:
     def fail(self, way: int) -> bool:
         """Whether another way is left."""
 
-Chore = Callable[[Tensor, Tensor, Tensor], tuple[tuple[str, Plan | None] | None, bool]]
+PreparationStep = Callable[[Tensor, Tensor, Tensor], tuple[tuple[str, Plan | None] | None, bool]]
 """(x, w, y) -> (a way that joins, or None; whether there is more to do)."""
 
 class OnlineTrial:
-    def __init__(self, first: tuple[str, Plan | None], chore: Chore) -> None: ...
+    def __init__(self, first: tuple[str, Plan | None], chore: PreparationStep) -> None: ...
     @property
     def ledger(self) -> TrialLedger: ...
     def join(self, way: tuple[str, Plan | None]) -> None: ...

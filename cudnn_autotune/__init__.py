@@ -12,7 +12,7 @@ from cudnn_autotune.engines.configs import (
     parse_engine_text,
 )
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection, Timed
 from cudnn_autotune.nn import fake as fake
 from cudnn_autotune.nn import flops as flops
 from cudnn_autotune.nn import functional
@@ -63,6 +63,7 @@ __all__ = [
     "ConvProblem",
     "CudnnError",
     "Evidence",
+    "Measurement",
     "LazyConv2d",
     "Selection",
     "Store",

@@ -10,7 +10,7 @@ import torch
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import Decision, Environment, Provenance
 
 H200 = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")
@@ -42,7 +42,7 @@ def timed(
     *notes: str,
     rank: int = 0,
     **fields: Any,
-) -> Timed:
+) -> Measurement:
     """``notes``: numerical ones."""
     candidate = Candidate(
         engine=rank,
@@ -54,21 +54,23 @@ def timed(
         heuristic_mode="A",
         rank=rank,
     )
-    return Timed(candidate, time_ms, 0 if time_ms is None else 9, **fields)
+    return Measurement(candidate, time_ms, 0 if time_ms is None else 9, **fields)
 
 
 FRONTIER = (
     timed("fastest", 1.0, 1 << 20, NONDETERMINISTIC, rank=1, low_ms=0.99, high_ms=1.01),
     timed("small", 1.2, 1 << 10, NONDETERMINISTIC, rank=2),
     timed("strict", 1.5, 1 << 16, rank=3),
-    timed("slow", 3.0, 0, rank=4, cut="out of the race after 9 calls"),
+    timed("slow", 3.0, 0, rank=4, eliminated="out of the race after 9 calls"),
 )
 EVIDENCE = Evidence(
     rule="fastest", tied=("fastest",), regret_bound=0.003, confidence=0.95, clock_mhz=1980.0
 )
 
 
-def selection(ranking: Iterable[Timed] = FRONTIER, evidence: Evidence = EVIDENCE) -> Selection:
+def selection(
+    ranking: Iterable[Measurement] = FRONTIER, evidence: Evidence = EVIDENCE
+) -> Selection:
     return Selection(tuple(ranking), 36, evidence)
 
 

@@ -7,7 +7,7 @@ import threading
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
+from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 
 
 class Hungriest:
@@ -18,7 +18,7 @@ class Hungriest:
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         runnable = timer.runnable(candidates.all())
         most = max(runnable, key=lambda candidate: candidate.workspace_bytes)
-        return Selection((Timed(most, None, 0),), total_samples=0)
+        return Selection((Measurement(most, None, 0),), total_samples=0)
 
 
 class Counting:
@@ -40,7 +40,7 @@ class Counting:
             raise self.error
         self.pause.wait(0.2)  # lets the other threads miss, too
         first = timer.runnable(candidates.all(), limit=1)
-        return Selection((Timed(first[0], None, 0),), total_samples=0)
+        return Selection((Measurement(first[0], None, 0),), total_samples=0)
 
 
 class Nothing:
@@ -62,7 +62,7 @@ class Without:
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         if self._candidate not in candidates.beyond():
             return None
-        return Selection((Timed(self._candidate, None, 1),), total_samples=1)
+        return Selection((Measurement(self._candidate, None, 1),), total_samples=1)
 
 
 HUNGRIEST, COUNTING, NOTHING = Hungriest(), Counting(), Nothing()

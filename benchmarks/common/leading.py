@@ -20,7 +20,7 @@ def raced(timer: Any, known: Sequence[Any], picked: Collection[str] = ()) -> tup
     from cudnn_autotune.audit.turns import Turns
 
     turns = Turns(timer, OracleSettings(within=REACH, survivors=_SURVIVORS), picked)
-    survivors = turns.race(turns.admit(timer.runnable(known)))
+    survivors = turns.race(turns.screen(timer.runnable(known)))
     if not survivors:
         raise RuntimeError("no candidate runs")
     return turns, survivors

@@ -16,7 +16,7 @@ import torch
 
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import Decision, Environment, Provenance, Store, entry, layout
 
 ENVIRONMENT = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")
@@ -45,7 +45,7 @@ def decision(number: int, candidates: int) -> Decision:
         notes = (("TENSOR_CORE",), ("RUNTIME_COMPILATION",))
         candidate = Candidate(66, knobs, 1 << rank, *notes, text, "A", rank)
         ms = (1 + rank / 10) * rng.uniform(0.99, 1.01)
-        ranking.append(Timed(candidate, ms, 40, ms * 0.99, ms * 1.01))
+        ranking.append(Measurement(candidate, ms, 40, ms * 0.99, ms * 1.01))
     evidence = Evidence(
         rule="fastest",
         tied=(ranking[0].candidate.text,),

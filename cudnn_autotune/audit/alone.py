@@ -34,7 +34,7 @@ _NEAR = 1.04
 
 
 class Alone:
-    """Solo blocks of candidates that have taken turns before."""
+    """Sustained runs of candidates that have taken turns before."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns

@@ -69,7 +69,7 @@ class Oracle:
     clock_mhz: float | None = None
     """Median SM clock of the short batches."""
     solo_clock_mhz: float | None = None
-    """Lowest SM clock at the end of a solo block."""
+    """Lowest SM clock at the end of a sustained run."""
     max_clock_mhz: float | None = None
     solo: str = "never"
     """Whether candidates were to run alone (``OracleSettings.solo``)."""

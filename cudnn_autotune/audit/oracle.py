@@ -1,13 +1,13 @@
 """The long measurement that modes are judged by; it sees a ``sampling.Timer`` and nothing else.
 
-1. Admission: every candidate once or twice; those far behind, and what shares an engine with
+1. Screening: every candidate once or twice; those far behind, and what shares an engine with
    something hopeless, are left out (some take 300 ms where the best takes 0.7).
 2. A short race of the hopeful ones leaves the survivors, within 10 % of the best. What a mode
    picked is always among them.
 3. Rounds: all survivors take turns in short batches, in random order, the next round mirrored
    (drift that is linear cancels), with cold operands and with hot ones.
-4. On request, solo blocks: the leading ones alone until the clock is steady, in an order and then
-   in its mirror image. By default only where a probe of the leader shows a clock below the
+4. On request, sustained runs: the leading ones alone until the clock is steady, in an order and
+   then in its mirror image. By default only where a probe of the leader shows a clock below the
    highest: elsewhere a steady call takes what a short one does.
 
 Times are paired: the logarithm of a time is a candidate's effect plus a round's effect plus
@@ -57,7 +57,7 @@ def measure(
     runnable = timer.runnable(candidates)
     for text in turns.picked - {c.text for c in runnable}:
         turns.failed[text] = "does not build, or its workspace cannot be had"
-    hopeful = turns.admit(runnable)
+    hopeful = turns.screen(runnable)
     survivors = turns.race(hopeful) if hopeful else []
     truths = _bursts(turns, survivors)
     burst = truth_of(Oracle(truths), BURST)
@@ -95,7 +95,7 @@ def interleaved_ratios(
     Both are runnable. Empty where one of them fails.
     """
     turns = Turns(timer, settings, (one.text, other.text))
-    if len(turns.admit([one, other])) < 2:
+    if len(turns.screen([one, other])) < 2:
         return {}
     times = turns.interleaved([one, other], settings.rounds, tuple(_CACHES.values()))
     if any(len(row) < 2 for row in times.values()):
@@ -115,7 +115,7 @@ def solo_ratio(
     when the faster one runs alone.
     """
     turns = Turns(timer, settings, (one.text, other.text))
-    if len(turns.admit([one, other])) < 2:
+    if len(turns.screen([one, other])) < 2:
         return None
     burst = truth_of(Oracle(_bursts(turns, [one, other])), BURST)
     if burst is None or len(burst.times_ms) < 2:

@@ -26,7 +26,7 @@ class OracleSettings:
     clock_drop: float = 0.015
     """Relative to the highest clock, from which on the probe counts as throttled."""
     solo_ms: float = 300.0
-    """Least length of a solo block; it goes on to three times that until it is steady."""
+    """Least length of a sustained run; it goes on to three times that until it is steady."""
     solo_candidates: int = 4
     """At most, besides what was picked."""
     seed: int = 0

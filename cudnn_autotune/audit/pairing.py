@@ -31,7 +31,7 @@ def of_rounds(times: dict[str, list[float]]) -> Truth:
     """Times and errors from complete rounds, by median polish of their logarithms."""
     texts = list(times)
     logs = np.log(np.array([times[text] for text in texts]))
-    level = median_polish(logs.T, iterations=_ITERATIONS).mu
+    level = median_polish(logs.T, iterations=_ITERATIONS).log_time
     best = int(np.argmin(level))
     return Truth(
         {text: float(np.exp(value)) for text, value in zip(texts, level, strict=True)},

@@ -30,7 +30,7 @@ from cudnn_autotune.audit.model import (
 )
 from cudnn_autotune.audit.pairing import relative_error
 from cudnn_autotune.engines.candidates import Candidates
-from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.offline import simulated
@@ -217,14 +217,14 @@ def pick_of(selection: Selection | None, tuning_ms: float) -> Pick:
     )
 
 
-def _account(timed: Timed, winner: Timed) -> str:
+def _account(timed: Measurement, winner: Measurement) -> str:
     """What a strategy says of one that it did not take."""
     alone = (" alone", timed.sustained_ms, winner.sustained_ms)
     for how, ms, winners_ms in (alone, ("", timed.time_ms, winner.time_ms)):
         if ms and winners_ms:
             behind = f"{100 * (ms / winners_ms - 1):+.1f} %{how}"
-            return f"{timed.cut} ({behind})" if timed.cut else behind
-    return timed.cut or "not timed"
+            return f"{timed.eliminated} ({behind})" if timed.eliminated else behind
+    return timed.eliminated or "not timed"
 
 
 def pick(scene: Scene, mode: str, seed: int, limits: Limits) -> Pick:

@@ -1,4 +1,4 @@
-"""What solo blocks say: times of candidates, brought to one power where the limit held them.
+"""What sustained runs say: times of candidates, brought to one power where the limit held them.
 
 How far a time goes with the clock is told by the regression that ``sampling`` uses, too.
 """

@@ -46,7 +46,7 @@ class Turns:
         self.clocks_mhz: list[float] = []
         self._rng = random.Random(settings.seed)
 
-    def admit(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def screen(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that run and are not far behind after one sample."""
         best = math.inf
         hopeless: Counter[int | None] = Counter()

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Timed:
+class Measurement:
     """A candidate and the time that a strategy credits it with."""
 
     candidate: Candidate
@@ -30,7 +30,7 @@ class Timed:
     sustained_ms: float | None = None
     """Milliseconds a call when it runs alone until the clock is steady, the cache hot; what a cold
     one costs it more than the race's leader is added. None: not measured."""
-    cut: str = ""
+    eliminated: str = ""
     """Why it left the search early; empty for a candidate that stayed to the end."""
     runs: str = ""
     """The text of another candidate that this one is, and whose times it has: PyTorch's own path
@@ -41,12 +41,16 @@ class Timed:
         """Milliseconds a call: alone where that was measured, else in short batches."""
         return self.sustained_ms or self.time_ms
 
-    def standing(self, burst_weight: float) -> float:
+    def score(self, burst_weight: float) -> float:
         """Of those that ran alone, the less the better, by ``Evidence.burst_weight``; of the others
         infinite."""
         if self.sustained_ms is None:
             return math.inf
         return self.sustained_ms * (self.time_ms or 1.0) ** burst_weight
+
+
+Timed = Measurement
+"""The earlier name of :class:`Measurement`."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Evidence:
     burst_weight: float = 0.0
     """Of candidates that ran alone, the least ``log(sustained_ms) + burst_weight * log(time_ms)``
     was looked for; 0 to 1."""
-    solo_reach: float = 1.1
+    sustained_reach: float = 1.1
     """Nobody ran alone whose time in the race was this many times the leader's, or more. What was
     written down before it was told has the value of the mode ``auto``."""
     regret_bound: float | None = None
@@ -76,7 +80,7 @@ class Evidence:
     clock_mhz: float | None = None
     """Median SM clock of the short batches."""
     sustained_clock_mhz: float | None = None
-    """SM clock at the end of the chosen one's last solo block."""
+    """SM clock at the end of the chosen one's last sustained run."""
     max_clock_mhz: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     """NVML's names of the reasons seen for a clock below the highest."""
@@ -93,19 +97,22 @@ class Evidence:
 class Selection:
     """The outcome of a strategy: every candidate that it looked at, the chosen one first."""
 
-    ranking: tuple[Timed, ...]
+    ranking: tuple[Measurement, ...]
     total_samples: int
     """Timed launches of all candidates."""
     evidence: Evidence = field(default_factory=Evidence)
 
     @property
-    def winner(self) -> Timed:
+    def winner(self) -> Measurement:
         return self.ranking[0]
 
     def to_json(self) -> dict[str, Any]:
         """A tree of dicts, lists, texts and finite numbers; :meth:`from_json` is its inverse."""
         tree = _plain(dataclasses.asdict(self))
         assert isinstance(tree, dict)
+        for entry in tree["ranking"]:
+            entry["cut"] = entry.pop("eliminated")
+        tree["evidence"]["solo_reach"] = tree["evidence"].pop("sustained_reach")
         return tree
 
     @classmethod
@@ -118,6 +125,9 @@ class Selection:
 
 
 _Read = Callable[[Node], Any]
+
+# JSON keys that store files have always had -> the fields of today.
+_FIELDS = {"cut": "eliminated", "solo_reach": "sustained_reach"}
 
 
 def _texts(node: Node) -> tuple[str, ...]:
@@ -142,7 +152,11 @@ def _read(node: Node, cls: Callable[..., _T], readers: Mapping[str, _Read]) -> _
     for name in given:
         if name not in readers:
             raise ValueError(f"{node.place}.{name}: is not a known field")
-    values = {name: read(given[name]) for name, read in readers.items() if name in given}
+    values = {
+        _FIELDS.get(name, name): read(given[name])
+        for name, read in readers.items()
+        if name in given
+    }
     try:
         return cls(**values)
     except TypeError as error:
@@ -177,7 +191,7 @@ _EVIDENCE: dict[str, _Read] = {
     **dict.fromkeys(("regret_bound", "confidence", "budget_ms", *_MHZ), Node.number_or_null),
 }
 _SELECTION: dict[str, _Read] = {
-    "ranking": lambda node: tuple(_read(item, Timed, _TIMED) for item in node.items()),
+    "ranking": lambda node: tuple(_read(item, Measurement, _TIMED) for item in node.items()),
     "total_samples": Node.integer,
     "evidence": lambda node: _read(node, Evidence, _EVIDENCE),
 }

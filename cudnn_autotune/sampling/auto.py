@@ -1,9 +1,10 @@
-"""``auto``, the default: a race, and the solo blocks of ``sustained`` only where they could matter.
+"""``auto``, the default: a race, and a steady-state final only where it could change the choice.
 
-After the race its leader runs alone for a moment. If it holds its clock, or if no rival could beat
-it at any clock, the race has decided. Else those that could run alone too, and what they lose in
-turns is weighed against what they gain (``finals``). A leader that does no more work a second than
-one that was seen to hold its clock before, on the same GPU in the same dtype, is not even probed.
+After the race its leader runs alone for a moment. If it holds its clock, or if no contender could
+beat it at any clock, the race has decided. Else those that could run alone too, and what they lose
+in turns is weighed against what they gain (``steady_final``). A leader that does no more work a
+second than one that was seen to hold its clock before, on the same GPU in the same dtype, is not
+even probed.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from dataclasses import dataclass, field
 from cudnn_autotune.engines.candidates import Candidates, Work
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.conclusion import selection
-from cudnn_autotune.sampling.exploration import explore
-from cudnn_autotune.sampling.finals import SoloRules
+from cudnn_autotune.sampling.contenders import could_win
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.rivals import could_win
-from cudnn_autotune.sampling.solo import is_throttled
+from cudnn_autotune.sampling.search import search
+from cudnn_autotune.sampling.steady_final import FinalRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.sustained import PROBE_CHUNKS, decided, probed
+from cudnn_autotune.sampling.sustained_run import is_throttled
 from cudnn_autotune.timers.timer import Timer
 
 # Two measurements of the same work differ by so much.
@@ -68,20 +69,20 @@ class Auto:
 
     name: str = "auto"
     race_rules: RaceRules = field(default_factory=RaceRules)
-    solo_rules: SoloRules = field(default_factory=SoloRules)
+    final_rules: FinalRules = field(default_factory=FinalRules)
     seed: int | None = None
     held: HeldClocks = field(default_factory=HeldClocks)
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         rng = random.Random(self.seed)
-        found = explore(candidates, timer, limits, self.race_rules, rng)
+        found = search(candidates, timer, limits, self.race_rules, rng)
         if found is None:
             return None
         leader_ms = found.ms(found.leader) or math.inf
         work = candidates.work
-        if not could_win(found, math.inf, None, self.solo_rules):
-            if not found.admission.out_of_budget:
-                found.remarks.append("no rival within reach: no need to run the leader alone")
+        if not could_win(found, math.inf, None, self.final_rules):
+            if not found.screening.out_of_budget:
+                found.remarks.append("no contender within reach: no need to run the leader alone")
             return selection(found, timer, self.race_rules)
         if work is not None and self.held.covers(work, leader_ms):
             found.remarks.append("the board holds its clock at this rate of work")
@@ -91,4 +92,4 @@ class Auto:
             return selection(found, timer, self.race_rules)
         if work is not None and not is_throttled(probe, timer.state().max_clock_mhz):
             self.held.add(work, probe.steady_ms)
-        return decided(found, probe, timer, self.race_rules, self.solo_rules, rng)
+        return decided(found, probe, timer, self.race_rules, self.final_rules, rng)

@@ -20,7 +20,7 @@ import numpy as np
 
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.budget import Budget, left_unseen
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Batch, Timer
@@ -72,7 +72,7 @@ def _within(
     too_many = set(compiled[budget.compilable(len(compiled), _COMPILING_SHARE) :])
     buildable = [c for c in listed if c not in too_many]
     runnable = timer.runnable(buildable, limit=limit)
-    timed: list[Timed] = []
+    timed: list[Measurement] = []
     samples = 0
     unseen = len(too_many) if not limit or len(runnable) < limit else 0
     for number, candidate in enumerate(runnable):
@@ -85,7 +85,7 @@ def _within(
     return Selection(tuple(sorted(timed, key=_time_ms)), samples), unseen
 
 
-def _time_ms(entry: Timed) -> float:
+def _time_ms(entry: Measurement) -> float:
     assert entry.time_ms is not None  # cuDNN's search ranks what it has timed
     return entry.time_ms
 
@@ -98,7 +98,7 @@ def _against_aten(found: Selection, timer: Timer, budget: Budget) -> Selection:
     samples = timer.run(turns * rounds)
     ours = float(np.median([s.time_ms for s in samples[::2]]))
     atens = float(np.median([s.time_ms for s in samples[1::2]]))
-    entry = Timed(ATEN, atens, rounds)
+    entry = Measurement(ATEN, atens, rounds)
     ranking = (entry, *found.ranking) if atens < ours else (found.winner, entry, *found.ranking[1:])
     return replace(found, ranking=ranking, total_samples=found.total_samples + 2 * rounds)
 

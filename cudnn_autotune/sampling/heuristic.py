@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Timer
 
@@ -16,12 +16,14 @@ class Heuristic:
         if not candidates.aten_uses_cudnn:
             # PyTorch has kernels of its own for the problem, and prefers them.
             rule = "PyTorch prefers its own kernels"
-            return Selection((Timed(ATEN, None, 0),), 0, Evidence(rule=rule, tied=(ATEN.text,)))
+            return Selection(
+                (Measurement(ATEN, None, 0),), 0, Evidence(rule=rule, tied=(ATEN.text,))
+            )
         # Mode after mode: B and FALLBACK are only asked where A has nothing that runs.
         for mode in ("A", "B", "FALLBACK"):
             first = timer.runnable(candidates.of_mode(mode), limit=1)
             if first:
                 rule = f"first of heuristic mode {mode}"
                 evidence = Evidence(rule=rule, tied=(first[0].text,), wall_ms=timer.elapsed_ms())
-                return Selection((Timed(first[0], None, 0),), 0, evidence)
+                return Selection((Measurement(first[0], None, 0),), 0, evidence)
         return None

@@ -7,7 +7,7 @@ that change from call to call. Where no similar problem is known, the heuristics
 from __future__ import annotations
 
 from cudnn_autotune.engines.candidates import Candidates
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Timer
@@ -22,4 +22,4 @@ class Neighbour:
             return Heuristic().select(candidates, timer, limits)
         rule = "chosen for a similar problem"
         evidence = Evidence(rule=rule, tied=(found[0].text,), wall_ms=timer.elapsed_ms())
-        return Selection((Timed(found[0], None, 0),), 0, evidence)
+        return Selection((Measurement(found[0], None, 0),), 0, evidence)

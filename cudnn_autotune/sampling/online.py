@@ -11,8 +11,8 @@ captured the leader so far runs.
 A budget bounds what those calls wait for in all: once it is spent, nobody else joins, and the
 evidence says so. Turns are the calls that the caller makes anyway.
 
-``online_race`` is what it believes; ``online_tuner`` and ``online_calls.OnlineChores`` carry it
-out.
+``online_race`` is what it believes; ``online_tuner`` and ``online_calls.OnlinePreparation``
+carry it out.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.statistics import Floats
@@ -36,8 +36,8 @@ class OnlineRace:
     turns: int = 0
     rounds: int = 0
     half_width: float = math.inf
-    mu: dict[int, float] = field(default_factory=dict)
-    cut: dict[int, str] = field(default_factory=dict)
+    log_time: dict[int, float] = field(default_factory=dict)
+    eliminated: dict[int, str] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     is_undecided: bool = False
     """Whether the rounds are over though nobody is sure to be the fastest."""
@@ -80,14 +80,14 @@ class OnlineRace:
         shared = turns[np.isfinite(turns).all(axis=1)]
         if len(shared) < 2:
             return None
-        judged = self.rules.standing([shared])
+        judged = self.rules.compare([shared])
         self.rounds, self.half_width = len(shared), judged.half_width
-        best = judged.mu[judged.best]
-        for i, mu, is_out in zip(alive, judged.mu, judged.is_out, strict=True):
-            self.mu[i] = float(mu)
+        best = judged.log_time[judged.best]
+        for i, mu, is_out in zip(alive, judged.log_time, judged.is_out, strict=True):
+            self.log_time[i] = float(mu)
             if is_out:
                 self._drop(i, f"out after {self._samples(i)} turns")
-        leads = {i: best - self.mu[i] + judged.half_width for i in self.active}
+        leads = {i: best - self.log_time[i] + judged.half_width for i in self.active}
         leads.pop(alive[judged.best], None)
         self._more_rounds = self._next_look(max(leads.values(), default=0.0)) - self.rounds
         is_decided = all(lead < self.rules.tie_width for lead in leads.values())
@@ -102,8 +102,8 @@ class OnlineRace:
 
     def leader(self) -> int | None:
         """The best so far; None while nothing is known."""
-        known = [i for i in self.active if i in self.mu]
-        return min(known, key=self.mu.__getitem__, default=None)
+        known = [i for i in self.active if i in self.log_time]
+        return min(known, key=self.log_time.__getitem__, default=None)
 
     def next_best(self) -> int | None:
         """Who serves where nothing can be decided, those that were dropped included."""
@@ -114,7 +114,7 @@ class OnlineRace:
         """The best has failed: those that it drove out are back."""
         self.active = set(range(len(self.candidates))) - self.failed
         for number in self.active:
-            self.cut.pop(number, None)
+            self.eliminated.pop(number, None)
 
     def selection(
         self,
@@ -125,17 +125,17 @@ class OnlineRace:
     ) -> Selection:
         """The outcome; ``budget_ms`` where a budget left candidates out, of which nothing is known
         then."""
-        best = min(self.mu[i] for i in self.active)
-        order, rule = self._settled()
-        unsure = [i for i in self.active if self.mu[i] - best <= self.half_width]
-        others = [best - self.mu[i] for i in self.active if i != chosen]
-        behind = self.mu[chosen] - best
+        best = min(self.log_time[i] for i in self.active)
+        order, rule = self._ties_broken()
+        unsure = [i for i in self.active if self.log_time[i] - best <= self.half_width]
+        others = [best - self.log_time[i] for i in self.active if i != chosen]
+        behind = self.log_time[chosen] - best
         bound = behind + max([0.0, *(other + self.half_width for other in others)])
-        rest = sorted(range(len(self.candidates)), key=lambda i: self.mu.get(i, math.inf))
+        rest = sorted(range(len(self.candidates)), key=lambda i: self.log_time.get(i, math.inf))
         ranking = list(dict.fromkeys([chosen, *order, *rest]))
         texts = [self.candidates[i].text for i in dict.fromkeys([*ranking[: len(order)], *unsure])]
         return Selection(
-            tuple(self._timed(i) for i in ranking),
+            tuple(self._measurement(i) for i in ranking),
             self.turns,
             Evidence(
                 rule=rule,
@@ -149,20 +149,22 @@ class OnlineRace:
             ),
         )
 
-    def _timed(self, number: int) -> Timed:
+    def _measurement(self, number: int) -> Measurement:
         samples = self._samples(number)
-        if number not in self.mu:
+        if number not in self.log_time:
             rough = math.exp(self._low(number)) if samples else None
-            return Timed(self.candidates[number], rough, samples, cut=self.cut.get(number, ""))
-        time_ms = math.exp(self.mu[number])
+            return Measurement(
+                self.candidates[number], rough, samples, eliminated=self.eliminated.get(number, "")
+            )
+        time_ms = math.exp(self.log_time[number])
         spread = math.exp(self.half_width / math.sqrt(2))
-        return Timed(
+        return Measurement(
             self.candidates[number],
             time_ms,
             samples,
             low_ms=time_ms / spread,
             high_ms=time_ms * spread,
-            cut=self.cut.get(number, ""),
+            eliminated=self.eliminated.get(number, ""),
         )
 
     def _next_look(self, lead: float) -> int:
@@ -175,7 +177,7 @@ class OnlineRace:
 
     def _drop(self, number: int, why: str) -> None:
         self.active.discard(number)
-        self.cut[number] = why
+        self.eliminated[number] = why
 
     def _drop_slow(self) -> None:
         alive = sorted(self.active)
@@ -203,12 +205,12 @@ class OnlineRace:
             self._log_ms = np.pad(self._log_ms, more, constant_values=math.inf)
 
     def _chosen(self) -> int:
-        return self._settled()[0][0]
+        return self._ties_broken()[0][0]
 
-    def _settled(self) -> tuple[list[int], str]:
+    def _ties_broken(self) -> tuple[list[int], str]:
         """Those within the tie width of the best, the one to take first, and what decides."""
-        best = min(self.mu[i] for i in self.active)
-        tied = [i for i in self.active if self.mu[i] - best <= self.rules.tie_width]
+        best = min(self.log_time[i] for i in self.active)
+        tied = [i for i in self.active if self.log_time[i] - best <= self.rules.tie_width]
         numbers = {self.candidates[i]: i for i in tied}
-        order, rule = ties.settle({c: math.exp(self.mu[i]) for c, i in numbers.items()})
+        order, rule = ties.break_ties({c: math.exp(self.log_time[i]) for c, i in numbers.items()})
         return [numbers[c] for c in order], rule

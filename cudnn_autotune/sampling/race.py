@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.conclusion import selection
-from cudnn_autotune.sampling.exploration import explore
 from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.search import search
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Timer
 
@@ -27,5 +27,5 @@ class Race:
     seed: int | None = None
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        found = explore(candidates, timer, limits, self.rules, random.Random(self.seed))
+        found = search(candidates, timer, limits, self.rules, random.Random(self.seed))
         return None if found is None else selection(found, timer, self.rules)

@@ -18,7 +18,7 @@ import numpy as np
 
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.statistics import Floats, Standing, shrunk_medians, standing
+from cudnn_autotune.sampling.statistics import Comparison, Floats, compare, shrunk_medians
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.timers.timer import Batch, Cache, Timer
 
@@ -78,9 +78,9 @@ class RaceRules:
         limit_ms = min(self.gpu_calls * best_ms, self.most_gpu_ms)
         return gpu_ms > max(self.gpu_ms, limit_ms)
 
-    def standing(self, groups: Sequence[Floats]) -> Standing:
-        """What rounds say; see ``statistics.standing``."""
-        return standing(
+    def compare(self, groups: Sequence[Floats]) -> Comparison:
+        """What rounds say; see ``statistics.compare``."""
+        return compare(
             groups,
             delta=1 - self.confidence,
             least_sigma=self.least_sigma,
@@ -94,7 +94,7 @@ class RaceOutcome:
     """A race's log, candidate by candidate."""
 
     survivors: list[Candidate] = field(default_factory=list)
-    mu: dict[Candidate, float] = field(default_factory=dict)
+    log_time: dict[Candidate, float] = field(default_factory=dict)
     """Log milliseconds at the clock of the last rounds."""
     dropped: list[tuple[Candidate, Candidate, float]] = field(default_factory=list)
     """In their order: who, who led then, and by how much (log)."""
@@ -104,7 +104,7 @@ class RaceOutcome:
     failed: dict[Candidate, str] = field(default_factory=dict)
     rounds: int = 0
     gpu_ms: float = 0.0
-    cold_excess: dict[Candidate, float] = field(default_factory=dict)
+    cold_cache_penalty: dict[Candidate, float] = field(default_factory=dict)
     """How much more (log) the mean of both cache states takes than a hot one, beyond what it does
     of the best one, as far as that is more than noise."""
     clocks_mhz: list[float] = field(default_factory=list)
@@ -116,7 +116,7 @@ class RaceOutcome:
 
     @property
     def best(self) -> Candidate:
-        return min(self.survivors, key=self.mu.__getitem__)
+        return min(self.survivors, key=self.log_time.__getitem__)
 
     @property
     def clock_mhz(self) -> float | None:
@@ -128,11 +128,11 @@ class RaceOutcome:
         return float(np.median(self.round_clocks_mhz)) if self.round_clocks_mhz else None
 
     def ms(self, candidate: Candidate) -> float:
-        return math.exp(self.mu[candidate])
+        return math.exp(self.log_time[candidate])
 
     def lead(self, candidate: Candidate) -> float:
         """By how much (log) a survivor may be faster than the best at most."""
-        return self.mu[self.best] - self.mu[candidate] + self.half_width[candidate]
+        return self.log_time[self.best] - self.log_time[candidate] + self.half_width[candidate]
 
 
 def race(
@@ -169,10 +169,10 @@ def race(
         _judge(outcome, log, rules)
         if _is_over(outcome, budget, rules):
             break
-    _tell_cold_excess(outcome, log)
+    _note_cold_cache_penalty(outcome, log)
     # The clock may have fallen since they were dropped: their distance from who led then stands.
     for candidate, leader, behind in reversed(outcome.dropped):
-        outcome.mu[candidate] = outcome.mu[leader] + behind
+        outcome.log_time[candidate] = outcome.log_time[leader] + behind
     return outcome
 
 
@@ -196,7 +196,7 @@ _ROUGH_HALF_WIDTH = 0.1
 def _by_rough_times(rough_ms: dict[Candidate, float], outcome: RaceOutcome) -> RaceOutcome:
     """No time for a round: one launch of each has to do."""
     for candidate, ms in rough_ms.items():
-        outcome.mu[candidate] = math.log(ms)
+        outcome.log_time[candidate] = math.log(ms)
         outcome.half_width[candidate] = _ROUGH_HALF_WIDTH
         outcome.samples[candidate] = 0
     outcome.remarks.append("the budget allowed one launch of each candidate only")
@@ -245,12 +245,12 @@ def _judge(
 ) -> None:
     """Updates every survivor's standing and drops those that cannot be the fastest."""
     alive = list(outcome.survivors)
-    judged = rules.standing(
+    judged = rules.compare(
         [np.array([[entry[c] for c in alive] for entry in rounds]) for rounds in log.values()]
     )
-    best = judged.mu[judged.best]
-    for candidate, mu, is_out in zip(alive, judged.mu, judged.is_out, strict=True):
-        outcome.mu[candidate] = float(mu)
+    best = judged.log_time[judged.best]
+    for candidate, mu, is_out in zip(alive, judged.log_time, judged.is_out, strict=True):
+        outcome.log_time[candidate] = float(mu)
         outcome.half_width[candidate] = judged.half_width
         if is_out:
             outcome.survivors.remove(candidate)
@@ -258,7 +258,9 @@ def _judge(
     outcome.disturbed = judged.disturbed
 
 
-def _tell_cold_excess(outcome: RaceOutcome, log: dict[Cache, list[dict[Candidate, float]]]) -> None:
+def _note_cold_cache_penalty(
+    outcome: RaceOutcome, log: dict[Cache, list[dict[Candidate, float]]]
+) -> None:
     """Against the best, which took part in all rounds: what came between the two of a pair, as a
     clock that falls, weighs on both alike."""
     if not outcome.survivors or not {"cold", "hot"} <= log.keys():
@@ -271,9 +273,9 @@ def _tell_cold_excess(outcome: RaceOutcome, log: dict[Cache, list[dict[Candidate
             if candidate in hot and candidate != best:
                 more = log_ms - hot[candidate] - of_best
                 beyond.setdefault(candidate, []).append(more)
-    outcome.cold_excess[best] = 0.0
+    outcome.cold_cache_penalty[best] = 0.0
     for candidate, more in zip(beyond, shrunk_medians(list(beyond.values())), strict=True):
-        outcome.cold_excess[candidate] = more / 2
+        outcome.cold_cache_penalty[candidate] = more / 2
 
 
 def _is_over(outcome: RaceOutcome, budget: Budget, rules: RaceRules) -> bool:

@@ -72,7 +72,7 @@ def shrunk_medians(groups: Sequence[Sequence[float]]) -> list[float]:
 class Fit:
     """A median polish of rounds by candidates."""
 
-    mu: Floats
+    log_time: Floats
     """Log time of each candidate."""
     residuals: Floats
     """Rounds by candidates."""
@@ -97,10 +97,10 @@ def median_polish(log_times: Floats, iterations: int = 8) -> Fit:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Comparison:
     """What some rounds say."""
 
-    mu: Floats
+    log_time: Floats
     """Log time of each candidate, averaged over the cache states."""
     half_width: float
     """Of the difference of any two candidates, at the confidence asked for."""
@@ -112,24 +112,24 @@ class Standing:
 
     @property
     def best(self) -> int:
-        return int(np.argmin(self.mu))
+        return int(np.argmin(self.log_time))
 
     @property
     def is_out(self) -> NDArray[np.bool_]:
         """Who cannot be the fastest; even in its best round, so that one that was merely
         disturbed now and then stays."""
-        lowest = np.minimum(self.mu, self.at_best)
-        return np.asarray(lowest - self.mu[self.best] > self.half_width)
+        lowest = np.minimum(self.log_time, self.at_best)
+        return np.asarray(lowest - self.log_time[self.best] > self.half_width)
 
 
-def standing(
+def compare(
     groups: Sequence[Floats],
     *,
     delta: float,
     least_sigma: float,
     prior_sigma: float,
     prior_freedom: int,
-) -> Standing:
+) -> Comparison:
     """Judges rounds, those of each cache state fitted on their own.
 
     Where a cache state has one round only, all are fitted together: by itself it has no residuals,
@@ -165,6 +165,6 @@ def standing(
     looks = math.log2(rounds + 1)
     tail = math.sqrt(2 * math.log(2 * count * looks / delta))
     half_width = _MEDIAN_COST * sigma * math.sqrt(2 / rounds) * tail
-    mu = np.mean([fit.mu for fit in fits], axis=0)
+    mu = np.mean([fit.log_time for fit in fits], axis=0)
     at_best = mu + np.min([np.min(fit.residuals, axis=0) for fit in fits], axis=0)
-    return Standing(mu, half_width, sigma, disturbed, at_best)
+    return Comparison(mu, half_width, sigma, disturbed, at_best)

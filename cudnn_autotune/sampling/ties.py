@@ -27,7 +27,7 @@ _RULES = (
 )
 
 
-def settle(times: Mapping[Candidate, float]) -> tuple[list[Candidate], str]:
+def break_ties(times: Mapping[Candidate, float]) -> tuple[list[Candidate], str]:
     """The tied, the one to take first, and what decided: ``fastest`` where there is one only.
 
     Args:

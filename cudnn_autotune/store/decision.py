@@ -11,7 +11,7 @@ from cudnn_autotune.core.json_node import MOST, Node, shown
 from cudnn_autotune.engines.configs import Candidate, check_workspace_limit
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_json, problem_text, problem_to_json
-from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store import rerank
 from cudnn_autotune.store.provenance import Provenance
@@ -57,13 +57,14 @@ class Decision:
         if not self.selection.ranking:
             raise ValueError("selection must rank at least one candidate, got an empty ranking")
         for entry in self.selection.ranking:
-            if not isinstance(entry, Timed) or not isinstance(entry.candidate, Candidate):
+            if not isinstance(entry, Measurement) or not isinstance(entry.candidate, Candidate):
                 raise TypeError(
-                    f"selection.ranking must hold Timed, each of a Candidate, got {shown(entry)}"
+                    "selection.ranking must hold Measurement, each of a Candidate, "
+                    f"got {shown(entry)}"
                 )
         object.__setattr__(self, "rejected", _all_rejected(self.rejected))
         chosen = self.chosen
-        kept: dict[str, Timed] = {}
+        kept: dict[str, Measurement] = {}
         for entry in self.selection.ranking:
             if entry.time_ms is not None or entry is chosen:
                 kept.setdefault(entry.candidate.text, entry)
@@ -81,7 +82,7 @@ class Decision:
         return key_of(self.problem, self.sampling, self.benchmark_limit)
 
     @property
-    def chosen(self) -> Timed | None:
+    def chosen(self) -> Measurement | None:
         """The first of the ranking whose output was not wrong; None where all were."""
         wrong = {text for text, _ in self.rejected}
         return next((e for e in self.selection.ranking if e.candidate.text not in wrong), None)

@@ -6,14 +6,14 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import ties
 
 
 def restricted_to(
     selection: Selection,
-    chosen: Timed,
+    chosen: Measurement,
     rejected: Container[str],
     deterministic: bool,
     workspace_limit: int | None,
@@ -22,9 +22,9 @@ def restricted_to(
 
     The chosen one stays if it may serve. Else the fastest of the others takes its place, by its
     time alone at a steady clock where that is known of all that are near (``sustained_ms``, and
-    ``time_ms`` by the evidence's ``burst_weight``; near is who is within its ``solo_reach``), else
-    by ``time_ms``; of those within
-    ``ties.TIE_WIDTH`` the first by ``ties.settle``. The others keep their order.
+    ``time_ms`` by the evidence's ``burst_weight``; near is who is within its
+    ``sustained_reach``), else by ``time_ms``; of those within ``ties.TIE_WIDTH`` the first by
+    ``ties.break_ties``. The others keep their order.
 
     Args:
         chosen: the entry of ``selection`` that serves where nothing is constrained.
@@ -39,7 +39,7 @@ def restricted_to(
         varies = "NONDETERMINISTIC" in candidate.numerical_notes or candidate.text == MATMUL.text
         return is_small and not (deterministic and varies)
 
-    def may_serve(entry: Timed) -> bool:
+    def may_serve(entry: Measurement) -> bool:
         if entry.candidate.text in rejected or not fits(entry.candidate):
             return False
         if entry is not chosen and entry.time_ms is None:
@@ -59,7 +59,7 @@ def restricted_to(
         first, tied = chosen, [text for text in evidence.tied if text not in out]
         evidence = replace(evidence, tied=tuple(tied))
     else:
-        equal, rule = ties.settle(_fastest(serving, evidence))
+        equal, rule = ties.break_ties(_fastest(serving, evidence))
         first = next(entry for entry in serving if entry.candidate is equal[0])
         evidence = replace(
             evidence,
@@ -73,20 +73,18 @@ def restricted_to(
     return replace(selection, ranking=(first, *others), evidence=evidence)
 
 
-def _fastest(entries: Sequence[Timed], evidence: Evidence) -> dict[Candidate, float]:
+def _fastest(entries: Sequence[Measurement], evidence: Evidence) -> dict[Candidate, float]:
     """Times of those that are as good as equally fast as the fastest; every entry is timed."""
     times = {entry: entry.time_ms for entry in entries if entry.time_ms is not None}
-    near = min(times.values()) * evidence.solo_reach
+    near = min(times.values()) * evidence.sustained_reach
     # Whom the race left further behind was not run alone, and need not be.
     for compared in (list(times), [entry for entry, ms in times.items() if ms <= near]):
-        alone = {
-            e: e.standing(evidence.burst_weight) for e in compared if e.sustained_ms is not None
-        }
+        alone = {e: e.score(evidence.burst_weight) for e in compared if e.sustained_ms is not None}
         if len(alone) == len(compared):
             return _tied(alone)
     return _tied(times)
 
 
-def _tied(times: Mapping[Timed, float]) -> dict[Candidate, float]:
+def _tied(times: Mapping[Measurement, float]) -> dict[Candidate, float]:
     limit = min(times.values()) * (1 + ties.TIE_WIDTH)
     return {entry.candidate: ms for entry, ms in times.items() if ms <= limit}

@@ -15,7 +15,7 @@ from torch import Tensor
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import Candidate, cuda_index, open_search
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.timers import board_power
 from cudnn_autotune.timers.measuring import cold_sets, fills_cache
 from cudnn_autotune.timers.measuring import operands as random_operands
@@ -159,7 +159,7 @@ class GpuTimer:
         )
         return Selection(
             tuple(
-                Timed(candidates[found.index], found.time_ms, found.samples)
+                Measurement(candidates[found.index], found.time_ms, found.samples)
                 for found in result.plans
             ),
             result.total_samples,
@@ -168,15 +168,19 @@ class GpuTimer:
     def broken_off(self, why: str) -> Selection | None:
         """What was measured of a search that came to nothing; None where that is nothing."""
         known = sorted(self._last_ms.items(), key=lambda item: item[1])
-        timed = [Timed(self._seen[t], ms, 1, cut=why) for t, ms in known if t not in self._errors]
+        timed = [
+            Measurement(self._seen[t], ms, 1, eliminated=why)
+            for t, ms in known
+            if t not in self._errors
+        ]
         failed = [
-            Timed(self._seen[text], None, 0, cut=f"failed: {error}")
+            Measurement(self._seen[text], None, 0, eliminated=f"failed: {error}")
             for text, error in self._errors.items()
         ]
         ranking = (*timed, *failed)
         return Selection(ranking, len(timed), Evidence(remarks=(why,))) if ranking else None
 
-    def told(self, problem_text: str) -> str:
+    def progress_report(self, problem_text: str) -> str:
         """The same for people, as a note of an error."""
         known = sorted(self._last_ms.items(), key=lambda item: item[1])
         times = ", ".join(f"{text} {ms:.4g} ms" for text, ms in known) or "nothing yet"

@@ -56,7 +56,7 @@ class GpuState:
     clock_mhz: float | None = None
     max_clock_mhz: float | None = None
     throttle_reasons: tuple[str, ...] = ()
-    tells_throttling: bool = False
+    reports_throttling: bool = False
     """Whether ``throttle_reasons`` is known to be complete."""
 
 
@@ -99,7 +99,7 @@ class Gpu:
             clock_mhz=self._number("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
             max_clock_mhz=self._max_clock_mhz,
             throttle_reasons=reasons or (),
-            tells_throttling=reasons is not None,
+            reports_throttling=reasons is not None,
         )
 
     def _throttle_reasons(self) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store.provenance import Provenance
 
 
@@ -26,7 +26,7 @@ class Choice:
     benchmark_limit: int
     text: str
     """The engine config; ``"aten"`` for PyTorch's own path, ``"matmul"`` for a matrix product."""
-    chosen: Timed | None
+    chosen: Measurement | None
     """Its entry in ``selection``; None where no candidate runs and PyTorch serves the problem."""
     tuning_ms: float
     """Wall time of the search, plan building and the check of the output included."""

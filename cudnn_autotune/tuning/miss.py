@@ -23,7 +23,7 @@ from cudnn_autotune.store import later
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.tuning import choice_log, events, probing, remembering, settings, verdict
 from cudnn_autotune.tuning.choice_log import Choice
-from cudnn_autotune.tuning.online_calls import OnlineChores, OnlinePolicy
+from cudnn_autotune.tuning.online_calls import OnlinePolicy, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
 from cudnn_autotune.tuning.outcome import Outcome
 from cudnn_autotune.tuning.serving import served_by
@@ -124,7 +124,7 @@ def _choose(
     trial = None
     if isinstance(strategy, Online) and outcome.chosen and not problem.deterministic:
         first, prepared = outcome.chosen.candidate, Prepared()
-        chores = OnlineChores(choice, first, outcome.plan, prepared, limits.budget_ms)
+        chores = OnlinePreparation(choice, first, outcome.plan, prepared, limits.budget_ms)
         trial = _C.OnlineTrial((choice.text, outcome.plan), chores)
         policy = OnlinePolicy(choice, remember, prepared, since)
         TUNER.add(Trial(trial.ledger, first, policy, prepared))
@@ -161,7 +161,7 @@ def _search(
         return Outcome(timer.broken_off(told))
     except RuntimeError as error:
         # The device may be lost: what was learned so far goes along with the error.
-        error.add_note(timer.told(problem.text))
+        error.add_note(timer.progress_report(problem.text))
         raise
     finally:
         timer.close()  # the check and the plans take their workspace from here on, one at a time

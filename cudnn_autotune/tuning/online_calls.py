@@ -27,7 +27,7 @@ from cudnn_autotune.tuning.outcome import Outcome
 _log = logging.getLogger(__name__)
 
 
-class OnlineChores:
+class OnlinePreparation:
     """What is to be done on the GPU before the calls of a problem can decide: one piece a call.
 
     First the candidates are asked for; then each is built, checked on the call's own tensors and
@@ -64,7 +64,7 @@ class OnlineChores:
     def __call__(
         self, x: Tensor, w: Tensor, y: Tensor
     ) -> tuple[tuple[str, _C.Plan | None] | None, bool]:
-        """Does the next piece: ``_C.Chore``."""
+        """Does the next piece: ``_C.PreparationStep``."""
         start_s = time.perf_counter()
         try:
             joins = self._do((x, w, y))

@@ -2,9 +2,9 @@
 
 The callers' threads never wait for it: C++ gives turns and keeps their times
 (csrc/online_trial.h), this thread judges them (``sampling.online_race``). It does arithmetic only.
-Whatever needs the GPU is done in the calls (``online_calls.OnlineChores``): cuDNN captures streams
-of its own when it builds and runs plans, and a ``torch.cuda.synchronize()`` of any other thread
-fails meanwhile ("operation not permitted when stream is capturing").
+Whatever needs the GPU is done in the calls (``online_calls.OnlinePreparation``): cuDNN captures
+streams of its own when it builds and runs plans, and a ``torch.cuda.synchronize()`` of any other
+thread fails meanwhile ("operation not permitted when stream is capturing").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.online_race import OnlineRace
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Trial:
             remarks=remarks,
             budget_ms=self.prepared.budget_ms,
         )
-        self.policy.tell(Selection((Timed(candidate, None, 0),), self.race.turns, evidence))
+        self.policy.tell(Selection((Measurement(candidate, None, 0),), self.race.turns, evidence))
 
     def _adopt(self) -> bool:
         """Ends with what another thread has decided, if it is among those that run here."""

@@ -19,7 +19,7 @@ import torch
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision, Provenance, later
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import key_of
@@ -127,7 +127,7 @@ def _store(choice: Choice) -> None:
 
 def decision_of(choice: Choice) -> Decision:
     """A choice as it is kept: the frontier with the chosen one first."""
-    chosen = choice.chosen or Timed(ATEN, None, 0)
+    chosen = choice.chosen or Measurement(ATEN, None, 0)
     selection = choice.selection or Selection((chosen,), 0)
     others = [entry for entry in selection.ranking if entry.candidate.text != choice.text]
     return Decision(

@@ -14,7 +14,7 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import ATEN, Candidate, parse_engine_text
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
-from cudnn_autotune.engines.selection import Timed
+from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.tuning import remembering, verdict
 from cudnn_autotune.tuning.checking import tolerance
@@ -160,9 +160,9 @@ def _search_on(native: _C.ConvProblem, device: int) -> Callable[[], _C.EngineSea
     return lambda: _C.EngineSearch.on_device(native, device)
 
 
-def _forced(text: str, plan: _C.Plan | None) -> Timed:
+def _forced(text: str, plan: _C.Plan | None) -> Measurement:
     """What a pin names, as a candidate that nobody timed."""
     if plan is None:
-        return Timed(MATMUL if text == MATMUL.text else ATEN, None, 0)
+        return Measurement(MATMUL if text == MATMUL.text else ATEN, None, 0)
     engine, knobs = parse_engine_text(text)
-    return Timed(Candidate(engine, knobs, plan.workspace_bytes, (), (), text, "", 0), None, 0)
+    return Measurement(Candidate(engine, knobs, plan.workspace_bytes, (), (), text, "", 0), None, 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from simulations import PROBLEM, candidate
 
-from cudnn_autotune import Choice, ConvProblem, Selection, Timed
+from cudnn_autotune import Choice, ConvProblem, Measurement, Selection
 from cudnn_autotune.audit.model import Pick
 from cudnn_autotune.core.json_dataclass import decode, encode
 
@@ -35,9 +35,9 @@ def test_our_call(op: str) -> None:
 
 @pytest.mark.parametrize("error", [math.inf, math.nan, 1e30])
 def test_an_engine_that_was_wrong_beyond_measure_is_told_and_read(error: float) -> None:
-    chosen = Timed(candidate("eng2"), 1.0, 3)
+    chosen = Measurement(candidate("eng2"), 1.0, 3)
     rejected = (("eng1", error), ("eng3", 0.25))
-    selection = Selection((Timed(candidate("eng1"), 0.9, 3), chosen), total_samples=6)
+    selection = Selection((Measurement(candidate("eng1"), 0.9, 3), chosen), total_samples=6)
     choice = Choice(
         PROBLEM, 0, "race", None, 0, "eng2", chosen, 10.0, selection, 1e-4, rejected=rejected
     )

@@ -132,12 +132,12 @@ def test_a_recording_that_ships_is_known_by_its_name(tmp_path: Path) -> None:
 def test_modes_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "my_mode.py").write_text(
         "from cudnn_autotune import sampling\n"
-        "from cudnn_autotune.sampling import Selection, Timed\n"
+        "from cudnn_autotune.sampling import Selection, Measurement\n"
         "class Last:\n"
         "    name = 'last'\n"
         "    def select(self, candidates, timer, limits):\n"
         "        found = timer.runnable(candidates.all())\n"
-        "        return Selection((Timed(found[-1], None, 0),), total_samples=0)\n"
+        "        return Selection((Measurement(found[-1], None, 0),), total_samples=0)\n"
         "sampling.register(Last())\n"
     )
     path = tmp_path / "audit.json"

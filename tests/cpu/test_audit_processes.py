@@ -38,12 +38,12 @@ OWN_MODES = """
     import time
 
     from cudnn_autotune import sampling
-    from cudnn_autotune.sampling import Selection, Timed
+    from cudnn_autotune.sampling import Selection, Measurement
 
 
     def first(candidates, timer):
         found = timer.runnable(candidates.all(), limit=1)
-        return Selection((Timed(found[0], None, 0),), total_samples=0)
+        return Selection((Measurement(found[0], None, 0),), total_samples=0)
 
 
     class Quick:
@@ -87,7 +87,7 @@ OWN_MODES = """
         def select(self, candidates, timer, limits):
             found = timer.runnable(candidates.all(), limit=1)
             is_odd = any(c.text == "leader" for c in candidates.all())
-            return Selection((Timed(found[0], -1.0 if is_odd else 1.0, 0),), total_samples=0)
+            return Selection((Measurement(found[0], -1.0 if is_odd else 1.0, 0),), total_samples=0)
 
 
     for strategy in (Quick(), Slow(), Hangs(), Dies(), Odd()):

@@ -15,7 +15,7 @@ from cudnn_autotune.audit import report, scenes
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.model import BURST, BURST_COLD, STEADY, SUSTAINED, Pick, Record
 from cudnn_autotune.audit.summary import summarize
-from cudnn_autotune.sampling import Candidates, Evidence, Limits, Selection, Timed, Timer
+from cudnn_autotune.sampling import Candidates, Evidence, Limits, Measurement, Selection, Timer
 from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.offline.recording import record as record_samples
 
@@ -130,7 +130,10 @@ def test_what_a_pick_keeps_of_the_evidence() -> None:
     timer = simulated.preset("quiet")
     first, second = timer.candidates.all()[:2]
     evidence = Evidence(rule="fastest", regret_bound=0.01, confidence=0.95, gpu_ms=7.0, disturbed=1)
-    ranking = (Timed(first, 0.5, 3, sustained_ms=0.6), Timed(second, 0.7, 3, sustained_ms=0.8))
+    ranking = (
+        Measurement(first, 0.5, 3, sustained_ms=0.6),
+        Measurement(second, 0.7, 3, sustained_ms=0.8),
+    )
     picked = scenes.pick_of(Selection(ranking, 6, evidence), 12.0)
     assert picked == Pick(
         text=first.text,
@@ -146,23 +149,23 @@ def test_what_a_pick_keeps_of_the_evidence() -> None:
         passed_over={second.text: "+33.3 % alone"},
     )
     # A leader that ran alone without rivals was chosen by its bursts.
-    probed = scenes.pick_of(Selection((ranking[0], Timed(second, 0.7, 3)), 6, evidence), 12.0)
+    probed = scenes.pick_of(Selection((ranking[0], Measurement(second, 0.7, 3)), 6, evidence), 12.0)
     assert probed.bound_truth == BURST
 
 
 @pytest.mark.parametrize(
     ("passed_over", "told"),
     [
-        ({"time_ms": 0.6, "cut": "out of the race after 4 calls"}, "4 calls (+20.0 %)"),
+        ({"time_ms": 0.6, "eliminated": "out of the race after 4 calls"}, "4 calls (+20.0 %)"),
         ({"time_ms": 0.55}, "+10.0 %"),
-        ({"time_ms": None, "cut": "failed: no memory"}, "failed: no memory"),
+        ({"time_ms": None, "eliminated": "failed: no memory"}, "failed: no memory"),
         ({"time_ms": None}, "not timed"),
     ],
 )
 def test_what_a_pick_says_of_others(passed_over: dict[str, Any], told: str) -> None:
     first, second = simulated.preset("quiet").candidates.all()[:2]
-    other = Timed(second, samples=1, **passed_over)
-    picked = scenes.pick_of(Selection((Timed(first, 0.5, 3), other), 4), 1.0)
+    other = Measurement(second, samples=1, **passed_over)
+    picked = scenes.pick_of(Selection((Measurement(first, 0.5, 3), other), 4), 1.0)
     assert list(picked.passed_over) == [second.text]
     assert picked.passed_over[second.text].endswith(told)
 

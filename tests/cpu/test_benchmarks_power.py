@@ -337,10 +337,10 @@ def test_a_candidate_that_fails_alone_is_told_and_left_out(
 
 
 def test_the_constants_are_those_of_the_record(modules: None) -> None:
-    """Of an H200: what ``sampling.board_power`` and ``sampling.solo`` rest on."""
+    """Of an H200: what ``sampling.board_power`` and ``sampling.sustained_run`` rest on."""
     from power_limit.analysis import analysis
 
-    from cudnn_autotune.sampling.solo import _READING_SIGMA, BLOCK_SIGMA, FAR_READING_SIGMA
+    from cudnn_autotune.sampling.sustained_run import _READING_SIGMA, BLOCK_SIGMA, FAR_READING_SIGMA
 
     path = BENCHMARKS / "results" / "h200" / f"{SCRIPT}.json"
     found = analysis(json.loads(path.read_text()))
@@ -364,7 +364,7 @@ def test_times_at_the_limit_are_as_far_from_long_blocks_as_is_said(modules: None
     """From one candidate to another of a layer, however many blocks there are."""
     from power_limit.analysis import analysis
 
-    from cudnn_autotune.sampling.finals import _POWER_ERROR
+    from cudnn_autotune.sampling.steady_final import _POWER_ERROR
 
     path = BENCHMARKS / "results" / "h200" / f"{SCRIPT}.json"
     off: dict[str, list[float]] = {}

@@ -64,7 +64,7 @@ def test_capped_judges_every_pick_by_both_truths(dry_runs: Path, modules: None) 
                 assert len(found) == 2, "every pick was measured to the end"
                 assert min(found) >= 1
         texts = [block["text"] for block in entry["solo"]]
-        assert texts == texts[::-1], "solo blocks go one way and then the other"
+        assert texts == texts[::-1], "sustained runs go one way and then the other"
         assert truths["burst"].best in texts
         for block in entry["solo"]:
             trace = block["trace"]

@@ -19,8 +19,8 @@ from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.pairing import of_blocks
 from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.solo import BLOCK_SIGMA, Block, solo
 from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_alone
 from cudnn_autotune.timers.board_power import (
     EXPONENT,
     FAR,
@@ -163,13 +163,13 @@ class TakenDown:
 def test_a_block_far_from_the_limit_is_brought_there_but_less_sure() -> None:
     """As it ended it would count 9 % too much."""
 
-    def block(share: float) -> Block:
+    def block(share: float) -> SustainedRun:
         gpu = replace(GPU, power_exponent=2.3, power_reading_every_ms=50.0)
         timer = timer_of(engine("one", 0.5, 1.9 * (gpu.power_limit_w - gpu.static_w)), gpu=gpu)
         down: Any = TakenDown(timer, share)
         for _ in range(2):  # the first begins with a cool board
-            found = solo(candidate("one"), 0.5, 4, down, RaceRules(), is_patient=False)
-        assert isinstance(found, Block)
+            found = run_alone(candidate("one"), 0.5, 4, down, RaceRules(), is_patient=False)
+        assert isinstance(found, SustainedRun)
         assert found.at_limit_ms
         return found
 
@@ -179,14 +179,14 @@ def test_a_block_far_from_the_limit_is_brought_there_but_less_sure() -> None:
     one = len(far.at_limit_ms) ** -0.5
     assert near.sigma == pytest.approx(0.005 * len(near.at_limit_ms) ** -0.5)
     assert far.sigma == pytest.approx(0.015 * one)
-    assert far.sigma < BLOCK_SIGMA
+    assert far.sigma < RUN_SIGMA
 
 
 def test_without_a_known_limit_nothing_is_said() -> None:
     assert at_limit_ms([0.5], [1500.0], [690.0], GpuState()) == []
 
 
-def blocks(seed: int, every_ms: float, hunting_sd: float = 0.02) -> list[Block]:
+def blocks(seed: int, every_ms: float, hunting_sd: float = 0.02) -> list[SustainedRun]:
     """Twelve of one engine under a cap, between those of another one."""
     noise = replace(STILL, hunting_sd=hunting_sd, reading_sd=0.01)
     gpu = replace(
@@ -199,8 +199,8 @@ def blocks(seed: int, every_ms: float, hunting_sd: float = 0.02) -> list[Block]:
     found = []
     for number in count():
         text, call_ms = (("one", 0.5), ("other", 0.6))[number % 2]
-        block = solo(candidate(text), call_ms, 4, timer, RaceRules(), is_patient=False)
-        assert isinstance(block, Block)
+        block = run_alone(candidate(text), call_ms, 4, timer, RaceRules(), is_patient=False)
+        assert isinstance(block, SustainedRun)
         if number % 2 == 0 and number > 0:
             found.append(block)
         if len(found) == 12:
@@ -228,9 +228,9 @@ def test_blocks_agree_by_their_power() -> None:
 
 
 def test_a_block_says_how_sure_it_is() -> None:
-    assert {b.sigma for b in blocks(0, 0.0)} == {BLOCK_SIGMA}
+    assert {b.sigma for b in blocks(0, 0.0)} == {RUN_SIGMA}
     found = blocks(0, 100.0)
-    assert all(b.sigma < BLOCK_SIGMA / 2 for b in found if b.at_limit_ms)
+    assert all(b.sigma < RUN_SIGMA / 2 for b in found if b.at_limit_ms)
     assert sum(bool(b.at_limit_ms) for b in found) >= 11, "160 ms have a reading nearly always"
 
 
@@ -239,8 +239,8 @@ def test_what_ran_before_does_not_count() -> None:
     gpu = replace(GPU, power_reading_every_ms=50.0)
     timer = timer_of(engine("one", 0.5, 1.9 * (gpu.power_limit_w - gpu.static_w)), gpu=gpu)
     for number in range(4):
-        block = solo(candidate("one"), 0.5, 4, timer, RaceRules(), is_patient=False)
-        assert isinstance(block, Block)
+        block = run_alone(candidate("one"), 0.5, 4, timer, RaceRules(), is_patient=False)
+        assert isinstance(block, SustainedRun)
         if number > 0:  # in the first the limit does not hold at once
             least = (block.gpu_ms - 30.0 - 1e3 * WINDOW_S) // 50.0
             assert least <= len(block.at_limit_ms) <= least + 1

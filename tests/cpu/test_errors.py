@@ -116,7 +116,7 @@ def test_configs_that_do_not_exist(text: str) -> None:
 
 
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 8, 3, 3))
-STORED = ca.Selection((ca.Timed(ATEN, 1.0, 1),), 1)
+STORED = ca.Selection((ca.Measurement(ATEN, 1.0, 1),), 1)
 TENSOR = torch.zeros(1)
 
 
@@ -160,8 +160,14 @@ def test_what_is_of_another_type_is_named(call: Callable[[], object], message: s
     [
         (lambda store: store.put("x", STORED), "problem must be a ConvProblem"),
         (lambda store: store.put(PROBLEM, "x"), "selection must be a Selection, got 'x'"),
-        (lambda store: store.put(PROBLEM, ca.Selection((5,), 1)), "ranking must hold Timed.* 5"),
-        (lambda store: store.put(PROBLEM, ca.Selection((ca.Timed("x", 1.0, 1),), 1)), "Candidate"),
+        (
+            lambda store: store.put(PROBLEM, ca.Selection((5,), 1)),
+            "ranking must hold Measurement.* 5",
+        ),
+        (
+            lambda store: store.put(PROBLEM, ca.Selection((ca.Measurement("x", 1.0, 1),), 1)),
+            "Candidate",
+        ),
         (lambda store: store.put(PROBLEM, STORED, rejected=5), "rejected must be pairs .* got 5"),
         (lambda store: store.put(PROBLEM, STORED, rejected=["aten"]), "rejected must be pairs"),
         (

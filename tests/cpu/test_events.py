@@ -14,7 +14,7 @@ from subprocesses import python
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.selection import Timed
+from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.tuning import events
 from cudnn_autotune.tuning.choice_log import Choice
 from cudnn_autotune.tuning.events import SlowSearches
@@ -22,7 +22,9 @@ from cudnn_autotune.tuning.events import SlowSearches
 pytestmark = pytest.mark.search
 
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
-CHOICE = Choice(PROBLEM, 0, "race", None, 0, "aten", Timed(ATEN, 0.25, 3), 12.0, None, None, ())
+CHOICE = Choice(
+    PROBLEM, 0, "race", None, 0, "aten", Measurement(ATEN, 0.25, 3), 12.0, None, None, ()
+)
 
 
 def test_a_callback_hears_of_every_decision_until_it_is_removed() -> None:

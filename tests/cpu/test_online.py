@@ -32,7 +32,7 @@ from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.offline.simulated import SimulatedEngine, StaticCandidates
 from cudnn_autotune.tuning import online_calls, verdict
 from cudnn_autotune.tuning.choice_log import Choice
-from cudnn_autotune.tuning.online_calls import OnlineChores
+from cudnn_autotune.tuning.online_calls import OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import OnlineTuner, Prepared, Trial, next_period_s
 
 NOISE = 0.01
@@ -128,12 +128,12 @@ def test_the_slow_are_dropped_after_two_turns() -> None:
     calls.round()
     race.judge()
     assert race.active == {0, 2}
-    assert "times the best" in race.cut[1]
+    assert "times the best" in race.eliminated[1]
     assert calls.decide() == 0
     slow = {t.candidate.text: t for t in race.selection(0).ranking}["c1"]
     assert slow.samples == 2
     assert slow.time_ms == pytest.approx(2.0, rel=0.05)
-    assert slow.cut == race.cut[1]
+    assert slow.eliminated == race.eliminated[1]
 
 
 def test_one_slow_turn_drops_nobody() -> None:
@@ -183,7 +183,7 @@ def test_failures_leave_the_race() -> None:
     assert race.leader() == 1
     assert calls.decide() == 1
     selection = race.selection(1)
-    assert {t.candidate.text: t.cut for t in selection.ranking}["c0"] == "failed"
+    assert {t.candidate.text: t.eliminated for t in selection.ranking}["c0"] == "failed"
     assert "c0" not in selection.evidence.tied
 
 
@@ -301,7 +301,7 @@ def test_a_selection_survives_json() -> None:
             assert timed.high_ms is not None
             assert timed.low_ms <= timed.time_ms <= timed.high_ms
     never = {t.candidate.text: t for t in selection.ranking}["never-ran"]
-    assert (never.time_ms, never.samples, never.cut) == (None, 0, "failed")
+    assert (never.time_ms, never.samples, never.eliminated) == (None, 0, "failed")
 
 
 def test_there_is_room_for_many_and_for_long() -> None:
@@ -476,7 +476,7 @@ def test_failing_candidates_are_named() -> None:
     selection = select(timer_of(engine("a", 1.0), failing, late, engine("b", 1.1)))
     assert selection is not None
     assert selection.winner.candidate.text == "a"
-    cut = {t.candidate.text: t.cut for t in selection.ranking}
+    cut = {t.candidate.text: t.eliminated for t in selection.ranking}
     assert "CUDNN_STATUS_EXECUTION_FAILED" in cut["failing"]
     assert "failed" in cut["late"]
 
@@ -641,7 +641,7 @@ def test_a_first_that_is_wrong_is_not_decided() -> None:
         assert steps < 300
     assert one.native.decided == "eng1:"
     (selection,) = one.policy.told
-    assert {t.candidate.text: t.cut for t in selection.ranking}["eng0:"] == "wrong"
+    assert {t.candidate.text: t.eliminated for t in selection.ranking}["eng0:"] == "wrong"
 
 
 @pytest.mark.search
@@ -749,7 +749,7 @@ def test_trials_without_callers_are_dropped_at_once_and_leave_nothing() -> None:
 # What the calls prepare: all but the GPU's part
 
 
-class Pieces(OnlineChores):
+class Pieces(OnlinePreparation):
     """Candidates that need no cuDNN; each piece takes a millisecond of a clock that is not real."""
 
     others = tuple(candidate(f"eng{i}:", i) for i in range(1, 5))

@@ -258,7 +258,7 @@ def test_what_the_board_draws_alone_is_kept(tmp_path: Path) -> None:
     recording.save(tmp_path / "r.json")
     for kept in (recording, Recording.load(tmp_path / "r.json")):
         assert not kept.lacks_power
-        assert all(reading.state.tells_throttling for reading in kept.readings)
+        assert all(reading.state.reports_throttling for reading in kept.readings)
         for trace in kept.solo:
             assert trace.power_w is not None
             powers = [power for power in trace.power_w if power is not None]
@@ -282,7 +282,7 @@ def test_version_1_is_read_and_stays_what_it_is(tree: dict[str, Any], tmp_path: 
     first.write_text(json.dumps(of_version_1(tree), separators=(",", ":")) + "\n")
     old = Recording.load(first)
     assert old.lacks_power
-    assert not any(reading.state.tells_throttling for reading in old.readings)
+    assert not any(reading.state.reports_throttling for reading in old.readings)
     old.save(second)
     assert second.read_text() == first.read_text()
 

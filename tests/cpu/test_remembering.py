@@ -19,7 +19,7 @@ from simulations import candidate
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import Decision, Environment, Provenance, Store, later
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.timers import measuring
@@ -34,7 +34,9 @@ FAST = dataclasses.replace(
 )
 SLOW = candidate("eng2", 2)
 SELECTION = Selection(
-    (Timed(FAST, 1.0, 9), Timed(SLOW, 1.2, 9), Timed(ATEN, 1.5, 9)), 27, Evidence("fastest")
+    (Measurement(FAST, 1.0, 9), Measurement(SLOW, 1.2, 9), Measurement(ATEN, 1.5, 9)),
+    27,
+    Evidence("fastest"),
 )
 
 
@@ -145,7 +147,7 @@ def test_looser_constraints_must_be_tuned() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_what_nobody_timed_is_not_kept() -> None:
-    untimed = Selection((Timed(SLOW, None, 0),), 0)
+    untimed = Selection((Measurement(SLOW, None, 0),), 0)
     remembering.keep(choice(selection=untimed, chosen=untimed.winner, text="eng2"))
     remembering.keep(choice(selection=None, chosen=None, text="aten"))
     for origin in ("store", "agreed", "pinned"):

@@ -135,10 +135,10 @@ def test_one_that_ran_once_takes_that_long(forum: Recording) -> None:
 def test_the_first_run_loads_the_kernel(forum: Recording) -> None:
     timer = ReplayTimer(forum)
     first, second = timer.run([Batch(built(timer)["64x64"])] * 2)
-    admitted = forum.candidates[columns(forum)["64x64"]]
-    assert admitted.first_run_ms is not None
-    assert admitted.warm_ms is not None
-    assert first.loading_ms == pytest.approx(admitted.first_run_ms - admitted.warm_ms)
+    screened = forum.candidates[columns(forum)["64x64"]]
+    assert screened.first_run_ms is not None
+    assert screened.warm_ms is not None
+    assert first.loading_ms == pytest.approx(screened.first_run_ms - screened.warm_ms)
     assert second.loading_ms == 0
     assert first.time_ms == pytest.approx(second.time_ms, rel=0.1)
 
@@ -202,7 +202,7 @@ def test_the_default_mode_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> 
         version=1,
         solo=tuple(replace(trace, power_w=None) for trace in recording.solo),
         readings=tuple(
-            replace(r, state=replace(r.state, tells_throttling=False)) for r in recording.readings
+            replace(r, state=replace(r.state, reports_throttling=False)) for r in recording.readings
         ),
     )
     auto: Any = replace(sampling.get("auto"), seed=1)  # type: ignore[type-var]
@@ -213,7 +213,7 @@ def test_the_default_mode_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> 
         found = auto.select(timer.candidates, timer, Limits())
         remarks.append(" ".join(found.evidence.remarks))
         missing.append(timer.missing if isinstance(timer, ReplayTimer) else ())
-        state.append(timer.state().tells_throttling)
+        state.append(timer.state().reports_throttling)
     assert ["of the board's power" in told for told in remarks] == [True, True, False]
     assert [POWER in lacking for lacking in missing] == [False, False, True]
     assert state == [True, True, False]

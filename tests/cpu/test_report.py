@@ -326,7 +326,7 @@ def test_hostile_names_stay_text() -> None:
     )
     ranking = (
         replace(first, candidate=candidate),
-        *(replace(entry, cut=HOSTILE) for entry in others),
+        *(replace(entry, eliminated=HOSTILE) for entry in others),
     )
     evidence = replace(
         made.selection.evidence,

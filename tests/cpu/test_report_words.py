@@ -14,7 +14,7 @@ from stored import decisions
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.report.axis import Axis
-from cudnn_autotune.engines.selection import Timed
+from cudnn_autotune.engines.selection import Measurement
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,11 @@ def test_printable() -> None:
     assert wording.printable("a\x1b[2J\nb\u202e\ud800") == "a\ufffd[2J\ufffdb\ufffd\ufffd"
 
 
-def entry(time_ms: float | None, low: float | None = None, high: float | None = None) -> Timed:
+def entry(
+    time_ms: float | None, low: float | None = None, high: float | None = None
+) -> Measurement:
     candidate = decisions()[0].selection.ranking[0].candidate
-    return Timed(replace(candidate), time_ms, 1, low_ms=low, high_ms=high)
+    return Measurement(replace(candidate), time_ms, 1, low_ms=low, high_ms=high)
 
 
 def test_axis() -> None:

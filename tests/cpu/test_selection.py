@@ -18,7 +18,7 @@ from simulations import candidate
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.selection import Evidence, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.auto import Auto
@@ -59,14 +59,14 @@ candidates = st.builds(
     rank=st.integers(0, 2**31 - 1),
 )
 timed = st.builds(
-    Timed,
+    Measurement,
     candidate=candidates,
     time_ms=maybe,
     samples=counts,
     low_ms=maybe,
     high_ms=maybe,
     sustained_ms=maybe,
-    cut=texts,
+    eliminated=texts,
 )
 many_texts = st.lists(texts, max_size=3).map(tuple)
 evidences = st.builds(
@@ -99,8 +99,8 @@ def test_any_selection_round_trips(selection: Selection) -> None:
 
 
 def simple(time_ms: float | None = 1.0, **changes: Any) -> Selection:
-    entry = Timed(candidate("a"), time_ms, 3)
-    return replace(Selection((entry, Timed(ATEN, 2.0, 1)), 4), **changes)
+    entry = Measurement(candidate("a"), time_ms, 3)
+    return replace(Selection((entry, Measurement(ATEN, 2.0, 1)), 4), **changes)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
@@ -240,28 +240,28 @@ RULES = {
 def test_each_rule_decides(name: str) -> None:
     other, time = RULES[name]
     for times in ({BASE: 1.0, other: time}, {other: time, BASE: 1.0}):
-        assert ties.settle(times) == ([BASE, other], f"tie: {name}")
+        assert ties.break_ties(times) == ([BASE, other], f"tie: {name}")
 
 
 def test_the_rules_are_asked_in_their_order() -> None:
     names = list(RULES)
     for count in range(1, len(names) + 1):
         # The last rule that is needed is the one that decided.
-        order, rule = ties.settle({BASE: 1.0, **dict(RULES[name] for name in names[:count])})
+        order, rule = ties.break_ties({BASE: 1.0, **dict(RULES[name] for name in names[:count])})
         assert order[0] is BASE
         assert rule == f"tie: {names[count - 1]}"
     # Who loses by an earlier rule stands behind who loses by a later one.
-    order, _ = ties.settle({BASE: 1.0, **dict(RULES.values())})
+    order, _ = ties.break_ties({BASE: 1.0, **dict(RULES.values())})
     assert order == [BASE, *(RULES[name][0] for name in reversed(names))]
 
 
 def test_the_fastest_is_taken_unless_nobody_could_tell() -> None:
     early, late = config("early", rank=1), config("late", rank=2)
-    assert ties.settle({early: 1.0019, late: 1.0}) == (
+    assert ties.break_ties({early: 1.0019, late: 1.0}) == (
         [early, late],
         "tie: earlier in cuDNN's list",
     )
-    assert ties.settle({early: 1.0021, late: 1.0}) == ([late, early], "tie: faster")
+    assert ties.break_ties({early: 1.0021, late: 1.0}) == ([late, early], "tie: faster")
 
 
 def test_time_decides_among_those_without_another_advantage() -> None:
@@ -271,18 +271,18 @@ def test_time_decides_among_those_without_another_advantage() -> None:
         config("slow", workspace_bytes=8, rank=0): 1.0045,
         config("quick", workspace_bytes=8, rank=1): 1.002,
     }
-    order, rule = ties.settle(times)
+    order, rule = ties.break_ties(times)
     assert [c.text for c in order] == ["quick", "slow", "large"]
     assert rule == "tie: faster"
 
 
 def test_one_alone_is_the_fastest() -> None:
-    assert ties.settle({BASE: 1.0}) == ([BASE], "fastest")
-    assert ties.settle({}) == ([], "fastest")
+    assert ties.break_ties({BASE: 1.0}) == ([BASE], "fastest")
+    assert ties.break_ties({}) == ([], "fastest")
 
 
 def test_pytorchs_own_path_comes_last() -> None:
-    order, _ = ties.settle({ATEN: 1, MATMUL: 1, config("a", workspace_bytes=2**40, rank=99): 1})
+    order, _ = ties.break_ties({ATEN: 1, MATMUL: 1, config("a", workspace_bytes=2**40, rank=99): 1})
     assert [c.text for c in order] == ["a", MATMUL.text, ATEN.text]
 
 
@@ -294,7 +294,7 @@ def test_the_earlier_mode_comes_first_however_ranks_are_counted() -> None:
         config("b", heuristic_mode="B", rank=0),
         config("a", heuristic_mode="A", rank=3),
     ]
-    order, rule = ties.settle(dict.fromkeys(tied, 1.0))
+    order, rule = ties.break_ties(dict.fromkeys(tied, 1.0))
     assert [c.text for c in order] == ["a", "b", "fallback", "last"]
     assert rule == "tie: earlier in cuDNN's list"
 
@@ -313,31 +313,33 @@ def test_the_order_is_total_and_does_not_depend_on_the_input(
     found: list[tuple[Candidate, float]], seed: int
 ) -> None:
     shuffled = random.Random(seed).sample(found, len(found))
-    assert ties.settle(dict(shuffled)) == ties.settle(dict(found))
-    assert set(ties.settle(dict(found))[0]) == set(dict(found))
+    assert ties.break_ties(dict(shuffled)) == ties.break_ties(dict(found))
+    assert set(ties.break_ties(dict(found))[0]) == set(dict(found))
 
 
 def test_every_field_of_the_evidence_is_stored() -> None:
     tree = stored(simple())
-    assert set(tree["evidence"]) == {f.name for f in fields(Evidence)}
-    assert set(tree["ranking"][0]) == {f.name for f in fields(Timed)}
+    names = {f.name for f in fields(Evidence)}
+    assert set(tree["evidence"]) == names - {"sustained_reach"} | {"solo_reach"}
+    names = {f.name for f in fields(Measurement)}
+    assert set(tree["ranking"][0]) == names - {"eliminated"} | {"cut"}
     assert set(tree["ranking"][0]["candidate"]) == {f.name for f in fields(Candidate)}
 
 
 @pytest.mark.parametrize("wrong", [0.9, -1.1, "far", None, True])
 def test_the_reach_of_solo_blocks_is_a_factor(wrong: object) -> None:
-    tree = Selection((Timed(ATEN, 1.0, 1),), 1, Evidence(solo_reach=1.15)).to_json()
-    assert Selection.from_json(tree).evidence.solo_reach == 1.15
+    tree = Selection((Measurement(ATEN, 1.0, 1),), 1, Evidence(sustained_reach=1.15)).to_json()
+    assert Selection.from_json(tree).evidence.sustained_reach == 1.15
     tree["evidence"]["solo_reach"] = wrong
     with pytest.raises(ValueError, match=r"evidence\.solo_reach: must be a number"):
         Selection.from_json(tree)
     del tree["evidence"]["solo_reach"]
-    assert Selection.from_json(tree).evidence.solo_reach == Auto().solo_rules.reach
+    assert Selection.from_json(tree).evidence.sustained_reach == Auto().final_rules.reach
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.5, "much", None, True])
 def test_a_burst_weight_is_a_share(wrong: object) -> None:
-    tree = Selection((Timed(ATEN, 1.0, 1),), 1, Evidence(burst_weight=0.25)).to_json()
+    tree = Selection((Measurement(ATEN, 1.0, 1),), 1, Evidence(burst_weight=0.25)).to_json()
     assert Selection.from_json(tree).evidence.burst_weight == 0.25
     tree["evidence"]["burst_weight"] = wrong
     with pytest.raises(ValueError, match=r"evidence\.burst_weight: must be a number"):

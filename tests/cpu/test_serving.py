@@ -18,7 +18,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.queried import QueriedCandidates
-from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.measuring import operands
@@ -56,7 +56,7 @@ def remembered(
     problem: ca.ConvProblem, candidate: ca.Candidate, *, error: float | None = 1e-4
 ) -> Decision:
     """As a store has it, whoever wrote it there."""
-    selection = Selection((Timed(candidate, 1.0, 9), Timed(ATEN, 2.0, 9)), 18)
+    selection = Selection((Measurement(candidate, 1.0, 9), Measurement(ATEN, 2.0, 9)), 18)
     return Decision(problem, "race", 0, None, selection, error)
 
 

@@ -33,7 +33,9 @@ ROOM_W = GPU.power_limit_w - GPU.static_w
 FOLLOWING = replace(GPU, control_every_ms=0.0)
 
 
-def solo(timer: SimulatedTimer, text: str, total_ms: float, cache: Cache = "cold") -> list[float]:
+def run_alone(
+    timer: SimulatedTimer, text: str, total_ms: float, cache: Cache = "cold"
+) -> list[float]:
     """Times of consecutive batches of about 5 ms."""
     engines = {e.candidate.text: e for e in timer.engines}
     calls = max(1, round(5.0 / engines[text].time_ms))
@@ -51,7 +53,7 @@ def test_alone_under_a_cap_the_board_settles_where_its_power_is_the_cap(
     demand: float, sensitivity: float, gpu: SimulatedGpu
 ) -> None:
     timer = timer_of(engine("a", 1.0, demand * ROOM_W, clock_sensitivity=sensitivity), gpu=gpu)
-    times = solo(timer, "a", 3000)
+    times = run_alone(timer, "a", 3000)
     state = timer.state()
     assert state.power_w == pytest.approx(GPU.power_limit_w, rel=0.005)
     assert state.throttle_reasons == ("sw_power_cap",)
@@ -65,7 +67,7 @@ def test_alone_under_a_cap_the_board_settles_where_its_power_is_the_cap(
 
 def test_the_steady_time_is_the_energy_of_a_call_over_the_cap() -> None:
     timer = timer_of(engine("a", 1.0, 2.5 * ROOM_W))
-    solo(timer, "a", 3000)
+    run_alone(timer, "a", 3000)
     before = timer.elapsed_ms()
     calls = 500
     timer.run([Batch(candidate("a"), calls)])
@@ -78,7 +80,7 @@ def test_the_steady_time_is_the_energy_of_a_call_over_the_cap() -> None:
 
 def test_below_the_cap_nothing_slows_down() -> None:
     timer = timer_of(engine("a", 1.0, 0.95 * ROOM_W))
-    times = solo(timer, "a", 2000)
+    times = run_alone(timer, "a", 2000)
     assert timer.truth("sustained")["a"] == timer.truth("burst")["a"] == pytest.approx(1.001)
     assert times[-1] == pytest.approx(1.001, abs=1e-6)
     assert timer.state().throttle_reasons == ()
@@ -86,7 +88,7 @@ def test_below_the_cap_nothing_slows_down() -> None:
 
 def test_a_memory_bound_engine_does_not_feel_the_clock() -> None:
     timer = timer_of(engine("a", 1.0, 3 * ROOM_W, clock_sensitivity=0.0))
-    times = solo(timer, "a", 1000)
+    times = run_alone(timer, "a", 1000)
     assert timer.state().clock_mhz < 0.7 * GPU.max_clock_mhz  # type: ignore[operator]
     assert times[-1] == pytest.approx(1.001, abs=1e-6)
 
@@ -113,7 +115,7 @@ def test_under_a_cap_the_one_that_needs_less_energy_wins(
     )
     truth = timer_of(a, b).truth("sustained")
     assume(abs(truth["a"] / truth["b"] - 1) > 0.01)
-    ends = {text: solo(timer_of(a, b), text, 2500)[-1] for text in "ab"}
+    ends = {text: run_alone(timer_of(a, b), text, 2500)[-1] for text in "ab"}
     assert (ends["a"] < ends["b"]) == (truth["a"] < truth["b"])
     for text, end in ends.items():
         assert end == pytest.approx(truth[text], rel=0.01)
@@ -131,8 +133,8 @@ def test_taking_turns_charges_one_engines_power_to_the_other() -> None:
 def test_a_controller_that_follows_recovers_slower_than_it_falls() -> None:
     pair = (engine("hungry", 1.0, 3 * ROOM_W), engine("frugal", 1.0, 0.9 * ROOM_W))
     timer = timer_of(*pair, gpu=FOLLOWING)
-    falling = solo(timer, "hungry", 2000)
-    rising = solo(timer, "frugal", 3000)
+    falling = run_alone(timer, "hungry", 2000)
+    rising = run_alone(timer, "frugal", 3000)
     down, up = falling[-1], timer.truth("sustained")["frugal"]
     half = (falling[2] + down) / 2
     fell_after = next(i for i, t in enumerate(falling) if i > 2 and t > half)
@@ -156,7 +158,7 @@ def test_an_idle_board_falls_asleep_and_a_busy_one_wakes_up() -> None:
 
 def test_hot_and_cold() -> None:
     timer = timer_of(engine("a", 1.0, hot_factor=0.9), engine("b", 0.95, hot_factor=1.0))
-    solo(timer, "a", 50)
+    run_alone(timer, "a", 50)
     cold, hot = timer.run([Batch(candidate("a"), 5), Batch(candidate("a"), 5, "hot")])
     assert cold.time_ms == pytest.approx(1.001, abs=1e-6)
     assert hot.time_ms == pytest.approx(0.901, abs=1e-6)
@@ -184,8 +186,8 @@ def test_under_load_the_clock_holds_and_then_falls_in_one_step() -> None:
 @pytest.mark.parametrize(("before", "after"), [("hungry", "frugal"), ("frugal", "hungry")])
 def test_the_next_engines_steady_clock_is_soon_reached(before: str, after: str) -> None:
     timer = timer_of(engine("hungry", 1.0, 3 * ROOM_W), engine("frugal", 1.0, 1.2 * ROOM_W))
-    solo(timer, before, 1000)
-    times = solo(timer, after, 300)
+    run_alone(timer, before, 1000)
+    times = run_alone(timer, after, 300)
     truth = timer.truth("sustained")
     assert times[0] == pytest.approx(truth[before], rel=0.02), "the clock of the one before"
     # A look that saw both, and one that saw the new one only.
@@ -196,7 +198,7 @@ def test_the_next_engines_steady_clock_is_soon_reached(before: str, after: str) 
 def test_the_clock_wavers_about_the_one_that_meets_the_cap() -> None:
     gpu = replace(GPU, noise=replace(STILL, hunting_sd=0.012))
     timer = timer_of(engine("a", 1.0, 2 * ROOM_W), gpu=gpu)
-    solo(timer, "a", 300)
+    run_alone(timer, "a", 300)
     samples = timer.run([Batch(candidate("a"), 5)] * 3000)
     clocks = [math.log(s.clock_mhz or 0.0) for s in samples]
     assert statistics.stdev(clocks) == pytest.approx(0.012, rel=0.15)
@@ -246,7 +248,7 @@ def test_an_h200_as_it_was_measured() -> None:
 
 def test_the_first_run_loads_the_kernel_once() -> None:
     timer = timer_of(engine("a", 1.0, first_run_ms=20.0), engine("b", 1.0))
-    solo(timer, "b", 50)
+    run_alone(timer, "b", 50)
     first, second = timer.run([Batch(candidate("a"), 1)] * 2)
     assert (first.loading_ms, second.loading_ms) == (20.0, 0.0)
     assert first.time_ms == pytest.approx(1.001, abs=1e-3)
@@ -255,7 +257,7 @@ def test_the_first_run_loads_the_kernel_once() -> None:
 
 def test_small_kernels_carry_gaps() -> None:
     timer = timer_of(engine("a", 0.004, 0.0))
-    solo(timer, "a", 50)
+    run_alone(timer, "a", 50)
     (queued,) = timer.run([Batch(candidate("a"), 1000, "hot")])
     alone = timer.frontend_find("sample_once", [candidate("a")], 0).winner.time_ms
     assert queued.time_ms == pytest.approx(0.004 + GPU.launch_gap_us / 1e3)
@@ -264,7 +266,7 @@ def test_small_kernels_carry_gaps() -> None:
 
 def test_events_resolve_half_a_microsecond() -> None:
     timer = timer_of(engine("a", 0.02), gpu=replace(GPU, noise=Noise(call_sd=0.02)))
-    solo(timer, "a", 50)
+    run_alone(timer, "a", 50)
     samples = timer.run([Batch(candidate("a"), 1)] * 200)
     ticks = [s.time_ms / 0.0005 for s in samples]
     assert all(t == pytest.approx(round(t), abs=1e-6) for t in ticks)
@@ -343,7 +345,7 @@ def test_what_fails_to_run_says_so() -> None:
     never, later = timer.run([Batch(candidate("never")), Batch(candidate("later"))])
     assert (never.time_ms, never.error) == (math.inf, "CUDNN_STATUS_BAD_PARAM")
     assert math.isfinite(later.time_ms)
-    solo(timer, "later", 100)
+    run_alone(timer, "later", 100)
     (failed,) = timer.run([Batch(candidate("later"))])
     assert (failed.time_ms, failed.error) == (math.inf, "CUDNN_STATUS_EXECUTION_FAILED")
     found = timer.frontend_find("sample_once", timer.candidates.all(), 0)
@@ -359,7 +361,7 @@ def test_a_device_that_is_lost_stays_lost(field: str, error: type[Exception]) ->
     timer = timer_of(engine("a", 1.0), gpu=gpu)
     timer.run([Batch(candidate("a"), 5)])
     with pytest.raises(error, match="CUDA"):
-        solo(timer, "a", 100)
+        run_alone(timer, "a", 100)
     for call in (
         lambda: timer.run([Batch(candidate("a"))]),
         lambda: timer.runnable([candidate("a")]),
@@ -390,7 +392,7 @@ def test_jitter_has_a_part_for_each_call_and_one_for_the_batch(calls: int) -> No
 def test_drift_is_slow_and_common() -> None:
     noise = Noise(call_sd=0.0, batch_sd=0.0, drift_sd=0.02, drift_ms=300.0)
     timer = timer_of(engine("a", 1.0), engine("b", 2.0), gpu=replace(GPU, noise=noise))
-    solo(timer, "a", 50)
+    run_alone(timer, "a", 50)
     samples = timer.run([Batch(candidate("a"), 1), Batch(candidate("b"), 1)] * 3000)
     a, b = ([math.log(s.time_ms) for s in samples[i::2]] for i in range(2))
     assert statistics.stdev(a) == pytest.approx(0.02, rel=0.3)
@@ -410,7 +412,7 @@ def test_spikes_are_rare_and_long() -> None:
 def test_a_co_tenant_takes_its_share_for_a_while() -> None:
     noise = replace(STILL, tenant_share=0.5, tenant_every_ms=300.0, tenant_for_ms=100.0)
     timer = timer_of(engine("a", 1.0), gpu=replace(GPU, noise=noise))
-    solo(timer, "a", 50)
+    run_alone(timer, "a", 50)
     times = [s.time_ms for s in timer.run([Batch(candidate("a"), 1)] * 20000)]
     slow = [t for t in times if t > 1.9]
     assert max(times) == pytest.approx(2.002, abs=1e-3)
@@ -461,7 +463,7 @@ def test_the_truth_is_what_long_measurement_finds(name: str, kind: str, cache: C
             (sample,) = timer.run([Batch(this, 1 if truth[this.text] > 0.1 else 50, cache)])
             assert sample.time_ms == pytest.approx(truth[this.text], rel=0.06)
         else:
-            times = solo(timer, this.text, 3500, cache)
+            times = run_alone(timer, this.text, 3500, cache)
             assert times[-1] == pytest.approx(truth[this.text], rel=0.004)
 
 

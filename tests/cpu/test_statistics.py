@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cudnn_autotune.sampling.statistics import (
+    Comparison,
     Floats,
-    Standing,
+    compare,
     median_polish,
     medians,
     quantile,
     shrunk_medians,
-    standing,
 )
 
 RULES: dict[str, Any] = {
@@ -30,8 +30,8 @@ RULES: dict[str, Any] = {
 }
 
 
-def judge(*groups: Floats, **changes: Any) -> Standing:
-    return standing(groups, **{**RULES, **changes})
+def judge(*groups: Floats, **changes: Any) -> Comparison:
+    return compare(groups, **{**RULES, **changes})
 
 
 def rounds_of(
@@ -50,7 +50,7 @@ def test_an_additive_table_is_fitted_exactly() -> None:
     mu = np.array([0.1, -0.7, 2.0, 0.4])
     rho = np.array([0.0, 0.5, -0.2, 0.0, 1.0])
     fit = median_polish(rho[:, None] + mu)
-    assert fit.mu == pytest.approx(mu)  # the median of rho is 0
+    assert fit.log_time == pytest.approx(mu)  # the median of rho is 0
     assert np.abs(fit.residuals).max() < 1e-12
 
 
@@ -58,15 +58,15 @@ def test_a_table_polished_by_hand() -> None:
     """Columns less 2, 3, 7, rows less -1, 0, 1; then every median is 0."""
     table = np.array([[1.0, 3.0, 5.0], [2.0, 2.0, 7.0], [3.0, 4.0, 18.0]])
     fit = median_polish(table)
-    assert fit.mu == pytest.approx([2.0, 3.0, 7.0])
+    assert fit.log_time == pytest.approx([2.0, 3.0, 7.0])
     expected = [[0.0, 1.0, -1.0], [0.0, -1.0, 0.0], [0.0, 0.0, 10.0]]
     assert fit.residuals == pytest.approx(np.array(expected))
 
 
 def test_one_candidate_and_one_round() -> None:
-    assert median_polish(np.array([[3.0], [5.0], [4.0]])).mu == pytest.approx([4.0])
+    assert median_polish(np.array([[3.0], [5.0], [4.0]])).log_time == pytest.approx([4.0])
     fit = median_polish(np.array([[3.0, 5.0, 4.0]]))
-    assert fit.mu == pytest.approx([3.0, 5.0, 4.0])
+    assert fit.log_time == pytest.approx([3.0, 5.0, 4.0])
     assert np.abs(fit.residuals).max() == 0
 
 
@@ -83,12 +83,12 @@ def test_fit_and_residuals_add_up(table: Floats, scale: float) -> None:
     before = table.copy()
     fit = median_polish(table)
     assert (table == before).all(), "the input was changed"
-    rho = table - fit.residuals - fit.mu
+    rho = table - fit.residuals - fit.log_time
     assert rho == pytest.approx(np.repeat(rho[:, :1], table.shape[1], axis=1), abs=1e-9)
     assert float(np.median(rho[:, 0])) == pytest.approx(0, abs=1e-9)
     # What is common to all samples goes into mu.
     moved = median_polish(table + scale)
-    assert moved.mu == pytest.approx(fit.mu + scale, abs=1e-6)
+    assert moved.log_time == pytest.approx(fit.log_time + scale, abs=1e-6)
 
 
 @settings(max_examples=100, deadline=None)
@@ -99,7 +99,7 @@ def test_what_a_round_has_in_common_cancels(table: Floats, data: st.DataObject) 
     rho = np.array(data.draw(st.lists(st.floats(-9, 9), min_size=rounds, max_size=rounds)))
     additive = table[0] + rho[:, None]
     fit = median_polish(additive)
-    assert fit.mu - fit.mu[0] == pytest.approx(table[0] - table[0, 0], abs=1e-9)
+    assert fit.log_time - fit.log_time[0] == pytest.approx(table[0] - table[0, 0], abs=1e-9)
     assert np.abs(fit.residuals).max() < 1e-9
 
 
@@ -138,7 +138,7 @@ def test_the_quick_polish_is_the_plain_one(rounds: int, count: int) -> None:
     ):
         fit = median_polish(table)
         mu, residuals = polished_with_numpy(table)
-        assert np.abs(fit.mu - mu).max() < 1e-12
+        assert np.abs(fit.log_time - mu).max() < 1e-12
         assert np.abs(fit.residuals - residuals).max() < 1e-12
 
 
@@ -176,7 +176,9 @@ def test_spoilt_samples_do_not_move_it() -> None:
         for row in rng.choice(11, 2, replace=False):
             spoilt[row, candidate] += math.log(3)
     before, after = median_polish(clean), median_polish(spoilt)
-    assert after.mu - after.mu[0] == pytest.approx(before.mu - before.mu[0], abs=0.005)
+    assert after.log_time - after.log_time[0] == pytest.approx(
+        before.log_time - before.log_time[0], abs=0.005
+    )
     assert judge(clean).best == judge(spoilt).best == 0
 
 
@@ -189,7 +191,7 @@ def test_spoilt_samples_are_counted() -> None:
     assert judge(data).disturbed == 3
 
 
-# Standing
+# Comparison
 
 
 def test_the_half_width_is_the_documented_formula() -> None:
@@ -268,7 +270,7 @@ def test_the_interval_covers_in_repeated_experiments(rounds: int, count: int, si
         half = rounds // 2
         groups = [rounds_of(mu, half, sigma, rng, 0.05), rounds_of(mu, half, sigma, rng, 0.05)]
         found = judge(*groups)
-        wrong = np.abs((found.mu - found.mu[0]) - (mu - mu[0]))
+        wrong = np.abs((found.log_time - found.log_time[0]) - (mu - mu[0]))
         covered += bool((wrong <= found.half_width).all())
     assert covered >= 0.95 * experiments
 
@@ -283,7 +285,7 @@ def test_the_fastest_is_never_out_in_a_whole_race(sigma: float) -> None:
         data = rounds_of(mu, 24, sigma, rng, 0.02)
         for rounds in range(2, 25, 2):
             found = judge(data[:rounds:2], data[1:rounds:2])
-            if found.mu[0] - found.mu.min() > found.half_width:
+            if found.log_time[0] - found.log_time.min() > found.half_width:
                 wrong += 1
                 break
     assert wrong <= 0.05 * races
@@ -294,11 +296,11 @@ def test_cache_states_are_fitted_on_their_own_and_averaged() -> None:
     cold = np.zeros((6, 3)) + np.array([0.0, 0.1, 0.2])
     hot = np.zeros((6, 3)) + np.array([0.0, -0.2, 0.1])
     found = judge(cold, hot, prior_freedom=0)
-    assert found.mu == pytest.approx([0.0, -0.05, 0.15])
+    assert found.log_time == pytest.approx([0.0, -0.05, 0.15])
     assert found.sigma == RULES["least_sigma"]
     assert found.best == 1
     # Groups without rounds do not count.
-    assert judge(cold, cold[:0]).mu == pytest.approx(judge(cold).mu)
+    assert judge(cold, cold[:0]).log_time == pytest.approx(judge(cold).log_time)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4, 8])
@@ -310,6 +312,6 @@ def test_a_candidate_spoilt_in_one_round_has_another_best_one(spoilt: str, round
     cold, hot = (rounds_of(mu, rounds, 0.002, rng, 0.05) for _ in range(2))
     (cold if spoilt == "cold" else hot)[0, 0] += math.log(2)
     found = judge(cold, hot)
-    assert found.at_best[0] - found.mu.min() <= found.half_width
+    assert found.at_best[0] - found.log_time.min() <= found.half_width
     # Who is slow in every round has no such excuse.
-    assert found.at_best[3] - found.mu.min() > 0.04
+    assert found.at_best[3] - found.log_time.min() > 0.04

@@ -55,7 +55,7 @@ def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
 
 
 def test_what_was_never_timed_is_not_kept_but_for_the_chosen_one() -> None:
-    untimed = timed("failed", None, cut="failed: CUDNN_STATUS_NOT_SUPPORTED")
+    untimed = timed("failed", None, eliminated="failed: CUDNN_STATUS_NOT_SUPPORTED")
     known = decision(selection=selection([*FRONTIER, untimed]))
     assert known.selection == selection()
     first_plan = timed("first", None)

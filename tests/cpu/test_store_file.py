@@ -104,7 +104,7 @@ def test_the_file_is_json_with_an_entry_a_line(tmp_path: Path) -> None:
 
 def test_text_of_every_kind_survives(tmp_path: Path) -> None:
     strange = "".join(map(chr, range(256))) + '\u2028\u2029\ud800😀"\\'
-    entry = timed(strange, 1.0, 0, strange, cut=strange)
+    entry = timed(strange, 1.0, 0, strange, eliminated=strange)
     evidence = ca.Evidence(rule=strange, tied=(strange,), remarks=(strange, "}\n}}\n"))
     store = Store(tmp_path, H200)
     store.put(problem(), selection([entry], evidence), sampling="modé", rejected=[("\n", 0.5)])

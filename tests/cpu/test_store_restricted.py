@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.selection import Timed
+from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Store
@@ -191,11 +191,11 @@ def test_near_is_what_was_near_when_it_was_measured(reach: float, first: str) ->
         timed("hot", 1.0, rank=1, sustained_ms=1.4),
         timed("unknown", 1.12, rank=3),
     ]
-    evidence = replace(EVIDENCE, solo_reach=reach)
+    evidence = replace(EVIDENCE, sustained_reach=reach)
     found = decision(selection=selection(ranking, evidence)).restricted_to(False, 0)
     assert found is not None
     assert found.selection.winner.candidate.text == first
-    assert found.selection.evidence.solo_reach == reach
+    assert found.selection.evidence.sustained_reach == reach
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
@@ -242,11 +242,11 @@ def test_beyond_the_tie_width_time_decides() -> None:
 
 def test_pytorchs_own_path_counts_as_the_plan_that_it_runs() -> None:
     """It was timed once, as that plan; without it nobody knows what it would take."""
-    same = Timed(ATEN, 1.0, 0, runs="fastest")
+    same = Measurement(ATEN, 1.0, 0, runs="fastest")
     known = decision(selection=selection([*FRONTIER, same]))
     assert texts(known.restricted_to(True, None)) == ["strict", "slow"]
     assert texts(known.restricted_to(False, 1 << 12)) == ["small", "slow"]
-    own = Timed(ATEN, 1.1, 9)
+    own = Measurement(ATEN, 1.1, 9)
     known = decision(selection=selection([*FRONTIER, own]))
     assert texts(known.restricted_to(True, None)) == ["aten", "strict", "slow"]
 
@@ -294,7 +294,7 @@ wrong = st.lists(st.integers(0, 9).map(lambda number: (f"eng{number}", 0.5)), ma
     seed=st.integers(),
 )
 def test_of_any_selection(
-    ranking: list[Timed],
+    ranking: list[Measurement],
     rejected: list[tuple[str, float]],
     first: tuple[bool, int | None],
     then: tuple[bool, int | None],

@@ -25,7 +25,7 @@ from cudnn_autotune.timers.offline.simulated import (
 
 OURS = [Race(seed=0), Sustained(seed=0), Auto(seed=0)]
 ALL = [*OURS, *FRONTEND_MODES]
-NO_RIVAL = "no rival within reach: no need to run the leader alone"
+NO_CONTENDER = "no contender within reach: no need to run the leader alone"
 
 
 def name(mode: Strategy) -> str:
@@ -93,12 +93,12 @@ def test_nothing_is_claimed_where_the_budget_left_out_candidates(
 ) -> None:
     selection = chosen(mode, simulated.preset(preset), 5.0)
     evidence = selection.evidence
-    unseen = [entry for entry in selection.ranking if "budget" in entry.cut]
+    unseen = [entry for entry in selection.ranking if "budget" in entry.eliminated]
     assert unseen
     assert evidence.regret_bound is None
     of = len(selection.ranking) - any(entry.runs for entry in selection.ranking)
     assert f"the budget left {len(unseen)} of {of} candidates unseen" in evidence.remarks
-    assert NO_RIVAL not in evidence.remarks
+    assert NO_CONTENDER not in evidence.remarks
 
 
 @pytest.mark.parametrize("mode", OURS, ids=name)
@@ -118,7 +118,7 @@ def test_what_one_launch_condemned_was_not_judged() -> None:
     for tenths in range(60, 160):
         timer = timer_of(*timer.engines, built=False)
         selection = chosen(Race(seed=0), timer, tenths / 10)
-        cut = {entry.candidate.text: entry.cut for entry in selection.ranking}
+        cut = {entry.candidate.text: entry.eliminated for entry in selection.ranking}
         if "in one launch; the budget was spent" in cut["c"]:
             doubted += 1
             assert selection.evidence.regret_bound is None
@@ -149,7 +149,7 @@ def test_compiling_keeps_within_the_budget(threads: int, budget_ms: float, mode:
     assert (built > 0) == (budget_ms > 900 or (budget_ms > 450 and mode in OURS))
     assert built <= threads * budget_ms / 300
     is_whole = built == 9 and selection.winner.candidate.text == "compiled0"
-    told = [*selection.evidence.remarks, *(entry.cut for entry in selection.ranking)]
+    told = [*selection.evidence.remarks, *(entry.eliminated for entry in selection.ranking)]
     assert any("budget left" in text for text in told) == (not is_whole)
 
 
@@ -170,7 +170,7 @@ def test_what_seldom_pays_is_compiled_behind_what_often_does(
     assert selection.winner.candidate.text == "compiled2"
     (last,) = (e for e in selection.ranking if e.candidate.text == "compiled1")
     assert (last.time_ms is None) == (budget_ms == 600.0)
-    assert ("budget" in last.cut) == (budget_ms == 600.0)
+    assert ("budget" in last.eliminated) == (budget_ms == 600.0)
 
 
 @pytest.mark.parametrize("mode", OURS, ids=name)
@@ -189,7 +189,7 @@ def test_of_a_short_budget_little_is_spent_on_what_seldom_pays(mode: Strategy) -
 def test_chunks_of_slow_calls_are_charged_for(
     call_ms: float, budget_ms: float, mode: Strategy
 ) -> None:
-    """A chunk of a solo block is two calls at least, however long those are."""
+    """A chunk of a sustained run is two calls at least, however long those are."""
     gpu = replace(GPU, noise=Noise())
     engines = [engine(f"e{i}", call_ms * (1 + i / 40), 800.0 - 20 * i) for i in range(5)]
     timer = timer_of(*engines, gpu=gpu, built=False)

@@ -32,7 +32,7 @@ def chosen(mode: Strategy, timer: SimulatedTimer) -> Selection:
 
 def cuts(selection: Selection) -> dict[str, str]:
     told = [entry for entry in selection.ranking if not entry.runs]
-    by_text = {entry.candidate.text: entry.cut for entry in told}
+    by_text = {entry.candidate.text: entry.eliminated for entry in told}
     assert len(by_text) == len(told), "told of twice"
     return by_text
 
@@ -132,7 +132,7 @@ def test_a_leader_that_fails_alone_is_out(mode: Strategy) -> None:
         assert a.time_ms is None, "what failed may be ranked again"
         assert a.sustained_ms is None
         assert selection.winner.candidate.text in ("b", "c")
-        assert not selection.winner.cut
+        assert not selection.winner.eliminated
         assert evidence.tied[0] == selection.winner.candidate.text
         assert "a" not in evidence.tied
         assert evidence.regret_bound is None, "who left on its account was not compared since"
@@ -172,7 +172,7 @@ def test_all_failing_alone(mode: Strategy) -> None:
         if timer.elapsed_ms() < at_ms:
             continue
         if selection is not None:  # it had been decided among those that did not run again
-            assert not selection.winner.cut
+            assert not selection.winner.eliminated
             assert math.isfinite(selection.winner.time_ms or math.inf)
 
 

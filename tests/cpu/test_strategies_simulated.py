@@ -19,18 +19,18 @@ from simulations import GPU, candidate, engine, timer_of
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.candidates import Work
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling import conclusion
 from cudnn_autotune.sampling.auto import Auto, HeldClocks
 from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.field import Field
-from cudnn_autotune.sampling.finals import Finish, SoloRules, SteadyLog
+from cudnn_autotune.sampling.contenders import could_win, least_ms_alone
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.racing import UNDECIDED, RaceOutcome, RaceRules
-from cudnn_autotune.sampling.rivals import could_win, least_ms_alone
-from cudnn_autotune.sampling.solo import BLOCK_SIGMA, FAR_READING_SIGMA
+from cudnn_autotune.sampling.search_state import SearchState
+from cudnn_autotune.sampling.steady_final import FinalOutcome, FinalRules, SteadyLog
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.sampling.sustained import Sustained
+from cudnn_autotune.sampling.sustained_run import FAR_READING_SIGMA, RUN_SIGMA
 from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.offline.simulated import (
     Noise,
@@ -74,7 +74,7 @@ def picks(mode: str, preset: str, count: int) -> Counter[str]:
     return Counter(s.winner.candidate.text for s in runs(mode, preset, count))
 
 
-def measured(selection: Selection) -> list[Timed]:
+def measured(selection: Selection) -> list[Measurement]:
     """Without PyTorch's own path where it is cuDNN's first plan, and told of under that name."""
     return [entry for entry in selection.ranking if not entry.runs]
 
@@ -267,7 +267,7 @@ def test_of_mode_b_the_leaders_kind_is_looked_at_in_any_case(mode: str) -> None:
     assert selection is not None
     assert selection.winner.candidate.text == "alike"
     assert log.calls()["unseen"] == log.calls()["of a slow kind"] == 0
-    cut = {e.candidate.text: e.cut for e in selection.ranking}
+    cut = {e.candidate.text: e.eliminated for e in selection.ranking}
     assert cut["unseen"] == "the first of heuristic mode B are slower than A's"
 
 
@@ -307,7 +307,7 @@ def test_what_mode_fallback_lists_is_looked_at_if_it_is_compiled_at_run_time(mod
     assert selection is not None
     assert selection.winner.candidate.text == "compiled"
     assert log.calls()["precompiled"] == 0
-    cut = {e.candidate.text: e.cut for e in selection.ranking}
+    cut = {e.candidate.text: e.eliminated for e in selection.ranking}
     assert cut["precompiled"] == "of mode FALLBACK, and others run"
 
 
@@ -344,14 +344,14 @@ def test_where_nothing_else_runs_all_of_mode_fallback_is_looked_at(mode: str) ->
     assert log.calls()["compiled"] == 2
 
 
-def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> Field:
+def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> SearchState:
     """A field after a race of six rounds, the first of ``times_ms`` leading."""
     outcome = RaceOutcome(survivors=[next(iter(times_ms))], rounds=6, clocks_mhz=[1900.0])
     outcome.round_clocks_mhz = [1900.0]
-    outcome.mu = {c: math.log(ms) for c, ms in times_ms.items()}
+    outcome.log_time = {c: math.log(ms) for c, ms in times_ms.items()}
     outcome.half_width = dict.fromkeys(times_ms, 0.0)
     budget = Budget(timer_of(engine("any", 1.0)), Limits())
-    return Field(budget, races=[outcome], atens_plan=pytorchs)
+    return SearchState(budget, races=[outcome], atens_plan=pytorchs)
 
 
 def test_what_a_race_left_undecided_the_next_decides() -> None:
@@ -370,9 +370,9 @@ def test_what_pytorch_would_run_comes_first_also_if_it_is_of_the_leaders_kind() 
     leader, pytorchs, nearer = (of_tile(candidate(text), 1, 1) for text in names)
     others = [of_tile(candidate(f"other{i}"), 10 + i, 1) for i in range(3)]
     times_ms = {leader: 1.0, nearer: 1.001, pytorchs: 1.002} | dict.fromkeys(others, 1.01)
-    asked = could_win(raced(times_ms, pytorchs), 1.2, 1980.0, SoloRules())
+    asked = could_win(raced(times_ms, pytorchs), 1.2, 1980.0, FinalRules())
     assert asked == [pytorchs, *others]
-    assert could_win(raced(times_ms), 1.2, 1980.0, SoloRules()) == [*others, nearer]
+    assert could_win(raced(times_ms), 1.2, 1980.0, FinalRules()) == [*others, nearer]
 
 
 def test_of_two_of_a_kind_that_ran_alone_the_lesser_slowdown_counts() -> None:
@@ -388,33 +388,33 @@ def test_what_a_cold_cache_costs_is_of_one_scale_over_several_races() -> None:
     """Each race tells it against its own best one."""
     first, second, dropped = (candidate(text) for text in "abc")
     found = raced({second: 1.0, first: 1.01, dropped: 1.2})
-    found.races[0].cold_excess = {second: 0.0, first: -0.01, dropped: 0.02}
-    assert [found.cold_excess(c) for c in (first, second, dropped)] == [-0.01, 0.0, 0.02]
+    found.races[0].cold_cache_penalty = {second: 0.0, first: -0.01, dropped: 0.02}
+    assert [found.cold_cache_penalty(c) for c in (first, second, dropped)] == [-0.01, 0.0, 0.02]
     found.races += raced({first: 1.0, second: 1.01}).races
-    found.races[1].cold_excess = {first: 0.0, second: 0.012}
-    assert found.cold_excess(first) == 0.0
-    assert found.cold_excess(second) == pytest.approx(0.012)
-    assert found.cold_excess(dropped) == pytest.approx(0.02 + 0.011)
+    found.races[1].cold_cache_penalty = {first: 0.0, second: 0.012}
+    assert found.cold_cache_penalty(first) == 0.0
+    assert found.cold_cache_penalty(second) == pytest.approx(0.012)
+    assert found.cold_cache_penalty(dropped) == pytest.approx(0.02 + 0.011)
 
 
-def told(*values: float, sigma: float = BLOCK_SIGMA) -> list[SteadyLog]:
+def told(*values: float, sigma: float = RUN_SIGMA) -> list[SteadyLog]:
     return [SteadyLog(value, sigma) for value in values]
 
 
 def test_the_worst_of_three_blocks_is_left_out() -> None:
     """It ran while the board was still paying for another's."""
     a, b = candidate("a"), candidate("b")
-    blocks = Finish({b: 0.01}, {a: told(0.0, 0.02, 0.4), b: told(0.0, 0.5, 0.02)}, [a, b])
+    blocks = FinalOutcome({b: 0.01}, {a: told(0.0, 0.02, 0.4), b: told(0.0, 0.5, 0.02)}, [a, b])
     assert blocks.sustained_ms() == {
         a: pytest.approx(math.exp(0.01)),
         b: pytest.approx(math.exp(0.01)),
     }
     assert blocks.best() == a, "b has a handicap"
-    assert blocks.standing(b) == pytest.approx(0.02)
+    assert blocks.score(b) == pytest.approx(0.02)
     # One reading far from the limit does not change that.
     far = [*told(0.0, 0.02), *told(0.02, sigma=FAR_READING_SIGMA)]
-    assert Finish({}, {a: told(0.0, 0.0, 0.15), b: far}, [a, b]).best() == a
-    fewer = Finish({}, {a: told(0.0, 0.02), b: told(0.0, 0.02, 0.5)}, [a, b])
+    assert FinalOutcome({}, {a: told(0.0, 0.0, 0.15), b: far}, [a, b]).best() == a
+    fewer = FinalOutcome({}, {a: told(0.0, 0.02), b: told(0.0, 0.02, 0.5)}, [a, b])
     assert fewer.best() == a, "the best two of three against two would be no fair comparison"
     assert fewer.error(b) < fewer.error(a)
 
@@ -422,13 +422,13 @@ def test_the_worst_of_three_blocks_is_left_out() -> None:
 def test_a_block_counts_by_how_sure_it_is() -> None:
     """Where the power was read, by the power; the others hardly count, and nothing is left out."""
     a, b = candidate("a"), candidate("b")
-    sharp = BLOCK_SIGMA / 10
+    sharp = RUN_SIGMA / 10
     mixed = [*told(0.0, 0.001, sigma=sharp), *told(0.101)]
-    blocks = Finish({}, {a: mixed, b: told(0.002, 0.003, 0.004, sigma=sharp)}, [a, b])
+    blocks = FinalOutcome({}, {a: mixed, b: told(0.002, 0.003, 0.004, sigma=sharp)}, [a, b])
     # Weights of 100, 100 and 1.
     assert math.log(blocks.sustained_ms()[a]) == pytest.approx((0.1 + 0.101) / 201)
     assert math.log(blocks.sustained_ms()[b]) == pytest.approx(0.003)
-    unread = Finish({}, {a: told(0.0, 0.001), b: told(0.002, 0.003, 0.004)}, [a, b])
+    unread = FinalOutcome({}, {a: told(0.0, 0.001), b: told(0.002, 0.003, 0.004)}, [a, b])
     assert blocks.noise(a, b) < unread.noise(a, b) / 3
     # What is wrong with a reading stays however many blocks there are.
     assert unread.error(a, b) == unread.noise(a, b)
@@ -437,21 +437,21 @@ def test_a_block_counts_by_how_sure_it_is() -> None:
 
 def test_blocks_that_differ_more_than_they_should_are_less_sure() -> None:
     a, b = candidate("a"), candidate("b")
-    calm = Finish({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b])
-    wild = Finish({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b])
+    calm = FinalOutcome({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b])
+    wild = FinalOutcome({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b])
     # Four degrees of freedom of the prior and one of each candidate's: (4 + 2 * 50) / 6.
-    prior = BLOCK_SIGMA * math.sqrt(4 / 6)
+    prior = RUN_SIGMA * math.sqrt(4 / 6)
     assert calm.error(a, b) == pytest.approx(prior)
-    assert wild.error(a, b) == pytest.approx(BLOCK_SIGMA * math.sqrt(104 / 6))
+    assert wild.error(a, b) == pytest.approx(RUN_SIGMA * math.sqrt(104 / 6))
 
 
 def test_blocks_of_a_board_that_is_not_held_back_are_surer() -> None:
     """Unless they differ all the same."""
     a, b = candidate("a"), candidate("b")
-    calm = Finish({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b], prior_sigma=0.003)
-    wild = Finish({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b], prior_sigma=0.003)
+    calm = FinalOutcome({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b], prior_sigma=0.003)
+    wild = FinalOutcome({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b], prior_sigma=0.003)
     assert calm.error(a, b) == pytest.approx(0.003 * math.sqrt(4 / 6))
-    assert wild.error(a, b) == pytest.approx(BLOCK_SIGMA * math.sqrt(100 / 6), rel=1e-3)
+    assert wild.error(a, b) == pytest.approx(RUN_SIGMA * math.sqrt(100 / 6), rel=1e-3)
 
 
 class Below(Logged):
@@ -467,7 +467,7 @@ class Silent(Below):
     """One that does not tell whether a limit holds it."""
 
     def state(self) -> GpuState:
-        return replace(super().state(), tells_throttling=False)
+        return replace(super().state(), reports_throttling=False)
 
 
 def test_where_nothing_holds_the_clock_fewer_blocks_do() -> None:
@@ -659,12 +659,12 @@ def test_every_candidate_is_told_of_once(preset: str, mode: str) -> None:
     calls = log.calls()
     for entry in measured(selection):
         assert entry.samples <= calls[entry.candidate.text]
-        assert (entry.time_ms is None) <= bool(entry.cut), "no time, and no word why"
+        assert (entry.time_ms is None) <= bool(entry.eliminated), "no time, and no word why"
     evidence = selection.evidence
     assert selection.total_samples <= sum(calls.values())
     assert evidence.wall_ms == timer.elapsed_ms()
     assert 0 < evidence.gpu_ms <= evidence.wall_ms
-    assert not selection.winner.cut
+    assert not selection.winner.eliminated
     assert evidence.max_clock_mhz == timer.gpu.max_clock_mhz
     assert evidence.clock_mhz is not None
     assert evidence.clock_mhz <= timer.gpu.max_clock_mhz
@@ -711,7 +711,7 @@ def test_what_fails_is_not_run_again(mode: str) -> None:
     assert calls["fails"] == 1
     assert calls["does-not-build"] == calls["too-large"] == 0
     assert selection.winner.candidate.text == "good"
-    cut = {e.candidate.text: e.cut for e in selection.ranking}
+    cut = {e.candidate.text: e.eliminated for e in selection.ranking}
     assert "CUDNN_STATUS_EXECUTION_FAILED" in cut["fails"]
 
 
@@ -730,7 +730,7 @@ def test_absurdly_slow_ones_are_run_once(mode: str) -> None:
     assert calls["slower"] == 1
     cut = {e.candidate.text: e for e in selection.ranking}
     for text, time_ms in (("slow", 300), ("slower", 900)):
-        assert "slow" in cut[text].cut
+        assert "slow" in cut[text].eliminated
         assert cut[text].time_ms == pytest.approx(time_ms, rel=0.02)
 
 
@@ -782,7 +782,7 @@ def test_one_slow_config_does_not_condemn_its_engine(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", OURS)
 def test_who_fails_later_is_out_and_another_is_taken(mode: str) -> None:
-    """Whenever that is: in admission, in the race, alone."""
+    """Whenever that is: in screening, in the race, alone."""
     for at_ms in (5.0, 12.0, 20.0, 40.0, 80.0, 160.0):
         timer = timer_of(
             engine("best", 1.0, fails_at_ms=at_ms),
@@ -798,7 +798,7 @@ def test_who_fails_later_is_out_and_another_is_taken(mode: str) -> None:
         assert set(told) == {"best", "second", "third"}
         if selection.winner.candidate.text == "best":
             # It had won before; who runs it falls back then.
-            assert not told["best"].cut
+            assert not told["best"].eliminated
         else:
             assert selection.winner.candidate.text == "second"
 
@@ -824,7 +824,7 @@ def test_a_budget_is_kept(preset: str, budget_ms: float, mode: str) -> None:
     singles = [end - begin for begin, end, batches in log.log if sum(b.calls for b in batches) == 1]
     most_ms = max(singles)
     first_two_ms = log.log[1][1]
-    # A chunk of a solo block is a run of some 40 ms at the race's clock, 65 at the throttled one.
+    # A chunk of a sustained run takes some 40 ms at the race's clock, 65 at the throttled one.
     chunk_ms = 30.0 if budget_ms >= 1000 and mode != "race" else 0.0
     assert log.elapsed_ms() <= max(budget_ms + most_ms + chunk_ms, first_two_ms) + 1.0
     assert selection.evidence.wall_ms <= log.elapsed_ms()
@@ -834,11 +834,11 @@ def test_a_budget_is_kept(preset: str, budget_ms: float, mode: str) -> None:
 def test_what_a_budget_left_out_is_told(mode: str) -> None:
     timer = simulated.preset("forum-l4")
     selection = chosen(mode, timer, budget_ms=20.0)
-    told = [*selection.evidence.remarks, *(e.cut for e in selection.ranking)]
+    told = [*selection.evidence.remarks, *(e.eliminated for e in selection.ranking)]
     assert any("budget" in text for text in told)
     assert set(texts(selection)) == {e.candidate.text for e in timer.engines}
     plenty = chosen(mode, simulated.preset("forum-l4"), budget_ms=60_000.0)
-    told = [*plenty.evidence.remarks, *(e.cut for e in plenty.ranking)]
+    told = [*plenty.evidence.remarks, *(e.eliminated for e in plenty.ranking)]
     assert not any("budget" in text for text in told)
     assert plenty == chosen(mode, simulated.preset("forum-l4"))
 
@@ -849,7 +849,7 @@ def test_a_budget_too_small_for_compiling_skips_it(mode: str) -> None:
         selection = chosen(mode, simulated.preset("quiet"), budget_ms=budget_ms)
         (compiled,) = (e for e in selection.ranking if e.candidate.text == "compiled")
         assert (compiled.time_ms is not None) == looked_at
-        assert ("budget" in compiled.cut) == (not looked_at)
+        assert ("budget" in compiled.eliminated) == (not looked_at)
 
 
 @pytest.mark.parametrize("mode", OURS)
@@ -1023,4 +1023,4 @@ def test_a_selection_tells_how_far_behind_one_could_be_to_run_alone() -> None:
         selection = mode.select(timer.candidates, timer, Limits())
         assert selection is not None
         assert any(entry.sustained_ms is not None for entry in selection.ranking)
-        assert selection.evidence.solo_reach == reach
+        assert selection.evidence.sustained_reach == reach

@@ -118,8 +118,8 @@ def test_the_power_at_the_limit_is_recorded(tmp_path: Path) -> None:
     alone = [r.state for r in recording.readings if r.phase not in ("start", "rounds")]
     assert alone, "nothing ran alone"
     telemetry = Gpu.of(0)
-    tells = bool(telemetry.state().tells_throttling)
-    assert {state.tells_throttling for state in alone} == {tells}
+    tells = bool(telemetry.state().reports_throttling)
+    assert {state.reports_throttling for state in alone} == {tells}
     capped = [state for state in alone if "sw_power_cap" in state.throttle_reasons]
     if len(capped) < len(alone) or telemetry.instant_power_w() is None:
         pytest.skip("no power is read: the board is not at its limit, or does not tell")

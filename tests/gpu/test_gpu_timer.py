@@ -446,7 +446,7 @@ def test_a_search_that_comes_to_nothing_keeps_what_it_measured(open_timer: Open)
     told = timer.broken_off("no candidate runs")
     assert told is not None
     assert told.winner.candidate == ATEN
-    assert told.winner.cut == "no candidate runs"
+    assert told.winner.eliminated == "no candidate runs"
     assert told.total_samples == 1
 
 

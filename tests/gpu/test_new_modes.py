@@ -158,7 +158,7 @@ def test_of_mode_fallback_what_is_compiled_at_run_time_is_timed(mode: str, name:
         told = {entry.candidate.text: entry for entry in choice.selection.ranking}
         for candidate in ca.candidates(choice.problem, device="cuda"):
             if candidate.heuristic_mode == "FALLBACK" and candidate.is_compiled:
-                assert told[candidate.text].time_ms is not None, told[candidate.text].cut
+                assert told[candidate.text].time_ms is not None, told[candidate.text].eliminated
 
 
 def test_heuristic_leaves_depthwise_to_pytorch() -> None:
@@ -272,7 +272,7 @@ def test_a_tiny_budget_still_chooses_and_says_what_it_left_out(mode: str) -> Non
         assert choice.text in texts(choice)
         told = [
             *choice.selection.evidence.remarks,
-            *(entry.cut for entry in choice.selection.ranking),
+            *(entry.eliminated for entry in choice.selection.ranking),
         ]
         assert any("budget" in text for text in told), told
     # A budget is no part of what a choice is remembered by.

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
+from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.store import Decision, Store
 from cudnn_autotune.timers.measuring import WRITTEN
 from cudnn_autotune.tuning import remembering, serving
@@ -409,7 +409,7 @@ def test_a_pin_during_the_tuning_of_its_problem_holds() -> None:
         def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection:
             ca.pin(problem, "aten")
             (first,) = timer.runnable(candidates.all(), limit=1)
-            return Selection((Timed(first, None, 0),), total_samples=0)
+            return Selection((Measurement(first, None, 0),), total_samples=0)
 
     ca.sampling.register(Pinning())
     x, w = operands()

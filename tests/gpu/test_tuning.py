@@ -13,7 +13,7 @@ from references import assert_close
 from torch import Tensor
 
 import cudnn_autotune as ca
-from cudnn_autotune.sampling import Candidates, Limits, Selection, Timed, Timer
+from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.tuning import events
 
 pytestmark = pytest.mark.gpu
@@ -57,7 +57,7 @@ def test_a_slow_search_is_told_of_while_it_runs(
             time.sleep(1.0)
             told.extend(caplog.messages)
             (first,) = timer.runnable(candidates.all(), limit=1)
-            return Selection((Timed(first, None, 0),), total_samples=0)
+            return Selection((Measurement(first, None, 0),), total_samples=0)
 
     ca.sampling.register(Slow())
     input, weight = operands

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store.decision import Decision
 
 
@@ -42,7 +42,7 @@ def _is_sure(least: float, most: float) -> bool:
     return least > 1 or most < 1 or least == most == 1
 
 
-def pytorchs_entry(selection: Selection) -> Timed | None:
+def pytorchs_entry(selection: Selection) -> Measurement | None:
     """The ranking's entry for what PyTorch would run; None where it names none.
 
     Where PyTorch's path is one of cuDNN's plans and that plan was timed, the plan's entry.

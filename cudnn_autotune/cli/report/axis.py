@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cudnn_autotune.engines.selection import Timed
+from cudnn_autotune.engines.selection import Measurement
 
-# As far as sampling.admission lets candidates into a race: what is slower is only marked as beyond.
+# As far as sampling.screening lets candidates into a race: what is slower is only marked as beyond.
 _FARTHEST = 1.5
 # Nor is there more room than this on the other side.
 _LEAST = 0.9
@@ -28,7 +28,7 @@ class Axis:
     high_ms: float
 
     @classmethod
-    def of(cls, entries: Iterable[Timed]) -> Axis | None:
+    def of(cls, entries: Iterable[Measurement]) -> Axis | None:
         """None where nothing was timed."""
         timed = [(e.time_ms, e) for e in entries if e.time_ms]
         if not timed:

@@ -6,7 +6,7 @@ import math
 
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.report.against import Against
-from cudnn_autotune.engines.selection import Timed
+from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision
 
 
@@ -41,7 +41,7 @@ def _bound(share: float) -> str:
     return f"{told[0].upper()}{told[1:]} % slower than the fastest"
 
 
-def _compared(against: Against, chosen: Timed) -> str:
+def _compared(against: Against, chosen: Measurement) -> str:
     if against.text == chosen.candidate.text:
         return "PyTorch would run the same."
     where = "alone at a steady clock" if against.is_sustained else "in short batches"

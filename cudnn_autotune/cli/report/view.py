@@ -11,7 +11,7 @@ from cudnn_autotune.cli.report import reasons
 from cudnn_autotune.cli.report.against import Against, against_pytorch, pytorchs_entry
 from cudnn_autotune.cli.report.axis import Axis
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.selection import Timed
+from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision
 
 
@@ -121,7 +121,7 @@ def shown(decision: Decision, number: int, most: int) -> Shown:
     )
 
 
-def _listed(decision: Decision, most: int) -> list[Timed]:
+def _listed(decision: Decision, most: int) -> list[Measurement]:
     ranking = decision.selection.ranking
     telling = {text for text, _ in decision.rejected} | set(decision.selection.evidence.tied)
     own = pytorchs_entry(decision.selection)
@@ -135,7 +135,7 @@ def _listed(decision: Decision, most: int) -> list[Timed]:
     ]
 
 
-def _left_out(decision: Decision, listed: Sequence[Timed]) -> str:
+def _left_out(decision: Decision, listed: Sequence[Measurement]) -> str:
     seen = {id(entry) for entry in listed}
     rest = [entry for entry in decision.selection.ranking if id(entry) not in seen]
     times = [entry.time_ms for entry in rest if entry.time_ms is not None]
@@ -147,11 +147,11 @@ def _left_out(decision: Decision, listed: Sequence[Timed]) -> str:
     return f"{wording.count(len(times), 'more candidate')} of {span} ms."
 
 
-def _rows(decision: Decision, listed: Sequence[Timed], axis: Axis | None) -> tuple[Row, ...]:
+def _rows(decision: Decision, listed: Sequence[Measurement], axis: Axis | None) -> tuple[Row, ...]:
     chosen, own = decision.chosen, pytorchs_entry(decision.selection)
     errors, tied = dict(decision.rejected), set(decision.selection.evidence.tied)
 
-    def tags(entry: Timed) -> Iterator[tuple[str, str]]:
+    def tags(entry: Measurement) -> Iterator[tuple[str, str]]:
         text = entry.candidate.text
         if entry is chosen:
             yield "chosen", "chosen"
@@ -167,7 +167,7 @@ def _rows(decision: Decision, listed: Sequence[Timed], axis: Axis | None) -> tup
     return tuple(_row(entry, tuple(tags(entry)), axis) for entry in listed)
 
 
-def _row(entry: Timed, tags: tuple[tuple[str, str], ...], axis: Axis | None) -> Row:
+def _row(entry: Measurement, tags: tuple[tuple[str, str], ...], axis: Axis | None) -> Row:
     candidate = entry.candidate
     return Row(
         text=candidate.text,
@@ -179,12 +179,12 @@ def _row(entry: Timed, tags: tuple[tuple[str, str], ...], axis: Axis | None) -> 
         sustained=wording.milliseconds(entry.sustained_ms),
         workspace=wording.size(candidate.workspace_bytes),
         samples=f"{entry.samples:,}",
-        why=entry.cut,
+        why=entry.eliminated,
         mark=None if axis is None or entry.time_ms is None else _mark(entry, entry.time_ms, axis),
     )
 
 
-def _mark(entry: Timed, time_ms: float, axis: Axis) -> Mark:
+def _mark(entry: Measurement, time_ms: float, axis: Axis) -> Mark:
     said = [f"{wording.milliseconds(time_ms)} ms"]
     low = high = None
     if entry.low_ms is not None and entry.high_ms is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.engines.selection import Selection, Timed
+from cudnn_autotune.engines.selection import Measurement, Selection
 
 TECHNIQUES = ("sample_once", "median_of_three", "till_stable")
 
@@ -40,7 +40,7 @@ def find(technique: str, candidates: Sequence[Candidate], limit: int, launch: La
         raise ValueError(f"limit must be 0 or more, got {limit}")
     if any(c.engine is None for c in candidates):
         raise ValueError("candidates: cuDNN's search cannot time what is not cuDNN's")
-    by_time: dict[float, Timed] = {}
+    by_time: dict[float, Measurement] = {}
     total_samples = ran = 0
     for candidate in candidates:
         if not launch(candidate)[1]:
@@ -48,7 +48,7 @@ def find(technique: str, candidates: Sequence[Candidate], limit: int, launch: La
         ran += 1
         time_ms, samples = _timed(technique, candidate, launch)
         total_samples += samples
-        by_time.setdefault(time_ms, Timed(candidate, time_ms, samples))
+        by_time.setdefault(time_ms, Measurement(candidate, time_ms, samples))
         if limit and ran >= limit:
             break
     return Selection(tuple(by_time[t] for t in sorted(by_time)), total_samples)

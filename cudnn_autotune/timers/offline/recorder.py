@@ -15,7 +15,6 @@ from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.timers.offline import solo_trace
-from cudnn_autotune.timers.offline.recording_admission import Admission
 from cudnn_autotune.timers.offline.recording_format import Recording
 from cudnn_autotune.timers.offline.recording_parts import (
     Reading,
@@ -24,6 +23,7 @@ from cudnn_autotune.timers.offline.recording_parts import (
     Row,
     SoloTrace,
 )
+from cudnn_autotune.timers.offline.recording_screening import Screening
 from cudnn_autotune.timers.timer import Batch, Cache, Sample, Timer
 
 _SLOW_RATIO = 3.0
@@ -50,7 +50,7 @@ class Recorder:
         self._batch_ms = batch_ms
         self._limit_ms = time_limit_ms
         self._rng = random.Random(seed)
-        self._admitted: dict[str, RecordedCandidate] = {}
+        self._screened: dict[str, RecordedCandidate] = {}
         self._calls: dict[str, int] = {}  # of a batch, for all that took part
         self._alive: set[str] = set()
         self._slow: set[str] = set()
@@ -71,23 +71,23 @@ class Recorder:
         """Whether any candidate takes part in rounds."""
         return bool(self._alive)
 
-    def admit(self) -> None:
+    def screen(self) -> None:
         self._read("start")
-        admission = Admission(self._timer, self._limit_ms)
-        admission.admit(self._all)
-        self._admitted = admission.recorded
-        self._threads = admission.build_threads
-        untried = sum(r.build_ms is None for r in self._admitted.values())
+        screening = Screening(self._timer, self._limit_ms)
+        screening.screen(self._all)
+        self._screened = screening.recorded
+        self._threads = screening.build_threads
+        untried = sum(r.build_ms is None for r in self._screened.values())
         if untried:
             self.remarks.append(f"time limit: {untried} candidates were not tried")
-        for text, recorded in self._admitted.items():
+        for text, recorded in self._screened.items():
             if recorded.warm_ms is not None:
                 calls = math.ceil(self._batch_ms / recorded.warm_ms)
                 self._calls[text] = min(max(calls, 1), _MOST_CALLS)
                 self._alive.add(text)
                 # Not against what is not cuDNN's: where that is far ahead, the engines' own order
                 # still matters to the modes that know nothing else.
-                if recorded.warm_ms > _SLOW_RATIO * admission.best_ms(engines_only=True):
+                if recorded.warm_ms > _SLOW_RATIO * screening.best_ms(engines_only=True):
                     self._slow.add(text)
 
     def run_passes(self, until_ms: float) -> None:
@@ -154,7 +154,7 @@ class Recorder:
         for number, candidate in enumerate(leading):
             left_ms = self._limit_ms - self._timer.elapsed_ms()
             if left_ms < min(solo_trace.CHUNK_MS, longest_ms):
-                self.remarks.append(f"time limit: {number} of {len(leading)} solo blocks")
+                self.remarks.append(f"time limit: {number} of {len(leading)} sustained runs")
                 break
             for _ in range(_ROUNDS_BEFORE_SOLO):
                 self._round(self._taking_part(self._members(), _SLOW_ROUNDS), "cold")
@@ -172,7 +172,7 @@ class Recorder:
         if text in self._alive:
             self._alive.remove(text)
             failed = f"failed after {self.complete_rounds} rounds: {error or 'no reason given'}"
-            self._admitted[text] = replace(self._admitted[text], error=failed)
+            self._screened[text] = replace(self._screened[text], error=failed)
             self.remarks.append(f"{text} {failed}")
 
     def _members(self) -> list[Candidate]:
@@ -195,7 +195,7 @@ class Recorder:
             environment=environment,
             problem=problem,
             aten_uses_cudnn=candidates.aten_uses_cudnn,
-            candidates=tuple(self._admitted[c.text] for c in self._all),
+            candidates=tuple(self._screened[c.text] for c in self._all),
             cold=self._rounds("cold"),
             hot=self._rounds("hot"),
             lone=tuple(tuple(p.get(c.text) for c in self._all) for p in self._lone),

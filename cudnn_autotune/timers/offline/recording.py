@@ -1,7 +1,7 @@
 """``record``: measures a problem's candidates through a timer and keeps the raw samples.
 
-In this order: admission (each candidate built and run once or twice); passes of cuDNN's own search;
-interleaved rounds in random and then mirrored order, cold and hot; and long solo blocks of the
+In this order: screening (each candidate built and run once or twice); passes of cuDNN's own search;
+interleaved rounds in random and then mirrored order, cold and hot; and long sustained runs of the
 leading ones, each right after some rounds, as a strategy would run them.
 """
 
@@ -61,10 +61,10 @@ def record(
         timer: a fresh one.
         rounds: how often all take turns, cold and hot.
         solo: how many of the leading ones run alone (those within 25 % of the fastest).
-        solo_ms: the longest solo block; it ends earlier once time and clock are steady.
+        solo_ms: the longest sustained run; it ends earlier once time and clock are steady.
         batch_ms: how long a candidate's turn in a round is, about.
         time_limit_ms: wall time, plan building included; what cannot be afforded is left out, and
-            a remark says so. Admission stops at it, cuDNN's search at 30 %, the rounds at
+            a remark says so. Screening stops at it, cuDNN's search at 30 %, the rounds at
             60 % of it; one pass and one round are always measured.
         seed: of the order.
         environment: added to, or instead of, what ``cudnn_autotune.environment()`` finds.
@@ -92,7 +92,7 @@ def record(
     if not every:
         raise ValueError("candidates must not be empty")
     recorder = Recorder(timer, every, batch_ms, time_limit_ms, seed)
-    recorder.admit()
+    recorder.screen()
     try:
         recorder.run_passes(time_limit_ms * _PASSES_SHARE)
         recorder.run_rounds(rounds, time_limit_ms * (_ROUNDS_SHARE if solo else 1))

@@ -19,7 +19,7 @@ from cudnn_autotune.timers.timer import Cache, GpuState
 
 FORMAT = "cudnn-autotune recording"
 VERSION = 2
-"""1, which is still read, had no ``power_w`` in ``solo`` and no ``tells_throttling`` in
+"""1, which is still read, had no ``power_w`` in ``solo`` and no ``reports_throttling`` in
 ``readings``."""
 
 _DIGITS = 5
@@ -223,7 +223,7 @@ def _reading_to_json(reading: Reading, version: int) -> dict[str, Any]:
         "phase": reading.phase,
         **{name: _digits(getattr(state, name)) for name in _STATE_NUMBERS},
         "throttle_reasons": list(state.throttle_reasons),
-        **({"tells_throttling": state.tells_throttling} if version > 1 else {}),
+        **({"tells_throttling": state.reports_throttling} if version > 1 else {}),
     }
 
 
@@ -234,7 +234,7 @@ def _reading(node: Node, version: int) -> Reading:
     state = GpuState(
         **numbers,
         throttle_reasons=_texts(fields["throttle_reasons"]),
-        tells_throttling=fields["tells_throttling"].boolean() if tells else False,
+        reports_throttling=fields["tells_throttling"].boolean() if tells else False,
     )
     return Reading(fields["at_ms"].number(), fields["phase"].text(), state)
 

@@ -13,7 +13,7 @@ Row = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class RecordedCandidate:
-    """A candidate and how it did in admission."""
+    """A candidate and how it did in screening."""
 
     candidate: Candidate
     built: bool

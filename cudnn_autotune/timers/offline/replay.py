@@ -48,8 +48,9 @@ class ReplayTimer:
     board that throttles.)
 
     What was not recorded cannot be replayed: a batch of fewer calls than recorded is as quiet as
-    the recorded one, and after a solo block the rounds start cool again. The board's power is that
-    of the trace which is played; in the rounds, where no mode looks at it, there is none.
+    the recorded one, and after a sustained run the rounds start cool again. The board's
+    power is that of the trace which is played; in the rounds, where no mode looks at it, there is
+    none.
     :attr:`missing` names what a strategy asked for that the recording lacks.
 
     Args:

@@ -124,7 +124,7 @@ class Board:
             clock_mhz=self.clock_mhz,
             max_clock_mhz=gpu.max_clock_mhz,
             throttle_reasons=tuple(reasons),
-            tells_throttling=True,
+            reports_throttling=True,
         )
 
     @property

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.sampling.admission import SLOW, admit
 from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.field import Field
-from cudnn_autotune.sampling.kinds import kind
+from cudnn_autotune.sampling.config_family import config_family
 from cudnn_autotune.sampling.racing import RaceRules, race
+from cudnn_autotune.sampling.screening import SLOW, screen
+from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Timer
 
@@ -51,26 +51,26 @@ class _Groups:
     """Compiled at run time, and seldom the fastest."""
 
 
-def explore(
+def search(
     candidates: Candidates,
     timer: Timer,
     limits: Limits,
     rules: RaceRules,
     rng: random.Random,
-) -> Field | None:
+) -> SearchState | None:
     """Admits and races every candidate; None where none runs.
 
     Those that are compiled at run time are built in the background meanwhile, and meet the best of
     the others in a second race.
     """
     budget = Budget(timer, limits)
-    found = Field(budget, aten_is_cudnn=candidates.aten_uses_cudnn)
+    found = SearchState(budget, aten_is_cudnn=candidates.aten_uses_cudnn)
     groups = _grouped(candidates, timer, limits, found)
-    _admit_precompiled(groups, timer, found)
+    _screen_precompiled(groups, timer, found)
     # Of those that seldom win few get in: the first race is run as if it were the last.
     first = rules.for_finalists() if groups.often else rules
-    if found.admission.rough_ms:
-        found.races.append(race(found.admission.rough_ms, timer, budget, first, rng))
+    if found.screening.rough_ms:
+        found.races.append(race(found.screening.rough_ms, timer, budget, first, rng))
     race_again(found, timer, first, rng)
     if groups.often or groups.seldom:
         late = timer.runnable([*groups.often, *groups.seldom])
@@ -79,9 +79,9 @@ def explore(
     return found if found.races and found.last.survivors else None
 
 
-def race_again(found: Field, timer: Timer, rules: RaceRules, rng: random.Random) -> None:
+def race_again(found: SearchState, timer: Timer, rules: RaceRules, rng: random.Random) -> None:
     """Where all that were left of a race have failed: those that they had driven out race, as far
-    as they are as near to the best of them as admission asks."""
+    as they are as near to the best of them as screening asks."""
     while found.races and not found.last.survivors:
         times = found.timed()
         near = {c: ms for c, ms in times.items() if ms <= SLOW * min(times.values())}
@@ -91,7 +91,7 @@ def race_again(found: Field, timer: Timer, rules: RaceRules, rng: random.Random)
         found.remarks.append("the leaders failed: the others raced again without them")
 
 
-def _grouped(candidates: Candidates, timer: Timer, limits: Limits, found: Field) -> _Groups:
+def _grouped(candidates: Candidates, timer: Timer, limits: Limits, found: SearchState) -> _Groups:
     """Cuts whom the budget does not allow to compile."""
     budget = found.budget
     listed = list(candidates.all())
@@ -115,7 +115,9 @@ def _grouped(candidates: Candidates, timer: Timer, limits: Limits, found: Field)
         out = _not_compilable(rest, at_once, budget)
         out += _not_compilable_beside([c for c in rest if c not in out], seldom, at_once, budget)
         for candidate in out:
-            found.admission.cut_for_budget(candidate, "the budget does not allow compiling it")
+            found.screening.eliminate_for_budget(
+                candidate, "the budget does not allow compiling it"
+            )
         listed, beyond, similar = (
             [c for c in some if c not in out] for some in (listed, beyond, similar)
         )
@@ -138,7 +140,7 @@ def _grouped(candidates: Candidates, timer: Timer, limits: Limits, found: Field)
     )
 
 
-def _admit_precompiled(groups: _Groups, timer: Timer, found: Field) -> None:
+def _screen_precompiled(groups: _Groups, timer: Timer, found: SearchState) -> None:
     """The others are built in the background meanwhile."""
     budget, without_engine = found.budget, groups.without_engine
     ready = timer.runnable(groups.of_a)
@@ -153,34 +155,34 @@ def _admit_precompiled(groups: _Groups, timer: Timer, found: Field) -> None:
         ready.sort(key=lambda c: c.text != found.pytorchs)
     of_b = [c for c in timer.runnable(groups.of_b) if c.text not in {r.text for r in ready}]
     timer.prepare([*groups.often, *groups.seldom])
-    admit(ready, timer, budget, found.admission)
-    _admit_b(of_b, timer, found)
-    rough = found.admission.rough_ms
+    screen(ready, timer, budget, found.screening)
+    _screen_b(of_b, timer, found)
+    rough = found.screening.rough_ms
     if any(c.engine is not None for c in rough):
-        _cut(groups.last, "of mode FALLBACK, and others run", found)
+        _eliminate(groups.last, "of mode FALLBACK, and others run", found)
     elif groups.last and rough and budget.is_spent():
         for candidate in groups.last:
-            found.admission.cut_for_budget(candidate)
+            found.screening.eliminate_for_budget(candidate)
     else:
-        admit(timer.runnable(groups.last), timer, budget, found.admission)
+        screen(timer.runnable(groups.last), timer, budget, found.screening)
 
 
-def _admit_b(of_b: Sequence[Candidate], timer: Timer, found: Field) -> None:
+def _screen_b(of_b: Sequence[Candidate], timer: Timer, found: SearchState) -> None:
     """Of mode B its first and those alike to what leads in A; the rest if its first are near."""
-    budget, rough = found.budget, found.admission.rough_ms
-    best_of_a = found.admission.best_ms
-    leading = {kind(c) for c, ms in rough.items() if ms <= _LEADING * best_of_a}
+    budget, rough = found.budget, found.screening.rough_ms
+    best_of_a = found.screening.best_ms
+    leading = {config_family(c) for c, ms in rough.items() if ms <= _LEADING * best_of_a}
     first, others = of_b[:_FIRST_OF_B], of_b[_FIRST_OF_B:]
-    alike = [c for c in others if kind(c) in leading]
-    rest = [c for c in others if kind(c) not in leading]
-    admit(first, timer, budget, found.admission)
+    alike = [c for c in others if config_family(c) in leading]
+    rest = [c for c in others if config_family(c) not in leading]
+    screen(first, timer, budget, found.screening)
     best_of_b = min((rough[c] for c in first if c in rough), default=math.inf)
-    admit(alike, timer, budget, found.admission)
-    unseen = found.admission.out_of_budget
+    screen(alike, timer, budget, found.screening)
+    unseen = found.screening.out_of_budget
     if best_of_b <= _NEAR * best_of_a or any(c in unseen for c in first):
-        admit(rest, timer, budget, found.admission)
+        screen(rest, timer, budget, found.screening)
     else:
-        _cut(rest, "the first of heuristic mode B are slower than A's", found)
+        _eliminate(rest, "the first of heuristic mode B are slower than A's", found)
 
 
 def _not_compilable(
@@ -210,14 +212,14 @@ def _without_doubles(candidates: Sequence[Candidate]) -> list[Candidate]:
     return list({c.text: c for c in candidates}.values())
 
 
-def _cut(candidates: Sequence[Candidate], why: str, found: Field) -> None:
+def _eliminate(candidates: Sequence[Candidate], why: str, found: SearchState) -> None:
     for candidate in candidates:
-        found.admission.cut[candidate] = (why, None)
+        found.screening.eliminated[candidate] = (why, None)
 
 
 def _join(
     late: Sequence[Candidate],
-    found: Field,
+    found: SearchState,
     timer: Timer,
     rules: RaceRules,
     rng: random.Random,
@@ -228,10 +230,12 @@ def _join(
     Args:
         is_last: whether the race before it need not be followed by another.
     """
-    known = set(found.admission.rough_ms)
-    admit(late, timer, found.budget, found.admission)
-    joined = [c for c in found.admission.rough_ms if c not in known]
-    finalists = sorted(found.last.survivors, key=found.last.mu.__getitem__) if found.races else []
+    known = set(found.screening.rough_ms)
+    screen(late, timer, found.budget, found.screening)
+    joined = [c for c in found.screening.rough_ms if c not in known]
+    finalists = (
+        sorted(found.last.survivors, key=found.last.log_time.__getitem__) if found.races else []
+    )
     rough = {c: found.ms(c) or math.inf for c in [*finalists[:_FINALISTS], *joined]}
     if joined or (len(rough) > 1 and not is_last):
         found.races.append(race(rough, timer, found.budget, rules, rng))

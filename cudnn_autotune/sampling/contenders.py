@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.sampling.field import Field
-from cudnn_autotune.sampling.finals import SoloRules
-from cudnn_autotune.sampling.kinds import kind
+from cudnn_autotune.sampling.config_family import config_family
+from cudnn_autotune.sampling.search_state import SearchState
+from cudnn_autotune.sampling.steady_final import FinalRules
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 
 # Configs of one kind slow down alike when they run alone: of 36 pairs on H200s within 1.0 % in the
 # median, 2.9 % in nine of ten, 6.6 % at most; others within 0.8, 4.9 and 10.7 %.
-_KIND_SPREAD = 0.05
+_FAMILY_SPREAD = 0.05
 # Another one of a kind that is represented may run alone, too, if it is so near to the race's
 # leader: in 4 of 82 layers that H200s throttle such a one was the best, by 1 %.
 _ALIKE_WITHIN = 0.02
@@ -22,7 +22,7 @@ _RACE_ERROR = 0.01
 
 
 def could_win(
-    found: Field, steady_ms: float, max_clock_mhz: float | None, rules: SoloRules
+    found: SearchState, steady_ms: float, max_clock_mhz: float | None, rules: FinalRules
 ) -> list[Candidate]:
     """Rivals of the race's leader that may stand better than it alone: what PyTorch would run, then
     the most promising first.
@@ -32,7 +32,7 @@ def could_win(
     the others that are near enough to the leader.
     """
     leader_ms = found.ms(found.leader) or math.inf
-    seen = {kind(found.leader)}
+    seen = {config_family(found.leader)}
     firsts, alike = [], []
     optimistic_ms = _optimistic_ms(found, found.last.clock_mhz, max_clock_mhz)
     for candidate, least_ms in optimistic_ms.items():
@@ -43,8 +43,8 @@ def could_win(
         least_ms *= (1 - _RACE_ERROR) * max(1.0, behind) ** rules.burst_weight
         if least_ms >= steady_ms * (1 - TIE_WIDTH):
             continue
-        if kind(candidate) not in seen:
-            seen.add(kind(candidate))
+        if config_family(candidate) not in seen:
+            seen.add(config_family(candidate))
             firsts.append(candidate)
         elif candidate != found.leader and behind < 1 + _ALIKE_WITHIN:
             alike.append(candidate)
@@ -56,7 +56,7 @@ def could_win(
 
 
 def least_ms_alone(
-    found: Field, steady_ms: Mapping[Candidate, float], max_clock_mhz: float | None
+    found: SearchState, steady_ms: Mapping[Candidate, float], max_clock_mhz: float | None
 ) -> dict[Candidate, float]:
     """Of those that raced and were not run alone: the least that each may take where it is.
 
@@ -69,20 +69,22 @@ def least_ms_alone(
     slowdown: dict[object, float] = {}
     for candidate, ms in steady_ms.items():
         slower = ms / (found.ms(candidate) or ms)
-        slowdown[kind(candidate)] = min(slower, slowdown.get(kind(candidate), slower))
+        slowdown[config_family(candidate)] = min(
+            slower, slowdown.get(config_family(candidate), slower)
+        )
     least = {}
     clock_mhz = found.last.median_round_mhz
     for candidate, optimistic_ms in _optimistic_ms(found, clock_mhz, max_clock_mhz).items():
         if candidate in steady_ms:
             continue
-        of_kind = slowdown.get(kind(candidate), 0.0) * (1 - _KIND_SPREAD)
-        middle_ms = max(optimistic_ms, of_kind * (found.ms(candidate) or 0.0))
+        of_family = slowdown.get(config_family(candidate), 0.0) * (1 - _FAMILY_SPREAD)
+        middle_ms = max(optimistic_ms, of_family * (found.ms(candidate) or 0.0))
         least[candidate] = middle_ms * math.exp(-found.half_width(candidate))
     return least
 
 
 def _optimistic_ms(
-    found: Field, clock_mhz: float | None, max_clock_mhz: float | None
+    found: SearchState, clock_mhz: float | None, max_clock_mhz: float | None
 ) -> dict[Candidate, float]:
     """Of all that raced, at ``clock_mhz``: at the highest clock, if their times go with it."""
     scale = 1.0

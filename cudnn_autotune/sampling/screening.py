@@ -27,12 +27,12 @@ ENGINE_SLOW = 5.0
 
 
 @dataclass
-class Admission:
+class Screening:
     """Who is in, with a rough time each, and who is out, and why."""
 
     rough_ms: dict[Candidate, float] = field(default_factory=dict)
-    """In the order of admission; one launch each, in milliseconds."""
-    cut: dict[Candidate, tuple[str, float | None]] = field(default_factory=dict)
+    """In the order of screening; one launch each, in milliseconds."""
+    eliminated: dict[Candidate, tuple[str, float | None]] = field(default_factory=dict)
     """Why, and the rough time where there is one."""
     out_of_budget: dict[Candidate, None] = field(default_factory=dict)
     """Of those that were cut: who might have got in with more time."""
@@ -43,41 +43,41 @@ class Admission:
     def best_ms(self) -> float:
         return min(self.rough_ms.values(), default=math.inf)
 
-    def cut_for_budget(
+    def eliminate_for_budget(
         self, candidate: Candidate, why: str = "the budget was spent", rough: float | None = None
     ) -> None:
-        self.cut[candidate] = (why, rough)
+        self.eliminated[candidate] = (why, rough)
         self.out_of_budget[candidate] = None
 
 
-def admit(
+def screen(
     candidates: Sequence[Candidate],
     timer: Timer,
     budget: Budget,
-    before: Admission | None = None,
-) -> Admission:
+    before: Screening | None = None,
+) -> Screening:
     """One untimed run (it loads the kernel, and shows whether it runs at all), then one timed.
 
     Args:
         candidates: runnable ones, the most promising first.
-        before: an admission to continue: its candidates count as rivals.
+        before: a screening to continue: its candidates count as contenders.
     """
-    found = before if before is not None else Admission()
+    found = before if before is not None else Screening()
     of_engine: dict[int, list[float]] = {}
     for candidate in candidates:
         if found.rough_ms and budget.is_spent():
-            found.cut_for_budget(candidate)
+            found.eliminate_for_budget(candidate)
             continue
         engine = candidate.engine
         siblings = [] if engine is None else of_engine.setdefault(engine, [])
         if _are_slow(siblings, found):
-            found.cut[candidate] = (
+            found.eliminated[candidate] = (
                 f"engine {engine} is more than {ENGINE_SLOW:g} times slower",
                 None,
             )
             continue
         _look_at(candidate, _DISTURBED_MS if siblings else _HELD_UP_MS, timer, budget, found)
-        rough = found.rough_ms.get(candidate, found.cut.get(candidate, ("", None))[1])
+        rough = found.rough_ms.get(candidate, found.eliminated.get(candidate, ("", None))[1])
         if rough is not None:
             siblings.append(rough)
     for candidate in list(found.rough_ms):
@@ -91,24 +91,24 @@ def admit(
             why = f"{rough / found.best_ms:.2f} times the best"
             if is_doubtful:
                 why += " in one launch; the budget was spent"
-                found.cut_for_budget(candidate, why, rough)
+                found.eliminate_for_budget(candidate, why, rough)
             else:
-                found.cut[candidate] = (why, rough)
+                found.eliminated[candidate] = (why, rough)
     return found
 
 
-def _are_slow(siblings: Sequence[float], found: Admission) -> bool:
+def _are_slow(siblings: Sequence[float], found: Screening) -> bool:
     """Whether an engine's configs so far leave no hope for the next."""
     limit_ms = ENGINE_SLOW * found.best_ms
     are_slow = [rough > limit_ms for rough in siblings]
     return bool(are_slow) and (all(are_slow) or all(are_slow[-2:]))
 
 
-def _is_slow(candidate: Candidate, found: Admission) -> bool:
+def _is_slow(candidate: Candidate, found: Screening) -> bool:
     return found.rough_ms[candidate] > SLOW * found.best_ms
 
 
-def _look_again(candidate: Candidate, timer: Timer, found: Admission) -> None:
+def _look_again(candidate: Candidate, timer: Timer, found: Screening) -> None:
     """One launch may have been disturbed: the better of two counts."""
     (sample,) = timer.run([Batch(candidate, 1, "hot")])
     if not sample.error:
@@ -118,24 +118,24 @@ def _look_again(candidate: Candidate, timer: Timer, found: Admission) -> None:
 
 
 def _look_at(
-    candidate: Candidate, allowance_ms: float, timer: Timer, budget: Budget, found: Admission
+    candidate: Candidate, allowance_ms: float, timer: Timer, budget: Budget, found: Screening
 ) -> None:
     once = Batch(candidate, 1, "hot")
     (first,) = timer.run([once])
     if first.error:
-        found.cut[candidate] = (f"failed: {first.error}", None)
+        found.eliminated[candidate] = (f"failed: {first.error}", None)
         return
     found.gpu_ms += first.time_ms
     if first.time_ms > ABSURD * found.best_ms + allowance_ms:
-        found.cut[candidate] = ("absurdly slow at its first run", first.time_ms)
+        found.eliminated[candidate] = ("absurdly slow at its first run", first.time_ms)
         return
     if found.rough_ms and budget.is_spent():
-        found.cut_for_budget(candidate)
+        found.eliminate_for_budget(candidate)
         return
     (second,) = timer.run([once])
     found.samples += 1
     if second.error:
-        found.cut[candidate] = (f"failed: {second.error}", None)
+        found.eliminated[candidate] = (f"failed: {second.error}", None)
         return
     found.gpu_ms += second.time_ms
     found.rough_ms[candidate] = second.time_ms

@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.sampling.admission import Admission
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.racing import RaceOutcome
+from cudnn_autotune.sampling.screening import Screening
 
 
 @dataclass
-class Field:
-    """Everybody, from the first look to the last solo block."""
+class SearchState:
+    """Everybody, from the first look to the last sustained run."""
 
     budget: Budget
-    admission: Admission = field(default_factory=Admission)
+    screening: Screening = field(default_factory=Screening)
     races: list[RaceOutcome] = field(default_factory=list)
     sustained_ms: dict[Candidate, float] = field(default_factory=dict)
     sustained_clock_mhz: dict[Candidate, float] = field(default_factory=dict)
-    """At the end of each one's last solo block."""
+    """At the end of each one's last sustained run."""
     failed_alone: dict[Candidate, str] = field(default_factory=dict)
     """Why, of those that failed after the races."""
     extra_gpu_ms: float = 0.0
@@ -69,44 +69,48 @@ class Field:
         led = {leader for outcome in self.races for _, leader, _ in outcome.dropped}
         was_held_again = any(not outcome.survivors for outcome in self.races)
         is_raced = self.last.rounds > 0 and not was_held_again
-        return is_raced and not self.admission.out_of_budget and not any(c in failed for c in led)
+        return is_raced and not self.screening.out_of_budget and not any(c in failed for c in led)
 
     def ms(self, candidate: Candidate) -> float | None:
         """By the latest race that it ran in, at the clock of the last; else its rough time."""
         for outcome in reversed(self.races):
-            if candidate in outcome.mu:
+            if candidate in outcome.log_time:
                 return outcome.ms(candidate) * self._slowed_since(outcome)
-        rough = self.admission.rough_ms.get(candidate)
-        return rough if rough is not None else self.admission.cut.get(candidate, ("", None))[1]
+        rough = self.screening.rough_ms.get(candidate)
+        return (
+            rough if rough is not None else self.screening.eliminated.get(candidate, ("", None))[1]
+        )
 
     def half_width(self, candidate: Candidate) -> float:
         """Of its difference (log) to others, in the latest race that it ran in."""
         known = [o.half_width[candidate] for o in self.races if candidate in o.half_width]
         return known[-1] if known else math.inf
 
-    def cold_excess(self, candidate: Candidate) -> float:
+    def cold_cache_penalty(self, candidate: Candidate) -> float:
         """How much more (log) the mean of both cache states takes than a hot one, beyond what it
         does of the leader, by the latest race that it ran in."""
         for outcome in reversed(self.races):
-            own = outcome.cold_excess
+            own = outcome.cold_cache_penalty
             if candidate in own:
-                return own[candidate] + _shift(own, self.last.cold_excess)
+                return own[candidate] + _shift(own, self.last.cold_cache_penalty)
         return 0.0
 
     def _slowed_since(self, outcome: RaceOutcome) -> float:
         """By how much those that ran in both were slower in the last race than in ``outcome``."""
-        return 1.0 if outcome is self.last else math.exp(_shift(outcome.mu, self.last.mu))
+        return (
+            1.0 if outcome is self.last else math.exp(_shift(outcome.log_time, self.last.log_time))
+        )
 
     def raced(self) -> list[Candidate]:
         """All that ran in a race and did not fail, fastest first."""
         failed = self.failed
-        known = dict.fromkeys(c for outcome in reversed(self.races) for c in outcome.mu)
+        known = dict.fromkeys(c for outcome in reversed(self.races) for c in outcome.log_time)
         return sorted((c for c in known if c not in failed), key=lambda c: self.ms(c) or math.inf)
 
     def timed(self) -> dict[Candidate, float]:
         """Milliseconds of all that ran at all and did not fail, the admitted and the cut alike."""
         failed = self.failed
-        known = [*self.raced(), *self.admission.rough_ms, *self.admission.cut]
+        known = [*self.raced(), *self.screening.rough_ms, *self.screening.eliminated]
         times = {c: self.ms(c) for c in known if c not in failed}
         return {c: ms for c, ms in times.items() if ms is not None}
 

@@ -12,7 +12,7 @@ from cudnn_autotune.engines.configs import Candidate
 _TILES = ("TILE_SIZE", "KERNEL_CFG")
 
 
-def kind(candidate: Candidate) -> tuple[object, ...]:
+def config_family(candidate: Candidate) -> tuple[object, ...]:
     """Equal for configs that are alike; of what has no such knob, itself."""
     named = tuple(candidate.knobs.get(knob) for knob in _TILES)
     return (candidate.engine, *named) if any(k is not None for k in named) else (candidate.text,)

@@ -49,7 +49,7 @@ _ONE_STEP = 0.02
 _MOST_BLOCK_MS = 1000.0
 # Of the logarithm of a block's steady time: as it ended, by one reading of the power near the
 # limit, and by one far from it (docs/findings/power-limit.md).
-BLOCK_SIGMA = 0.02
+RUN_SIGMA = 0.02
 _READING_SIGMA = 0.005
 FAR_READING_SIGMA = 0.015
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
@@ -57,7 +57,7 @@ THROTTLED = 0.015
 
 
 @dataclass(frozen=True)
-class Block:
+class SustainedRun:
     """A candidate alone for some time."""
 
     candidate: Candidate
@@ -74,20 +74,20 @@ class Block:
     """A call at the board's power limit, by each reading of its power."""
     is_far: bool = False
     """Whether those are all far from the limit: its clock is not the steady one."""
-    cold_excess: float = 0.0
+    cold_cache_penalty: float = 0.0
     """How much more (log) a cold cache, half of the time, costs it than the race's best."""
 
     @property
     def steady_ms(self) -> float:
-        """By the readings of the power, or else by how it ended; and by its ``cold_excess``."""
+        """By the readings of the power, or else by how it ended, and ``cold_cache_penalty``."""
         hot_ms = float(np.mean(self.at_limit_ms)) if self.at_limit_ms else self.ended_ms
-        return hot_ms * math.exp(self.cold_excess)
+        return hot_ms * math.exp(self.cold_cache_penalty)
 
     @property
     def sigma(self) -> float:
         """Standard deviation of the logarithm of ``steady_ms`` from block to block."""
         if not self.at_limit_ms:
-            return BLOCK_SIGMA
+            return RUN_SIGMA
         of_one = FAR_READING_SIGMA if self.is_far else _READING_SIGMA
         return of_one / math.sqrt(len(self.at_limit_ms))
 
@@ -112,7 +112,7 @@ class Block:
         return float(np.mean(last)) if last else None
 
 
-def solo(
+def run_alone(
     candidate: Candidate,
     call_ms: float,
     least_chunks: int,
@@ -120,8 +120,8 @@ def solo(
     rules: RaceRules,
     most_ms: float = math.inf,
     is_patient: bool = True,
-    cold_excess: float = 0.0,
-) -> Block | str:
+    cold_cache_penalty: float = 0.0,
+) -> SustainedRun | str:
     """Runs ``candidate`` alone until its time is steady; where it fails to run, says why.
 
     Args:
@@ -130,7 +130,7 @@ def solo(
         rules: of the race before it.
         most_ms: after those, no chunk is begun that would take it beyond this.
         is_patient: False takes it as steady after ``least_chunks``.
-        cold_excess: as ``Block.cold_excess``, of the race before it.
+        cold_cache_penalty: as ``SustainedRun.cold_cache_penalty``, of the race before it.
     """
     batch_ms = rules.batch_ms if call_ms < _SHORT_MS else _BATCH_MS
     calls = min(max(1, math.ceil(batch_ms / call_ms)), rules.most_calls)
@@ -167,7 +167,7 @@ def solo(
         by_power = partial(at_limit_ms, times, clocks, powers, timer.state(), since=begun)
         near = by_power()
         far = [] if near else by_power(within=FAR)
-    return Block(
+    return SustainedRun(
         candidate,
         tuple(times),
         tuple(clock for clock in clocks if clock is not None),
@@ -177,11 +177,11 @@ def solo(
         tuple(chunks),
         tuple(near or far),
         bool(far),
-        cold_excess,
+        cold_cache_penalty,
     )
 
 
-def block_ms(chunks: int, call_ms: float) -> float:
+def run_ms(chunks: int, call_ms: float) -> float:
     """What the least block of so many chunks takes: of slow calls a chunk is two."""
     return chunks * max(CHUNK_MS, _batches(call_ms) * call_ms)
 
@@ -211,7 +211,7 @@ def _is_steady(chunks: Sequence[float]) -> bool:
     return abs(one + two) < (_DRIFT if is_one_way else _STEADY)
 
 
-def is_throttled(block: Block, max_clock_mhz: float | None) -> bool:
+def is_throttled(block: SustainedRun, max_clock_mhz: float | None) -> bool:
     """Whether the board slowed down in the block: by its clock, or else by the candidate's time."""
     clock = block.steady_clock_mhz
     highest = max([*block.clocks_mhz, max_clock_mhz or 0.0])

@@ -17,13 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.sampling.field import Field
 from cudnn_autotune.sampling.racing import RaceRules
-from cudnn_autotune.sampling.solo import BLOCK_SIGMA, FAR_READING_SIGMA, Block, block_ms, solo
+from cudnn_autotune.sampling.search_state import SearchState
+from cudnn_autotune.sampling.sustained_run import (
+    FAR_READING_SIGMA,
+    RUN_SIGMA,
+    SustainedRun,
+    run_alone,
+    run_ms,
+)
 from cudnn_autotune.timers.timer import Timer
 
 
-def charge(found: Field, block: Block, timer: Timer) -> None:
+def record_run(found: SearchState, block: SustainedRun, timer: Timer) -> None:
     """Notes what a block said and cost, and what the board said of its clock right after it.
 
     The steady clock is not that of a block far from the limit.
@@ -36,8 +42,8 @@ def charge(found: Field, block: Block, timer: Timer) -> None:
 
 
 @dataclass(frozen=True)
-class SoloRules:
-    """How far the solo blocks go."""
+class FinalRules:
+    """How far the sustained runs go."""
 
     reach: float = 1.1
     """Rivals whose time in the race is within this of the leader's take part."""
@@ -47,10 +53,10 @@ class SoloRules:
     first_chunks: int = 4
     again_chunks: int = 4
     """Of 40 ms: in nine of ten blocks of 160 ms an H200's power is read (``board_power``)."""
-    lag: float = 0.02
-    """By so much a first block flatters the leader, whose clock still falls, against rivals, whose
-    clocks still rise: only who is further behind is out."""
-    within: float = 0.02
+    first_run_bias: float = 0.02
+    """By so much a first block flatters the leader, whose clock still falls, against contenders,
+    whose clocks still rise: only who is further behind is out."""
+    rerun_margin: float = 0.02
     """Of the best of the others, to be measured again with it."""
     most_again: int = 2
     """Of those, at most; and the race's leader."""
@@ -74,15 +80,15 @@ class SteadyLog(NamedTuple):
     """What a block says: the log of the steady time."""
 
     value: float
-    sigma: float = BLOCK_SIGMA
+    sigma: float = RUN_SIGMA
     """Its standard deviation."""
     readings: int = 0
     """Of the board's power, that it rests on."""
 
 
 @dataclass
-class Finish:
-    """The outcome of the solo blocks."""
+class FinalOutcome:
+    """The outcome of the sustained runs."""
 
     handicaps: dict[Candidate, float] = field(default_factory=dict)
     """What is added to the log of its time: for what it loses in the race, and for not being the
@@ -92,7 +98,7 @@ class Finish:
     finalists: list[Candidate] = field(default_factory=list)
     is_out_of_time: bool = False
     """Whether the budget left out a block that was wanted."""
-    prior_sigma: float = BLOCK_SIGMA
+    prior_sigma: float = RUN_SIGMA
     """By so much blocks without a reading differ, as far as those that were repeated do not know
     better."""
 
@@ -115,7 +121,7 @@ class Finish:
         by_power = (_POWER_ERROR for c in candidates if _is_read(self.logs[c]))
         return math.hypot(self.noise(*candidates), *by_power)
 
-    def standing(self, candidate: Candidate) -> float:
+    def score(self, candidate: Candidate) -> float:
         """The less the better."""
         return self._mean(candidate) + self.handicaps.get(candidate, 0.0)
 
@@ -124,16 +130,16 @@ class Finish:
         return self.noise(candidate) - min(self.noise(c) for c in self.logs)
 
     def best(self) -> Candidate:
-        return min(self.finalists, key=self.standing)
+        return min(self.finalists, key=self.score)
 
     def _mean(self, candidate: Candidate) -> float:
         """Weighted; but where the power was not read, without the worst of three or more, whose
         clock was still paying for another's block: once all finalists have three, since the best
         of two against the best two of three would be no fair comparison."""
         blocks = self.logs[candidate]
-        rivals = [self.logs.get(c, ()) for c in self.finalists]
+        contenders = [self.logs.get(c, ()) for c in self.finalists]
         is_trimmed = len(blocks) >= _TRIMMED_FROM and all(
-            len(others) >= _TRIMMED_FROM and not _is_read(others) for others in rivals
+            len(others) >= _TRIMMED_FROM and not _is_read(others) for others in contenders
         )
         kept = sorted(blocks)[:-1] if is_trimmed else blocks
         return float(np.average([b.value for b in kept], weights=_weights(kept)))
@@ -141,7 +147,7 @@ class Finish:
     def _scale(self) -> float:
         """By how much blocks differ more, or less, than their sigmas say: from those that were
         repeated. A few blocks say little: the prior counts as four degrees of freedom."""
-        squares, freedom = _PRIOR_FREEDOM * (self.prior_sigma / BLOCK_SIGMA) ** 2, _PRIOR_FREEDOM
+        squares, freedom = _PRIOR_FREEDOM * (self.prior_sigma / RUN_SIGMA) ** 2, _PRIOR_FREEDOM
         for blocks in self.logs.values():
             values, weights = np.array([b.value for b in blocks]), _weights(blocks)
             squares += float(weights @ (values - np.average(values, weights=weights)) ** 2)
@@ -171,78 +177,80 @@ _FREE_SIGMA = 0.003
 _POWER_ERROR = 0.0065
 
 
-def finish(
-    probe: Block,
-    rivals: Sequence[Candidate],
-    found: Field,
+def run_final(
+    probe: SustainedRun,
+    contenders: Sequence[Candidate],
+    found: SearchState,
     timer: Timer,
     race_rules: RaceRules,
-    rules: SoloRules,
-) -> Finish:
-    """All rivals once; then those near the best again, until one leads or time is up.
+    rules: FinalRules,
+) -> FinalOutcome:
+    """All contenders once; then those near the best again, until one leads or time is up.
 
     Who fails is out, and the next takes its place; where all fail, there are no finalists.
 
     Args:
         probe: the block of the race's leader, which ran just before.
-        rivals: as ``rivals.could_win`` orders them.
+        contenders: as ``contenders.could_win`` orders them.
     """
     leader = probe.candidate
     leader_ms = found.ms(leader) or probe.steady_ms
-    outcome = Finish(
+    outcome = FinalOutcome(
         {
             c: rules.burst_weight * math.log((found.ms(c) or leader_ms) / leader_ms) + rules.equal
-            for c in rivals
+            for c in contenders
         }
     )
-    # A board that took the leader to its steady clock at once will do so with the rivals.
+    # A board that took the leader to its steady clock at once will do so with the contenders.
     is_patient = rules.is_patient or not probe.settled_at_once
-    tells_throttling = timer.state().tells_throttling
+    reports_throttling = timer.state().reports_throttling
 
-    def keep(block: Block) -> None:
+    def keep(block: SustainedRun) -> None:
         told = SteadyLog(math.log(block.steady_ms), block.sigma, len(block.at_limit_ms))
         outcome.logs.setdefault(block.candidate, []).append(told)
         is_held = bool(outcome.readings or found.throttle_reasons.keys() - {"gpu_idle"})
-        is_free = tells_throttling and not is_patient and not is_held
-        outcome.prior_sigma = _FREE_SIGMA if is_free else BLOCK_SIGMA
+        is_free = reports_throttling and not is_patient and not is_held
+        outcome.prior_sigma = _FREE_SIGMA if is_free else RUN_SIGMA
 
     keep(probe)
 
     def measure(candidate: Candidate, chunks: int) -> None:
         call_ms, left_ms = found.ms(candidate) or 1.0, found.budget.left_ms()
-        excess = found.cold_excess(candidate)
-        block = solo(candidate, call_ms, chunks, timer, race_rules, left_ms, is_patient, excess)
+        excess = found.cold_cache_penalty(candidate)
+        block = run_alone(
+            candidate, call_ms, chunks, timer, race_rules, left_ms, is_patient, excess
+        )
         if isinstance(block, str):
             found.fail(candidate, block)
             outcome.logs.pop(candidate, None)
         else:
-            charge(found, block, timer)
+            record_run(found, block, timer)
             keep(block)
 
     # Blocks are as long as their calls take in the race, where the clock is higher.
     slower = max(1.0, probe.steady_ms / leader_ms)
 
     def affords(candidates: Sequence[Candidate], chunks: int) -> bool:
-        wanted = sum(slower * block_ms(chunks, found.ms(c) or 1.0) for c in candidates)
+        wanted = sum(slower * run_ms(chunks, found.ms(c) or 1.0) for c in candidates)
         afforded = found.budget.affords(wanted)
         outcome.is_out_of_time |= not afforded
         return afforded
 
-    most = rules.most + any(c.text == found.pytorchs for c in rivals)
-    for candidate in rivals:
+    most = rules.most + any(c.text == found.pytorchs for c in contenders)
+    for candidate in contenders:
         more = _is_beaten(leader, outcome, rules.equal)
         if len(outcome.logs) >= most + more or not affords([candidate], rules.first_chunks):
             break
         measure(candidate, rules.first_chunks)
     # Where some blocks are less sure than others: at worst, and at best.
-    worst = {c: outcome.standing(c) + outcome.doubt(c) for c in outcome.logs}
-    least = {c: outcome.standing(c) - outcome.doubt(c) for c in outcome.logs}
+    worst = {c: outcome.score(c) + outcome.doubt(c) for c in outcome.logs}
+    least = {c: outcome.score(c) - outcome.doubt(c) for c in outcome.logs}
     order = sorted((c for c in worst if c != leader), key=worst.__getitem__)
-    lag = _SLOW_WITHIN if is_patient else rules.lag
-    if not order or min(least[c] for c in order) - worst[leader] > lag:
+    first_run_bias = _SLOW_WITHIN if is_patient else rules.first_run_bias
+    if not order or min(least[c] for c in order) - worst[leader] > first_run_bias:
         outcome.finalists = [leader]
         return outcome
-    within = max(rules.within, _SLOW_WITHIN) if is_patient else rules.within
+    within = max(rules.rerun_margin, _SLOW_WITHIN) if is_patient else rules.rerun_margin
 
     def near() -> list[Candidate]:
         """Nobody takes the place of the race's leader on the word of one block."""
@@ -268,17 +276,16 @@ def finish(
     return outcome
 
 
-def _is_beaten(leader: Candidate, outcome: Finish, by: float) -> bool:
+def _is_beaten(leader: Candidate, outcome: FinalOutcome, by: float) -> bool:
     """By time alone: the order turns, and others may do still better."""
     logs = outcome.logs
     return any(first.value < logs[leader][0].value - by for (first, *_) in logs.values())
 
 
-def _is_decided(outcome: Finish, rules: SoloRules) -> bool:
+def _is_decided(outcome: FinalOutcome, rules: FinalRules) -> bool:
     best = outcome.best()
     noise = {c: outcome.noise(c, best) for c in outcome.finalists if c != best}
     return all(
-        sigma <= rules.precise
-        or outcome.standing(c) - outcome.standing(best) > rules.confident * sigma
+        sigma <= rules.precise or outcome.score(c) - outcome.score(best) > rules.confident * sigma
         for c, sigma in noise.items()
     )

@@ -13,7 +13,7 @@ _CUT_MS = 150.0  # a second run that takes less is always worth it
 _CUT_RATIO = 10.0
 
 
-class Admission:
+class Screening:
     """Builds each candidate and runs it once, or twice; whatever ``limit_ms``, until one runs."""
 
     def __init__(self, timer: Timer, limit_ms: float) -> None:
@@ -23,7 +23,7 @@ class Admission:
         self.build_threads = 1
         """How many plans the timer compiles side by side, as far as it can be told."""
 
-    def admit(self, candidates: Sequence[Candidate]) -> None:
+    def screen(self, candidates: Sequence[Candidate]) -> None:
         for candidate in candidates:
             if not candidate.is_compiled and self._has_time(candidate):
                 build_ms, built = self._build([candidate])
