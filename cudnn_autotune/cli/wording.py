@@ -16,7 +16,7 @@ _DIGITS = 4
 
 
 def shapes(problem: ConvProblem) -> str:
-    """``64×128×28×28, 128 of 3×3, padding 1, stride 2``: what is not the default is named."""
+    """The shapes, and what is not the default: ``64×128×28×28, 128 of 3×3, padding 1``."""
     n = problem.spatial_dims
     x, w = problem.input_shape, problem.weight_shape
     parts = [_times(x), f"{w[0]} of {_times(w[2:])}"]
@@ -34,7 +34,7 @@ def shapes(problem: ConvProblem) -> str:
 
 
 def layout(problem: ConvProblem) -> str:
-    """``nchw``, ``nhwc`` and their like in one and three dimensions."""
+    """The memory format: ``nchw``, ``nhwc``, or their like in one and three dimensions."""
     plain, last = _LAYOUTS[problem.spatial_dims]
     return plain if problem.memory_format == torch.contiguous_format else last
 
@@ -44,7 +44,7 @@ def dtype(problem: ConvProblem) -> str:
 
 
 def conditions(problem: ConvProblem) -> str:
-    """``no TF32, alignment 16,16,16``; empty where all is as usual. Without determinism."""
+    """What differs from the usual flags, as ``no TF32``. It does not tell of determinism."""
     parts = []
     if not problem.allow_tf32:
         parts.append("no TF32")
@@ -56,7 +56,7 @@ def conditions(problem: ConvProblem) -> str:
 
 
 def milliseconds(ms: float | None) -> str:
-    """Four digits, without the unit; a dash for None."""
+    """A time in four digits without its unit, or a dash for None."""
     if ms is None:
         return NONE
     if ms <= 0:
@@ -66,19 +66,19 @@ def milliseconds(ms: float | None) -> str:
 
 
 def interval(low_ms: float | None, high_ms: float | None) -> str:
-    """``0.02886–0.02916``; empty where there is none."""
+    """An interval, as ``0.02886–0.02916``; empty if there is none."""
     if low_ms is None or high_ms is None:
         return ""
     return f"{milliseconds(low_ms)}–{milliseconds(high_ms)}"
 
 
 def ratio(value: float | None, is_sure: bool = True) -> str:
-    """``1.05×``; ``≈1.05×`` where the measurement could not tell it from 1."""
+    """A ratio, as ``1.05×``, or ``≈1.05×`` if the measurement could not tell it from 1."""
     return NONE if value is None else f"{'' if is_sure else '≈'}{value:.2f}×"
 
 
 def duration(ms: float) -> str:
-    """Of a search: ``850 ms``, ``12.3 s``, ``4 min 10 s``."""
+    """How long a search took, as ``850 ms``, ``12.3 s`` or ``4 min 10 s``."""
     if ms < 1000:
         return f"{ms:.0f} ms"
     if ms < 60_000:
@@ -90,7 +90,7 @@ def duration(ms: float) -> str:
 
 
 def size(count: int) -> str:
-    """Of a workspace: ``0``, ``131 B``, ``835 MiB``."""
+    """A workspace's bytes, as ``0``, ``131 B`` or ``835 MiB``."""
     if not count:
         return "0"
     value, unit = float(count), 0
@@ -104,13 +104,15 @@ def size(count: int) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` with a sign in the place of each character that does not print, as those that steer
-    a terminal: names in a file are not trusted."""
+    """The text with a sign in the place of each character that does not print.
+
+    Names in a file are not trusted: such characters could steer a terminal.
+    """
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def count(number: int, noun: str) -> str:
-    """``1 problem``, ``1,234 problems``."""
+    """A number and a noun, as ``1 problem`` or ``1,234 problems``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -123,5 +125,5 @@ def _listed(values: Sequence[int]) -> str:
 
 
 def _each(values: Sequence[int]) -> str:
-    """One number where all are alike."""
+    """One number if all values are alike, else a list."""
     return str(values[0]) if len(set(values)) == 1 else _listed(values)

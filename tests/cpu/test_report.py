@@ -15,6 +15,7 @@ from stored import H200, decisions, fill, layer, refused, run, simulation, slowe
 
 from cudnn_autotune.cli.report import page
 from cudnn_autotune.cli.report.against import against_pytorch, pytorchs_entry, total
+from cudnn_autotune.cli.report.view import MOST_CANDIDATES
 from cudnn_autotune.store import Decision, Environment
 
 VOID = {"meta", "br", "input", "link", "img", "hr", "wbr", "base"}
@@ -151,7 +152,7 @@ def test_rows_of_a_decision() -> None:
         and label.endswith(f"{chosen.sustained_ms:.5f} ms alone")
         for label in labels
     )
-    rest = len(decision.selection.ranking) - page.MOST_CANDIDATES - 1  # and `aten`
+    rest = len(decision.selection.ranking) - MOST_CANDIDATES - 1  # and `aten`
     assert f"{rest} more candidates of " in parsed.text
     assert parsed.of("details")[0] == {"class": "decision", "open": None}
 
@@ -167,7 +168,7 @@ def test_marks_lie_where_their_times_are() -> None:
     ]
     ranking = decision.selection.ranking
     own = next(entry for entry in ranking if entry.candidate.text == "aten")
-    listed = [*ranking[: page.MOST_CANDIDATES], own]
+    listed = [*ranking[:MOST_CANDIDATES], own]
     times = [(entry.low_ms, entry.high_ms, entry.time_ms) for entry in listed]
     # One scale for all: percents for milliseconds.
     left, right = min(places), max(places)

@@ -1,4 +1,4 @@
-"""What was chosen against what PyTorch would have run by itself."""
+"""The time of what was chosen, compared with what PyTorch would have run by itself."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from cudnn_autotune.store.decision import Decision
 
 @dataclass(frozen=True)
 class Against:
-    """Two times of one kind, in milliseconds a call."""
+    """Two times that were measured in the same way, in milliseconds a call."""
 
     text: str
-    """What PyTorch runs with ``benchmark=False``: an engine of cuDNN, or ``aten``."""
+    """What PyTorch runs with ``benchmark=False``: an engine config's text, or ``aten``."""
     pytorch_ms: float
     ours_ms: float
     is_sustained: bool
-    """Whether the times are those of running alone until the clock is steady."""
+    """Whether both times are of sustained runs, at the steady clock."""
     is_rough: bool
-    """Whether one of them is that of a single launch."""
+    """Whether one of the times is of a single launch."""
     least: float
-    """What ``ratio`` is at least and at most, by the intervals of the two times where they have
-    some (those alone have none); 1 lies between where the mode could not tell the two apart."""
+    """The lower bound of ``ratio`` by the intervals of the two times, which sustained runs lack.
+    The bounds include 1 if the mode could not tell the two apart."""
     most: float
+    """The upper bound of ``ratio``."""
 
     @property
     def ratio(self) -> float:
-        """How many times as long PyTorch takes."""
+        """PyTorch's time over ours: above 1, ours is faster."""
         return self.pytorch_ms / self.ours_ms
 
     @property
     def is_sure(self) -> bool:
-        """Whether the two could be told apart, or are one."""
+        """Whether the times differ beyond their intervals, or are of one engine."""
         return not self.is_rough and _is_sure(self.least, self.most)
 
 
@@ -43,9 +44,9 @@ def _is_sure(least: float, most: float) -> bool:
 
 
 def pytorchs_entry(selection: Selection) -> Measurement | None:
-    """The ranking's entry for what PyTorch would run; None where it names none.
+    """The ranking's entry for what PyTorch would run, or None if the ranking has none.
 
-    Where PyTorch's path is one of cuDNN's plans and that plan was timed, the plan's entry.
+    If PyTorch runs one of cuDNN's plans and that plan was timed, this is the plan's entry.
     """
     by_text = {entry.candidate.text: entry for entry in selection.ranking}
     own = by_text.get(ATEN.text)
@@ -53,7 +54,7 @@ def pytorchs_entry(selection: Selection) -> Measurement | None:
 
 
 def against_pytorch(decision: Decision) -> Against | None:
-    """None where one of the two was not timed, or where nothing was chosen."""
+    """The comparison, or None if one of the two was not timed or nothing was chosen."""
     ours, theirs = decision.chosen, pytorchs_entry(decision.selection)
     if ours is None or theirs is None:
         return None
@@ -81,32 +82,34 @@ def against_pytorch(decision: Decision) -> Against | None:
 
 @dataclass(frozen=True)
 class Total:
-    """Of several decisions, each counted once."""
+    """Sums over several decisions, each counted once."""
 
     decisions: int
     timed: int
     time_ms: float
-    """Of those that were timed: alone where that was measured, else in short batches."""
+    """Sum of the times of the timed ones: of sustained runs if measured, else of short batches."""
     compared: int
     ours_ms: float
-    """Of those that can be compared, as ``pytorch_ms``."""
+    """Sum of our times of those that can be compared with PyTorch's."""
     pytorch_ms: float
+    """Sum of PyTorch's times of the same."""
     least: float
-    """What ``ratio`` is at least and at most, where all intervals end on one side."""
+    """The lower bound of ``ratio``, if every time lies at its interval's end."""
     most: float
+    """The upper bound of ``ratio``, likewise."""
     workspace_bytes: int
-    """The largest: they run one after another."""
+    """The largest workspace; the calls run one after another."""
     wall_ms: float
-    """That the searches took."""
+    """Wall time of the searches."""
 
     @property
     def ratio(self) -> float | None:
-        """How many times as long PyTorch takes for those that can be compared."""
+        """PyTorch's time over ours, for those that can be compared."""
         return self.pytorch_ms / self.ours_ms if self.compared else None
 
     @property
     def is_sure(self) -> bool:
-        """Whether the sums could be told apart, or are of the same."""
+        """Whether the sums differ beyond their bounds, or are equal."""
         return _is_sure(self.least, self.most)
 
 

@@ -1,11 +1,10 @@
-"""The report: one HTML page that needs nothing beside itself."""
+"""The report: one HTML page that needs no other file."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 
@@ -15,48 +14,39 @@ from markupsafe import Markup
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.report.against import Total, total
 from cudnn_autotune.cli.report.reasons import when
-from cudnn_autotune.cli.report.view import shown
+from cudnn_autotune.cli.report.view import marks_in_words, section
 from cudnn_autotune.core import versions
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 
-MOST_CANDIDATES = 12
-"""Listed for each decision, beside those that tell why it was made."""
 _FILES = resources.files(__package__)
 _OPEN_UP_TO = 3
-
-
-@dataclass(frozen=True)
-class TotalRow:
-    name: str
-    decisions: str
-    time: str
-    ours: str
-    pytorch: str
-    ratio: str
-    gain: float | None
-    """The ratio, where it is sure."""
-    workspace: str
-    wall: str
+_FILTERS = {
+    "ms": wording.milliseconds,
+    "interval": wording.interval,
+    "size": wording.size,
+    "duration": wording.duration,
+    "ratio": wording.ratio,
+    "shapes": wording.shapes,
+    "dtype": wording.dtype,
+    "layout": wording.layout,
+    "marks": marks_in_words,
+}
 
 
 def render(
-    decisions: Iterable[Decision],
-    environment: Environment,
-    *,
-    source: str,
-    selected: str = "",
+    decisions: Iterable[Decision], environment: Environment, *, source: str, selected: str = ""
 ) -> str:
     """The page's HTML.
 
-    Every text of the decisions and of the environment is escaped, and the page's own policy
-    (Content-Security-Policy) allows no script and no style but its own, and nothing from elsewhere.
+    Every text of the decisions and of the environment is escaped. The page's own policy
+    (Content-Security-Policy) allows no script and no style but its own, and loads nothing.
 
     Args:
         decisions: at least one; the page keeps their order.
         environment: what they were measured on.
         source: the store's name, for the page's head.
-        selected: what of the store is shown, in words; empty for all of it.
+        selected: which part of the store is shown, in words; empty for all of it.
 
     Raises:
         ValueError: there is no decision.
@@ -64,7 +54,6 @@ def render(
     found = list(decisions)
     if not found:
         raise ValueError("decisions must not be empty")
-    sections = [shown(d, number, MOST_CANDIDATES) for number, d in enumerate(found, 1)]
     style, script = _text("page.css"), _text("page.js")
     engine = jinja2.Environment(
         autoescape=True,
@@ -74,6 +63,7 @@ def render(
         # A name that the template has and this call lacks is an error, not a gap.
         undefined=jinja2.StrictUndefined,
     )
+    engine.filters.update(_FILTERS)
     return engine.from_string(_text("page.html.j2")).render(
         style=Markup(style),
         script=Markup(script),
@@ -85,10 +75,10 @@ def render(
         written=when(datetime.now(UTC).isoformat()),
         version=versions.version(),
         headlines=_headlines(found),
-        totals=_totals(found),
-        sections=sections,
+        totals=list(_totals(found)),
+        sections=[section(decision) for decision in found],
         many_modes=len(_by_mode(found)) > 1,
-        is_open=len(sections) <= _OPEN_UP_TO,
+        is_open=len(found) <= _OPEN_UP_TO,
         span=_span(found),
     )
 
@@ -103,7 +93,7 @@ def _text(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a Content-Security-Policy names an inline script or style."""
+    """The hash by which a Content-Security-Policy names an inline script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -127,21 +117,21 @@ def _span(decisions: Sequence[Decision]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
+def _by_mode(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
+    """The decisions of each mode, which are not added up: modes may share problems."""
+    found: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        found.setdefault(decision.sampling, []).append(decision)
+    return found
+
+
 def _headlines(decisions: Sequence[Decision]) -> list[str]:
-    """The outcome, in a sentence for each mode."""
+    """The outcome in one sentence for each mode."""
     modes = _by_mode(decisions)
     return [
         (f"By {mode}: " if len(modes) > 1 else "") + _headline(total(of_mode))
         for mode, of_mode in modes.items()
     ]
-
-
-def _by_mode(decisions: Sequence[Decision]) -> dict[str, list[Decision]]:
-    """Modes are not added up, nor can they be: each may have decided on the same problems."""
-    found: dict[str, list[Decision]] = {}
-    for decision in decisions:
-        found.setdefault(decision.sampling, []).append(decision)
-    return found
 
 
 def _headline(found: Total) -> str:
@@ -152,35 +142,13 @@ def _headline(found: Total) -> str:
     return f"{which} take {ours} ms; what PyTorch would run by itself takes {theirs} ms."
 
 
-def _totals(decisions: Sequence[Decision]) -> list[TotalRow]:
-    """Of each mode and operation, and of each mode."""
-    rows = []
+def _totals(decisions: Sequence[Decision]) -> Iterator[tuple[str, Total]]:
+    """A name and the total for each operation of a mode, and for each mode."""
     modes = _by_mode(decisions)
     for mode, of_mode in modes.items():
         prefix = f"{mode}: " if len(modes) > 1 else ""
         ops = dict.fromkeys(decision.problem.op for decision in of_mode)
         if len(ops) > 1:
             for op in ops:
-                part = total(d for d in of_mode if d.problem.op == op)
-                rows.append(_total_row(prefix + op, part))
-        rows.append(_total_row(prefix + "all", total(of_mode)))
-    return rows
-
-
-def _total_row(name: str, found: Total) -> TotalRow:
-    ours = pytorch = wording.NONE
-    if found.compared:
-        ours, pytorch = map(wording.milliseconds, (found.ours_ms, found.pytorch_ms))
-        if found.compared < found.decisions:
-            ours += f" ({found.compared:,} of {found.decisions:,})"
-    return TotalRow(
-        name=name,
-        decisions=f"{found.decisions:,}",
-        time=wording.milliseconds(found.time_ms) if found.timed else wording.NONE,
-        ours=ours,
-        pytorch=pytorch,
-        ratio=wording.ratio(found.ratio, found.is_sure),
-        gain=found.ratio if found.is_sure else None,
-        workspace=wording.size(found.workspace_bytes),
-        wall=wording.duration(found.wall_ms),
-    )
+                yield prefix + op, total(d for d in of_mode if d.problem.op == op)
+        yield prefix + "all", total(of_mode)

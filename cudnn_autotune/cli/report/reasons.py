@@ -1,4 +1,4 @@
-"""Why a decision is as it is, and how it came about, in words."""
+"""Why a decision was made and how it was measured, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudnn_autotune.store.decision import Decision
 
 
 def why(decision: Decision, against: Against | None) -> tuple[str, ...]:
-    """Sentences: the rule, what the others were, what is gained."""
+    """Sentences on the rule that decided, the other candidates, and the gain over PyTorch."""
     evidence, chosen = decision.selection.evidence, decision.chosen
     if chosen is None:
         return ("Every candidate's output was wrong: PyTorch's own path serves it.",)
@@ -55,7 +55,7 @@ def _compared(against: Against, chosen: Measurement) -> str:
 
 
 def facts(decision: Decision) -> tuple[tuple[str, str], ...]:
-    """Names and texts of how it was measured: those that there is something to say of."""
+    """Names and texts of how the decision was measured, without the empty ones."""
     evidence, provenance = decision.selection.evidence, decision.provenance
     limit = decision.workspace_limit
     found = [
@@ -98,10 +98,10 @@ def _checked(decision: Decision) -> str:
 
 
 def error_text(value: float) -> str:
-    """Of a relative error."""
+    """A relative error as text."""
     return "infinite" if math.isinf(value) else f"{value:.2g}"
 
 
 def when(time: str) -> str:
-    """``2025-11-21 17:28 UTC``, from a provenance's time."""
+    """A provenance's time as text, as ``2025-11-21 17:28 UTC``."""
     return f"{time[:10]} {time[11:16]} UTC"
