@@ -36,17 +36,17 @@ CUDA_SOURCES = (
     "captured_plans.cpp",
     "choices_binding.cpp",
     "conv_cuda.cpp",
+    "engine_dispatch.cpp",
     "measuring_binding.cpp",
+    "non_cudnn_paths.cpp",
     "online_trial.cpp",
-    "other_paths.cpp",
     "plan_timer.cpp",
     "search_binding.cpp",
     "torch_bridge.cpp",
-    "tuner.cpp",
     "workspace_pages.cpp",
 )
-# Sources that are compiled together, since most of the time goes into their headers and into what
-# they instantiate of those. What is in none of these groups is compiled by itself.
+# Sources that are compiled as one file, because most of the time goes into the headers that they
+# share. A source that is in none of these groups is compiled by itself.
 COMPILED_TOGETHER = {
     "frontend": (
         "core/cudnn_library.cpp",
@@ -55,14 +55,20 @@ COMPILED_TOGETHER = {
         "core/engine_search.cpp",
         "core/frontend_find.cpp",
     ),
-    "operators": ("aten_conv.cpp", "conv_*.cpp", "fallbacks.cpp", "other_paths.cpp", "policy.cpp"),
+    "operators": (
+        "aten_conv.cpp",
+        "conv_*.cpp",
+        "fallback_counts.cpp",
+        "non_cudnn_paths.cpp",
+        "settings.cpp",
+    ),
     "bindings": ("module.cpp", "*_binding.cpp", "python_conv.cpp"),
     "measuring": (
         "torch_bridge.cpp",  # first: it includes Python.h
         "captured_plans.cpp",
+        "engine_dispatch.cpp",
         "online_trial.cpp",
         "plan_timer.cpp",
-        "tuner.cpp",
         "workspace_pages.cpp",
     ),
     "core": ("core/*.cpp",),  # the rest of it, without heavy headers

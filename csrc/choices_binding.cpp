@@ -12,9 +12,9 @@
 
 #include "core/choice_table.h"
 #include "core/plan_cache.h"
+#include "engine_dispatch.h"
 #include "online_trial.h"
-#include "policy.h"
-#include "tuner.h"
+#include "settings.h"
 
 namespace py = pybind11;
 
@@ -23,9 +23,10 @@ namespace {
 
 using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
 
-using Way = std::pair<std::string, std::shared_ptr<ConvPlan>>;
+// An OnlineTrial::Implementation as Python sees it: (text, Plan or None).
+using Implementation = std::pair<std::string, std::shared_ptr<ConvPlan>>;
 
-// A thread's plan cache, and with it the chore, may outlive the interpreter.
+// A thread's plan cache, and with it a trial's preparation step, may outlive the interpreter.
 bool is_interpreter_gone() {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
@@ -34,7 +35,7 @@ bool is_interpreter_gone() {
 #endif
 }
 
-// May be let go by a thread without the GIL.
+// Keeps a Python function alive. The last copy may be destroyed on a thread without the GIL.
 std::shared_ptr<py::function> hold(const py::function& function) {
   return {new py::function(function), [](py::function* last) {
             if (is_interpreter_gone()) return;
@@ -43,67 +44,72 @@ std::shared_ptr<py::function> hold(const py::function& function) {
           }};
 }
 
-OnlineTrial::Chore make_chore(const py::function& function) {
+OnlineTrial::PreparationStep make_preparation_step(const py::function& function) {
   return [held = hold(function)](const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
     const py::gil_scoped_acquire gil;
-    auto [joins, is_more] = (*held)(x, w, y).cast<std::pair<std::optional<Way>, bool>>();
-    OnlineTrial::Done done;
-    if (joins) done.joins = OnlineTrial::Way{std::move(joins->first), std::move(joins->second)};
-    done.is_more = is_more;
-    return done;
+    auto [joins, has_more] =
+        (*held)(x, w, y).cast<std::pair<std::optional<Implementation>, bool>>();
+    OnlineTrial::StepResult result;
+    if (joins) result.joins = {std::move(joins->first), std::move(joins->second)};
+    result.has_more = has_more;
+    return result;
   };
 }
 
 void bind_online_trial(py::module_& m) {
   using Sample = std::tuple<size_t, int64_t, double>;
   using Turn = std::tuple<size_t, int64_t, bool>;
-  py::class_<TrialLedger, std::shared_ptr<TrialLedger>>(m, "TrialLedger")
+  py::class_<TurnSchedule, std::shared_ptr<TurnSchedule>>(m, "TurnSchedule")
       .def("take_samples",
-           [](TrialLedger& ledger) {
+           [](TurnSchedule& schedule) {
              std::vector<Sample> samples;
-             for (const auto& sample : ledger.take_samples()) {
-               samples.emplace_back(sample.way, sample.round, sample.time_ms);
+             for (const auto& sample : schedule.take_samples()) {
+               samples.emplace_back(sample.implementation, sample.round, sample.time_ms);
              }
              return samples;
            })
-      .def("failures", &TrialLedger::failures)
-      .def("drop", &TrialLedger::drop, py::arg("way"))
-      .def("lead", &TrialLedger::lead, py::arg("way"))
-      .def("decide", &TrialLedger::decide, py::arg("way"))
-      .def_property_readonly("is_in_use", &TrialLedger::is_in_use)
-      .def_property_readonly("calls", &TrialLedger::calls)
-      .def_property_readonly("ways", &TrialLedger::ways)
+      .def("failures", &TurnSchedule::failures)
+      .def("drop", &TurnSchedule::drop, py::arg("implementation"))
+      .def("set_leader", &TurnSchedule::set_leader, py::arg("implementation"))
+      .def("decide", &TurnSchedule::decide, py::arg("implementation"))
+      .def_property_readonly("is_in_use", &TurnSchedule::is_in_use)
+      .def_property_readonly("calls", &TurnSchedule::calls)
+      .def_property_readonly("implementation_count", &TurnSchedule::implementation_count)
       .def("take_turn",
-           [](TrialLedger& ledger) -> std::optional<Turn> {
-             const auto turn = ledger.take_turn();
+           [](TurnSchedule& schedule) -> std::optional<Turn> {
+             const auto turn = schedule.take_turn();
              if (!turn) return std::nullopt;
-             return Turn{turn->way, turn->round, turn->is_first};
+             return Turn{turn->implementation, turn->round, turn->is_first};
            })
-      .def("leading", &TrialLedger::leading)
+      .def("leader", &TurnSchedule::leader)
       .def(
           "report",
-          [](TrialLedger& ledger, size_t way, int64_t round, double time_ms) {
-            ledger.report({way, round, time_ms});
+          [](TurnSchedule& schedule, size_t implementation, int64_t round, double time_ms) {
+            schedule.report({implementation, round, time_ms});
           },
-          py::arg("way"), py::arg("round"), py::arg("time_ms"))
-      .def("fail", &TrialLedger::fail, py::arg("way"));
+          py::arg("implementation"), py::arg("round"), py::arg("time_ms"))
+      .def("fail", &TurnSchedule::fail, py::arg("implementation"));
   py::class_<OnlineTrial, std::shared_ptr<OnlineTrial>>(m, "OnlineTrial")
-      .def(py::init([](const Way& first, const py::function& chore) {
-             return std::make_shared<OnlineTrial>(OnlineTrial::Way{first.first, first.second},
-                                                  make_chore(chore));
+      .def(py::init([](const Implementation& first, const py::function& preparation_step) {
+             return std::make_shared<OnlineTrial>(
+                 OnlineTrial::Implementation{first.first, first.second},
+                 make_preparation_step(preparation_step));
            }),
-           py::arg("first"), py::arg("chore"))
-      .def_property_readonly("ledger", &OnlineTrial::ledger)
+           py::arg("first"), py::arg("preparation_step"))
+      .def_property_readonly("schedule", &OnlineTrial::schedule)
       .def(
-          "join", [](OnlineTrial& trial, const Way& way) { trial.join({way.first, way.second}); },
-          py::arg("way"))
+          "join",
+          [](OnlineTrial& trial, const Implementation& added) {
+            trial.join({added.first, added.second});
+          },
+          py::arg("implementation"))
       .def_property_readonly("decided", [](const OnlineTrial& trial) -> std::optional<std::string> {
-        const OnlineTrial::Way* way = trial.decided();
-        return way == nullptr ? std::nullopt : std::make_optional(way->text);
+        const OnlineTrial::Implementation* decided = trial.decided();
+        return decided == nullptr ? std::nullopt : std::make_optional(decided->text);
       });
 }
 
-std::function<void()> make_afterwards(const std::optional<py::function>& function) {
+std::function<void()> make_after_unlock(const std::optional<py::function>& function) {
   if (!function) return nullptr;
   return [held = hold(*function)] {
     const py::gil_scoped_acquire gil;
@@ -112,11 +118,9 @@ std::function<void()> make_afterwards(const std::optional<py::function>& functio
 }
 
 void bind_choice_table(py::module_& m) {
-  // handler(problem, sampling, workspace_limit, benchmark_limit, device, x, w, y)
-  //   -> (engine text, "aten" or "matmul", Plan or None, OnlineTrial or None,
-  //       what is to be done afterwards or None)
+  // The handlers' arguments and results are described in cudnn_autotune/_C.pyi. They are never
+  // released, because misses may come as long as the process lives.
   m.def("set_miss_handler", [](const py::function& function) {
-    // Never released: misses may come as long as the process lives.
     auto* handler = new py::function(function);
     set_miss_handler([handler](const TuneRequest& request) {
       const py::gil_scoped_acquire gil;
@@ -126,21 +130,19 @@ void bind_choice_table(py::module_& m) {
                      policy.benchmark_limit, policy.device, request.x, request.w, request.y);
       return TuneResult{answer[0].cast<std::string>(), answer[1].cast<std::shared_ptr<ConvPlan>>(),
                         answer[2].cast<std::shared_ptr<OnlineTrial>>(),
-                        make_afterwards(answer[3].cast<std::optional<py::function>>())};
+                        make_after_unlock(answer[3].cast<std::optional<py::function>>())};
     });
   });
-  // handler(problem, sampling, workspace_limit, benchmark_limit, device)
-  //   -> (engine text, "aten" or "matmul", Plan or None), or None
-  m.def("set_known_handler", [](const py::function& function) {
-    auto* handler = new py::function(function);  // never released, as above
-    set_known_handler([handler](const ChoiceKey& key) -> std::optional<TuneResult> {
+  m.def("set_capture_miss_handler", [](const py::function& function) {
+    auto* handler = new py::function(function);
+    set_capture_miss_handler([handler](const ChoiceKey& key) -> std::optional<TuneResult> {
       const py::gil_scoped_acquire gil;
       const Policy& policy = key.policy;
-      auto way = (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
-                            policy.benchmark_limit, policy.device)
-                     .cast<std::optional<Way>>();
-      if (!way) return std::nullopt;
-      return TuneResult{std::move(way->first), std::move(way->second), nullptr};
+      auto known = (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
+                              policy.benchmark_limit, policy.device)
+                       .cast<std::optional<Implementation>>();
+      if (!known) return std::nullopt;
+      return TuneResult{std::move(known->first), std::move(known->second), nullptr};
     });
   });
   m.def("forget_choices", [] { ChoiceTable::instance().forget_all(); }, WithoutGilCall());

@@ -12,7 +12,7 @@
 #include "aten_conv.h"
 #include "conv_layout.h"
 #include "conv_ops.h"
-#include "policy.h"
+#include "settings.h"
 
 namespace cudnn_autotune {
 namespace {

@@ -3,7 +3,7 @@
 #include "aten_conv.h"
 #include "conv_geometry.h"
 #include "conv_ops.h"
-#include "policy.h"
+#include "settings.h"
 
 namespace cudnn_autotune {
 namespace {

@@ -9,10 +9,10 @@
 #include "conv_geometry.h"
 #include "conv_layout.h"
 #include "conv_ops.h"
-#include "fallbacks.h"
-#include "policy.h"
+#include "engine_dispatch.h"
+#include "fallback_counts.h"
+#include "settings.h"
 #include "torch_bridge.h"
-#include "tuner.h"
 
 namespace cudnn_autotune {
 namespace {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/frontend_find.h"
-#include "other_paths.h"
+#include "non_cudnn_paths.h"
 #include "plan_timer.h"
 #include "torch_bridge.h"
 #include "workspace_pages.h"

@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "build_info.h"
-#include "fallbacks.h"
-#include "policy.h"
+#include "fallback_counts.h"
 #include "python_conv.h"
+#include "settings.h"
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
 #include "choices_binding.h"
 #include "measuring_binding.h"

@@ -11,147 +11,151 @@
 
 #include "captured_plans.h"
 #include "core/check.h"
-#include "other_paths.h"
+#include "non_cudnn_paths.h"
 
 namespace cudnn_autotune {
 namespace {
 
-const at::Tensor& written(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-                          const at::Tensor& y) {
+const at::Tensor& output_of(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
+                            const at::Tensor& y) {
   return problem.op == ConvOp::fprop ? y : problem.op == ConvOp::dgrad ? x : w;
 }
 
 }  // namespace
 
-std::vector<TrialLedger::Sample> TrialLedger::take_samples() {
+std::vector<TurnSchedule::Sample> TurnSchedule::take_samples() {
   const std::lock_guard lock(mutex_);
   return std::exchange(samples_, {});
 }
 
-std::vector<size_t> TrialLedger::failures() const {
+std::vector<size_t> TurnSchedule::failures() const {
   const std::lock_guard lock(mutex_);
   return failures_;
 }
 
-void TrialLedger::drop(size_t way) {
+void TurnSchedule::drop(size_t implementation) {
   const std::lock_guard lock(mutex_);
-  active_.at(way) = false;
+  is_active_.at(implementation) = false;
 }
 
-void TrialLedger::lead(size_t way) {
+void TurnSchedule::set_leader(size_t implementation) {
   const std::lock_guard lock(mutex_);
-  static_cast<void>(active_.at(way));
-  leader_ = way;
+  static_cast<void>(is_active_.at(implementation));
+  leader_ = implementation;
 }
 
-void TrialLedger::decide(std::optional<size_t> way) {
+void TurnSchedule::decide(std::optional<size_t> implementation) {
   const std::lock_guard lock(mutex_);
-  if (way) static_cast<void>(active_.at(*way));
-  decided_.store(way ? static_cast<int64_t>(*way) : kOwnPath, std::memory_order_release);
+  if (implementation) static_cast<void>(is_active_.at(*implementation));
+  decided_.store(implementation ? static_cast<int64_t>(*implementation) : kOwnPath,
+                 std::memory_order_release);
 }
 
-size_t TrialLedger::ways() const {
+size_t TurnSchedule::implementation_count() const {
   const std::lock_guard lock(mutex_);
-  return active_.size();
+  return is_active_.size();
 }
 
-void TrialLedger::join() {
+void TurnSchedule::join() {
   const std::lock_guard lock(mutex_);
-  active_.push_back(true);
+  is_active_.push_back(true);
   has_run_.push_back(false);
 }
 
-std::optional<TrialLedger::Turn> TrialLedger::take_turn() {
+std::optional<TurnSchedule::Turn> TurnSchedule::take_turn() {
   const std::lock_guard lock(mutex_);
-  // Alone, there is nothing to compare: the first call need not pay for events.
-  if (active_.size() < 2) return std::nullopt;
-  // Of each two calls one is the leader's, by lot: were it always the first, of two layers that
-  // share a problem only one would ever be timed.
+  // One implementation alone has nothing to be compared with: the call need not pay for events.
+  if (is_active_.size() < 2) return std::nullopt;
+  // The leader serves one call of each pair, at random the first or the second: if it were always
+  // the first, only one of two layers that share a problem would ever be measured.
   is_second_ = !is_second_;
   if (!is_second_) leads_second_ = std::bernoulli_distribution(0.5)(random_);
   if (is_second_ == leads_second_) return std::nullopt;
-  while (position_ < order_.size() && !active_[order_[position_]]) ++position_;
+  while (position_ < order_.size() && !is_active_[order_[position_]]) ++position_;
   if (position_ >= order_.size()) {
     order_.clear();
-    for (size_t i = 0; i < active_.size(); ++i) {
-      if (active_[i]) order_.push_back(i);
+    for (size_t i = 0; i < is_active_.size(); ++i) {
+      if (is_active_[i]) order_.push_back(i);
     }
     position_ = 0;
     if (order_.empty()) return std::nullopt;
     std::shuffle(order_.begin(), order_.end(), random_);
     ++round_;
   }
-  const size_t way = order_[position_++];
-  const bool is_first = !has_run_[way];
-  has_run_[way] = true;
-  return Turn{way, round_, is_first};
+  const size_t implementation = order_[position_++];
+  const bool is_first = !has_run_[implementation];
+  has_run_[implementation] = true;
+  return Turn{implementation, round_, is_first};
 }
 
-size_t TrialLedger::leading() {
+size_t TurnSchedule::leader() {
   const std::lock_guard lock(mutex_);
-  if (!active_.at(leader_)) {
-    const auto other = std::find(active_.begin(), active_.end(), true);
-    if (other != active_.end()) leader_ = static_cast<size_t>(other - active_.begin());
+  if (!is_active_.at(leader_)) {
+    const auto other = std::find(is_active_.begin(), is_active_.end(), true);
+    if (other != is_active_.end()) leader_ = static_cast<size_t>(other - is_active_.begin());
   }
   return leader_;
 }
 
-void TrialLedger::report(const Sample& sample) {
+void TurnSchedule::report(const Sample& sample) {
   const std::lock_guard lock(mutex_);
-  static_cast<void>(active_.at(sample.way));
+  static_cast<void>(is_active_.at(sample.implementation));
   samples_.push_back(sample);
 }
 
-bool TrialLedger::fail(size_t way) {
+bool TurnSchedule::fail(size_t implementation) {
   const std::lock_guard lock(mutex_);
-  active_.at(way) = false;
-  failures_.push_back(way);
-  return std::find(active_.begin(), active_.end(), true) != active_.end();
+  is_active_.at(implementation) = false;
+  failures_.push_back(implementation);
+  return std::find(is_active_.begin(), is_active_.end(), true) != is_active_.end();
 }
 
-OnlineTrial::OnlineTrial(Way first, Chore chore) : chore_(std::move(chore)) {
+OnlineTrial::OnlineTrial(Implementation first, PreparationStep preparation_step)
+    : preparation_step_(std::move(preparation_step)) {
   join(std::move(first));
 }
 
 OnlineTrial::~OnlineTrial() {
-  ledger_->end();
+  schedule_->end();
   for (const Timing& timing : timings_) {
     static_cast<void>(cudaEventDestroy(timing.begin));
     static_cast<void>(cudaEventDestroy(timing.end));
   }
 }
 
-void OnlineTrial::join(Way way) {
-  ways_.push_back(std::move(way));
-  ledger_->join();
+void OnlineTrial::join(Implementation implementation) {
+  implementations_.push_back(std::move(implementation));
+  schedule_->join();
 }
 
-const OnlineTrial::Way* OnlineTrial::decided() const {
-  static const auto* own_path = new Way{kAten, nullptr};
-  const int64_t way = ledger_->decided();
-  if (way == TrialLedger::kUndecided) return nullptr;
-  return way == TrialLedger::kOwnPath ? own_path : &ways_[static_cast<size_t>(way)];
+const OnlineTrial::Implementation* OnlineTrial::decided() const {
+  static const auto* own_path = new Implementation{kAten, nullptr};
+  const int64_t decided = schedule_->decided();
+  if (decided == TurnSchedule::kUndecided) return nullptr;
+  if (decided == TurnSchedule::kOwnPath) return own_path;
+  return &implementations_[static_cast<size_t>(decided)];
 }
 
-void OnlineTrial::do_chore(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
-  // The first call costs what it costs without a trial.
-  if (!chore_ || ledger_->calls() < 2) return;
-  // A chore allocates, loads and waits, while another thread may be capturing.
+void OnlineTrial::prepare(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+  // A problem that is called only once costs no more than it does without a trial.
+  if (!preparation_step_ || schedule_->calls() < 2) return;
+  // The step allocates, loads kernels and waits. In CUDA's default capture mode that would break
+  // the capture of another thread.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-  // And a backward may run under autocast, which would recast what is compared.
+  // In a backward, autocast may be active: it would cast the operands of what is compared.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  // It is over where it throws, and it may run this very problem.
-  Chore chore = std::exchange(chore_, nullptr);
-  Done done = chore(x, w, y);
-  if (done.joins) join(*std::move(done.joins));
-  if (done.is_more) chore_ = std::move(chore);
+  // The step is taken out of the member while it runs, because it may run this very problem, and
+  // so that a step that throws is the last one.
+  PreparationStep step = std::exchange(preparation_step_, nullptr);
+  StepResult result = step(x, w, y);
+  if (result.joins) join(*std::move(result.joins));
+  if (result.has_more) preparation_step_ = std::move(step);
 }
 
 void OnlineTrial::read_finished() {
-  // Many at once: each look costs about as much as an event, and a look that comes too early twice.
-  if (in_flight_ < kReadAt || ++calls_since_look_ < kLookEvery) return;
-  calls_since_look_ = 0;
-  // Another thread may be capturing: a query would break its capture.
+  if (in_flight_ < kReadFrom || ++calls_since_read_ < kReadEvery) return;
+  calls_since_read_ = 0;
+  // In CUDA's default capture mode an event query would break the capture of another thread.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   while (in_flight_ > 0) {
     const Timing& timing = timings_[oldest_];
@@ -164,7 +168,7 @@ void OnlineTrial::read_finished() {
     C10_CUDA_CHECK(status);
     oldest_ = (oldest_ + 1) % kTimings;
     --in_flight_;
-    if (timing.reported) ledger_->report({timing.way, timing.round, time_ms});
+    if (timing.is_reported) schedule_->report({timing.implementation, timing.round, time_ms});
   }
 }
 
@@ -177,68 +181,70 @@ void OnlineTrial::make_timings() {
   timings_ = std::move(timings);
 }
 
-void OnlineTrial::launch(const Way& way, const ConvProblem& problem, const at::Tensor& x,
-                         const at::Tensor& w, const at::Tensor& y, Timing* timing, bool captures) {
+void OnlineTrial::launch(const Implementation& implementation, const ConvProblem& problem,
+                         const at::Tensor& x, const at::Tensor& w, const at::Tensor& y,
+                         Timing* timing, bool captures) {
   const auto stream = c10::cuda::getCurrentCUDAStream();
-  // Before the first event: an idle GPU would wait for it in between.
+  // The workspace and the handle are taken before the first event is recorded: on an idle GPU the
+  // host's time between the two events would count as the kernel's.
   c10::DataPtr workspace;
   cudnnHandle_t handle = nullptr;
-  if (way.plan != nullptr) {
-    workspace = workspace_of(*way.plan, captures);
+  if (implementation.plan != nullptr) {
+    workspace = workspace_of(*implementation.plan, captures);
     handle = current_handle();
   }
   if (timing != nullptr) C10_CUDA_CHECK(cudaEventRecord(timing->begin, stream));
   at::Tensor result;
-  if (way.plan != nullptr) {
-    way.plan->execute(handle, pointers(x, w, y), workspace.get());
-  } else if (way.text == kMatmul) {
+  if (implementation.plan != nullptr) {
+    implementation.plan->execute(handle, pointers(x, w, y), workspace.get());
+  } else if (implementation.text == kMatmul) {
     run_matmul(problem, x, w, y);
   } else {
     result = run_aten(problem, x, w, y);
   }
   if (timing != nullptr) C10_CUDA_CHECK(cudaEventRecord(timing->end, stream));
-  // ATen brings memory of its own; the copy is not part of its time.
-  if (result.defined()) written(problem, x, w, y).copy_(result);
+  // ATen allocates its result. The copy is not part of the measured time.
+  if (result.defined()) output_of(problem, x, w, y).copy_(result);
 }
 
-bool OnlineTrial::serves(size_t way, const ConvProblem& problem, const at::Tensor& x,
-                         const at::Tensor& w, const at::Tensor& y, Timing* timing) {
+bool OnlineTrial::try_launch(size_t implementation, const ConvProblem& problem, const at::Tensor& x,
+                             const at::Tensor& w, const at::Tensor& y, Timing* timing) {
   try {
-    launch(ways_[way], problem, x, w, y, timing, false);
+    launch(implementations_[implementation], problem, x, w, y, timing, false);
     return true;
   } catch (const CudnnError&) {
-    if (!ledger_->fail(way)) throw;
+    if (!schedule_->fail(implementation)) throw;
   } catch (const c10::Error&) {
-    // No memory for its workspace, or cuBLAS or ATen refuse.
-    if (!ledger_->fail(way)) throw;
+    // The workspace could not be allocated, or cuBLAS or ATen refuse the problem.
+    if (!schedule_->fail(implementation)) throw;
   }
   return false;
 }
 
 void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                       const at::Tensor& y) {
-  ledger_->count_call();
+  schedule_->count_call();
   if (is_capturing()) {
-    const Way& leader = ways_[ledger_->leading()];
+    const Implementation& leader = implementations_[schedule_->leader()];
     keep_for_graphs(leader.plan);
     launch(leader, problem, x, w, y, nullptr, true);
     return;
   }
-  do_chore(x, w, y);
+  prepare(x, w, y);
   read_finished();
-  const auto turn = in_flight_ < kTimings ? ledger_->take_turn() : std::nullopt;
+  const auto turn = in_flight_ < kTimings ? schedule_->take_turn() : std::nullopt;
   if (turn) {
     if (timings_.empty()) make_timings();
     Timing& timing = timings_[(oldest_ + in_flight_) % kTimings];
-    timing.way = turn->way;
+    timing.implementation = turn->implementation;
     timing.round = turn->round;
-    timing.reported = !turn->is_first;
-    if (serves(turn->way, problem, x, w, y, &timing)) {
+    timing.is_reported = !turn->is_first;
+    if (try_launch(turn->implementation, problem, x, w, y, &timing)) {
       ++in_flight_;
       return;
     }
   }
-  while (!serves(ledger_->leading(), problem, x, w, y, nullptr)) {
+  while (!try_launch(schedule_->leader(), problem, x, w, y, nullptr)) {
   }
 }
 

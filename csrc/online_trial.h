@@ -20,63 +20,77 @@
 
 namespace cudnn_autotune {
 
-// Whose turn it is, how long turns took, and what was decided of it: what the calls of a trial and
-// the policy's own thread share. It holds numbers only. No method, nor its destruction, calls CUDA
-// or cuDNN: cuDNN captures streams of its own, and another thread's cudaDeviceSynchronize fails
-// meanwhile; so all of that is left to the caller's thread.
-class TrialLedger {
+// Decides which implementation of an OnlineTrial runs in which call, and collects the measured
+// times. The calls of a trial and Python's thread, which judges the times, share it. All methods
+// are safe to use from several threads. Implementations are given by their index in the order in
+// which they joined; an index that does not exist throws std::out_of_range.
+//
+// It holds numbers only: no method, nor the destructor, calls CUDA or cuDNN. cuDNN captures streams
+// of its own while it builds plans, and a cudaDeviceSynchronize in any other thread fails
+// meanwhile. So everything that needs the GPU happens on the caller's thread, in OnlineTrial.
+class TurnSchedule {
  public:
+  // One measured call.
   struct Sample {
-    size_t way;
-    int64_t round;  // all ways of a round ran one after the other
+    size_t implementation;
+    int64_t round;  // in a round each active implementation has one turn
     double time_ms;
   };
+  // One call that is to be measured.
   struct Turn {
-    size_t way;
+    size_t implementation;
     int64_t round;
-    bool is_first;
+    bool is_first;  // this implementation has had no turn before
   };
   static constexpr int64_t kUndecided = -1;
-  static constexpr int64_t kOwnPath = -2;  // PyTorch's, whether or not it is one of the ways
+  static constexpr int64_t kOwnPath = -2;  // PyTorch's own path, which need not have joined
 
-  // The policy's.
+  // Called by Python's thread:
+
+  // Returns the samples reported since the last call, and removes them.
   std::vector<Sample> take_samples();
-  // Ways that failed to run, and were dropped by themselves.
+  // The implementations that failed to run. They have no more turns.
   std::vector<size_t> failures() const;
-  void drop(size_t way);
-  // Who serves the calls that are nobody's turn: one of each two, and those that cannot be timed
-  // (under capture, or while all events are in flight).
-  void lead(size_t way);
-  // Nothing: PyTorch's own path.
-  void decide(std::optional<size_t> way);
-  // False once no call can come any more.
+  // Gives an implementation no more turns.
+  void drop(size_t implementation);
+  // Sets which implementation serves the calls that are not measured: every second call, and those
+  // that cannot be measured (during stream capture, or while all events are in use).
+  void set_leader(size_t implementation);
+  // Ends the trial. nullopt: PyTorch's own path is the choice.
+  void decide(std::optional<size_t> implementation);
+  // False once the OnlineTrial is destroyed, and no more calls can come.
   bool is_in_use() const { return is_in_use_.load(std::memory_order_acquire); }
   int64_t calls() const { return calls_.load(std::memory_order_relaxed); }
-  // How many have joined.
-  size_t ways() const;
+  // How many implementations have joined, dropped ones included.
+  size_t implementation_count() const;
 
-  // The caller's.
+  // Called by OnlineTrial, in a caller's thread:
+
   void join();
+  // An implementation's index, kUndecided or kOwnPath.
   int64_t decided() const { return decided_.load(std::memory_order_acquire); }
-  // None: the call is the leader's, and not timed. So is one of each two: a trial then costs half
-  // as much a call, and what is slow serves half as often.
+  // The turn of this call. nullopt: the leader serves the call, and it is not measured. That is the
+  // case for one of every two calls, so that a trial's overhead is halved, and slow implementations
+  // run half as often.
   std::optional<Turn> take_turn();
-  size_t leading();
+  // The implementation that serves calls without a turn. If it was dropped, another active one
+  // takes its place.
+  size_t leader();
   void report(const Sample& sample);
-  // Whether another way is left.
-  bool fail(size_t way);
+  // Records that an implementation failed to run, and drops it. Returns whether another is left.
+  bool fail(size_t implementation);
   void count_call() { calls_.fetch_add(1, std::memory_order_relaxed); }
   void end() { is_in_use_.store(false, std::memory_order_release); }
 
  private:
   mutable std::mutex mutex_;
-  std::vector<bool> active_;
+  std::vector<bool> is_active_;
   std::vector<bool> has_run_;
-  std::vector<size_t> order_;
-  size_t position_ = 0;
+  std::vector<size_t> order_;  // of the turns in this round
+  size_t position_ = 0;        // in order_
   int64_t round_ = -1;
-  bool is_second_ = true;      // of a pair of calls, the last one
-  bool leads_second_ = false;  // of the pair, the leader's
+  bool is_second_ = true;      // whether the last call was the second of its pair
+  bool leads_second_ = false;  // whether the leader serves the second call of this pair
   size_t leader_ = 0;
   std::vector<Sample> samples_;
   std::vector<size_t> failures_;
@@ -86,70 +100,78 @@ class TrialLedger {
   std::atomic<bool> is_in_use_{true};
 };
 
-// Ways of computing one problem that take turns in the caller's own calls, the leader in between.
-// A turn is timed between two events that nobody waits for; they are read when they have long
-// passed. Which ways stay, and when it is over, the policy (Python) decides on a thread of its own.
+// Compares implementations of one problem in the caller's own calls: they take turns, and the
+// leader serves the calls in between. A turn is timed with two CUDA events. Nobody waits for them:
+// they are read some calls later. Python decides on a thread of its own which implementations stay
+// and when the trial is over.
 //
-// It belongs to one thread, that of the plan cache that holds it, and is destroyed there.
+// A trial belongs to one thread, that of the plan cache that holds it, and is destroyed there.
 class OnlineTrial {
  public:
-  struct Way {
+  struct Implementation {
     std::string text;                // an engine config, kAten or kMatmul
-    std::shared_ptr<ConvPlan> plan;  // null for the latter two
+    std::shared_ptr<ConvPlan> plan;  // null for kAten and kMatmul
   };
-  // A piece of what is still to be prepared, done within a call on the call's own tensors, of
-  // which the one that is written may be overwritten.
-  struct Done {
-    std::optional<Way> joins;
-    bool is_more = false;
+  struct StepResult {
+    std::optional<Implementation> joins;  // takes part from now on
+    bool has_more = false;                // false: the preparation is complete
   };
-  using Chore = std::function<Done(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y)>;
+  // One step of the preparation, such as building and checking one candidate. It runs within a
+  // call, on the call's tensors, and may overwrite the one that the operation writes.
+  using PreparationStep =
+      std::function<StepResult(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y)>;
 
-  // The chore is called once a call, from the second on, until there is no more.
-  OnlineTrial(Way first, Chore chore);
+  // Runs `preparation_step` once in every call, from the second call on, until it has no more.
+  OnlineTrial(Implementation first, PreparationStep preparation_step);
   ~OnlineTrial();
   OnlineTrial(const OnlineTrial&) = delete;
   OnlineTrial& operator=(const OnlineTrial&) = delete;
 
-  const std::shared_ptr<TrialLedger>& ledger() const { return ledger_; }
-  // Takes part from the next round on. Its first call is not reported: it loads the kernel.
-  void join(Way way);
-  // Null while undecided. The way lives as long as the trial.
-  const Way* decided() const;
+  const std::shared_ptr<TurnSchedule>& schedule() const { return schedule_; }
+  // Adds an implementation, which has turns from the next round on. The time of its first turn is
+  // not reported, because that call loads the kernel.
+  void join(Implementation implementation);
+  // The choice, or null while undecided. Valid as long as the trial.
+  const Implementation* decided() const;
 
-  // Computes the problem by the way whose turn it is. A way that fails is dropped, and the leader
-  // serves the call. Throws what the last way and the chore throw.
+  // Computes the problem with the implementation whose turn it is, on the current stream. One that
+  // fails is dropped, and the leader serves the call. Throws what the last implementation that is
+  // left throws (CudnnError, c10::Error), and what the preparation step throws.
   void run(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
            const at::Tensor& y);
 
  private:
+  // A measured call whose events may not have passed yet.
   struct Timing {
     cudaEvent_t begin = nullptr;
     cudaEvent_t end = nullptr;
-    size_t way = 0;
+    size_t implementation = 0;
     int64_t round = 0;
-    bool reported = true;
+    bool is_reported = true;
   };
   static constexpr size_t kTimings = 64;
-  static constexpr size_t kReadAt = 8;
-  static constexpr size_t kLookEvery = 8;
+  // To query an event costs about as much as to record one, and a query that comes too early has to
+  // be repeated. So events are read when this many are in flight, in every so many calls.
+  static constexpr size_t kReadFrom = 8;
+  static constexpr size_t kReadEvery = 8;
 
-  void do_chore(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y);
+  void prepare(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y);
   void read_finished();
   void make_timings();
-  void launch(const Way& way, const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-              const at::Tensor& y, Timing* timing, bool captures);
-  // False where the way fails: it is dropped then. Throws what the last one throws.
-  bool serves(size_t way, const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-              const at::Tensor& y, Timing* timing);
+  void launch(const Implementation& implementation, const ConvProblem& problem, const at::Tensor& x,
+              const at::Tensor& w, const at::Tensor& y, Timing* timing, bool captures);
+  // Launches an implementation. If it fails, drops it and returns false, or throws if it was the
+  // last one.
+  bool try_launch(size_t implementation, const ConvProblem& problem, const at::Tensor& x,
+                  const at::Tensor& w, const at::Tensor& y, Timing* timing);
 
-  std::vector<Timing> timings_;  // a ring
+  std::vector<Timing> timings_;  // a ring buffer
   size_t oldest_ = 0;
   size_t in_flight_ = 0;
-  size_t calls_since_look_ = 0;
-  std::deque<Way> ways_;  // addresses stay
-  Chore chore_;           // empty when all is prepared
-  std::shared_ptr<TrialLedger> ledger_ = std::make_shared<TrialLedger>();
+  size_t calls_since_read_ = 0;
+  std::deque<Implementation> implementations_;  // a deque, since decided() returns an address
+  PreparationStep preparation_step_;            // empty once the preparation is complete
+  std::shared_ptr<TurnSchedule> schedule_ = std::make_shared<TurnSchedule>();
 };
 
 }  // namespace cudnn_autotune

@@ -15,7 +15,7 @@
 
 #include "core/check.h"
 #include "core/choice_table.h"
-#include "other_paths.h"
+#include "non_cudnn_paths.h"
 #include "torch_bridge.h"
 #include "workspace_pages.h"
 

@@ -56,7 +56,7 @@ class PlanTimer {
   static constexpr int64_t kPlaceBytes = PageDistance::kPageBytes;
   static constexpr int64_t kPlaces = 16;
 
-  // A candidate's number for Batch. `plan` is null for the texts of other_paths.h.
+  // A candidate's number for Batch. `plan` is null for the texts of non_cudnn_paths.h.
   size_t add(const std::string& text, std::shared_ptr<ConvPlan> plan);
   // For all plans; at least the largest workspace_bytes() among those that run. A plan goes round
   // the places that are left beside its need, kPlaces of them at most.

@@ -33,7 +33,7 @@ def fallbacks() -> dict[str, int]: ...
 def count_fallback(reason: str) -> None: ...
 def clear_fallbacks() -> None: ...
 
-# the short way to the operator: NotImplemented for what it does not take
+# The fast entry of conv2d; it returns NotImplemented for arguments that it does not take.
 
 def conv2d(
     input: object,
@@ -202,60 +202,79 @@ def is_matmul(problem: ConvProblem) -> bool: ...
 def run_aten(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> Tensor: ...
 def run_matmul(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> None: ...
 
-class TrialLedger:
-    """Of an :class:`OnlineTrial`: its ways by number. No method calls CUDA or cuDNN."""
+class TurnSchedule:
+    """Decides which implementation of an :class:`OnlineTrial` runs in which call.
+
+    Implementations are given by their index in the order in which they joined. An index that does
+    not exist raises IndexError. No method calls CUDA or cuDNN, and all are thread-safe.
+    """
 
     def take_samples(self) -> list[tuple[int, int, float]]:
-        """(way, round, milliseconds) of the calls that are over, since this was last asked."""
+        """Returns and removes the new samples: (implementation, round, milliseconds)."""
 
-    def failures(self) -> list[int]: ...
-    def drop(self, way: int) -> None: ...
-    def lead(self, way: int) -> None: ...
-    def decide(self, way: int | None) -> None:
-        """None: PyTorch's own path."""
+    def failures(self) -> list[int]:
+        """The implementations that failed to run; they have no more turns."""
+
+    def drop(self, implementation: int) -> None: ...
+    def set_leader(self, implementation: int) -> None:
+        """Sets which implementation serves the calls that are not measured."""
+
+    def decide(self, implementation: int | None) -> None:
+        """Ends the trial; None chooses PyTorch's own path."""
 
     @property
     def is_in_use(self) -> bool:
-        """Whether calls may still come."""
+        """Whether more calls can come."""
 
     @property
     def calls(self) -> int: ...
     @property
-    def ways(self) -> int:
-        """How many have joined."""
+    def implementation_count(self) -> int:
+        """How many implementations have joined, dropped ones included."""
 
-    # What the trial itself notes, in its calls:
+    # Called by the trial itself:
     def take_turn(self) -> tuple[int, int, bool] | None:
-        """(way, round, whether it is its first); None: the call is the leader's, and not timed, as
-        one of each two is, and all where there is nothing to compare."""
+        """The turn of this call: (implementation, round, whether it is its first turn).
 
-    def leading(self) -> int: ...
-    def report(self, way: int, round: int, time_ms: float) -> None: ...
-    def fail(self, way: int) -> bool:
-        """Whether another way is left."""
+        None: the leader serves the call, and it is not measured. That is the case for one of every
+        two calls, and while fewer than two implementations have joined.
+        """
+
+    def leader(self) -> int: ...
+    def report(self, implementation: int, round: int, time_ms: float) -> None: ...
+    def fail(self, implementation: int) -> bool:
+        """Records a failure and drops the implementation. Returns whether another is left."""
 
 PreparationStep = Callable[[Tensor, Tensor, Tensor], tuple[tuple[str, Plan | None] | None, bool]]
-"""(x, w, y) -> (a way that joins, or None; whether there is more to do)."""
+"""(x, w, y) -> (the implementation that joins, or None; whether there are more steps)."""
 
 class OnlineTrial:
-    def __init__(self, first: tuple[str, Plan | None], chore: PreparationStep) -> None: ...
+    def __init__(
+        self, first: tuple[str, Plan | None], preparation_step: PreparationStep
+    ) -> None: ...
     @property
-    def ledger(self) -> TrialLedger: ...
-    def join(self, way: tuple[str, Plan | None]) -> None: ...
+    def schedule(self) -> TurnSchedule: ...
+    def join(self, implementation: tuple[str, Plan | None]) -> None: ...
     @property
     def decided(self) -> str | None:
-        """What was chosen; None while undecided."""
+        """The text of the choice; None while undecided."""
 
 MissHandler = Callable[
     [ConvProblem, str, int, int, int, Tensor, Tensor, Tensor],
     tuple[str, Plan | None, OnlineTrial | None, Callable[[], None] | None],
 ]
+"""(problem, sampling, workspace_limit, benchmark_limit, device, x, w, y) -> (engine text, "aten" or
+"matmul"; its plan, or None; the trial that is to decide it, or None; a function to call once other
+threads may tune again, or None)."""
 
 def set_miss_handler(handler: MissHandler) -> None: ...
 
-KnownHandler = Callable[[ConvProblem, str, int, int, int], tuple[str, Plan | None] | None]
+CaptureMissHandler = Callable[[ConvProblem, str, int, int, int], tuple[str, Plan | None] | None]
+"""(problem, sampling, workspace_limit, benchmark_limit, device) -> what is already known of the
+problem: (engine text, "aten" or "matmul"; its plan, or None); or None. Called while a stream is
+captured, when nothing may be timed or run."""
 
-def set_known_handler(handler: KnownHandler) -> None: ...
+def set_capture_miss_handler(handler: CaptureMissHandler) -> None: ...
 def forget_choices() -> None: ...
 def forget_problem(problem: ConvProblem) -> None: ...
 def set_plan_cache_capacity(plans: int) -> None: ...

@@ -44,7 +44,7 @@ if extension_available():
 
     CudnnError: type[RuntimeError] = _C.CudnnError
     _C.set_miss_handler(miss.choose)
-    _C.set_known_handler(serving.during_capture)
+    _C.set_capture_miss_handler(serving.during_capture)
 else:
     CudnnError = RuntimeError
 

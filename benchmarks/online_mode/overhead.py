@@ -18,7 +18,7 @@ MODES = ("heuristic", "online")
 # The tuner's thread has noted by then what its last step took.
 _LAST_STEP_S = 0.02
 # Blocks of a dry run's trial, which has no thread that would tell.
-_DRY = {"chores": 4, "undecided": 12}
+_DRY = {"preparing": 4, "undecided": 12}
 PHASES = tuple(_DRY)
 
 
@@ -38,22 +38,24 @@ def phase(device: str, block: int) -> str:
         return next((name for name, last in _DRY.items() if block < last), "decided")
     from cudnn_autotune.tuning.online_tuner import TUNER
 
-    return "chores" if TUNER.preparing else "undecided" if TUNER.undecided else "decided"
+    return "preparing" if TUNER.preparing else "undecided" if TUNER.undecided else "decided"
 
 
 def trial(
     calls: dict[str, Call], per_block: int, device: str, end: float
 ) -> Iterator[tuple[str, float, float]]:
-    """Blocks of one trial in turns: (phase, heuristic's us, online's us); of one call each while
-    calls have chores, which are few and differ. What began in one phase and ended in another is
-    left out."""
+    """Yields blocks of one trial in turns: (phase, heuristic's us, online's us).
+
+    A block is one call while calls prepare candidates, since these are few and differ. A block that
+    began in one phase and ended in another is left out.
+    """
     block = 0
     while time.monotonic() < end:
         before = phase(device, block)
         if before == "decided":
             return
         order = MODES if block % 2 else MODES[::-1]
-        size = 1 if before == "chores" else per_block
+        size = 1 if before == "preparing" else per_block
         us = {mode: enqueue_us(calls[mode], size, device) for mode in order}
         if phase(device, block) == before:
             yield before, us["heuristic"], us["online"]

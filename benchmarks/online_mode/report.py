@@ -39,8 +39,14 @@ def quartiles(spread: dict[str, float]) -> str:
     return f"{spread['q1']:.2f} to {spread['q3']:.2f}"
 
 
-def overhead_table(data: dict[str, Any]) -> Table:
+def compared_overhead(data: dict[str, Any]) -> dict[str, Any]:
+    """Of a record. The phase "preparing" was called "chores" in older records."""
     found = data["results"].get("overhead", {}).get("compared", {})
+    return {"preparing" if key == "chores" else key: value for key, value in found.items()}
+
+
+def overhead_table(data: dict[str, Any]) -> Table:
+    found = compared_overhead(data)
     quiet = found.get("quiet_us")
     thread = found.get("tuner_cpu_us_a_turn")
     table = Table(
@@ -60,7 +66,7 @@ def overhead_table(data: dict[str, Any]) -> Table:
         + (f" CPU time of the tuner's thread: {thread:.2f} us a turn." if thread else ""),
     )
     for name, what in (
-        ("chores", "with a chore: a candidate is built and checked"),
+        ("preparing", "a candidate is built and checked"),
         ("undecided", "take turns only"),
     ):
         if name not in found:
@@ -200,7 +206,7 @@ def plot(data: dict[str, Any], path: Path) -> None:
         (draw, found)
         for draw, found in (
             (draw_first_calls, results.get("first_call", {}).get("compared")),
-            (draw_overhead, results.get("overhead", {}).get("compared")),
+            (draw_overhead, compared_overhead(data)),
             (
                 draw_convergence,
                 [e for e in results.get("convergence", []) if "error" not in e],
@@ -229,7 +235,7 @@ def draw_first_calls(axis: Any, found: dict[str, Any]) -> None:
 
 
 def draw_overhead(axis: Any, found: dict[str, Any]) -> None:
-    phases = [name for name in ("chores", "undecided") if name in found]
+    phases = [name for name in ("preparing", "undecided") if name in found]
     for offset, mode in enumerate(("heuristic_us", "online_us")):
         spreads = [found[name][mode] for name in phases]
         axis.bar(
@@ -247,7 +253,7 @@ def draw_overhead(axis: Any, found: dict[str, Any]) -> None:
         axis.axhline(quiet, color="gray", linestyle=":", label="heuristic, quiet process")
     axis.set_xticks([i + 0.2 for i in range(len(phases))])
     axis.set_xticklabels(phases)
-    # A chore takes milliseconds, a call microseconds.
+    # To build and check a candidate takes milliseconds, a call microseconds.
     axis.set(title="host time of one call", ylabel="us", yscale="log")
     axis.legend(fontsize=7)
 

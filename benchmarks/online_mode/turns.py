@@ -75,7 +75,7 @@ def in_calls(call: Call, texts: list[str], end: float) -> Times:
         taking_part = {c.text: i for i, c in enumerate(trial.race.candidates) if c.text in texts}
         for i in range(len(trial.race.candidates)):
             if i not in taking_part.values():
-                trial.ledger.drop(i)
+                trial.schedule.drop(i)
         before = max((round_ for _, round_, _ in samples), default=0) + 1
         # Every other call is the leader's.
         for _ in range(2 * ROUNDS * len(texts) // _CALLS_AT_ONCE + 2):

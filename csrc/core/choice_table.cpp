@@ -6,30 +6,30 @@
 namespace cudnn_autotune {
 
 ChoiceTable& ChoiceTable::instance() {
-  // Never destroyed: threads may still be running at exit.
+  // It is never destroyed, because threads may still use it while the process exits.
   static auto* table = new ChoiceTable();
   return *table;
 }
 
 ChoiceTable::Found ChoiceTable::find(const ChoiceKey& key) {
   const std::lock_guard lock(mutex_);
-  const Standing standing(history_locked(key.problem));
+  const ChoiceVersion version(counters_of(key.problem));
   const auto found = choices_.find(key);
-  if (found == choices_.end()) return {std::nullopt, standing};
-  return {found->second, standing};
+  if (found == choices_.end()) return {std::nullopt, version};
+  return {found->second, version};
 }
 
-Standing ChoiceTable::put_unless_forgotten(const ChoiceKey& key, std::string text,
-                                           const Standing& asked) {
+ChoiceVersion ChoiceTable::put_unless_forgotten(const ChoiceKey& key, std::string text,
+                                                const ChoiceVersion& asked) {
   const std::lock_guard lock(mutex_);
   if (asked.was_forgotten()) return {};
-  const auto& history = history_locked(key.problem);
+  const auto& counters = counters_of(key.problem);
   const auto [entry, is_new] = choices_.try_emplace(key, text);
   if (!is_new && entry->second != text) {
     entry->second = std::move(text);
-    ++history->changes;
+    ++counters->changes;
   }
-  return Standing(history);
+  return ChoiceVersion(counters);
 }
 
 void ChoiceTable::erase(const ChoiceKey& key, const std::string& text) {
@@ -37,7 +37,7 @@ void ChoiceTable::erase(const ChoiceKey& key, const std::string& text) {
   const auto found = choices_.find(key);
   if (found == choices_.end() || found->second != text) return;
   choices_.erase(found);
-  ++history_locked(key.problem)->changes;
+  ++counters_of(key.problem)->changes;
 }
 
 void ChoiceTable::forget(const ConvProblem& problem) {
@@ -45,26 +45,27 @@ void ChoiceTable::forget(const ConvProblem& problem) {
   for (auto entry = choices_.begin(); entry != choices_.end();) {
     entry = entry->first.problem == problem ? choices_.erase(entry) : std::next(entry);
   }
-  const auto& history = history_locked(problem);
-  ++history->forgettings;
-  ++history->changes;
+  const auto& counters = counters_of(problem);
+  ++counters->forgettings;
+  ++counters->changes;
 }
 
 void ChoiceTable::forget_all() {
   const std::lock_guard lock(mutex_);
   choices_.clear();
-  for (const auto& [problem, history] : histories_) {
-    ++history->forgettings;
-    ++history->changes;
+  for (const auto& [problem, counters] : counters_) {
+    ++counters->forgettings;
+    ++counters->changes;
   }
-  // Whoever still holds one sees that it is stale; who asks again gets a new one.
-  histories_.clear();
+  // Versions that somebody still holds keep the old counters, and are never current again.
+  counters_.clear();
 }
 
-const std::shared_ptr<Standing::History>& ChoiceTable::history_locked(const ConvProblem& problem) {
-  auto& history = histories_[{problem, {}}];
-  if (history == nullptr) history = std::make_shared<History>();
-  return history;
+const std::shared_ptr<ChoiceVersion::Counters>& ChoiceTable::counters_of(
+    const ConvProblem& problem) {
+  auto& counters = counters_[{problem, {}}];
+  if (counters == nullptr) counters = std::make_shared<Counters>();
+  return counters;
 }
 
 }  // namespace cudnn_autotune

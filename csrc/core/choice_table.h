@@ -13,77 +13,83 @@
 
 namespace cudnn_autotune {
 
-// The text of a choice that is not cuDNN's: what PyTorch itself would run.
+// The text of the choice to let PyTorch run the convolution in its own way.
 constexpr const char* kAten = "aten";
 
-// As of when something is known of one problem's choices. Whether it still holds is seen without a
-// lock, and does not depend on other problems. One that no ChoiceTable gave never holds.
-class Standing {
+// The version of one problem's choices at the moment when one of them was looked up. It tells
+// whether the answer is still valid. A version that no ChoiceTable gave is never current.
+class ChoiceVersion {
  public:
-  Standing() = default;
+  ChoiceVersion() = default;
 
-  // Whether no choice of the problem, under any policy, was changed or removed since.
-  bool holds() const {
-    return history_ != nullptr && history_->changes.load(std::memory_order_acquire) == changes_;
+  // Whether no choice of this problem, under any policy, was changed or removed since. Takes no
+  // lock, and changes of other problems do not matter.
+  bool is_current() const {
+    return counters_ != nullptr && counters_->changes.load(std::memory_order_acquire) == changes_;
   }
 
  private:
   friend class ChoiceTable;
 
-  // Of one problem. Only grows, and only under the table's lock.
-  struct History {
-    std::atomic<uint64_t> changes{0};
-    // Those on purpose (a pin, an agreement, a new start): what was being found out of the problem
-    // meanwhile may be what is not wanted any more.
-    std::atomic<uint64_t> forgettings{0};
+  // Counters of one problem. They only grow, and change only under the table's lock.
+  struct Counters {
+    std::atomic<uint64_t> changes{0};      // choices changed or removed, forgetting included
+    std::atomic<uint64_t> forgettings{0};  // calls of forget() or forget_all()
   };
 
-  explicit Standing(const std::shared_ptr<History>& history)
-      : history_(history), changes_(history->changes), forgettings_(history->forgettings) {}
+  explicit ChoiceVersion(const std::shared_ptr<Counters>& counters)
+      : counters_(counters), changes_(counters->changes), forgettings_(counters->forgettings) {}
 
   bool was_forgotten() const {
-    return history_ == nullptr || history_->forgettings.load() != forgettings_;
+    return counters_ == nullptr || counters_->forgettings.load() != forgettings_;
   }
 
-  std::shared_ptr<const History> history_;
+  std::shared_ptr<const Counters> counters_;
   uint64_t changes_ = 0;
   uint64_t forgettings_ = 0;
 };
 
-// Process-wide: (problem, policy) -> the text of the chosen engine config, or kAten.
+// What was chosen in this process: (problem, policy) -> the text of an engine config, kAten or
+// kMatmul (non_cudnn_paths.h). All methods are safe to use from several threads.
 class ChoiceTable {
  public:
   struct Found {
-    std::optional<std::string> text;  // nullopt: nothing is chosen
-    Standing standing;                // of this very answer
+    std::optional<std::string> text;  // nullopt: nothing is chosen yet
+    ChoiceVersion version;            // valid as long as this answer is
   };
 
   static ChoiceTable& instance();
 
   Found find(const ChoiceKey& key);
-  // Not where the problem was forgotten since `asked`: what is returned does not hold then. Else it
-  // is that of the choice.
-  Standing put_unless_forgotten(const ChoiceKey& key, std::string text, const Standing& asked);
-  // Not where another text has taken its place.
+  // Records a choice and returns its version, unless the problem was forgotten since `asked`: a
+  // user who pins an engine during a search does not want the result of that search. Then nothing
+  // is recorded, and the version that is returned is not current.
+  ChoiceVersion put_unless_forgotten(const ChoiceKey& key, std::string text,
+                                     const ChoiceVersion& asked);
+  // Removes a choice, unless another text has replaced `text` meanwhile.
   void erase(const ChoiceKey& key, const std::string& text);
-  // Under every policy. What is being decided by calls is stale as well.
+  // Removes the choices of a problem under every policy. Searches and trials of it that are under
+  // way can record nothing any more.
   void forget(const ConvProblem& problem);
   void forget_all();
 
-  // Held while a problem is being tuned: timings do not disturb each other, and two threads that
-  // miss on one problem tune it once. Recursive: a strategy may itself run convolutions.
+  // Held while a problem is tuned, so that searches do not disturb each other's timings and two
+  // threads that miss the same problem tune it once. It is recursive because a sampling strategy
+  // may itself run convolutions.
   std::recursive_mutex& tuning_mutex() { return tuning_mutex_; }
 
  private:
-  using History = Standing::History;
+  using Counters = ChoiceVersion::Counters;
 
   std::mutex mutex_;
   std::recursive_mutex tuning_mutex_;
   std::unordered_map<ChoiceKey, std::string, ChoiceKeyHash> choices_;
-  // By problem alone; of each that somebody has asked for since all was forgotten.
-  std::unordered_map<ChoiceKey, std::shared_ptr<History>, ChoiceKeyHash> histories_;
+  // By problem (the key's policy is the default one), for each problem that was looked up since
+  // the last forget_all().
+  std::unordered_map<ChoiceKey, std::shared_ptr<Counters>, ChoiceKeyHash> counters_;
 
-  const std::shared_ptr<History>& history_locked(const ConvProblem& problem);
+  // The caller holds the lock.
+  const std::shared_ptr<Counters>& counters_of(const ConvProblem& problem);
 };
 
 }  // namespace cudnn_autotune

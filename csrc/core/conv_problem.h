@@ -62,7 +62,7 @@ static_assert(std::has_unique_object_representations_v<ConvProblem>,
 struct Policy {
   int64_t workspace_limit = -1;  // bytes; -1: no limit
   int32_t benchmark_limit = 0;   // candidates to time; 0: all
-  int16_t sampling = 0;          // id of a sampling mode (policy.h)
+  int16_t sampling = 0;          // id of a sampling mode (settings.h)
   int16_t device = 0;            // CUDA device index
 };
 

@@ -27,7 +27,7 @@ bool PlanCache::touch(const ChoiceKey& key) {
 
 CachedPlan& PlanCache::put(CachedPlan plan) {
   for (auto old = plans_.begin(); old != plans_.end();) {
-    if (old->key == plan.key || !old->standing.holds()) {
+    if (old->key == plan.key || !old->version.is_current()) {
       where_.erase(old->key);
       old = plans_.erase(old);
     } else {

@@ -16,7 +16,7 @@ class OnlineTrial;
 struct CachedPlan {
   ChoiceKey key;
   // Of the choice that it was made of; of a trial or what is provisional: as of when it was begun.
-  Standing standing;
+  ChoiceVersion version;
   std::shared_ptr<ConvPlan> plan = nullptr;  // null: PyTorch's own path was chosen, or a matmul
   bool is_matmul = false;
   // Not decided yet: candidates take turns in the calls. `plan` is then not used.
@@ -38,7 +38,7 @@ class PlanCache {
     if (plans_.empty() || !(plans_.front().key == key)) {
       if (!touch(key)) return nullptr;
     }
-    return plans_.front().standing.holds() ? &plans_.front() : nullptr;
+    return plans_.front().version.is_current() ? &plans_.front() : nullptr;
   }
   // Also where it is stale already: it then serves one call. Drops the others that are.
   CachedPlan& put(CachedPlan plan);

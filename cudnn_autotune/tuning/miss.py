@@ -124,10 +124,10 @@ def _choose(
     trial = None
     if isinstance(strategy, Online) and outcome.chosen and not problem.deterministic:
         first, prepared = outcome.chosen.candidate, Prepared()
-        chores = OnlinePreparation(choice, first, outcome.plan, prepared, limits.budget_ms)
-        trial = _C.OnlineTrial((choice.text, outcome.plan), chores)
+        preparation = OnlinePreparation(choice, first, outcome.plan, prepared, limits.budget_ms)
+        trial = _C.OnlineTrial((choice.text, outcome.plan), preparation)
         policy = OnlinePolicy(choice, remember, prepared, since)
-        TUNER.add(Trial(trial.ledger, first, policy, prepared))
+        TUNER.add(Trial(trial.schedule, first, policy, prepared))
     return choice.text, outcome.plan, trial
 
 

@@ -176,7 +176,7 @@ class OnlinePolicy:
         return choice_log.generation(self._first.problem) == self._since
 
     @property
-    def standing(self) -> str | None:
+    def chosen_elsewhere(self) -> str | None:
         known = choice_log.find(self._first)
         return known.text if known is not None and known.total_samples > 0 else None
 

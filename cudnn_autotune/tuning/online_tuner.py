@@ -46,7 +46,7 @@ class Policy(Protocol):
         """False after ``forget()``."""
 
     @property
-    def standing(self) -> str | None:
+    def chosen_elsewhere(self) -> str | None:
         """What another thread's trial of the same problem has chosen."""
 
     def tell(self, selection: Selection) -> None:
@@ -83,7 +83,7 @@ class Prepared:
 class Trial:
     """One problem that is being decided in its callers' calls."""
 
-    ledger: _C.TrialLedger
+    schedule: _C.TurnSchedule
     first: Candidate
     policy: Policy
     prepared: Prepared
@@ -98,11 +98,11 @@ class Trial:
 
     def step(self) -> bool:
         """Does what there is to do; False once it is over."""
-        if not self.ledger.is_in_use:
+        if not self.schedule.is_in_use:
             return False
         if not self.policy.is_wanted:
             # Mostly nobody has it any more; it may also have been made while all was forgotten.
-            self.ledger.decide(self.race.next_best() or 0)
+            self.schedule.decide(self.race.next_best() or 0)
             return False
         is_over = self.prepared.is_over  # asked first: all that joins has then joined
         self.is_idle = not self._read()
@@ -112,7 +112,7 @@ class Trial:
             if 0 in self.race.failed:
                 self.settle()
             else:
-                self.ledger.decide(0)
+                self.schedule.decide(0)
             return False
         chosen = self._judge()
         if not is_over:
@@ -123,7 +123,7 @@ class Trial:
             self.policy.tell(
                 self.race.selection(chosen, wall_ms, prepared.remarks, prepared.budget_ms)
             )
-            self.ledger.decide(chosen)
+            self.schedule.decide(chosen)
             return False
         if len(self.race.candidates) == 1 or not self.race.active:
             self.settle()
@@ -134,7 +134,7 @@ class Trial:
         """Ends what cannot be decided: the first stays, or who is left, or PyTorch's own path."""
         stays = 0 in self.race.active
         left = 0 if stays else self.race.next_best()
-        self.ledger.decide(left)
+        self.schedule.decide(left)
         remarks = tuple(self.prepared.remarks)
         if stays and not remarks:
             return  # what was said of it stands, too
@@ -150,19 +150,19 @@ class Trial:
 
     def _adopt(self) -> bool:
         """Ends with what another thread has decided, if it is among those that run here."""
-        text = self.policy.standing
+        text = self.policy.chosen_elsewhere
         for number in self.race.active:
             if self.race.candidates[number].text == text:
-                self.ledger.decide(number)
+                self.schedule.decide(number)
                 return True
         return False
 
     def _read(self) -> bool:
         """Takes what the calls have left; False where that is nothing."""
-        samples, ways = self.ledger.take_samples(), self.ledger.ways
-        failures = set(self.ledger.failures()) - self.race.failed
+        samples, count = self.schedule.take_samples(), self.schedule.implementation_count
+        failures = set(self.schedule.failures()) - self.race.failed
         first_fails = bool(self.prepared.first_fails) and 0 not in self.race.failed
-        joining = ways - len(self.race.candidates)
+        joining = count - len(self.race.candidates)
         self.race.join([self.prepared.joining.popleft() for _ in range(joining)])
         if first_fails:
             self._fail(0, self.prepared.first_fails)
@@ -179,15 +179,15 @@ class Trial:
         chosen = self.race.judge()
         self._judge_at = self.race.turns + self.race.turns_to_next_look()
         for number in before - self.race.active:
-            self.ledger.drop(number)
+            self.schedule.drop(number)
         leader = self.race.leader()
         if leader is not None:
-            self.ledger.lead(leader)
+            self.schedule.set_leader(leader)
         return chosen
 
     def _fail(self, number: int, why: str) -> None:
         self.race.fail(number, why)
-        self.ledger.drop(number)
+        self.schedule.drop(number)
         self._judge_at = 0
 
 

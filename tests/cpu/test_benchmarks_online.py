@@ -31,7 +31,7 @@ def test_dry_run_leaves_a_whole_record(tmp_path: Path) -> None:
     assert first["ratio"] > 0
     overhead = results["overhead"]["compared"]
     assert overhead["undecided"]["difference_us"]["n"] == 2 * 8
-    assert overhead["chores"]["online_us"]["median"] > 0
+    assert overhead["preparing"]["online_us"]["median"] > 0
     assert len(results["convergence"]) == 2
     for entry in results["convergence"]:
         assert entry["calls"] > 0
@@ -102,12 +102,12 @@ def test_differences_are_paired_block_by_block(modules: None) -> None:
                 "quiet_us": [10.0, 10.0, 12.0],
                 "tuner_cpu_us": 300.0,
                 "turns": 75,
-                "chores": {"heuristic": [], "online": []},
+                "preparing": {"heuristic": [], "online": []},
                 "undecided": {"heuristic": [10.0, 20.0, 30.0], "online": [12.0, 23.0, 32.0]},
             }
         ]
     )
-    assert "chores" not in found
+    assert "preparing" not in found
     assert found["undecided"]["difference_us"]["median"] == 2.0
     assert found["undecided"]["difference_to_quiet_us"]["median"] == 13.0
     assert found["undecided"]["difference_us"]["mean"] == pytest.approx(7 / 3, rel=1e-4)

@@ -41,64 +41,65 @@ ChoiceKey key(int64_t batch, int32_t limit = 0) {
 int main() {
   auto& table = ChoiceTable::instance();
   const ChoiceKey one = key(1), other_policy = key(1, 5), two = key(2);
-  REQUIRE(!Standing().holds());
+  REQUIRE(!ChoiceVersion().is_current());
   const auto put = [&](const ChoiceKey& k, const char* text) {
-    return table.put_unless_forgotten(k, text, table.find(k).standing);
+    return table.put_unless_forgotten(k, text, table.find(k).version);
   };
 
   // A problem's change is seen under each of its policies, and by no other problem.
-  Standing a = put(one, "eng1"), b = put(other_policy, "eng2"), c = put(two, "eng3");
-  REQUIRE(a.holds() && b.holds() && c.holds());
-  REQUIRE(put(one, "eng1").holds() && a.holds());  // the same text again changes nothing
+  ChoiceVersion a = put(one, "eng1"), b = put(other_policy, "eng2"), c = put(two, "eng3");
+  REQUIRE(a.is_current() && b.is_current() && c.is_current());
+  REQUIRE(put(one, "eng1").is_current() && a.is_current());  // the same text again changes nothing
   table.forget(one.problem);
-  REQUIRE(!a.holds() && !b.holds() && c.holds());
+  REQUIRE(!a.is_current() && !b.is_current() && c.is_current());
   REQUIRE(!table.find(one).text && !table.find(other_policy).text);
-  REQUIRE(table.find(two).text == "eng3" && table.find(two).standing.holds());
+  REQUIRE(table.find(two).text == "eng3" && table.find(two).version.is_current());
 
   // So is another text, and a config that no longer builds; but not where it was replaced already.
   a = put(one, "eng1");
-  Standing changed = put(one, "eng4");
-  REQUIRE(!a.holds() && changed.holds() && c.holds());
+  ChoiceVersion changed = put(one, "eng4");
+  REQUIRE(!a.is_current() && changed.is_current() && c.is_current());
   table.erase(one, "eng1");
-  REQUIRE(changed.holds() && table.find(one).text == "eng4");
+  REQUIRE(changed.is_current() && table.find(one).text == "eng4");
   table.erase(one, "eng4");
-  REQUIRE(!changed.holds() && !table.find(one).text && c.holds());
+  REQUIRE(!changed.is_current() && !table.find(one).text && c.is_current());
 
   // What was asked for before a problem was forgotten is not put; what merely changed is.
-  Standing asked = table.find(one).standing;
+  ChoiceVersion asked = table.find(one).version;
   put(one, "eng1");
   put(one, "eng5");
-  REQUIRE(!asked.holds());
-  REQUIRE(table.put_unless_forgotten(one, "eng6", asked).holds());
+  REQUIRE(!asked.is_current());
+  REQUIRE(table.put_unless_forgotten(one, "eng6", asked).is_current());
   table.forget(two.problem);
-  REQUIRE(table.put_unless_forgotten(one, "eng7", asked).holds());
+  REQUIRE(table.put_unless_forgotten(one, "eng7", asked).is_current());
   table.forget(one.problem);
-  REQUIRE(!table.put_unless_forgotten(one, "eng8", asked).holds() && !table.find(one).text);
-  REQUIRE(!table.put_unless_forgotten(one, "eng8", Standing()).holds() && !table.find(one).text);
+  REQUIRE(!table.put_unless_forgotten(one, "eng8", asked).is_current() && !table.find(one).text);
+  REQUIRE(!table.put_unless_forgotten(one, "eng8", ChoiceVersion()).is_current());
+  REQUIRE(!table.find(one).text);
 
   // All at once, also what nobody has chosen yet, and what is asked for twice over it.
   a = put(one, "eng1"), c = put(two, "eng3");
-  asked = table.find(key(3)).standing;
+  asked = table.find(key(3)).version;
   table.forget_all();
-  REQUIRE(!a.holds() && !c.holds() && !asked.holds());
+  REQUIRE(!a.is_current() && !c.is_current() && !asked.is_current());
   put(key(3), "eng9");
-  REQUIRE(!table.put_unless_forgotten(key(3), "eng10", asked).holds());
-  REQUIRE(table.find(key(3)).text == "eng9" && !a.holds());
+  REQUIRE(!table.put_unless_forgotten(key(3), "eng10", asked).is_current());
+  REQUIRE(table.find(key(3)).text == "eng9" && !a.is_current());
 
   // Many threads: what was found before a forgetting never holds after it.
   std::atomic<int64_t> forgotten{0};
   std::atomic<bool> is_over{false};
-  Standing bystander = put(two, "eng3");
+  ChoiceVersion bystander = put(two, "eng3");
   std::vector<std::thread> readers;
   for (int i = 0; i < 3; ++i) {
     readers.emplace_back([&] {
       while (!is_over) {
-        const Standing found = put(one, "eng1");
+        const ChoiceVersion found = put(one, "eng1");
         const int64_t before = forgotten;
         // Of two that are counted after it, the second was begun after it.
         while (forgotten < before + 2 && !is_over) std::this_thread::yield();
-        REQUIRE(forgotten < before + 2 || !found.holds());
-        REQUIRE(bystander.holds());
+        REQUIRE(forgotten < before + 2 || !found.is_current());
+        REQUIRE(bystander.is_current());
       }
     });
   }
@@ -109,7 +110,7 @@ int main() {
   }
   is_over = true;
   for (auto& reader : readers) reader.join();
-  REQUIRE(bystander.holds());
+  REQUIRE(bystander.is_current());
 }
 """
 

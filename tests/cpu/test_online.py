@@ -504,7 +504,7 @@ class Told:
     """Notes what is decided."""
 
     is_wanted = True
-    standing: str | None = None
+    chosen_elsewhere: str | None = None
 
     def __init__(self) -> None:
         self.told: list[Selection] = []
@@ -517,13 +517,13 @@ FIRST = candidate("eng0:")
 
 
 class Undecided:
-    """A real trial without calls; tests do to its ledger what calls do."""
+    """A real trial without calls; tests do to its schedule what calls do."""
 
     def __init__(self, first: Candidate = FIRST) -> None:
         self.policy, self.prepared = Told(), Prepared()
         self.native = _C.OnlineTrial((first.text, None), lambda x, w, y: (None, False))
-        self.ledger = self.native.ledger
-        self.trial = Trial(self.ledger, first, self.policy, self.prepared)
+        self.schedule = self.native.schedule
+        self.trial = Trial(self.schedule, first, self.policy, self.prepared)
 
     def join(self, *candidates: Candidate) -> None:
         for one in candidates:
@@ -535,56 +535,61 @@ class Undecided:
         random_ = random.Random(0)
         ran = []
         for _ in range(count):
-            (turn,) = filter(None, (self.ledger.take_turn(), self.ledger.take_turn()))
-            way, round_, is_first = turn
-            ran.append(way)
+            (turn,) = filter(None, (self.schedule.take_turn(), self.schedule.take_turn()))
+            implementation, round_, is_first = turn
+            ran.append(implementation)
             if not is_first:
-                self.ledger.report(way, round_, times_ms[way] * math.exp(random_.gauss(0, 0.004)))
+                noise = math.exp(random_.gauss(0, 0.004))
+                self.schedule.report(implementation, round_, times_ms[implementation] * noise)
         return ran
 
 
 @pytest.mark.search
 def test_a_turn_each_round_and_the_first_one_of_each_is_not_timed() -> None:
     one = Undecided()
-    assert one.ledger.take_turn() is None, "alone, there is nothing to compare"
+    assert one.schedule.take_turn() is None, "alone, there is nothing to compare"
     one.join(candidate("eng1:", 1), candidate("eng2:", 2))
-    assert one.ledger.ways == 3
+    assert one.schedule.implementation_count == 3
     times = [1.0, 1.1, 1.2]
     assert sorted(one.turns(3, times)) == [0, 1, 2]
-    assert one.ledger.take_samples() == []
+    assert one.schedule.take_samples() == []
     assert sorted(one.turns(3, times)) == [0, 1, 2]
-    samples = one.ledger.take_samples()
-    assert sorted(way for way, _, _ in samples) == [0, 1, 2]
+    samples = one.schedule.take_samples()
+    assert sorted(index for index, _, _ in samples) == [0, 1, 2]
     assert {round_ for _, round_, _ in samples} == {1}
-    assert one.ledger.take_samples() == [], "taken"
-    one.ledger.drop(1)
+    assert one.schedule.take_samples() == [], "taken"
+    one.schedule.drop(1)
     assert set(one.turns(6, times)) == {0, 2}
-    assert one.ledger.fail(0), "another one is left"
-    assert one.ledger.failures() == [0]
+    assert one.schedule.fail(0), "another one is left"
+    assert one.schedule.failures() == [0]
     assert set(one.turns(3, times)) == {2}
-    assert one.ledger.leading() == 2, "who leads by default has failed"
-    assert not one.ledger.fail(2), "that was the last one"
+    assert one.schedule.leader() == 2, "who leads by default has failed"
+    assert not one.schedule.fail(2), "that was the last one"
 
 
 @pytest.mark.search
 def test_one_of_each_two_calls_is_the_leaders_and_not_timed() -> None:
     one = Undecided()
     one.join(candidate("eng1:", 1), candidate("eng2:", 2))
-    given = [one.ledger.take_turn() for _ in range(120)]
+    given = [one.schedule.take_turn() for _ in range(120)]
     pairs = list(zip(given[::2], given[1::2], strict=True))
     assert all((first is None) != (second is None) for first, second in pairs)
-    ways = [turn[0] for turn in given if turn]
-    assert [ways.count(way) for way in range(3)] == [20, 20, 20]
+    measured = [turn[0] for turn in given if turn]
+    assert [measured.count(index) for index in range(3)] == [20, 20, 20]
     # By lot: two layers that share a problem are both timed.
     assert 10 < sum(first is None for first, _ in pairs) < 50
-    one.ledger.lead(2)
-    assert one.ledger.leading() == 2
+    one.schedule.set_leader(2)
+    assert one.schedule.leader() == 2
 
 
 @pytest.mark.search
 def test_who_is_not_there_is_an_error() -> None:
     one = Undecided()
-    calls: list[Callable[[int], None]] = [one.ledger.drop, one.ledger.lead, one.ledger.decide]
+    calls: list[Callable[[int], None]] = [
+        one.schedule.drop,
+        one.schedule.set_leader,
+        one.schedule.decide,
+    ]
     for call in calls:
         with pytest.raises(IndexError):
             call(1)
@@ -619,7 +624,7 @@ def test_the_fastest_is_decided_without_a_gpu() -> None:
     (selection,) = one.policy.told
     assert selection.winner.candidate.text == "eng2:"
     assert {t.candidate.text for t in selection.ranking} == {f"eng{i}:" for i in range(4)}
-    assert one.ledger.leading() == 2
+    assert one.schedule.leader() == 2
     assert torch.cuda.is_initialized() == was_initialized
     tuner.stop()
 
@@ -670,7 +675,7 @@ def test_an_error_in_a_call_leaves_the_first() -> None:
 @pytest.mark.search
 def test_what_another_thread_has_decided_is_adopted() -> None:
     one = Undecided()
-    one.policy.standing = "eng1:"
+    one.policy.chosen_elsewhere = "eng1:"
     assert one.trial.step(), "not here yet"
     one.join(candidate("eng1:", 1))
     assert not one.trial.step()
@@ -686,7 +691,7 @@ class Asked(Told):
         self.asked = 0
 
     @property
-    def standing(self) -> str | None:  # type: ignore[override]
+    def chosen_elsewhere(self) -> str | None:  # type: ignore[override]
         self.asked += 1
         return None
 
@@ -774,10 +779,10 @@ def prepare(budget_ms: float | None) -> tuple[Prepared, int]:
     problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3), padding=1)
     first = Choice(problem, 0, "online", None, 0, FIRST.text, None, 0.0, None, None, ())
     prepared = Prepared()
-    chores = Pieces(first, FIRST, None, prepared, budget_ms)
+    preparation = Pieces(first, FIRST, None, prepared, budget_ms)
     tensors = (torch.empty(0),) * 3
     for calls in range(1, 20):
-        if not chores(*tensors)[1]:
+        if not preparation(*tensors)[1]:
             assert prepared.is_over
             return prepared, calls
     raise AssertionError("it does not end")
@@ -823,7 +828,7 @@ def test_the_evidence_says_that_the_budget_was_spent() -> None:
 @pytest.mark.search
 def test_a_problem_that_was_seen_once_costs_nothing() -> None:
     one = Undecided()
-    assert one.ledger.is_in_use, "the first call is still under way"
+    assert one.schedule.is_in_use, "the first call is still under way"
     assert one.trial.step()
     assert one.trial.is_idle
     tuner = OnlineTuner()
@@ -840,20 +845,20 @@ def test_a_problem_that_was_seen_once_costs_nothing() -> None:
 def test_a_trial_ends_with_its_callers_and_they_let_go_of_its_plans() -> None:
     """Here the last reference is dropped; the thread's own keep no plan alive."""
 
-    class Chores:
+    class Step:
         def __call__(self, *tensors: torch.Tensor) -> tuple[None, bool]:
             return None, False
 
-    chores = Chores()
-    alive = weakref.ref(chores)
-    native = _C.OnlineTrial((ATEN.text, None), chores)
-    trial = Trial(native.ledger, ATEN, Told(), Prepared())
-    del chores
+    preparation = Step()
+    alive = weakref.ref(preparation)
+    native = _C.OnlineTrial((ATEN.text, None), preparation)
+    trial = Trial(native.schedule, ATEN, Told(), Prepared())
+    del preparation
     assert alive() is not None
     assert trial.step()
     del native
     assert alive() is None
-    assert not trial.ledger.is_in_use
+    assert not trial.schedule.is_in_use
     assert not trial.step()
 
 
@@ -884,7 +889,7 @@ def test_where_the_first_has_failed_the_best_of_the_others_serves() -> None:
     one.trial.settle()
     assert one.native.decided == FIRST.text
     assert one.policy.told == [], "the first stays, and so does what was said of it"
-    one.ledger.fail(0)
+    one.schedule.fail(0)
     assert one.trial.step()
     one.trial.settle()
     assert one.native.decided == second.text

@@ -519,15 +519,15 @@ def test_a_pin_ends_the_trial_of_its_own_problem_only() -> None:
         call("dense", input, weight)
     (trial,) = TUNER._trials
     ca.pin(problems["pointwise"], "aten")
-    calls = trial.ledger.calls
+    calls = trial.schedule.calls
     for _ in range(20):
         call("pointwise", *operands("pointwise"))
         call("dense", input, weight)
-    assert trial.ledger.is_in_use
-    assert trial.ledger.calls == calls + 20, "the cached trial serves on"
+    assert trial.schedule.is_in_use
+    assert trial.schedule.calls == calls + 20, "the cached trial serves on"
     ca.pin(problems["dense"], "aten")
     assert_close(call("dense", input, weight), expected("dense", input, weight), ALLOWED)
-    assert not trial.ledger.is_in_use
+    assert not trial.schedule.is_in_use
 
 
 @pytest.mark.usefixtures("undecided")

@@ -1,4 +1,4 @@
-#include "tuner.h"
+#include "engine_dispatch.h"
 
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
@@ -15,10 +15,10 @@
 #include "core/choice_table.h"
 #include "core/engine_search.h"
 #include "core/plan_cache.h"
-#include "fallbacks.h"
+#include "fallback_counts.h"
+#include "non_cudnn_paths.h"
 #include "online_trial.h"
-#include "other_paths.h"
-#include "policy.h"
+#include "settings.h"
 #include "torch_bridge.h"
 
 namespace cudnn_autotune {
@@ -29,14 +29,14 @@ MissHandler& miss_handler() {
   return handler;
 }
 
-KnownHandler& known_handler() {
-  static KnownHandler handler;
+CaptureMissHandler& capture_miss_handler() {
+  static CaptureMissHandler handler;
   return handler;
 }
 
 // Throws CudnnError where the text names nothing that builds.
-CachedPlan build(const ChoiceKey& key, const std::string& text, const Standing& standing) {
-  CachedPlan plan{key, standing};
+CachedPlan build(const ChoiceKey& key, const std::string& text, const ChoiceVersion& version) {
+  CachedPlan plan{key, version};
   plan.is_matmul = text == kMatmul && is_matmul(key.problem);
   if (text != kAten && !plan.is_matmul) {
     plan.plan = EngineSearch(key.problem, current_handle()).build(text);
@@ -64,10 +64,10 @@ std::shared_ptr<ConvPlan> heuristic_plan(const ChoiceKey& key) {
 // config no longer builds: it is then forgotten.
 std::optional<CachedPlan> remembered(const ChoiceKey& key) {
   auto& table = ChoiceTable::instance();
-  const auto [text, standing] = table.find(key);
+  const auto [text, version] = table.find(key);
   if (!text) return std::nullopt;
   try {
-    return build(key, *text, standing);
+    return build(key, *text, version);
   } catch (const CudnnError&) {
     count_fallback("a remembered choice no longer builds: tuned again");
     table.erase(key, *text);
@@ -81,10 +81,10 @@ std::optional<CachedPlan> remembered(const ChoiceKey& key) {
 CachedPlan provisional_plan(const ChoiceKey& key) {
   // To build allocates and loads, which would break the capture.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-  CachedPlan plan{key, ChoiceTable::instance().find(key).standing};
+  CachedPlan plan{key, ChoiceTable::instance().find(key).version};
   // Padding that differs before and after needs a check of the output, which waits for the GPU.
   const bool needs_check = key.problem.pre_padding != key.problem.post_padding;
-  if (auto known = known_handler()(key)) {
+  if (auto known = capture_miss_handler()(key)) {
     plan.plan = std::move(known->plan);
     plan.is_matmul = known->text == kMatmul;
   } else if (!needs_check) {
@@ -105,7 +105,7 @@ CachedPlan& miss(const TuneRequest& request) {
   if (is_capturing()) return cache.put(provisional_plan(key));
   std::unique_lock tuning(table.tuning_mutex());
   if (auto plan = remembered(key)) return cache.put(*std::move(plan));
-  const Standing asked = table.find(key).standing;
+  const ChoiceVersion asked = table.find(key).version;
   TuneResult result = [&] {
     // A backward may run under autocast, which would recast what is measured and compared.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -115,9 +115,9 @@ CachedPlan& miss(const TuneRequest& request) {
                   std::move(result.trial)};
   // A trial's outcome is remembered when there is one. Where the problem was forgotten meanwhile
   // this serves one call, and the next one looks again.
-  if (plan.trial == nullptr) plan.standing = table.put_unless_forgotten(key, result.text, asked);
+  if (plan.trial == nullptr) plan.version = table.put_unless_forgotten(key, result.text, asked);
   tuning.unlock();
-  if (result.afterwards) result.afterwards();
+  if (result.after_unlock) result.after_unlock();
   return cache.put(std::move(plan));
 }
 
@@ -134,9 +134,9 @@ constexpr int64_t kLookEvery = 64;
 bool is_over(CachedPlan& cached) {
   OnlineTrial& trial = *cached.trial;
   auto& table = ChoiceTable::instance();
-  if (const OnlineTrial::Way* way = trial.decided()) {
+  if (const OnlineTrial::Implementation* winner = trial.decided()) {
     auto chosen = table.find(cached.key).text;
-    if (chosen && *chosen != way->text) {
+    if (chosen && *chosen != winner->text) {
       // Another thread was faster: all threads use one choice.
       if (auto other = remembered(cached.key)) {
         cached = *std::move(other);
@@ -145,14 +145,14 @@ bool is_over(CachedPlan& cached) {
       chosen.reset();
     }
     if (!chosen) {
-      cached.standing = table.put_unless_forgotten(cached.key, way->text, cached.standing);
+      cached.version = table.put_unless_forgotten(cached.key, winner->text, cached.version);
     }
-    cached.plan = way->plan;
-    cached.is_matmul = way->text == kMatmul;
+    cached.plan = winner->plan;
+    cached.is_matmul = winner->text == kMatmul;
     cached.trial = nullptr;
     return true;
   }
-  if (trial.ledger()->calls() % kLookEvery != kLookEvery - 1) return false;
+  if (trial.schedule()->calls() % kLookEvery != kLookEvery - 1) return false;
   auto other = remembered(cached.key);
   if (!other) return false;
   cached = *std::move(other);
@@ -189,7 +189,9 @@ class NamedRange {
 }  // namespace
 
 void set_miss_handler(MissHandler handler) { miss_handler() = std::move(handler); }
-void set_known_handler(KnownHandler handler) { known_handler() = std::move(handler); }
+void set_capture_miss_handler(CaptureMissHandler handler) {
+  capture_miss_handler() = std::move(handler);
+}
 
 bool is_atens(const ChoiceKey& key) {
   const CachedPlan* cached = PlanCache::of_this_thread().find(key);

@@ -25,15 +25,15 @@ struct TuneResult {
   std::shared_ptr<ConvPlan> plan;      // built while tuning; null for those without an engine
   std::shared_ptr<OnlineTrial> trial;  // to be decided in the calls to come; else null
   // What is to be done once other threads may tune: it may wait for other processes. May be empty.
-  std::function<void()> afterwards;
+  std::function<void()> after_unlock;
 };
 using MissHandler = std::function<TuneResult(const TuneRequest&)>;
 void set_miss_handler(MissHandler handler);
 
 // What the policy is asked while a stream is being captured, when nothing may be timed or run: what
 // is known of the key, and was checked where it was tuned; nullopt where there is none.
-using KnownHandler = std::function<std::optional<TuneResult>(const ChoiceKey&)>;
-void set_known_handler(KnownHandler handler);
+using CaptureMissHandler = std::function<std::optional<TuneResult>(const ChoiceKey&)>;
+void set_capture_miss_handler(CaptureMissHandler handler);
 
 // Whether ATen is the choice, as far as this thread knows: then no memory need be had for an
 // engine.

@@ -1,4 +1,4 @@
-#include "fallbacks.h"
+#include "fallback_counts.h"
 
 #include <functional>
 #include <mutex>

@@ -1,4 +1,4 @@
-#include "policy.h"
+#include "settings.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,4 +1,4 @@
-#include "other_paths.h"
+#include "non_cudnn_paths.h"
 
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
