@@ -340,7 +340,7 @@ def test_the_constants_are_those_of_the_record(modules: None) -> None:
     """Of an H200: what ``sampling.board_power`` and ``sampling.sustained_run`` rest on."""
     from power_limit.analysis import analysis
 
-    from cudnn_autotune.sampling.sustained_run import _READING_SIGMA, BLOCK_SIGMA, FAR_READING_SIGMA
+    from cudnn_autotune.sampling.sustained_run import _READING_SIGMA, FAR_READING_SIGMA, RUN_SIGMA
 
     path = BENCHMARKS / "results" / "h200" / f"{SCRIPT}.json"
     found = analysis(json.loads(path.read_text()))
@@ -350,13 +350,13 @@ def test_the_constants_are_those_of_the_record(modules: None) -> None:
     spread, at_limit = found.median("spread"), found.median("spread_at_limit")
     assert spread is not None
     assert at_limit is not None
-    assert spread > BLOCK_SIGMA
+    assert spread > RUN_SIGMA
     assert at_limit < _READING_SIGMA
     assert at_limit < spread / 4
     far = [pair for one in found.alone for pair in one.far_ratios]
     assert len(far) >= 5
     measured, brought = (math.sqrt(np.mean(np.log(some) ** 2)) for some in zip(*far, strict=True))
-    assert measured > 4 * BLOCK_SIGMA
+    assert measured > 4 * RUN_SIGMA
     assert brought < FAR_READING_SIGMA
 
 
