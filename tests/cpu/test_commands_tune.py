@@ -19,7 +19,7 @@ from torch import nn
 import cudnn_autotune as ca
 from cudnn_autotune.cli.commands import tune_run
 from cudnn_autotune.cli.commands.tune import Bench
-from cudnn_autotune.cli.commands.tune_run import DeviceLost, Estimate
+from cudnn_autotune.cli.commands.tune_run import DeviceLost
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.modules import Conv2d
 from cudnn_autotune.store import Decision, Store
@@ -425,20 +425,6 @@ def test_run_by_hand(tmp_path: Path) -> None:
         tune_run.run(problems, lose, store, lambda problem: None, console)
 
 
-def test_estimate() -> None:
-    # The second has three times the work of the first: shares of 3/8 and 5/8.
-    estimate = Estimate([layer(channels=64), layer(channels=192)])
-    assert estimate.left_s is None
-    estimate.done(3.0)
-    assert estimate.left_s == pytest.approx(5.0)
-    estimate.done(9.0)
-    assert estimate.left_s == pytest.approx(0.0)
-    # Problems of a kind: in proportion to how many are left.
-    estimate = Estimate([layer()] * 4)
-    estimate.done(2.0)
-    assert estimate.left_s == pytest.approx(6.0)
-
-
 def test_progress_tells_of_the_time_left(tmp_path: Path) -> None:
     with (tmp_path / "terminal").open("w+") as file:
         console = Console(file=file, force_terminal=True, width=100, force_interactive=True)
@@ -452,4 +438,5 @@ def test_progress_tells_of_the_time_left(tmp_path: Path) -> None:
         file.seek(0)
         text = file.read()
     assert "3/3" in text
-    assert "about 0 ms left" in text
+    assert "left: " in text
+    assert "0:00:00" in text.rpartition("left: ")[2]

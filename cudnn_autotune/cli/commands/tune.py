@@ -30,15 +30,15 @@ _OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups")
 
 @dataclass(frozen=True)
 class Bench:
-    """What tuning runs on. A program that invokes the command may hand on one of its own, as the
-    context's object; else it is the GPU."""
+    """What tuning runs on: the GPU, unless a program that invokes the command passes another one as
+    the context's object."""
 
     environment: Environment
     device: torch.device
     tune: Callable[[ConvProblem, str], Decision]
-    """Decides on a problem in a sampling mode, by measuring it."""
+    """Measures a problem in a sampling mode, and decides on it."""
     problems_of: Callable[..., list[ConvProblem]]
-    """``problems_of(model, *inputs)``."""
+    """Called as ``problems_of(model, *inputs)``; lists the problems of the model's convolutions."""
 
 
 @click.command()
@@ -60,15 +60,14 @@ class Bench:
 @click.option("--sampling", "mode", help="The sampling mode. [default: the one in force]")
 @click.option("--budget-ms", type=options.POSITIVE, metavar="MS", help="For each choice.")
 @click.option("--retune", is_flag=True, help="Also what the store knows.")
-@click.option("--device", type=click.IntRange(0), metavar="N", help="CUDA device.")
 @store_option
 @click.pass_context
 def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **given: Any) -> None:
     """Tune a layer, or every Conv2d of a model, into the store.
 
-    A layer by --input and --weight; else MODEL: torchvision:resnet50, timm:NAME, or MODULE:CALLABLE
-    for one of your own (a module found from here, and what in it makes the model). What the store
-    knows is not tuned again. Needs a GPU.
+    A layer is given by --input and --weight. A MODEL is torchvision:NAME, timm:NAME, or
+    MODULE:CALLABLE, which names what makes the model in a module that is found from here. What the
+    store knows is not tuned again. Tuning needs a GPU; CUDA_VISIBLE_DEVICES chooses among several.
     """
     mode = _mode(given["mode"])
     if model is None:
@@ -79,11 +78,13 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
         if given["train"] is not None:
             raise refuse("--train/--inference", "only with a MODEL; for a layer there is --op")
     else:
-        tune_problems.only_of_layers(given, _OF_LAYERS)
+        for name in _OF_LAYERS:
+            if given[name] not in (None, ()):
+                raise refuse(f"--{name}", "not with a MODEL: it says itself what it computes")
     given["train"] = bool(given["train"])
-    # Before a GPU is asked for: what is wrong with a layer can be said anywhere.
+    # A layer is checked before a GPU is asked for: what is wrong with it can be said anywhere.
     problems = [] if model is not None else tune_problems.of_layer(given)
-    with _bench(ctx, given, store_path) as bench:
+    with _bench(ctx, store_path) as bench:
         if model is not None:
             problems = tune_problems.of_model(model, given, bench.device, bench.problems_of)
             if not problems:
@@ -104,7 +105,7 @@ def _mode(given: str | None) -> str:
 
 
 @contextmanager
-def _bench(ctx: click.Context, given: dict[str, Any], store_path: Path | None) -> Iterator[Bench]:
+def _bench(ctx: click.Context, store_path: Path | None) -> Iterator[Bench]:
     if isinstance(ctx.obj, Bench):
         yield ctx.obj
         return
@@ -115,21 +116,18 @@ def _bench(ctx: click.Context, given: dict[str, Any], store_path: Path | None) -
             "elsewhere, `show --store FILE` and `report` what is in them, `audit --simulate` and "
             "`demo` to see the sampling modes at work"
         )
-    index = torch.cuda.current_device() if given["device"] is None else given["device"]
-    if index >= torch.cuda.device_count():
-        raise refuse("--device", f"there are {torch.cuda.device_count()} CUDA devices")
+    index = torch.cuda.current_device()
     before = store_settings.get_store_settings()
-    # This command looks and writes itself; the store helps with what was chosen for problems like
-    # the new one.
+    # The command itself looks into the store and writes it. A search reads it for what was chosen
+    # for similar problems.
     store_settings.set_store(store_path, mode="read")
     try:
-        with torch.cuda.device(index):
-            yield Bench(
-                Environment.of(index),
-                torch.device("cuda", index),
-                lambda problem, mode: remembering.tune(problem, index, mode, anew=True),
-                problems_of,
-            )
+        yield Bench(
+            Environment.of(index),
+            torch.device("cuda", index),
+            lambda problem, mode: remembering.tune(problem, index, mode, anew=True),
+            problems_of,
+        )
     finally:
         store_settings.restore_settings(before)
 
@@ -157,7 +155,7 @@ def _run(
 
     console = decision_table.console()
     try:
-        outcome = tune_run.run(
+        made = tune_run.run(
             problems, lambda problem: bench.tune(problem, mode), store, known, console
         )
     except tune_run.DeviceLost as error:
@@ -165,17 +163,17 @@ def _run(
         raise click.ClickException(f"the GPU fails; {kept}: {error}") from error
     if not store.is_writable:
         raise refuse("--store", f"{store.path} cannot be written to any more: not all is kept")
-    if outcome.decisions:
-        title = f"{count(len(problems), 'problem')}, {outcome.known} of them known already"
-        decision_table.show(console, outcome.decisions, title, note=str(store.path))
-    if outcome.failed:
+    if made.decisions:
+        title = f"{count(len(problems), 'problem')}, {made.known} of them known already"
+        decision_table.show(console, made.decisions, title, note=str(store.path))
+    if made.failed:
         raise click.ClickException(
-            f"{len(outcome.failed)} of {count(len(problems), 'problem')} could not be tuned; "
+            f"{len(made.failed)} of {count(len(problems), 'problem')} could not be tuned; "
             "PyTorch serves them"
         )
 
 
 def _was_cut_short(decision: Decision) -> bool:
-    """Whether a budget left something out of it, and more is allowed now."""
+    """Whether a budget left out candidates, and the budget in force is larger."""
     was_ms, budget_ms = decision.selection.evidence.budget_ms, settings.get_budget_ms()
     return was_ms is not None and (budget_ms is None or budget_ms > was_ms)

@@ -1,4 +1,4 @@
-"""The problems that ``tune`` is about: a layer given by its shape, or a model's convolutions."""
+"""The problems that a command is about: of a layer given by its shape, or of a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -31,7 +31,7 @@ ProblemsOf = Callable[..., list[ConvProblem]]
 
 
 def of_layer(given: dict[str, Any]) -> list[ConvProblem]:
-    """One problem for each operation. Raises click.BadParameter naming the option."""
+    """One problem for each operation. Raises BadParameter that names the option at fault."""
     shape = given["input"][0]
     fields: dict[str, Any] = {
         "input_shape": shape,
@@ -56,10 +56,11 @@ def of_layer(given: dict[str, Any]) -> list[ConvProblem]:
 def of_model(
     text: str, given: dict[str, Any], device: torch.device, problems_of: ProblemsOf
 ) -> list[ConvProblem]:
-    """What a model's convolutions need, each problem once.
+    """The problems of a model's convolutions, each once.
 
     Raises:
-        click.BadParameter, click.ClickException: saying what cannot be had.
+        click.BadParameter: ``text`` names no model.
+        click.ClickException: the model's own code fails.
     """
     dtype, channels_last = DTYPES_BY_NAME[given["dtype"]], given["channels_last"]
     # Any: torch's annotations before 2.15 lack the form of `to` that takes a memory format alone.
@@ -95,11 +96,13 @@ def _memory_format(dims: int, channels_last: bool) -> torch.memory_format:
 
 
 def load(text: str) -> nn.Module:
-    """What ``torchvision:resnet50`` or ``timm:NAME`` names (without trained weights), or
-    ``module:callable`` of the user's own, found from the current folder.
+    """Makes the model that ``torchvision:NAME``, ``timm:NAME`` or ``MODULE:CALLABLE`` names.
+
+    It has no trained weights. A module of the user's is found from the current folder.
 
     Raises:
-        click.BadParameter: naming what is missing.
+        click.BadParameter: the text names no model; the message says what is missing.
+        click.ClickException: the user's code fails.
     """
     source, _, name = text.partition(":")
     if not source or not name:
@@ -167,15 +170,9 @@ def adopted(model: nn.Module) -> nn.Module:
 
 
 def not_served(model: nn.Module) -> list[str]:
-    """Of each convolution that :func:`adopted` leaves as it is, the name of its type."""
+    """The type's name of each convolution that :func:`adopted` leaves as it is."""
     return [
         type(module).__name__
         for module in model.modules()
         if isinstance(module, _ConvNd) and not isinstance(module, Conv2d)
     ]
-
-
-def only_of_layers(given: dict[str, Any], names: Sequence[str]) -> None:
-    for name in names:
-        if given[name] not in (None, ()):
-            raise refuse(f"--{name}", "not with a MODEL: it says itself what it computes")
