@@ -13,12 +13,12 @@ TORCH_LIBRARY(cudnn_autotune, m) {
       "conv_dgrad(Tensor grad_output, Tensor weight, SymInt[] input_size, SymInt[] stride, "
       "SymInt[] padding, SymInt[] dilation, SymInt groups, str sampling=\"\", "
       "int workspace_limit=-1) -> Tensor",
-      {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
+      {at::Tag::pt2_compliant_tag});
   m.def(
       "conv_wgrad(Tensor grad_output, Tensor input, SymInt[] weight_size, SymInt[] stride, "
       "SymInt[] padding, SymInt[] dilation, SymInt groups, str sampling=\"\", "
       "int workspace_limit=-1) -> Tensor",
-      {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
+      {at::Tag::pt2_compliant_tag});
 }
 
 namespace cudnn_autotune {

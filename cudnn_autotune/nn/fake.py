@@ -101,7 +101,7 @@ def pad(input: Tensor, extra: list[int]) -> Tensor:
     return torch.ops.aten.constant_pad_nd(input, extra, 0) if extra else input
 
 
-def _format(a: Tensor, b: Tensor) -> torch.memory_format:
+def conv_memory_format(a: Tensor, b: Tensor) -> torch.memory_format:
     if a.dtype == torch.float64 or a.dim() not in _CHANNELS_LAST:
         return torch.contiguous_format
     wanted = _CHANNELS_LAST[a.dim()]
@@ -110,7 +110,7 @@ def _format(a: Tensor, b: Tensor) -> torch.memory_format:
 
 
 def _empty(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
-    return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=_format(a, b))
+    return torch.empty(size, dtype=a.dtype, device=a.device, memory_format=conv_memory_format(a, b))
 
 
 def _placeholder(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:

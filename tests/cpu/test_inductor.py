@@ -108,6 +108,38 @@ def test_a_marked_convolution_is_lowered_to_the_operator(bias: bool) -> None:
     assert codes[0].count("extern_kernels.convolution(") == 1, "the one that is not marked"
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_gradient_is_computed_into_the_layout_of_both_operators(
+    layout: torch.memory_format,
+) -> None:
+    """In the traced graph its dimensions lie in another order."""
+    from torch._inductor.utils import run_and_get_code
+
+    operators = torch.ops.cudnn_autotune
+
+    def program(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = (g * 2 + 1).permute(0, 3, 2, 1)  # (N, W, H, C) in memory
+        arguments = ([1, 1], [1, 1], [1, 1], 1)
+        return (
+            operators.conv_dgrad(gradient, w, x.shape, *arguments),
+            operators.conv_wgrad(gradient, x, w.shape, *arguments),
+        )
+
+    torch._dynamo.reset()
+    g = torch.randn(2, 8, 9, 6)
+    x = torch.randn(2, 4, 9, 8).contiguous(memory_format=layout)
+    w = torch.randn(6, 4, 3, 3).contiguous(memory_format=layout)
+    outputs, codes = run_and_get_code(torch.compile(program, fullgraph=True), g, x, w)
+    for output, expected in zip(outputs, program(g, x, w), strict=True):
+        torch.testing.assert_close(output, expected)
+    calls = [line for line in codes[0].splitlines() if "_autotune.conv_" in line and " = " in line]
+    taken = [line.split("default(")[1].split(",")[0] for line in calls]
+    assert len(taken) == 2
+    assert taken[0] == taken[1]
+    strides = torch.empty(2, 6, 9, 8).contiguous(memory_format=layout).stride()
+    assert f"{taken[0]} = empty_strided_cpu((2, 6, 9, 8), {strides}" in codes[0]
+
+
 @pytest.mark.parametrize("first", ["cudnn_autotune", "torch._inductor.compile_fx"])
 def test_inductor_is_told_in_either_order_of_imports(first: str) -> None:
     code = (

@@ -99,8 +99,9 @@ def test_training(layout: torch.memory_format) -> None:
         grads.append([parameter.grad for parameter in model.parameters()])
     for expected, actual in zip(*grads, strict=True):
         torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
-    assert found[0][1] == 5
-    assert found[1] == found[0]
+    (their_kernels, their_convolutions), (our_kernels, our_convolutions) = found
+    assert our_convolutions == their_convolutions == 5
+    assert our_kernels <= their_kernels
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
