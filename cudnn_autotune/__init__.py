@@ -23,7 +23,8 @@ from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.settings import get_store, set_store
 from cudnn_autotune.timers.measuring import execute, measure
 from cudnn_autotune.tuning import settings
-from cudnn_autotune.tuning.choice_log import Choice, choices, fallbacks
+from cudnn_autotune.tuning.choice import Choice
+from cudnn_autotune.tuning.choice_log import choices, fallbacks
 from cudnn_autotune.tuning.events import on_decision
 from cudnn_autotune.tuning.pins import pin, pins, unpin
 from cudnn_autotune.tuning.remembering import forget

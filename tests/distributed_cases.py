@@ -20,11 +20,13 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C, ConvProblem, sampling
 from cudnn_autotune.distributed import DistributedTuningError, agree, pulse, settle, share, tune
 from cudnn_autotune.distributed.call import Call
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Environment, Provenance
 from cudnn_autotune.timers.offline import simulated
-from cudnn_autotune.tuning import choice_log, probing, remembering
-from cudnn_autotune.tuning.choice_log import Choice
+from cudnn_autotune.tuning import choice_log, probing, remembering, tune_problem
+from cudnn_autotune.tuning.choice import Choice, untimed
 
 OPS = ("fprop", "dgrad", "wgrad")
 TuneOne = Callable[[ConvProblem], Decision]
@@ -229,16 +231,17 @@ class Asking(nn.Module):
         self.count = count
 
     def forward(self, x: Tensor) -> Tensor:
-        policy = (ca.get_sampling(), ca.get_workspace_limit(), _C.benchmark_limit_of_call())
         for problem in problems(self.count):
-            self.choose(Choice(problem, 0, *policy, "aten", None, 0.0, None, None, ()))
+            self.choose(problem)
         return x
 
-    def choose(self, choice: Choice) -> None:
-        if choice.problem in ca.pins():
-            choice = replace(choice, origin="pinned")
-        if probing.is_probe(choice.benchmark_limit):
-            probing.take(choice)
+    def choose(self, problem: ConvProblem, device: int = 0) -> None:
+        limit = _C.benchmark_limit_of_call()
+        policy = (ca.get_sampling(), ca.get_workspace_limit(), max(limit, 0))
+        decision = untimed(problem, *policy, Measurement(ATEN, None, 0))
+        choice = Choice(decision, device, "pinned" if problem in ca.pins() else "tuned")
+        if probing.is_probe(limit):
+            probing.record(limit, choice)
         else:
             choice_log.record(choice)
 
@@ -263,7 +266,7 @@ def model_tuned(
             raise RuntimeError("the GPU is lost")
         return simulate(problem)
 
-    before, remembering.tune = remembering.tune, tune_one
+    before, tune_problem.tune = tune_problem.tune, tune_one
     result: dict[str, Any] = {"error": None, "decisions": []}
     if rank in pinned:
         ca.pin(problems(1)[0], "aten")
@@ -274,7 +277,7 @@ def model_tuned(
     except DistributedTuningError as error:
         result["error"] = str(error)
     finally:
-        remembering.tune = before
+        tune_problem.tune = before
         ca.unpin()
     return {**result, **standing(max(counts))}
 
@@ -295,10 +298,12 @@ def agreed(count: int, is_late: bool = False, nonsense_on: int | None = None) ->
     measured = Provenance(time=f"2026-01-{rank + 1:02}T12:00:00Z")
     for problem in problems(count):
         decision = tuner("sample_once", "co-tenant", rank)(problem)
-        own = remembering.choice_of(replace(decision, sampling="race"), 0, "tuned")
-        if rank == nonsense_on:
-            own = replace(own, relative_error=-1.0)
-        choice_log.record(replace(own, provenance=measured))
+        selection = decision.selection
+        if rank == nonsense_on:  # what a strategy of the user's may bring, and it wins
+            evidence = replace(selection.evidence, regret_bound=-0.5)
+            selection = replace(selection, total_samples=10**6, evidence=evidence)
+        own = replace(decision, sampling="race", selection=selection, provenance=measured)
+        choice_log.record(Choice(own, 0))
     result: dict[str, Any] = {"error": None, "own": [c.text for c in ca.choices()]}
     if is_late and rank == 3:
         time.sleep(2.0)

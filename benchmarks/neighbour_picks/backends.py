@@ -21,11 +21,11 @@ class Gpu:
     def choose(self, problem: Any, mode: str, budget_ms: float | None) -> Any:
         """The ``Choice`` of a layer's first call. Raises RuntimeError where none was made."""
         import cudnn_autotune as ca
-        from cudnn_autotune.tuning import remembering
+        from cudnn_autotune.tuning import tune_problem
 
         ca.forget()
         with ca.use_sampling(budget_ms=budget_ms):
-            remembering.tune(problem, DEVICE, mode)
+            tune_problem.tune(problem, DEVICE, mode)
         return next(c for c in ca.choices() if (c.problem, c.sampling) == (problem, mode))
 
     def open(self, problem: Any) -> tuple[Any, list[Any]]:
@@ -65,6 +65,7 @@ class Simulated:
         import cudnn_autotune as ca
         from cudnn_autotune import sampling
         from cudnn_autotune.sampling import Limits
+        from cudnn_autotune.store import Decision, Provenance
         from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
         from cudnn_autotune.tuning import remembering
 
@@ -75,20 +76,9 @@ class Simulated:
         selection = sampling.get(mode).select(offered, timer, Limits(budget_ms=budget_ms))
         if selection is None:
             raise RuntimeError("no candidate runs")
-        choice = ca.Choice(
-            problem=problem,
-            device=DEVICE,
-            sampling=mode,
-            workspace_limit=None,
-            benchmark_limit=0,
-            text=selection.winner.candidate.text,
-            chosen=selection.winner,
-            tuning_ms=timer.elapsed_ms(),
-            selection=selection,
-            relative_error=None,
-            rejected=(),
-        )
-        remembering.keep(choice)
+        decision = Decision(problem, mode, 0, None, selection, provenance=Provenance.now())
+        choice = ca.Choice(decision, DEVICE, tuning_ms=timer.elapsed_ms())
+        remembering.commit(choice)
         return choice
 
     def open(self, problem: Any) -> tuple[Any, list[Any]]:

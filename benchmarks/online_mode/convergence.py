@@ -142,7 +142,7 @@ def of_gpu(problem: Any, end: float) -> dict[str, Any]:
     our_call(problem, data, "auto")()
     torch.cuda.synchronize()
     online, auto = made(problem, "online"), made(problem, "auto")
-    if online is None or auto is None or online.chosen is None or auto.chosen is None:
+    if online is None or auto is None or not online.time_ms or not auto.time_ms:
         return {"error": f"no choice was made: {ca.fallbacks()}"}
     timer = GpuTimer.open(problem)
     try:

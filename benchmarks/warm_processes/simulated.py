@@ -12,8 +12,9 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.sampling import Limits
+from cudnn_autotune.store import Decision, Provenance
 from cudnn_autotune.timers.offline import simulated
-from cudnn_autotune.tuning import choice_log, remembering
+from cudnn_autotune.tuning import remembering
 
 DEVICE = 0
 _SCENE = "quiet"
@@ -56,13 +57,8 @@ def choose(problem: ca.ConvProblem, mode: str) -> ca.Choice:
     for choice in ca.choices():
         if (choice.problem, choice.sampling) == (problem, mode):
             return choice
-    known = remembering.find(problem, mode, None, 0, DEVICE)
-    if known is not None and known.decision is not None:
-        choice = remembering.choice_of(known.decision, DEVICE, known.origin)
-    else:
-        choice = tuned(problem, mode)
-    choice_log.record(choice)
-    remembering.keep(choice)
+    choice = remembering.find(problem, mode, None, 0, DEVICE) or tuned(problem, mode)
+    remembering.commit(choice)
     return choice
 
 
@@ -71,16 +67,5 @@ def tuned(problem: ca.ConvProblem, mode: str, seed: int = 0) -> ca.Choice:
     timer = simulated.preset(_SCENE, seed + sum(problem.input_shape))
     selection = sampling.get(mode).select(timer.candidates, timer, Limits())
     assert selection is not None
-    return ca.Choice(
-        problem=problem,
-        device=DEVICE,
-        sampling=mode,
-        workspace_limit=None,
-        benchmark_limit=0,
-        text=selection.winner.candidate.text,
-        chosen=selection.winner,
-        tuning_ms=(time.perf_counter() - begin) * 1e3,
-        selection=selection,
-        relative_error=None,
-        rejected=(),
-    )
+    decision = Decision(problem, mode, 0, None, selection, provenance=Provenance.now())
+    return ca.Choice(decision, DEVICE, tuning_ms=(time.perf_counter() - begin) * 1e3)

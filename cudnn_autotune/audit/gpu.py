@@ -31,6 +31,7 @@ from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import Operands, operands, run_operator
 from cudnn_autotune.tuning import choice_log, settings
+from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 _STEADY_CALLS = 3
@@ -208,9 +209,7 @@ def _wall_ms(call: Call) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def _told(choice: choice_log.Choice, tuning_ms: float, peak_mb: float) -> Pick:
-    if choice.selection is None:
-        return Pick(text=choice.text, tuning_ms=tuning_ms, peak_mb=peak_mb)
+def _told(choice: Choice, tuning_ms: float, peak_mb: float) -> Pick:
     # Infinite where NaN was left in the output, or the engine failed.
     rejected = {text: error if 0 <= error <= MOST else None for text, error in choice.rejected}
     told = dataclasses.replace(

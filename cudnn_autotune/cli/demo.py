@@ -24,7 +24,8 @@ from cudnn_autotune.engines.problem import OPERATIONS, ConvProblem
 from cudnn_autotune.nn.modules import Conv2d
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.tuning import events
-from cudnn_autotune.tuning.choice_log import Choice, choices
+from cudnn_autotune.tuning.choice import Choice
+from cudnn_autotune.tuning.choice_log import choices
 from cudnn_autotune.tuning.remembering import forget
 
 

@@ -73,8 +73,8 @@ def settle(
 def _tuned_here() -> tuple[int, dict[str, Decision]]:
     """The current device, and what was timed on it."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    own = (c for c in choices() if c.device == device and c.total_samples > 0)
-    return device, _best(map(remembering.decision_of, own))
+    own = (c.decision for c in choices() if c.device == device)
+    return device, _best(decision for decision in own if decision.selection.total_samples > 0)
 
 
 def _best(decisions: Iterable[Decision]) -> dict[str, Decision]:
@@ -99,7 +99,10 @@ def _settled(
     found: dict[str, Decision] = {}
     for rank, won in exchange.gather("won", ranks).items():
         for key, tree in won.items():
-            decision = Decision.from_json(tree, f"decision {key}")
+            try:
+                decision = Decision.from_json(tree, f"decision {key}")
+            except ValueError as error:
+                exchange.fail(rank, f"it has sent no decision: {error}")
             if decision.key != key or winners.get(key) != rank:
                 exchange.fail(rank, f"it has sent what nobody expected: {decision.key}")
             found[key] = decision

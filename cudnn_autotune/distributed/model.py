@@ -19,7 +19,7 @@ from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
-from cudnn_autotune.tuning import remembering, settings
+from cudnn_autotune.tuning import remembering, settings, tune_problem
 from cudnn_autotune.tuning.pins import pins
 
 
@@ -61,7 +61,7 @@ def tune(
 
     def tune_one(problem: ConvProblem) -> Decision:
         with generators_kept([device] if torch.cuda.is_available() else []):  # operands are random
-            return remembering.tune(problem, device, mode)
+            return tune_problem.tune(problem, device, mode)
 
     check_timeout_s(timeout_s)
     members = members_of(group)

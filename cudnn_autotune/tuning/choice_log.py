@@ -1,90 +1,18 @@
-"""What was chosen in this process, and why: the record behind every tuned call."""
+"""The choices of this process, and how they are forgotten."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.store.provenance import Provenance
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What serves one problem under one policy."""
-
-    problem: ConvProblem
-    device: int
-    """Index of the CUDA device."""
-    sampling: str
-    workspace_limit: int | None
-    """Bytes; None: no limit."""
-    benchmark_limit: int
-    text: str
-    """The engine config; ``"aten"`` for PyTorch's own path, ``"matmul"`` for a matrix product."""
-    chosen: Measurement | None
-    """Its entry in ``selection``; None where no candidate runs and PyTorch serves the problem."""
-    tuning_ms: float
-    """Wall time of the search, plan building and the check of the output included."""
-    selection: Selection | None
-    """Every candidate with its time, and the evidence; None where there was nothing to select."""
-    relative_error: float | None
-    """Of the chosen one's output against a reference (``checking``); None where nothing was
-    searched, or where the operands or the memory did not allow a check."""
-    rejected: tuple[tuple[str, float], ...]
-    """``(engine text, relative error)`` of candidates that were faster but wrong."""
-    origin: str = "tuned"
-    """Where it comes from: ``tuned`` here and now, ``store``, ``agreed`` (between ranks) or
-    ``pinned``."""
-    provenance: Provenance | None = None
-    """Who measured, and when: not necessarily this process. None where nobody has."""
-
-    @property
-    def engine(self) -> int | None:
-        """cuDNN's engine number; None where cuDNN has no part in it."""
-        return self.chosen.candidate.engine if self.chosen else None
-
-    @property
-    def knobs(self) -> Mapping[str, int]:
-        return self.chosen.candidate.knobs if self.chosen else {}
-
-    @property
-    def time_ms(self) -> float | None:
-        """Milliseconds a call as the mode measured it; None where it does not time."""
-        return self.chosen.time_ms if self.chosen else None
-
-    @property
-    def workspace_bytes(self) -> int:
-        return self.chosen.candidate.workspace_bytes if self.chosen else 0
-
-    @property
-    def samples(self) -> int:
-        """Timed launches of the chosen one."""
-        return self.chosen.samples if self.chosen else 0
-
-    @property
-    def total_samples(self) -> int:
-        """Timed launches of all candidates."""
-        return self.selection.total_samples if self.selection else 0
-
-    @property
-    def ranking(self) -> tuple[tuple[str, float], ...]:
-        """``(engine text, milliseconds)`` of every candidate that was timed, best first."""
-        entries = self.selection.ranking if self.selection else ()
-        return tuple((e.candidate.text, e.time_ms) for e in entries if e.time_ms is not None)
-
-    @property
-    def candidates(self) -> int:
-        """How many candidates were timed."""
-        return len(self.ranking)
-
+from cudnn_autotune.tuning.choice import Choice
 
 _lock = threading.Lock()
 _records: dict[tuple[object, ...], Choice] = {}
+# A choice that is still being made when its problem is forgotten must not be recorded afterwards.
+# C++ counts the same for its table of plans, which it updates only after the miss handler returns.
 _forgettings = 0
 _forgettings_of: Counter[ConvProblem] = Counter()
 
@@ -100,23 +28,32 @@ def _key(choice: Choice) -> tuple[object, ...]:
 
 
 def generation(problem: ConvProblem) -> int:
-    """Grows whenever what stands for a problem is forgotten."""
+    """A number that grows whenever the choices for ``problem`` are forgotten."""
     with _lock:
         return _forgettings + _forgettings_of[problem]
 
 
 def record(choice: Choice, since: int | None = None) -> bool:
-    """Notes a choice, and says so; not where its problem was forgotten after the
-    :func:`generation` ``since``: what was found out before is then not wanted any more."""
+    """Records ``choice``, unless a measured one would be replaced by one that was not measured.
+
+    Args:
+        since: the problem's :func:`generation` when the choice was begun; None: just now.
+
+    Returns:
+        False where the problem was forgotten since then: the choice is obsolete.
+    """
+    key = _key(choice)
     with _lock:
         if since not in (None, _forgettings + _forgettings_of[choice.problem]):
             return False
-        _records[_key(choice)] = choice
+        known = _records.get(key)
+        if choice.total_samples > 0 or known is None or known.total_samples == 0:
+            _records[key] = choice
         return True
 
 
 def find(choice: Choice) -> Choice | None:
-    """What stands for the problem and policy of ``choice``."""
+    """The recorded choice for the problem and policy of ``choice``."""
     with _lock:
         return _records.get(_key(choice))
 
@@ -128,7 +65,7 @@ def choices() -> list[Choice]:
 
 
 def forget_problem(problem: ConvProblem) -> None:
-    """Clears what stands for one problem, under every policy: its next call looks anew."""
+    """Clears the choices for one problem under every policy: its next call looks it up again."""
     with _lock:
         for key in [key for key in _records if key[0] == problem]:
             del _records[key]
@@ -149,6 +86,6 @@ def forget() -> None:
 
 
 def fallbacks() -> dict[str, int]:
-    """Calls that ATen's own convolution served, and remembered choices that could not serve and
-    were tuned again, by reason, since :func:`forget`."""
+    """Counts since :func:`forget`, by reason: calls that ATen's own convolution served, and
+    remembered choices that could not serve and were tuned again."""
     return dict(_C.fallbacks())

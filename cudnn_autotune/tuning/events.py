@@ -1,5 +1,5 @@
-"""Who wants to hear of decisions: one event for each choice, a line in the log, and once a process
-a line on why its first calls take long."""
+"""Announces decisions: a line in the log and the callbacks of :func:`on_decision` for each choice,
+and one warning a process that says why its first calls take long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from torch.utils.hooks import RemovableHandle
 
-from cudnn_autotune.tuning.choice_log import Choice
+from cudnn_autotune.tuning.choice import Choice
 
 _log = logging.getLogger("cudnn_autotune")
 
@@ -24,11 +24,14 @@ _callbacks: OrderedDict[int, Callback] = OrderedDict()
 def on_decision(callback: Callback) -> RemovableHandle:
     """Calls ``callback(choice)`` whenever a problem's engine has been decided, on whatever thread.
 
-    ``choice.origin`` says how: tuned, from the store, agreed between ranks, or pinned. It must not
-    run convolutions of this package. An exception that it raises is logged and goes no further.
+    ``choice.origin`` says how: tuned, from the store, agreed between ranks, or pinned. The callback
+    must not run convolutions of this package. An exception that it raises is logged and ignored.
 
     Returns:
-        A handle whose ``remove()`` ends it; it is a context manager as well.
+        A handle whose ``remove()`` ends the calls; it is a context manager as well.
+
+    Raises:
+        TypeError: ``callback`` is not callable.
     """
     if not callable(callback):
         raise TypeError(f"callback must be callable, got {callback!r}")
@@ -37,8 +40,8 @@ def on_decision(callback: Callback) -> RemovableHandle:
     return handle
 
 
-def tell(choice: Choice) -> None:
-    """Logs a decision at level INFO of the logger ``cudnn_autotune`` and calls who asked for it."""
+def announce(choice: Choice) -> None:
+    """Logs a choice at level INFO of the logger ``cudnn_autotune``, and calls the callbacks."""
     time = "" if choice.time_ms is None else f", {choice.time_ms:.4g} ms"
     _log.info(
         "%s: %s by %s (%s%s) in %.1f ms",
@@ -57,9 +60,8 @@ def tell(choice: Choice) -> None:
 
 
 class SlowSearches:
-    """Says at level WARNING, once, that searches are why a process does not get on: while one runs,
-    as soon as all searches together have taken ``after_s`` seconds. Searches follow one another.
-    """
+    """Warns once that searches are what makes a process slow: while a search runs, as soon as all
+    searches together have taken ``after_s`` seconds. Only one search runs at a time."""
 
     def __init__(self, after_s: float = 2.0) -> None:
         self._after_s = after_s
@@ -69,12 +71,12 @@ class SlowSearches:
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        """For the time of one search."""
+        """A context that lasts as long as one search."""
         begin_s = time.perf_counter()
-        timer = threading.Timer(self._after_s - self._took_s, self._say)
+        timer = threading.Timer(self._after_s - self._took_s, self._warn)
         timer.daemon = True
         if self._is_due:
-            with suppress(RuntimeError):  # no more threads are to be had
+            with suppress(RuntimeError):  # no more threads can be started
                 timer.start()
         try:
             yield
@@ -85,14 +87,14 @@ class SlowSearches:
 
     @contextmanager
     def shown_elsewhere(self) -> Iterator[None]:
-        """For tools that show how far they are: nothing is said within."""
+        """A context without the warning, for tools that show their own progress."""
         was_due, self._is_due = self._is_due, False
         try:
             yield
         finally:
             self._is_due = was_due
 
-    def _say(self) -> None:
+    def _warn(self) -> None:
         if not self._is_due:
             return
         self._is_due = False
@@ -107,4 +109,4 @@ class SlowSearches:
 
 
 SEARCHES = SlowSearches()
-"""Those of this process."""
+"""The searches of this process."""

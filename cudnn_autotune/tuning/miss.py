@@ -1,12 +1,16 @@
-"""The miss handler: known? else enumerate -> sample -> check -> remember. On a hit no line of it
-runs."""
+"""The miss handler: a known choice, else a search and a check of the output; then a commit.
+
+On a hit no line of it runs.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -16,19 +20,47 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
-from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.store import later
 from cudnn_autotune.timers.gpu_timer import GpuTimer
-from cudnn_autotune.tuning import choice_log, events, probing, remembering, settings, verdict
-from cudnn_autotune.tuning.choice_log import Choice
-from cudnn_autotune.tuning.online_calls import OnlinePolicy, OnlinePreparation
+from cudnn_autotune.tuning import choice_log, events, probing, remembering, settings
+from cudnn_autotune.tuning.choice import Choice, untimed, with_selection
+from cudnn_autotune.tuning.online_calls import OnlineCommitter, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
-from cudnn_autotune.tuning.outcome import Outcome
-from cudnn_autotune.tuning.serving import served_by
+from cudnn_autotune.tuning.output_check import OutputChecks
+from cudnn_autotune.tuning.serving import Served, serve
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Miss:
+    """A call whose problem has no engine yet, with the arguments of :func:`choose`."""
+
+    native: _C.ConvProblem
+    mode: str
+    workspace_limit: int
+    benchmark_limit: int
+    device: int
+    tensors: Tensors
+
+    @cached_property
+    def problem(self) -> ConvProblem:
+        return ConvProblem.from_native(self.native)
+
+    @property
+    def limit(self) -> int | None:
+        return None if self.workspace_limit < 0 else self.workspace_limit
+
+    @property
+    def is_probe(self) -> bool:
+        return probing.is_probe(self.benchmark_limit)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.benchmark_limit, settings.get_budget_ms())
 
 
 def choose(
@@ -50,154 +82,126 @@ def choose(
             dtype; the one that the operation writes may be overwritten.
 
     Returns:
-        The choice's text, its plan where it is an engine of cuDNN, the trial that it leads where
-        the decision is still to come, and what is to be done once others may choose.
+        The choice's text; its plan where it is an engine of cuDNN; the trial that it leads where
+        later calls decide; and a function to call once other threads may tune.
     """
+    miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, (x, w, y))
     with later.put_off() as changes:
-        text, plan, trial = _choose(
-            native, mode, workspace_limit, benchmark_limit, device, (x, w, y)
-        )
-    return text, plan, trial, partial(later.make_all, changes) if changes else None
+        served, trial = _choose(miss)
+    afterwards = partial(later.make_all, changes) if changes else None
+    return served.choice.text, served.plan, trial, afterwards
 
 
-def _choose(
-    native: _C.ConvProblem,
-    mode: str,
-    workspace_limit: int,
-    benchmark_limit: int,
-    device: int,
-    tensors: Tensors,
-) -> tuple[str, _C.Plan | None, _C.OnlineTrial | None]:
-    start = time.perf_counter()
-    problem = ConvProblem.from_native(native)
-    since = choice_log.generation(problem)
-    is_probe = probing.is_probe(benchmark_limit)
-    limit = None if workspace_limit < 0 else workspace_limit
-    limits = Limits(benchmark_limit, settings.get_budget_ms())
+def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
+    start_s = time.perf_counter()
+    since = choice_log.generation(miss.problem)
+    known = remembering.find(miss.problem, miss.mode, miss.limit, miss.benchmark_limit, miss.device)
+    served: Served | None = None
+    if known is not None:
+        served = serve(known, miss.native, miss.workspace_limit, miss.tensors)
+    trial = strategy = None
+    if served is None:
+        strategy = sampling.get(probing.MODE if miss.is_probe else miss.mode)
+        with events.SEARCHES.searching():
+            served = _search(miss, strategy)
+    tuning_ms = (time.perf_counter() - start_s) * 1e3
+    served = replace(served, choice=replace(served.choice, tuning_ms=tuning_ms))
+    if miss.is_probe:
+        probing.record(miss.benchmark_limit, served.choice)
+        return served, None
+    remembering.commit(served.choice, since)
+    if isinstance(strategy, Online) and served.is_found and not miss.problem.deterministic:
+        trial = _begin_trial(miss, served, since)
+    return served, trial
 
-    def remember(outcome: Outcome, source: remembering.Known | None = None) -> Choice:
-        if source is not None:
-            provenance = None if source.decision is None else source.decision.provenance
-        else:
-            is_measured = outcome.selection is not None and outcome.selection.total_samples > 0
-            provenance = remembering.provenance_now(device) if is_measured else None
-        choice = Choice(
-            problem=problem,
-            device=device,
-            sampling=mode,
-            workspace_limit=limit,
-            benchmark_limit=benchmark_limit,
-            text=outcome.chosen.candidate.text if outcome.chosen else ATEN.text,
-            chosen=outcome.chosen,
-            tuning_ms=(time.perf_counter() - start) * 1e3,
-            selection=outcome.selection,
-            relative_error=outcome.relative_error,
-            rejected=outcome.rejected,
-            origin="tuned" if source is None else source.origin,
-            provenance=provenance,
-        )
-        if is_probe:
-            probing.take(choice)
-            return choice
-        # What calls have decided is not taken back by another thread's first call.
-        known = choice_log.find(choice)
-        if choice.total_samples > 0 or known is None or known.total_samples == 0:
-            if not choice_log.record(choice, since):
-                return choice
-            remembering.keep(choice)
-        events.tell(choice)
-        return choice
 
-    known = remembering.find(problem, mode, limit, benchmark_limit, device)
-    served = (
-        None
-        if known is None
-        else served_by(native, problem, known, workspace_limit, device, tensors)
+def _begin_trial(miss: _Miss, first: Served, since: int) -> _C.OnlineTrial:
+    """A trial whose first candidate serves until later calls have decided."""
+    assert first.choice.chosen is not None
+    candidate, prepared = first.choice.chosen.candidate, Prepared()
+    preparation = OnlinePreparation(
+        first.choice, candidate, first.plan, prepared, miss.limits.budget_ms
     )
-    if known is not None and served is not None:
-        choice = remember(served, source=known)
-        return choice.text, served.plan, None
-    strategy = sampling.get(probing.MODE if is_probe else mode)
-    with events.SEARCHES.searching():
-        outcome = _search(native, problem, strategy, limit, limits, device, tensors)
-    choice = remember(outcome)
-    trial = None
-    if isinstance(strategy, Online) and outcome.chosen and not problem.deterministic:
-        first, prepared = outcome.chosen.candidate, Prepared()
-        preparation = OnlinePreparation(choice, first, outcome.plan, prepared, limits.budget_ms)
-        trial = _C.OnlineTrial((choice.text, outcome.plan), preparation)
-        policy = OnlinePolicy(choice, remember, prepared, since)
-        TUNER.add(Trial(trial.schedule, first, policy, prepared))
-    return choice.text, outcome.plan, trial
+    trial = _C.OnlineTrial((first.choice.text, first.plan), preparation)
+    committer = OnlineCommitter(first.choice, prepared.checks, since)
+    TUNER.add(Trial(trial.schedule, candidate, committer, prepared))
+    return trial
 
 
-def _search(
-    native: _C.ConvProblem,
-    problem: ConvProblem,
-    strategy: Strategy,
-    workspace_limit: int | None,
-    limits: Limits,
-    device: int,
-    tensors: Tensors,
-) -> Outcome:
+def _search(miss: _Miss, strategy: Strategy) -> Served:
+    """Searches, and checks the output of what is found; PyTorch's own path where nothing is."""
+    problem = miss.problem
     try:
-        search = _C.EngineSearch.on_device(native, device)
+        search = _C.EngineSearch.on_device(miss.native, miss.device)
     except _C.CudnnError as error:
-        # cuDNN has no such graph at all: ATen's case.
+        # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))
-        return Outcome()
-    timer = GpuTimer(problem, search, tensors)
+        return _served(miss, None, OutputChecks())
+    timer = GpuTimer(problem, search, miss.tensors)
     try:
-        nearby = remembering.similar(problem, device)
-        candidates = QueriedCandidates(search, problem, tensors, workspace_limit, nearby)
+        nearby = remembering.similar(problem, miss.device)
+        candidates = QueriedCandidates(search, problem, miss.tensors, miss.limit, nearby)
         if isinstance(strategy, Online):
             selection = strategy.first(candidates, timer)
         else:
-            selection = strategy.select(candidates, timer, limits)
+            selection = strategy.select(candidates, timer, miss.limits)
     except torch.OutOfMemoryError as error:
-        # As text: who keeps log records would keep the error's frames, and with them the tensors.
-        told = f"out of memory: {error}"
-        _log.warning("%s: PyTorch serves it, the search ran %s", problem.text, told)
-        return Outcome(timer.broken_off(told))
+        # As text, since a handler that keeps log records would keep the tensors of its frames.
+        message = f"out of memory: {error}"
+        _log.warning("%s: PyTorch serves it, the search ran %s", problem.text, message)
+        return _served(miss, timer.broken_off(message), OutputChecks())
     except RuntimeError as error:
-        # The device may be lost: what was learned so far goes along with the error.
+        # The device may be lost, so the error carries what was measured before it.
         error.add_note(timer.progress_report(problem.text))
         raise
     finally:
-        timer.close()  # the check and the plans take their workspace from here on, one at a time
+        timer.close()  # from here on the check and the plans allocate their own workspace
     if selection is None:
-        return Outcome(timer.broken_off("no candidate runs"))
-    n = problem.spatial_dims
-    asymmetric = problem.padding[:n] != problem.padding[n:]
-    # Where nothing was searched, cuDNN's first plan is what PyTorch runs too, and as unchecked;
-    # but padding that differs before and after is something that PyTorch never hands to cuDNN.
-    chosen = selection.winner
-    is_listed = chosen.candidate.engine is None or bool(chosen.candidate.heuristic_mode)
-    if selection.total_samples == 0 and is_listed and not asymmetric:
-        return Outcome(selection, chosen, timer.plans.get(chosen.candidate.text))
-    return _first_right(problem, selection, timer.plans, workspace_limit, tensors)
+        return _served(miss, timer.broken_off("no candidate runs"), OutputChecks())
+    return _first_right(miss, selection, timer)
 
 
-def _first_right(
-    problem: ConvProblem,
-    selection: Selection,
-    plans: Mapping[str, _C.Plan],
-    workspace_limit: int | None,
-    tensors: Tensors,
-) -> Outcome:
-    """The best of ``selection`` whose output is right; those before it are rejected."""
-    rejected: list[tuple[str, float]] = []
+def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
+    """The best of ``selection`` whose output is right; better ones are rejected."""
+    problem, plans, checks = miss.problem, timer.plans, OutputChecks()
+    if not _needs_check(problem, selection):
+        return _served(miss, selection, checks, selection.winner, plans)
     for timed in selection.ranking:
         text = timed.candidate.text
         plan = plans.get(text)
         if plan is None and timed.candidate.engine is not None:
             continue  # it did not build
-        needs = 0 if plan is None else plan.workspace_bytes
-        if workspace_limit is not None and needs > workspace_limit:
-            continue  # of what no heuristic lists it is known only now
-        error = verdict.error_of(problem, text, plan, tensors)
-        if verdict.is_right(problem, text, error):
-            return Outcome(selection, timed, plan, error, tuple(rejected))
-        assert error is not None
-        rejected.append((text, error))
-    return Outcome(selection, rejected=tuple(rejected))
+        if plan is not None and miss.limit is not None and plan.workspace_bytes > miss.limit:
+            continue  # the workspace of an engine that no heuristic lists is known only now
+        if checks.is_right(problem, text, plan, miss.tensors):
+            return _served(miss, selection, checks, timed, plans)
+    return _served(miss, selection, checks)
+
+
+def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
+    """False where nothing was timed and the winner is what PyTorch would run as well, unchecked:
+    cuDNN's first plan, but not where padding differs before and after, which PyTorch never hands
+    to cuDNN."""
+    winner = selection.winner.candidate
+    is_listed = winner.engine is None or bool(winner.heuristic_mode)
+    n = problem.spatial_dims
+    is_symmetric = problem.padding[:n] == problem.padding[n:]
+    return not (selection.total_samples == 0 and is_listed and is_symmetric)
+
+
+def _served(
+    miss: _Miss,
+    selection: Selection | None,
+    checks: OutputChecks,
+    chosen: Measurement | None = None,
+    plans: Mapping[str, _C.Plan] = MappingProxyType({}),
+) -> Served:
+    """The outcome of a search; without ``chosen``, PyTorch's own path serves the problem."""
+    entry = chosen or Measurement(ATEN, None, 0)
+    decision = untimed(miss.problem, miss.mode, miss.limit, max(miss.benchmark_limit, 0), entry)
+    if chosen is None or selection is None:
+        decision = replace(decision, rejected=tuple(checks.rejected))
+    else:
+        decision = with_selection(decision, selection, chosen, checks, miss.device)
+    choice = Choice(decision, miss.device, searched=selection)
+    return Served(choice, plans.get(entry.candidate.text), is_found=chosen is not None)

@@ -1,4 +1,4 @@
-"""``online`` in the callers' calls: what they prepare, and what becomes of their decision."""
+"""``online`` in the caller's calls: what they prepare, and how their decision is committed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,28 +19,28 @@ from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.engines.unlisted import without_cudnn
 from cudnn_autotune.sampling import online
 from cudnn_autotune.sampling.budget import left_unseen
-from cudnn_autotune.tuning import choice_log, verdict
-from cudnn_autotune.tuning.choice_log import Choice
+from cudnn_autotune.tuning import choice_log, remembering
+from cudnn_autotune.tuning.choice import Choice, with_selection
 from cudnn_autotune.tuning.online_tuner import Prepared
-from cudnn_autotune.tuning.outcome import Outcome
+from cudnn_autotune.tuning.output_check import OutputChecks
 
 _log = logging.getLogger(__name__)
 
 
 class OnlinePreparation:
-    """What is to be done on the GPU before the calls of a problem can decide: one piece a call.
+    """Prepares the candidates of a problem on the GPU, one step in each of the caller's calls.
 
-    First the candidates are asked for; then each is built, checked on the call's own tensors and
-    offered, if it is right: some milliseconds, for which the call waits. What serves meanwhile is
-    checked before all others. ``_C.OnlineTrial`` alone holds it, and so the callers' thread lets
-    go of its plans.
+    The first step lists the candidates. Each later step builds one, checks its output on the call's
+    own tensors and, if it is right, lets it join the trial; the call waits some milliseconds for
+    that. What serves meanwhile is checked before all others. Only ``_C.OnlineTrial`` holds this
+    object, so that its plans are freed on a caller's thread.
 
     Args:
-        choice: of the first one.
-        first, plan: what serves until all is decided.
-        prepared: is told what has been done.
-        budget_ms: wall time that all pieces together may take, in milliseconds; once it is spent,
-            nobody else joins. None: no limit. The piece in hand is never broken off.
+        choice: the choice that serves until all is decided.
+        first, plan: the candidate and plan of ``choice``.
+        prepared: where the results are put for the tuner's thread.
+        budget_ms: wall time that all steps together may take, in milliseconds; once it is spent,
+            no other candidate joins. A step that has begun is always finished. None: no limit.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class OnlinePreparation:
     def __call__(
         self, x: Tensor, w: Tensor, y: Tensor
     ) -> tuple[tuple[str, _C.Plan | None] | None, bool]:
-        """Does the next piece: ``_C.PreparationStep``."""
+        """Does the next step (a ``_C.PreparationStep``); returns the candidate that joins with its
+        plan, and whether more steps follow."""
         start_s = time.perf_counter()
         try:
-            joins = self._do((x, w, y))
+            joins = self._step((x, w, y))
         except Exception:
-            # Whatever it is, the caller keeps being served; the reason must not be lost.
-            # As text: who keeps log records would keep the tensors of the error's frames.
+            # The caller must keep being served whatever went wrong, but the reason must be logged.
+            # As text, since a handler that keeps log records would keep the tensors of its frames.
             why = traceback.format_exc()
             _log.error("%s: online gave up; its first plan stays\n%s", self._problem.text, why)
             self._end(broken=True)
@@ -80,20 +81,19 @@ class OnlinePreparation:
             raise
         self._left_ms -= (time.perf_counter() - start_s) * 1e3
         if self._left_ms <= 0:
-            self._leave_out()
+            self._drop_pending()
         if joins is not None:
             self._prepared.joining.append(joins[0])
-        is_more = bool(self._pending)
-        offered = None if joins is None else (joins[0].text, joins[1])
-        if not is_more and joins is None:
+            # One more call follows in any case: the candidate has then joined when all is over.
+            return (joins[0].text, joins[1]), True
+        if not self._pending:
             self._end()
-        # One more call where the last one joins: it has then joined when all is over.
-        return offered, is_more or joins is not None
+        return None, bool(self._pending)
 
-    def _do(self, tensors: Tensors) -> tuple[Candidate, _C.Plan | None] | None:
-        """The next piece; a candidate that joins by it, and its plan."""
+    def _step(self, tensors: Tensors) -> tuple[Candidate, _C.Plan | None] | None:
+        """Does the next step; returns the candidate that joins by it, and its plan."""
         if self._search is None:
-            self._ask(tensors)
+            self._list(tensors)
             return None
         if not self._pending:
             return None
@@ -102,27 +102,19 @@ class OnlinePreparation:
         is_first = candidate is self._first
         try:
             plan = self._plan if is_first else self._build(candidate)
-            error = verdict.error_of(self._problem, candidate.text, plan, tensors)
+            is_right = self._prepared.checks.is_right(self._problem, candidate.text, plan, tensors)
         except (_C.CudnnError, torch.OutOfMemoryError) as failure:
             _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))
-            self._prepared.first_fails = "failed" if is_first else self._prepared.first_fails
-            return None
-        self._prepared.errors[candidate.text] = error
-        if not verdict.is_right(self._problem, candidate.text, error):
-            assert error is not None
-            self._prepared.rejected.append((candidate.text, error))
-            self._prepared.first_fails = "wrong" if is_first else self._prepared.first_fails
-            return None
-        return None if is_first else (candidate, plan)
+            why = "failed"
+        else:
+            if is_right:
+                return None if is_first else (candidate, plan)
+            why = "wrong"
+        if is_first:
+            self._prepared.first_fails = why
+        return None
 
-    def _leave_out(self) -> None:
-        others = sum(candidate is not self._first for candidate in self._pending)
-        if others:
-            self._prepared.budget_ms = self._budget_ms
-            self._prepared.remarks.append(left_unseen(others, self._seen + len(self._pending)))
-        self._pending.clear()
-
-    def _ask(self, tensors: Tensors) -> None:
+    def _list(self, tensors: Tensors) -> None:
         native = self._problem.native()
         self._search = _C.EngineSearch.on_device(native, self._choice.device)
         offer = _QuicklyBuilt(self._search, self._problem, tensors, self._choice.workspace_limit)
@@ -134,6 +126,13 @@ class OnlinePreparation:
         assert self._search is not None
         return None if candidate.engine is None else self._search.build(candidate.text)
 
+    def _drop_pending(self) -> None:
+        others = sum(candidate is not self._first for candidate in self._pending)
+        if others:
+            self._prepared.budget_ms = self._budget_ms
+            self._prepared.remarks.append(left_unseen(others, self._seen + len(self._pending)))
+        self._pending.clear()
+
     def _end(self, broken: bool = False) -> None:
         self._search = self._plan = None
         self._pending.clear()
@@ -142,34 +141,26 @@ class OnlinePreparation:
 
 
 class _QuicklyBuilt(QueriedCandidates):
-    """Without the unlisted kernels: all are compiled at run time, which ``online`` leaves out, and
-    to find them takes cuDNN's answer in every mode."""
+    """Candidates without the unlisted kernels. All of those are compiled at run time, which
+    ``online`` leaves out, and to find them takes cuDNN's answer in every mode."""
 
     def beyond(self) -> Sequence[Candidate]:
         return without_cudnn(self._problem.native())
 
 
-class OnlinePolicy:
-    """What the calls of one problem decide (``online_tuner.Policy``).
+class OnlineCommitter:
+    """Commits what the calls of one problem decide (``online_tuner.Committer``).
 
     Args:
-        first: what serves until then.
-        remember: notes the outcome, unless the problem was forgotten meanwhile.
-        prepared: says who was checked.
-        since: the problem's ``choice_log.generation`` when it was asked for.
+        first: the choice that serves until then.
+        checks: the checks of the candidates' outputs.
+        since: the problem's ``choice_log.generation`` when ``first`` was begun.
     """
 
-    def __init__(
-        self,
-        first: Choice,
-        remember: Callable[[Outcome], Choice],
-        prepared: Prepared,
-        since: int,
-    ) -> None:
+    def __init__(self, first: Choice, checks: OutputChecks, since: int) -> None:
         self._first = first
+        self._checks = checks
         self._since = since
-        self._remember = remember
-        self._prepared = prepared
 
     @property
     def is_wanted(self) -> bool:
@@ -180,8 +171,9 @@ class OnlinePolicy:
         known = choice_log.find(self._first)
         return known.text if known is not None and known.total_samples > 0 else None
 
-    def tell(self, selection: Selection) -> None:
-        chosen = selection.winner
-        error = self._prepared.errors.get(chosen.candidate.text)
-        outcome = Outcome(selection, chosen, None, error, tuple(self._prepared.rejected))
-        self._remember(outcome)
+    def commit(self, selection: Selection) -> None:
+        first, device = self._first, self._first.device
+        decision = with_selection(first.decision, selection, selection.winner, self._checks, device)
+        tuning_ms = first.tuning_ms + selection.evidence.wall_ms
+        choice = Choice(decision, device, tuning_ms=tuning_ms, searched=selection)
+        remembering.commit(choice, self._since)

@@ -1,7 +1,7 @@
-"""Carries out ``online``: reads its candidates' turns on a thread of its own, and decides.
+"""Decides the trials of ``online`` on a thread of its own.
 
 The callers' threads never wait for it: C++ gives turns and keeps their times
-(csrc/online_trial.h), this thread judges them (``sampling.online_race``). It does arithmetic only.
+(csrc/online_trial.h), and this thread judges them (``sampling.online_race``). It only computes.
 Whatever needs the GPU is done in the calls (``online_calls.OnlinePreparation``): cuDNN captures
 streams of its own when it builds and runs plans, and a ``torch.cuda.synchronize()`` of any other
 thread fails meanwhile ("operation not permitted when stream is capturing").
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.online_race import OnlineRace
+from cudnn_autotune.tuning.output_check import OutputChecks
 
 if TYPE_CHECKING:
     from cudnn_autotune import _C
@@ -30,62 +31,60 @@ _log = logging.getLogger(__name__)
 _PERIOD_S = 0.01
 # Where nothing happens, as between two epochs.
 _LONGEST_IDLE_S = 0.16
-# What the thread computes costs the callers Python's lock: with many trials it looks less often, so
+# What the thread computes costs the callers Python's lock. With many trials it looks less often, so
 # that it takes this share of a core, but not so seldom that decisions come late.
 _SHARE = 0.01
 _LONGEST_S = 0.5
-# At exit a step is waited for, some milliseconds.
+# At exit the thread finishes its step, which takes some milliseconds.
 _EXIT_S = 10.0
 
 
-class Policy(Protocol):
-    """What a trial asks and tells; called on the tuner's thread, which must not touch the GPU."""
+class Committer(Protocol):
+    """Receives the decision of a trial, on the tuner's thread, which must not touch the GPU."""
 
     @property
     def is_wanted(self) -> bool:
-        """False after ``forget()``."""
+        """False once the problem was forgotten."""
 
     @property
     def chosen_elsewhere(self) -> str | None:
-        """What another thread's trial of the same problem has chosen."""
+        """The text that another thread's trial of the same problem has decided on."""
 
-    def tell(self, selection: Selection) -> None:
-        """The outcome."""
+    def commit(self, selection: Selection) -> None:
+        """Commits the decision, the chosen candidate first."""
 
 
 @dataclass(eq=False)
 class Prepared:
     """What the calls of a trial have prepared so far: they write it, the tuner's thread reads it.
 
-    It holds no plan, no search and no tensor: the last to let go of those must be a caller.
+    It holds no plan, no search and no tensor: those must be freed on a caller's thread.
     """
 
     joining: deque[Candidate] = field(default_factory=deque)
-    """Candidates that are built and right, in the order in which they join; put here before they
-    do."""
+    """Candidates that are built and right, in the order in which they join the trial. A candidate
+    is put here before it joins."""
     first_fails: str = ""
-    """Why the first one cannot be chosen; empty: it is right, or not checked yet."""
-    errors: dict[str, float | None] = field(default_factory=dict)
-    """Of each one that was checked, by its text: as ``checking.relative_error``."""
-    rejected: list[tuple[str, float]] = field(default_factory=list)
-    """Those of them that are wrong."""
+    """Why the first candidate cannot be chosen; empty where it is right or not checked yet."""
+    checks: OutputChecks = field(default_factory=OutputChecks)
+    """The checks of the candidates' outputs."""
     remarks: list[str] = field(default_factory=list)
-    """What the evidence should say of it."""
+    """Remarks for the evidence."""
     budget_ms: float | None = None
     """The budget, where it left candidates out."""
     is_broken: bool = False
-    """Whether it ended by an error, which was logged or raised."""
+    """Whether the preparation ended by an error, which was logged or raised."""
     is_over: bool = False
-    """Whether nothing more is to come; set last."""
+    """Whether the preparation has ended; set last."""
 
 
 @dataclass(eq=False)
 class Trial:
-    """One problem that is being decided in its callers' calls."""
+    """One problem that its callers' calls are deciding."""
 
     schedule: _C.TurnSchedule
     first: Candidate
-    policy: Policy
+    committer: Committer
     prepared: Prepared
     race: OnlineRace = field(init=False)
     is_idle: bool = False
@@ -97,20 +96,21 @@ class Trial:
         self._judge_at = 0
 
     def step(self) -> bool:
-        """Does what there is to do; False once it is over."""
+        """Reads and judges what is new; False once the trial is over."""
         if not self.schedule.is_in_use:
             return False
-        if not self.policy.is_wanted:
-            # Mostly nobody has it any more; it may also have been made while all was forgotten.
+        if not self.committer.is_wanted:
+            # Usually no caller holds the trial any more; but it may have begun while its problem
+            # was being forgotten.
             self.schedule.decide(self.race.next_best() or 0)
             return False
-        is_over = self.prepared.is_over  # asked first: all that joins has then joined
+        is_over = self.prepared.is_over  # read first: every candidate has then joined
         self.is_idle = not self._read()
         if self._adopt():
             return False
         if self.prepared.is_broken:
             if 0 in self.race.failed:
-                self.settle()
+                self.end_undecided()
             else:
                 self.schedule.decide(0)
             return False
@@ -120,24 +120,25 @@ class Trial:
         if chosen is not None:
             wall_ms = (time.perf_counter() - self._start) * 1e3
             prepared = self.prepared
-            self.policy.tell(
+            self.committer.commit(
                 self.race.selection(chosen, wall_ms, prepared.remarks, prepared.budget_ms)
             )
             self.schedule.decide(chosen)
             return False
         if len(self.race.candidates) == 1 or not self.race.active:
-            self.settle()
+            self.end_undecided()
             return False
         return True
 
-    def settle(self) -> None:
-        """Ends what cannot be decided: the first stays, or who is left, or PyTorch's own path."""
+    def end_undecided(self) -> None:
+        """Ends a trial that cannot decide: with its first candidate, else with the best that has
+        not failed, else with PyTorch's own path."""
         stays = 0 in self.race.active
         left = 0 if stays else self.race.next_best()
         self.schedule.decide(left)
         remarks = tuple(self.prepared.remarks)
         if stays and not remarks:
-            return  # what was said of it stands, too
+            return  # its choice is committed already
         candidate = ATEN if left is None else self.race.candidates[left]
         rule = "the first stays" if stays else "the others fail"
         evidence = Evidence(
@@ -146,11 +147,13 @@ class Trial:
             remarks=remarks,
             budget_ms=self.prepared.budget_ms,
         )
-        self.policy.tell(Selection((Measurement(candidate, None, 0),), self.race.turns, evidence))
+        self.committer.commit(
+            Selection((Measurement(candidate, None, 0),), self.race.turns, evidence)
+        )
 
     def _adopt(self) -> bool:
-        """Ends with what another thread has decided, if it is among those that run here."""
-        text = self.policy.chosen_elsewhere
+        """Ends the trial with what another thread has decided, if that candidate runs here."""
+        text = self.committer.chosen_elsewhere
         for number in self.race.active:
             if self.race.candidates[number].text == text:
                 self.schedule.decide(number)
@@ -158,7 +161,7 @@ class Trial:
         return False
 
     def _read(self) -> bool:
-        """Takes what the calls have left; False where that is nothing."""
+        """Takes the calls' new samples, failures and candidates; False where there are none."""
         samples, count = self.schedule.take_samples(), self.schedule.implementation_count
         failures = set(self.schedule.failures()) - self.race.failed
         first_fails = bool(self.prepared.first_fails) and 0 not in self.race.failed
@@ -172,7 +175,8 @@ class Trial:
         return bool(samples or failures or joining or first_fails)
 
     def _judge(self) -> int | None:
-        """What the turns say, where enough are new: the choice's number once there is one."""
+        """Judges the race if enough turns are new; returns the number of the chosen candidate once
+        it is decided."""
         if self.race.turns < self._judge_at:
             return None
         before = set(self.race.active)
@@ -192,13 +196,13 @@ class Trial:
 
 
 def next_period_s(last_s: float, is_idle: bool, spent_s: float, trials: int) -> float:
-    """How long to sleep after a look at all trials that took ``spent_s`` of CPU time; seconds."""
+    """Seconds to sleep after steps of all trials that took ``spent_s`` seconds of CPU time."""
     wanted_s = min(2 * last_s, _LONGEST_IDLE_S) if is_idle else _PERIOD_S
     return max(wanted_s, min(spent_s / _SHARE, trials * _PERIOD_S, _LONGEST_S))
 
 
 class OnlineTuner:
-    """The thread; it lives while there are trials."""
+    """The thread that steps all trials; it runs while there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -210,7 +214,7 @@ class OnlineTuner:
     def add(self, trial: Trial) -> None:
         with self._lock:
             if self._stopped.is_set():
-                return  # the process ends: the first one serves
+                return  # the process ends, and the first candidate serves
             self._trials.append(trial)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -226,17 +230,18 @@ class OnlineTuner:
 
     @property
     def preparing(self) -> int:
-        """How many of them have calls to come that do more than run the problem once."""
+        """How many of them are still preparing candidates in their calls."""
         with self._lock:
             return sum(not trial.prepared.is_over for trial in self._trials)
 
     @property
     def cpu_s(self) -> float:
-        """CPU time of all steps so far, in seconds: what the callers' Python may have waited."""
+        """CPU time of all steps so far, in seconds: the longest that callers may have waited for
+        Python's lock."""
         return self._cpu_s
 
     def stop(self) -> None:
-        """Ends the thread for good. At exit it must be done before the interpreter goes."""
+        """Ends the thread for good, as must be done at exit before the interpreter is finalised."""
         self._stopped.set()
         with self._lock:
             thread = self._thread
@@ -262,18 +267,18 @@ class OnlineTuner:
             spent_s = time.thread_time() - begin_s
             self._cpu_s += spent_s
             period_s = next_period_s(period_s, is_idle, spent_s, len(trials))
-            # What is over is let go before the next sleep.
+            # Trials that are over are freed before the next sleep.
             del trial, trials
 
     def _step(self, trial: Trial) -> bool:
         try:
             return trial.step()
         except Exception:
-            # Whatever it is, the caller keeps being served; the reason must not be lost.
+            # The caller must keep being served whatever went wrong, but the reason must be logged.
             why = traceback.format_exc()  # the error itself would keep its frames
             _log.error("online: gave up on a problem; its first plan stays\n%s", why)
         try:
-            trial.settle()
+            trial.end_undecided()
         except Exception:
             _log.error("online: no more calls are timed\n%s", traceback.format_exc())
         return False
@@ -282,4 +287,4 @@ class OnlineTuner:
 TUNER = OnlineTuner()
 atexit.register(TUNER.stop)
 
-__all__ = ["TUNER", "OnlineTuner", "Policy", "Prepared", "Trial", "next_period_s"]
+__all__ = ["TUNER", "OnlineTuner", "Committer", "Prepared", "Trial", "next_period_s"]

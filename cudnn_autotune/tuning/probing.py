@@ -1,5 +1,5 @@
-"""Choices that are made only to see which problems there are: not remembered, and nobody hears of
-them."""
+"""Probes: calls that only show which problems a model has. Their choices are not remembered, and
+no ``on_decision`` callback is called for them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.tuning.choice_log import Choice
+from cudnn_autotune.tuning.choice import Choice
 
 MODE = "heuristic"
-# Choices are made at the first call under a policy. So each probe gets a policy of its own: in the
-# place of a limit on the candidates a number below 0, as no limit is.
+# A choice is made at the first call under a policy, so each probe has a policy of its own: its
+# limit on the candidates is a number below 0, which no other policy has.
 _numbers = itertools.count(-1, -1)
 _made: dict[int, list[Choice]] = {}
 
 
 @contextmanager
 def probe() -> Iterator[list[Choice]]:
-    """Calls within, and their backward, are served by cuDNN's heuristics, whatever mode they name,
-    and their choices go into the list. Those of other threads are as ever."""
+    """Within the context, calls of this thread and their backward are served by cuDNN's heuristics
+    in place of their own mode, and their choices are appended to the list. Other threads are not
+    affected."""
     number = next(_numbers)
     made = _made[number] = []
     try:
@@ -31,12 +32,12 @@ def probe() -> Iterator[list[Choice]]:
 
 
 def is_probe(benchmark_limit: int) -> bool:
-    """Whether a call with this limit is one of a probe."""
+    """Whether a call with this limit belongs to a probe."""
     return benchmark_limit < 0
 
 
-def take(choice: Choice) -> None:
-    """The choice that such a call has led to."""
-    made = _made.get(choice.benchmark_limit)
-    if made is not None:  # else it comes late: nobody asks any more
+def record(benchmark_limit: int, choice: Choice) -> None:
+    """Appends the choice of such a call to its probe's list, unless the probe is over."""
+    made = _made.get(benchmark_limit)
+    if made is not None:
         made.append(choice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from simulations import PROBLEM, candidate
 from cudnn_autotune import Choice, ConvProblem, Measurement, Selection
 from cudnn_autotune.audit.model import Pick
 from cudnn_autotune.core.json_dataclass import decode, encode
+from cudnn_autotune.store import Decision
 
 gpu = pytest.importorskip("cudnn_autotune.audit.gpu", reason="needs a CUDA build")
 
@@ -38,9 +40,16 @@ def test_an_engine_that_was_wrong_beyond_measure_is_told_and_read(error: float) 
     chosen = Measurement(candidate("eng2"), 1.0, 3)
     rejected = (("eng1", error), ("eng3", 0.25))
     selection = Selection((Measurement(candidate("eng1"), 0.9, 3), chosen), total_samples=6)
-    choice = Choice(
-        PROBLEM, 0, "race", None, 0, "eng2", chosen, 10.0, selection, 1e-4, rejected=rejected
+    decision = Decision(
+        PROBLEM,
+        "race",
+        0,
+        None,
+        replace(selection, ranking=selection.ranking[::-1]),
+        1e-4,
+        rejected,
     )
+    choice = Choice(decision, 0, tuning_ms=10.0, searched=selection)
     pick = gpu._told(choice, 12.0, 0.5)
     assert pick.text == "eng2"
     assert pick.rejected == {"eng1": None, "eng3": 0.25}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cudnn_autotune import _C
 from cudnn_autotune.distributed import problems_of, tune
 from cudnn_autotune.nn.untouched import run_once
 from cudnn_autotune.timers import measuring
-from cudnn_autotune.tuning.choice_log import Choice
+from cudnn_autotune.tuning.choice import Choice
 
 
 @dataclass
@@ -304,9 +304,9 @@ def test_a_backward_on_a_thread_of_autograds_belongs_to_the_model() -> None:
 
 def test_a_model_on_two_devices() -> None:
     class Two(cases.Asking):
-        def choose(self, choice: Choice) -> None:
-            super().choose(choice)
-            super().choose(replace(choice, device=1))
+        def choose(self, problem: ca.ConvProblem, device: int = 0) -> None:
+            super().choose(problem)
+            super().choose(problem, device=1)
 
     with pytest.raises(ValueError, match=r"one CUDA device, and runs on \[0, 1\]"):
         problems_of(Two(2), torch.ones(1))

@@ -14,42 +14,42 @@ from subprocesses import python
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.engines.selection import Measurement
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.store import Decision
 from cudnn_autotune.tuning import events
-from cudnn_autotune.tuning.choice_log import Choice
+from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.events import SlowSearches
 
 pytestmark = pytest.mark.search
 
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
-CHOICE = Choice(
-    PROBLEM, 0, "race", None, 0, "aten", Measurement(ATEN, 0.25, 3), 12.0, None, None, ()
-)
+DECISION = Decision(PROBLEM, "race", 0, None, Selection((Measurement(ATEN, 0.25, 3),), 3))
+CHOICE = Choice(DECISION, device=0, tuning_ms=12.0)
 
 
 def test_a_callback_hears_of_every_decision_until_it_is_removed() -> None:
     heard: list[Choice] = []
     handle = ca.on_decision(heard.append)
     pinned = dataclasses.replace(CHOICE, origin="pinned")
-    events.tell(CHOICE)
-    events.tell(pinned)
+    events.announce(CHOICE)
+    events.announce(pinned)
     handle.remove()
-    events.tell(CHOICE)
+    events.announce(CHOICE)
     assert heard == [CHOICE, pinned]
 
 
 def test_the_handle_is_a_context_manager() -> None:
     heard: list[Choice] = []
     with ca.on_decision(heard.append):
-        events.tell(CHOICE)
-    events.tell(CHOICE)
+        events.announce(CHOICE)
+    events.announce(CHOICE)
     assert heard == [CHOICE]
 
 
 def test_callbacks_are_called_in_their_order() -> None:
     heard: list[int] = []
     with ca.on_decision(lambda _: heard.append(1)), ca.on_decision(lambda _: heard.append(2)):
-        events.tell(CHOICE)
+        events.announce(CHOICE)
     assert heard == [1, 2]
 
 
@@ -60,7 +60,7 @@ def test_one_that_fails_is_logged_and_stops_nobody(caplog: pytest.LogCaptureFixt
         raise RuntimeError("mine")
 
     with ca.on_decision(fails), ca.on_decision(heard.append):
-        events.tell(CHOICE)
+        events.announce(CHOICE)
     assert heard == [CHOICE]
     assert "mine" in caplog.text
 
@@ -73,14 +73,14 @@ def test_a_callback_may_remove_itself() -> None:
         handle.remove()
 
     handle = ca.on_decision(once)
-    events.tell(CHOICE)
-    events.tell(CHOICE)
+    events.announce(CHOICE)
+    events.announce(CHOICE)
     assert heard == [CHOICE]
 
 
 def test_every_decision_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "cudnn_autotune"):
-        events.tell(dataclasses.replace(CHOICE, origin="store"))
+        events.announce(dataclasses.replace(CHOICE, origin="store"))
     (record,) = caplog.records
     assert record.name == "cudnn_autotune"
     assert record.levelno == logging.INFO

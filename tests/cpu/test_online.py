@@ -21,17 +21,18 @@ from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.online import offered
 from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.ties import TIE_WIDTH
+from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.offline.simulated import SimulatedEngine, StaticCandidates
-from cudnn_autotune.tuning import online_calls, verdict
-from cudnn_autotune.tuning.choice_log import Choice
+from cudnn_autotune.tuning import online_calls, output_check
+from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_calls import OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import OnlineTuner, Prepared, Trial, next_period_s
 
@@ -500,17 +501,17 @@ def test_a_lost_device_is_a_clear_error(field: str, error: type[Exception]) -> N
 # The trial that carries it out: all but the GPU's part
 
 
-class Told:
-    """Notes what is decided."""
+class Committed:
+    """Collects what is decided."""
 
     is_wanted = True
     chosen_elsewhere: str | None = None
 
     def __init__(self) -> None:
-        self.told: list[Selection] = []
+        self.selections: list[Selection] = []
 
-    def tell(self, selection: Selection) -> None:
-        self.told.append(selection)
+    def commit(self, selection: Selection) -> None:
+        self.selections.append(selection)
 
 
 FIRST = candidate("eng0:")
@@ -520,10 +521,10 @@ class Undecided:
     """A real trial without calls; tests do to its schedule what calls do."""
 
     def __init__(self, first: Candidate = FIRST) -> None:
-        self.policy, self.prepared = Told(), Prepared()
+        self.committer, self.prepared = Committed(), Prepared()
         self.native = _C.OnlineTrial((first.text, None), lambda x, w, y: (None, False))
         self.schedule = self.native.schedule
-        self.trial = Trial(self.schedule, first, self.policy, self.prepared)
+        self.trial = Trial(self.schedule, first, self.committer, self.prepared)
 
     def join(self, *candidates: Candidate) -> None:
         for one in candidates:
@@ -609,7 +610,7 @@ def test_the_fastest_is_decided_without_a_gpu() -> None:
     time.sleep(0.1)
     assert one.native.decided is None, "one is still to join"
     one.join(candidate("eng3:", 3))
-    one.prepared.errors["eng2:"] = 1e-4
+    one.prepared.checks.errors["eng2:"] = 1e-4
     one.prepared.is_over = True
     assert tuner.preparing == 0
     was_initialized = torch.cuda.is_initialized()
@@ -621,7 +622,7 @@ def test_the_fastest_is_decided_without_a_gpu() -> None:
     assert tuner.undecided == 0
     assert one.native.decided == "eng2:"
     assert ran.count(1) < ran.count(2), "the slow are dropped"
-    (selection,) = one.policy.told
+    (selection,) = one.committer.selections
     assert selection.winner.candidate.text == "eng2:"
     assert {t.candidate.text for t in selection.ranking} == {f"eng{i}:" for i in range(4)}
     assert one.schedule.leader() == 2
@@ -645,7 +646,7 @@ def test_a_first_that_is_wrong_is_not_decided() -> None:
         steps += 1
         assert steps < 300
     assert one.native.decided == "eng1:"
-    (selection,) = one.policy.told
+    (selection,) = one.committer.selections
     assert {t.candidate.text: t.eliminated for t in selection.ranking}["eng0:"] == "wrong"
 
 
@@ -658,7 +659,7 @@ def test_one_that_is_alone(first_fails: str, decided: str) -> None:
     one.prepared.is_over = True
     assert not one.trial.step()
     assert one.native.decided == decided
-    assert len(one.policy.told) == bool(first_fails)
+    assert len(one.committer.selections) == bool(first_fails)
 
 
 @pytest.mark.search
@@ -669,21 +670,21 @@ def test_an_error_in_a_call_leaves_the_first() -> None:
     one.prepared.is_broken = one.prepared.is_over = True
     assert not one.trial.step()
     assert one.native.decided == "eng0:"
-    assert one.policy.told == []
+    assert one.committer.selections == []
 
 
 @pytest.mark.search
 def test_what_another_thread_has_decided_is_adopted() -> None:
     one = Undecided()
-    one.policy.chosen_elsewhere = "eng1:"
+    one.committer.chosen_elsewhere = "eng1:"
     assert one.trial.step(), "not here yet"
     one.join(candidate("eng1:", 1))
     assert not one.trial.step()
     assert one.native.decided == "eng1:"
-    assert one.policy.told == []
+    assert one.committer.selections == []
 
 
-class Asked(Told):
+class Asked(Committed):
     """Counts how often it is asked for another thread's choice: that is a look-up under a lock."""
 
     def __init__(self) -> None:
@@ -699,16 +700,16 @@ class Asked(Told):
 @pytest.mark.search
 def test_where_nothing_is_new_nothing_is_judged() -> None:
     one = Undecided()
-    policy = one.trial.policy = Asked()
+    committer = one.trial.committer = Asked()
     one.join(candidate("eng1:", 1))
     one.turns(20, [1.0, 1.01])
     assert one.trial.step()
     assert not one.trial.is_idle
-    assert policy.asked == 1
+    assert committer.asked == 1
     for _ in range(5):
         assert one.trial.step()
         assert one.trial.is_idle
-    assert policy.asked == 6, "another thread may have decided meanwhile"
+    assert committer.asked == 6, "another thread may have decided meanwhile"
 
 
 def test_the_threads_share_is_bounded() -> None:
@@ -728,7 +729,7 @@ def test_trials_without_callers_are_dropped_at_once_and_leave_nothing() -> None:
     """A thread that lived for one step, a plan cache that was full, another epoch."""
     tuner = OnlineTuner()
     others = [Undecided() for _ in range(3)]
-    policies = [one.policy for one in others]
+    committers = [one.committer for one in others]
     alive = [weakref.ref(one.trial) for one in others]
     races = [weakref.ref(one.trial.race) for one in others]
     stays = Undecided()
@@ -745,7 +746,7 @@ def test_trials_without_callers_are_dropped_at_once_and_leave_nothing() -> None:
         time.sleep(0.005)
     assert tuner.undecided == 1
     assert [trial() for trial in (*alive, *races)] == [None] * 6
-    assert all(policy.told == [] for policy in policies)
+    assert all(committer.selections == [] for committer in committers)
     assert tuner.cpu_s > before_s
     assert stays.native.decided is None
     tuner.stop()
@@ -754,12 +755,12 @@ def test_trials_without_callers_are_dropped_at_once_and_leave_nothing() -> None:
 # What the calls prepare: all but the GPU's part
 
 
-class Pieces(OnlinePreparation):
+class Steps(OnlinePreparation):
     """Candidates that need no cuDNN; each piece takes a millisecond of a clock that is not real."""
 
     others = tuple(candidate(f"eng{i}:", i) for i in range(1, 5))
 
-    def _ask(self, tensors: object) -> None:
+    def _list(self, tensors: object) -> None:
         self._search = cast("_C.EngineSearch", object())
         self._pending.extend([self._first, *self.others])
 
@@ -771,15 +772,16 @@ class Pieces(OnlinePreparation):
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(0.0, 1e-3)
     monkeypatch.setattr(online_calls.time, "perf_counter", lambda: next(seconds))
-    monkeypatch.setattr(verdict, "error_of", lambda *args: 0.0)
+    monkeypatch.setattr(output_check, "error_of", lambda *args: 0.0)
 
 
 def prepare(budget_ms: float | None) -> tuple[Prepared, int]:
     """All pieces, and after how many calls nothing was left to do."""
     problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3), padding=1)
-    first = Choice(problem, 0, "online", None, 0, FIRST.text, None, 0.0, None, None, ())
+    decision = Decision(problem, "online", 0, None, Selection((Measurement(FIRST, None, 0),), 0))
+    first = Choice(decision, 0)
     prepared = Prepared()
-    preparation = Pieces(first, FIRST, None, prepared, budget_ms)
+    preparation = Steps(first, FIRST, None, prepared, budget_ms)
     tensors = (torch.empty(0),) * 3
     for calls in range(1, 20):
         if not preparation(*tensors)[1]:
@@ -796,7 +798,7 @@ def prepare(budget_ms: float | None) -> tuple[Prepared, int]:
 def test_the_budget_bounds_what_calls_wait_for(budget_ms: float | None, join: int) -> None:
     """A millisecond to ask, one for the first, one for each of the others."""
     prepared, _ = prepare(budget_ms)
-    assert [c.text for c in prepared.joining] == [c.text for c in Pieces.others[:join]]
+    assert [c.text for c in prepared.joining] == [c.text for c in Steps.others[:join]]
     assert prepared.remarks == (
         [f"the budget left {4 - join} of 5 candidates unseen"] if join < 4 else []
     )
@@ -812,7 +814,7 @@ def test_the_evidence_says_that_the_budget_was_spent() -> None:
     one.prepared.budget_ms = 5.0
     one.prepared.is_over = True
     assert not one.trial.step()
-    (selection,) = one.policy.told
+    (selection,) = one.committer.selections
     assert selection.evidence.remarks == ("the budget was spent",)
     assert (selection.evidence.budget_ms, selection.evidence.regret_bound) == (5.0, None)
     alone = Undecided()
@@ -820,7 +822,7 @@ def test_the_evidence_says_that_the_budget_was_spent() -> None:
     alone.prepared.is_over = True
     assert not alone.trial.step()
     assert alone.native.decided == FIRST.text
-    (selection,) = alone.policy.told
+    (selection,) = alone.committer.selections
     assert (selection.winner.candidate, selection.total_samples) == (FIRST, 0)
     assert selection.evidence.remarks == ("the budget was spent",)
 
@@ -852,7 +854,7 @@ def test_a_trial_ends_with_its_callers_and_they_let_go_of_its_plans() -> None:
     preparation = Step()
     alive = weakref.ref(preparation)
     native = _C.OnlineTrial((ATEN.text, None), preparation)
-    trial = Trial(native.schedule, ATEN, Told(), Prepared())
+    trial = Trial(native.schedule, ATEN, Committed(), Prepared())
     del preparation
     assert alive() is not None
     assert trial.step()
@@ -865,17 +867,17 @@ def test_a_trial_ends_with_its_callers_and_they_let_go_of_its_plans() -> None:
 @pytest.mark.search
 def test_what_was_forgotten_ends() -> None:
     one = Undecided()
-    one.policy.is_wanted = False
+    one.committer.is_wanted = False
     assert not one.trial.step()
-    assert one.policy.told == []
+    assert one.committer.selections == []
 
 
 @pytest.mark.search
 def test_where_all_have_failed_pytorchs_own_path_serves() -> None:
     one = Undecided()
     one.trial.race.fail(0, "failed")
-    one.trial.settle()
-    (selection,) = one.policy.told
+    one.trial.end_undecided()
+    (selection,) = one.committer.selections
     assert selection.winner.candidate == ATEN
     assert one.native.decided == ATEN.text
 
@@ -886,12 +888,12 @@ def test_where_the_first_has_failed_the_best_of_the_others_serves() -> None:
     second = candidate("eng1:", 1)
     one.join(second)
     assert one.trial.step()
-    one.trial.settle()
+    one.trial.end_undecided()
     assert one.native.decided == FIRST.text
-    assert one.policy.told == [], "the first stays, and so does what was said of it"
+    assert one.committer.selections == [], "the first stays, and so does what was said of it"
     one.schedule.fail(0)
     assert one.trial.step()
-    one.trial.settle()
+    one.trial.end_undecided()
     assert one.native.decided == second.text
-    (selection,) = one.policy.told
+    (selection,) = one.committer.selections
     assert selection.winner.candidate == second

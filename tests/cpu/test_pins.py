@@ -23,8 +23,9 @@ POINTWISE: dict[str, Any] = {
 }
 
 
-def known(problem: ca.ConvProblem, sampling: str = "auto") -> remembering.Known | None:
-    return remembering.find(problem, sampling, None, 0, 0)
+def known(problem: ca.ConvProblem, sampling: str = "auto") -> tuple[str, str] | None:
+    found = remembering.find(problem, sampling, None, 0, 0)
+    return found and (found.text, found.origin)
 
 
 @pytest.mark.parametrize("text", ["eng62:TILE_SIZE=4,WORKSPACE=0", "eng0", "aten"])
@@ -32,8 +33,11 @@ def test_a_pin_serves_its_problem_under_every_policy(text: str) -> None:
     ca.pin(PROBLEM, text)
     assert ca.pins() == {PROBLEM: text}
     for sampling in ca.SAMPLING_MODES:
-        assert known(PROBLEM, sampling) == remembering.Known(text, "pinned")
-    assert remembering.find(PROBLEM, "auto", 0, 5, 3) == remembering.Known(text, "pinned")
+        assert known(PROBLEM, sampling) == (text, "pinned")
+    found = remembering.find(PROBLEM, "auto", 0, 5, 3)
+    assert found is not None
+    assert (found.text, found.origin, found.device) == (text, "pinned", 3)
+    assert (found.total_samples, found.time_ms, found.provenance) == (0, None, None)
     assert known(OTHER) is None
 
 
@@ -41,7 +45,7 @@ def test_the_last_pin_stands_and_unpin_ends_it() -> None:
     ca.pin(PROBLEM, "eng1")
     ca.pin(PROBLEM, "eng2")
     ca.pin(OTHER, "aten")
-    assert known(PROBLEM) == remembering.Known("eng2", "pinned")
+    assert known(PROBLEM) == ("eng2", "pinned")
     ca.unpin(PROBLEM)
     assert known(PROBLEM) is None
     assert ca.pins() == {OTHER: "aten"}
@@ -52,13 +56,13 @@ def test_the_last_pin_stands_and_unpin_ends_it() -> None:
 def test_forgetting_leaves_pins_alone() -> None:
     ca.pin(PROBLEM, "eng1")
     ca.forget()
-    assert known(PROBLEM) == remembering.Known("eng1", "pinned")
+    assert known(PROBLEM) == ("eng1", "pinned")
 
 
 def test_a_matrix_product_is_for_what_is_one() -> None:
     pointwise = ca.ConvProblem(**POINTWISE)
     ca.pin(pointwise, "matmul")
-    assert known(pointwise) == remembering.Known("matmul", "pinned")
+    assert known(pointwise) == ("matmul", "pinned")
     for changes in (
         {"weight_shape": (4, 8, 3, 3)},
         {"stride": 2},

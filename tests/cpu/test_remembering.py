@@ -23,8 +23,8 @@ from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import Decision, Environment, Provenance, Store, later
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.timers import measuring
-from cudnn_autotune.tuning import choice_log, remembering
-from cudnn_autotune.tuning.choice_log import Choice
+from cudnn_autotune.tuning import choice_log, remembering, tune_problem
+from cudnn_autotune.tuning.choice import Choice
 
 pytestmark = pytest.mark.search
 
@@ -40,21 +40,20 @@ SELECTION = Selection(
 )
 
 
-def choice(**changes: object) -> Choice:
-    values: dict[str, object] = {
-        "problem": PROBLEM,
-        "device": 0,
-        "sampling": "auto",
-        "workspace_limit": None,
-        "benchmark_limit": 0,
-        "text": "eng1",
-        "chosen": SELECTION.winner,
-        "tuning_ms": 5.0,
-        "selection": SELECTION,
+def choice(
+    chosen: int = 0, origin: str = "tuned", problem: ca.ConvProblem = PROBLEM, **changes: Any
+) -> Choice:
+    """A choice whose winner is this one of ``SELECTION``."""
+    first = SELECTION.ranking[chosen]
+    others = [entry for entry in SELECTION.ranking if entry is not first]
+    fields: dict[str, Any] = {
+        "selection": dataclasses.replace(SELECTION, ranking=(first, *others)),
         "relative_error": 1e-3,
-        "rejected": (),
+        "provenance": Provenance.now(""),
+        **changes,
     }
-    return Choice(**{**values, **changes})  # type: ignore[arg-type]
+    values = {"sampling": "auto", "benchmark_limit": 0, "workspace_limit": None, **fields}
+    return Choice(Decision(problem, **values), 0, origin, tuning_ms=5.0)
 
 
 def deterministic(problem: ca.ConvProblem = PROBLEM) -> ca.ConvProblem:
@@ -84,11 +83,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("folder")
 def test_what_was_tuned_is_known_afterwards() -> None:
     assert find() is None
-    remembering.keep(choice())
+    remembering.commit(choice())
     assert find() == ("eng1", "store")
     known = remembering.find(PROBLEM, "auto", None, 0, 0)
     assert known is not None
-    assert known.decision is not None
     assert known.decision.relative_error == 1e-3
     assert known.decision.provenance.torch == torch.__version__
     assert known.decision.selection.winner == SELECTION.winner
@@ -97,7 +95,7 @@ def test_what_was_tuned_is_known_afterwards() -> None:
 def test_what_is_put_off_is_stored_afterwards(folder: Path) -> None:
     """In its order, and what is put off within by the outermost."""
     with later.put_off() as changes:
-        remembering.keep(choice())
+        remembering.commit(choice())
         with later.put_off() as inner:
             later.change(lambda: ca.get_store().reject(next(iter(ca.get_store()))))
         assert (find(), inner, list(folder.iterdir())) == (None, [], [])
@@ -108,39 +106,38 @@ def test_what_is_put_off_is_stored_afterwards(folder: Path) -> None:
 
 def test_what_was_tuned_before_an_error_is_stored_all_the_same(folder: Path) -> None:
     def fails() -> None:
-        remembering.keep(choice())
+        remembering.commit(choice())
         raise RuntimeError("the GPU is lost")
 
     with pytest.raises(RuntimeError, match="lost"), later.put_off():
         fails()
     assert find() == ("eng1", "store")
-    remembering.keep(choice(sampling="race"))
+    remembering.commit(choice(sampling="race"))
     assert find(sampling="race") == ("eng1", "store")
     assert len(list(folder.iterdir())) == 2  # the file and its lock
 
 
 @pytest.mark.usefixtures("folder")
 def test_another_mode_or_limit_is_another_question() -> None:
-    remembering.keep(choice())
+    remembering.commit(choice())
     assert find(sampling="race") is None
     assert remembering.find(PROBLEM, "auto", None, 4, 0) is None
 
 
 @pytest.mark.usefixtures("folder")
 def test_tighter_constraints_are_answered_without_timing() -> None:
-    remembering.keep(choice())
+    remembering.commit(choice())
     assert find(limit=100) == ("eng2", "store")
     assert find(deterministic()) == ("eng2", "store")
     # Nobody has checked that one on these tensors.
     known = remembering.find(deterministic(), "auto", None, 0, 0)
     assert known is not None
-    assert known.decision is not None
     assert known.decision.relative_error is None
 
 
 @pytest.mark.usefixtures("folder")
 def test_looser_constraints_must_be_tuned() -> None:
-    remembering.keep(choice(workspace_limit=5000))
+    remembering.commit(choice(workspace_limit=5000))
     assert find(limit=5000) == ("eng1", "store")
     assert find() is None
 
@@ -148,16 +145,16 @@ def test_looser_constraints_must_be_tuned() -> None:
 @pytest.mark.usefixtures("folder")
 def test_what_nobody_timed_is_not_kept() -> None:
     untimed = Selection((Measurement(SLOW, None, 0),), 0)
-    remembering.keep(choice(selection=untimed, chosen=untimed.winner, text="eng2"))
-    remembering.keep(choice(selection=None, chosen=None, text="aten"))
+    remembering.commit(choice(selection=untimed))
+    remembering.commit(choice(selection=Selection((Measurement(ATEN, None, 0),), 0)))
     for origin in ("store", "agreed", "pinned"):
-        remembering.keep(choice(origin=origin))
+        remembering.commit(choice(origin=origin))
     assert find() is None
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_wrong_winner_is_not_served() -> None:
-    remembering.keep(choice(text="eng2", chosen=SELECTION.ranking[1], rejected=(("eng1", 0.7),)))
+    remembering.commit(choice(chosen=1, rejected=(("eng1", 0.7),)))
     assert find() == ("eng2", "store")
 
 
@@ -168,28 +165,28 @@ def test_a_wrong_winner_is_not_served() -> None:
 )  # fmt: skip
 def test_the_modes(tmp_path: Path, mode: str, reads: bool, writes: bool) -> None:
     ca.set_store(tmp_path, mode="read_write")
-    remembering.keep(choice())
+    remembering.commit(choice())
     ca.set_store(tmp_path, mode=mode)
     assert (find() is not None) == reads
-    remembering.keep(choice(sampling="race"))
+    remembering.commit(choice(sampling="race"))
     ca.set_store(tmp_path, mode="read")
     assert (find(sampling="race") is not None) == writes
 
 
 def test_off_makes_no_folder(tmp_path: Path) -> None:
     ca.set_store(tmp_path / "none", mode="off")
-    remembering.keep(choice())
+    remembering.commit(choice())
     assert find() is None
     assert not (tmp_path / "none").exists()
 
 
 def test_the_users_decisions_win_over_shipped_ones(tmp_path: Path) -> None:
     ca.set_store(tmp_path / "shipped", mode="read_write")
-    remembering.keep(choice())
-    remembering.keep(choice(sampling="race"))
+    remembering.commit(choice())
+    remembering.commit(choice(sampling="race"))
     ca.set_store(tmp_path / "user", shipped=[tmp_path / "shipped"])
     assert find() == ("eng1", "store")
-    remembering.keep(choice(text="eng2", chosen=SELECTION.ranking[1]))
+    remembering.commit(choice(chosen=1))
     assert find() == ("eng2", "store")
     assert find(sampling="race") == ("eng1", "store")
     ca.set_store(tmp_path / "shipped", mode="read")
@@ -242,7 +239,7 @@ def test_shipped_takes_several_paths(tmp_path: Path) -> None:
 def test_what_cannot_be_stored_serves_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     """A strategy of the user's may bring evidence that makes no sense."""
     nonsense = dataclasses.replace(SELECTION, evidence=Evidence("mine", regret_bound=-0.5))
-    remembering.keep(choice(selection=nonsense))
+    remembering.commit(choice(selection=nonsense))
     assert find() is None
     assert "is not kept" in caplog.text
     assert "regret_bound" in caplog.text
@@ -250,8 +247,8 @@ def test_what_cannot_be_stored_serves_all_the_same(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.usefixtures("folder")
 def test_agreed_wins_over_the_store_and_a_pin_over_both() -> None:
-    remembering.keep(choice())
-    agreed = remembering.decision_of(choice(text="eng2", chosen=SELECTION.ranking[1]))
+    remembering.commit(choice())
+    agreed = choice(chosen=1).decision
     remembering.install([agreed], 0)
     assert find() == ("eng2", "agreed")
     assert [c.origin for c in ca.choices()] == ["agreed"]
@@ -275,16 +272,16 @@ def test_winners_of_similar_problems_are_offered() -> None:
     near = ca.ConvProblem("fprop", (4, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
     far = ca.ConvProblem("fprop", (8, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
     other = ca.ConvProblem("dgrad", (4, 8, 9, 9), (4, 8, 3, 3), dtype=torch.float16)
-    remembering.keep(choice(problem=far))
-    remembering.keep(choice(problem=near, text="eng2", chosen=SELECTION.ranking[1]))
-    remembering.keep(choice(problem=other))
+    remembering.commit(choice(problem=far))
+    remembering.commit(choice(problem=near, chosen=1))
+    remembering.commit(choice(problem=other))
     assert [c.text for c in remembering.similar(PROBLEM, 0)] == ["eng2", "eng1"]
     ca.set_store(mode="off")
     assert remembering.similar(PROBLEM, 0) == []
 
 
 def test_another_process_knows_it(folder: Path) -> None:
-    remembering.keep(choice())
+    remembering.commit(choice())
     code = (
         "import torch, cudnn_autotune as ca\n"
         "from cudnn_autotune.tuning import remembering\n"
@@ -303,7 +300,7 @@ def test_another_process_knows_it(folder: Path) -> None:
 
 
 def test_what_is_on_disk_can_be_read_by_people(folder: Path) -> None:
-    remembering.keep(choice())
+    remembering.commit(choice())
     (file,) = folder.glob("*.json")
     tree = json.loads(file.read_text())
     assert tree["environment"] == Environment.of(None).to_json()
@@ -311,7 +308,7 @@ def test_what_is_on_disk_can_be_read_by_people(folder: Path) -> None:
 
 
 def test_get_store_is_the_users_own(folder: Path) -> None:
-    remembering.keep(choice())
+    remembering.commit(choice())
     store = ca.get_store()
     assert isinstance(store, Store)
     (decision,) = list(store)
@@ -336,8 +333,7 @@ def test_an_unknown_mode_is_refused(mode: object) -> None:
 
 
 def test_forgetting_a_problem_leaves_the_others() -> None:
-    other = dataclasses.replace(choice(), sampling="race")
-    elsewhere = dataclasses.replace(choice(), problem=deterministic())
+    other, elsewhere = choice(sampling="race"), choice(problem=deterministic())
     for one in (choice(), other, elsewhere):
         choice_log.record(one)
     choice_log.forget_problem(PROBLEM)
@@ -347,13 +343,11 @@ def test_forgetting_a_problem_leaves_the_others() -> None:
 def test_what_was_measured_earlier_keeps_its_moment(folder: Path) -> None:
     """Else old measurements would beat newer ones elsewhere, once ranks have agreed upon them."""
     earlier = Provenance("580.1", "2.11.0", "0.1.0", "2026-01-02T12:00:00Z")
-    remembering.keep(choice(provenance=earlier))
+    remembering.commit(choice(provenance=earlier))
     known = remembering.find(PROBLEM, "auto", None, 0, 0)
     assert known is not None
-    assert known.decision is not None
-    served = remembering.choice_of(known.decision, 0, known.origin)
-    assert remembering.decision_of(served).provenance == earlier
-    remembering.install([remembering.decision_of(served)], 0)
+    assert known.provenance == earlier
+    remembering.install([known.decision], 0)
     (stored,) = ca.get_store()
     assert stored.provenance == earlier
     assert [c.provenance for c in ca.choices()] == [earlier]
@@ -363,7 +357,7 @@ def test_what_is_pinned_is_not_tuned() -> None:
     """It would be given out to other ranks as measured."""
     ca.pin(PROBLEM, "aten")
     with pytest.raises(RuntimeError, match="aten is pinned, which leaves nothing to tune"):
-        remembering.tune(PROBLEM, 0, "race")
+        tune_problem.tune(PROBLEM, 0, "race")
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
@@ -395,7 +389,7 @@ def test_an_alignment_that_no_call_has_is_refused() -> None:
     for op, alignment in (("fprop", (32, 32, 4)), ("dgrad", (16, 32, 32)), ("wgrad", (4, 4, 4))):
         problem = ca.ConvProblem(op, (2, 8, 9, 9), (4, 8, 3, 3), alignment=alignment)
         with pytest.raises(ValueError, match=f"must be 32 bytes for what {op} writes"):
-            remembering.tune(problem, 0, "race")
+            tune_problem.tune(problem, 0, "race")
 
 
 def flags() -> dict[str, Any]:
@@ -486,7 +480,7 @@ def test_a_problems_flags_are_set_for_it_and_restored(
             allow_tf32=tf32,
             allow_reduced_precision=reduced,
         )
-        with remembering._as_asked(problem, "cuda"):
+        with tune_problem.flags_of(problem, "cuda"):
             now = flags()
         assert now["enabled"]
         assert now["deterministic"] == strict
@@ -502,5 +496,5 @@ def test_autocast_does_not_turn_a_problem_into_another() -> None:
     data = measuring.operands(problem, "cpu")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert measuring.run_operator(problem, data, "race").dtype == torch.bfloat16
-        with remembering._as_asked(problem, "cpu"):
+        with tune_problem.flags_of(problem, "cpu"):
             assert measuring.run_operator(problem, data, "race").dtype == torch.float32

@@ -24,8 +24,7 @@ from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import remembering, serving
 from cudnn_autotune.tuning.checking import tolerance
-from cudnn_autotune.tuning.outcome import Outcome
-from cudnn_autotune.tuning.remembering import Known
+from cudnn_autotune.tuning.choice import Choice
 
 pytestmark = pytest.mark.search
 
@@ -62,8 +61,8 @@ def remembered(
 
 def known(
     problem: ca.ConvProblem, candidate: ca.Candidate, origin: str = "store", **fields: Any
-) -> Known:
-    return Known(candidate.text, origin, remembered(problem, candidate, **fields))
+) -> Choice:
+    return Choice(remembered(problem, candidate, **fields), 0, origin)
 
 
 @functools.cache
@@ -76,12 +75,12 @@ def first(problem: ca.ConvProblem, fits: Callable[[ca.Candidate], bool]) -> ca.C
     return next(c for c in listed(problem) if fits(c) and not c.is_compiled)
 
 
-def built(what: Known, problem: ca.ConvProblem, limit: int = -1) -> _C.Plan | None:
+def built(what: Choice, problem: ca.ConvProblem, limit: int = -1) -> _C.Plan | None:
     search = functools.partial(open_search, problem, "h200")
     return serving.built(what, problem.native(), limit, search)
 
 
-def refused(what: Known, problem: ca.ConvProblem, limit: int = -1) -> tuple[str, str]:
+def refused(what: Choice, problem: ca.ConvProblem, limit: int = -1) -> tuple[str, str]:
     with pytest.raises(serving.UnfitError) as unfit:
         built(what, problem, limit)
     reason, found = unfit.value.args
@@ -136,8 +135,7 @@ def test_the_notes_are_the_engines(
     assert built(replace_problem(lie, free), free) is not None
 
 
-def replace_problem(what: Known, problem: ca.ConvProblem) -> Known:
-    assert what.decision is not None
+def replace_problem(what: Choice, problem: ca.ConvProblem) -> Choice:
     return replace(what, decision=replace(what.decision, problem=problem))
 
 
@@ -170,12 +168,12 @@ def test_a_pin_is_an_order() -> None:
     """The notes and the workspace are the user's business."""
     problem = make("resnet_fp16_nhwc", "wgrad", deterministic=True)
     one = first(problem, lambda c: "NONDETERMINISTIC" in c.numerical_notes)
-    plan = built(Known(one.text, "pinned"), problem, 0)
+    plan = built(known(problem, one, "pinned"), problem, 0)
     assert plan is not None
     assert plan.text == one.text
     for text in ("eng987", UNREADABLE):
         with pytest.raises(ca.CudnnError):
-            built(Known(text, "pinned"), problem)
+            built(known(problem, as_told(one, text=text), "pinned"), problem)
 
 
 # What is served, on the CPU, where PyTorch's own path and the matrix product run
@@ -185,9 +183,9 @@ def tensors_of(problem: ca.ConvProblem) -> tuple[torch.Tensor, torch.Tensor, tor
     return operands(problem, "cpu")
 
 
-def served(what: Known, problem: ca.ConvProblem, tensors: Any = None) -> Outcome | None:
-    given = tensors or tensors_of(problem)
-    return serving.served_by(problem.native(), problem, what, -1, 0, given)
+def served(what: Choice, problem: ca.ConvProblem, tensors: Any = None) -> Choice | None:
+    found = serving.serve(what, problem.native(), -1, tensors or tensors_of(problem))
+    return None if found is None else found.choice
 
 
 @pytest.mark.parametrize("candidate", [ATEN, MATMUL], ids=lambda c: c.text)
@@ -209,7 +207,7 @@ def store(tmp_path: Path) -> ca.Store:
     return ca.get_store()
 
 
-def found(problem: ca.ConvProblem) -> Known | None:
+def found(problem: ca.ConvProblem) -> Choice | None:
     return remembering.find(problem, "race", None, 0, 0)
 
 
@@ -256,7 +254,7 @@ def test_what_ranks_agreed_upon_is_verified_too() -> None:
 def test_a_wrong_pin_serves_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     x, w, y = tensors_of(POINTWISE)
     tensors = (x, w, torch.empty(y.shape, dtype=y.dtype))
-    outcome = served(Known("matmul", "pinned"), POINTWISE, tensors)
+    outcome = served(known(POINTWISE, MATMUL, "pinned"), POINTWISE, tensors)
     assert outcome is not None
     assert outcome.relative_error is not None
     assert outcome.relative_error > 0.5

@@ -22,7 +22,7 @@ from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.sampling import online_race
 from cudnn_autotune.sampling.online_race import OnlineRace
-from cudnn_autotune.tuning import verdict
+from cudnn_autotune.tuning import output_check
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
@@ -184,13 +184,13 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[str]]:
     """(numbers of checks that fail, texts that were checked so far)"""
     numbers: set[int] = set()
     asked: list[str] = []
-    real = verdict.error_of
+    real = output_check.error_of
 
     def error(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
         asked.append(text)
         return 0.7 if len(asked) - 1 in numbers else real(problem, text, *rest)
 
-    monkeypatch.setattr(verdict, "error_of", error)
+    monkeypatch.setattr(output_check, "error_of", error)
     return numbers, asked
 
 
@@ -243,7 +243,7 @@ def test_a_candidate_that_cannot_be_checked_is_left_out(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = verdict.error_of
+    real = output_check.error_of
 
     def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
         asked.append(text)
@@ -251,7 +251,7 @@ def test_a_candidate_that_cannot_be_checked_is_left_out(
             raise error("refused")
         return real(problem, text, *rest)
 
-    monkeypatch.setattr(verdict, "error_of", refuse)
+    monkeypatch.setattr(output_check, "error_of", refuse)
     input, weight = operands()
     converge(lambda: call("dense", input, weight))
     (choice,) = ca.choices()
@@ -265,7 +265,7 @@ def test_any_other_error_ends_the_trial(
 ) -> None:
     """The first stays, the calls go on, and the log says why."""
     asked: list[str] = []
-    real = verdict.error_of
+    real = output_check.error_of
 
     def fail(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
         asked.append(text)
@@ -273,7 +273,7 @@ def test_any_other_error_ends_the_trial(
             raise RuntimeError("something unforeseen")
         return real(problem, text, *rest)
 
-    monkeypatch.setattr(verdict, "error_of", fail)
+    monkeypatch.setattr(output_check, "error_of", fail)
     input, weight = operands()
     right = expected("dense", input, weight)
     call("dense", input, weight)

@@ -23,7 +23,7 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.store import Decision, Store
 from cudnn_autotune.timers.measuring import WRITTEN
-from cudnn_autotune.tuning import remembering, serving
+from cudnn_autotune.tuning import remembering, serving, tune_problem
 
 pytestmark = pytest.mark.gpu
 
@@ -446,7 +446,7 @@ def test_tune_by_problem() -> None:
     problem = only().problem
     ca.set_store(mode="off")
     ca.forget()
-    decision = remembering.tune(problem, 0, "race")
+    decision = tune_problem.tune(problem, 0, "race")
     assert decision.problem == problem
     assert decision.selection.total_samples > 0
 
@@ -472,7 +472,7 @@ def test_a_problem_is_tuned_exactly_as_it_was_recorded(op: str, changes: dict[st
     problem = ca.ConvProblem(
         op, (4, 32, 20, 20), (48, 32, 3, 3), padding=1, alignment=alignment, **changes
     )
-    assert remembering.tune(problem, 0, "heuristic").problem == problem
+    assert tune_problem.tune(problem, 0, "heuristic").problem == problem
 
 
 def test_a_problem_is_tuned_under_settings_that_are_not_its_own(
@@ -482,7 +482,7 @@ def test_a_problem_is_tuned_under_settings_that_are_not_its_own(
     torch.use_deterministic_algorithms(True)
     problem = ca.ConvProblem("wgrad", (4, 32, 20, 20), (48, 32, 3, 3), padding=1)
     assert problem.allow_tf32
-    assert remembering.tune(problem, 0, "heuristic").problem == problem
+    assert tune_problem.tune(problem, 0, "heuristic").problem == problem
     assert torch.are_deterministic_algorithms_enabled()
 
 
@@ -529,7 +529,7 @@ def test_tune_by_problem_within_autocast(dtype: torch.dtype) -> None:
     for op in ("fprop", "dgrad", "wgrad"):
         problem = ca.ConvProblem(op, (4, 32, 20, 20), (48, 32, 3, 3), padding=1, dtype=dtype)
         with torch.autocast("cuda"):
-            assert remembering.tune(problem, 0, "heuristic").problem == problem
+            assert tune_problem.tune(problem, 0, "heuristic").problem == problem
 
 
 @pytest.mark.parametrize("is_autocast", [False, True])
@@ -596,4 +596,4 @@ def test_a_choice_from_the_store_keeps_when_it_was_measured() -> None:
     ca.forget()
     call(x, w)
     assert (only().origin, only().provenance) == ("store", tuned)
-    assert remembering.decision_of(only()).provenance == tuned
+    assert only().decision.provenance == tuned

@@ -23,7 +23,7 @@ from cudnn_autotune.nn.model_problems import problems_of
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.tuning import remembering, settings
+from cudnn_autotune.tuning import settings, tune_problem
 
 _OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups")
 
@@ -125,7 +125,7 @@ def _bench(ctx: click.Context, store_path: Path | None) -> Iterator[Bench]:
         yield Bench(
             Environment.of(index),
             torch.device("cuda", index),
-            lambda problem, mode: remembering.tune(problem, index, mode, anew=True),
+            lambda problem, mode: tune_problem.tune(problem, index, mode, anew=True),
             problems_of,
         )
     finally:

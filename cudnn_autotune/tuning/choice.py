@@ -1,0 +1,159 @@
+"""What serves a problem: a decision, where it comes from, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from cudnn_autotune.core.versions import environment
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.store import Decision, Provenance
+from cudnn_autotune.tuning.output_check import OutputChecks
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What serves one problem under one policy in this process."""
+
+    decision: Decision
+    """The choice as it is kept on disk and sent to other ranks."""
+    device: int
+    """Index of the CUDA device."""
+    origin: str = "tuned"
+    """Where the decision comes from: ``tuned`` (searched for by this process), ``store``,
+    ``agreed`` (between ranks) or ``pinned``."""
+    tuning_ms: float = 0.0
+    """Wall time until the problem was served, in milliseconds; a search includes plan building and
+    the check of the output."""
+    searched: Selection | None = None
+    """What the search of this process measured, with the candidates that failed before they were
+    timed; None where this process did not search."""
+
+    @property
+    def problem(self) -> ConvProblem:
+        """The convolution that is served."""
+        return self.decision.problem
+
+    @property
+    def sampling(self) -> str:
+        """The sampling mode that was asked for."""
+        return self.decision.sampling
+
+    @property
+    def workspace_limit(self) -> int | None:
+        """The most bytes of workspace that an engine may need; None stands for no limit."""
+        return self.decision.workspace_limit
+
+    @property
+    def benchmark_limit(self) -> int:
+        """How many candidates the mode may time; 0 stands for all."""
+        return self.decision.benchmark_limit
+
+    @property
+    def chosen(self) -> Measurement | None:
+        """The candidate that serves, with its time."""
+        return self.decision.chosen
+
+    @property
+    def text(self) -> str:
+        """The engine config; ``"aten"`` for PyTorch's own path, ``"matmul"`` for a matrix
+        product."""
+        return self.chosen.candidate.text if self.chosen else ATEN.text
+
+    @property
+    def selection(self) -> Selection:
+        """Every candidate with its time, and the evidence for the choice."""
+        return self.searched or self.decision.selection
+
+    @property
+    def relative_error(self) -> float | None:
+        """Error of the output relative to a reference (``tuning.checking``); None where no output
+        was checked, or where the operands or the memory did not allow a check."""
+        return self.decision.relative_error
+
+    @property
+    def rejected(self) -> tuple[tuple[str, float], ...]:
+        """``(engine text, relative error)`` of candidates that were faster but wrong."""
+        return self.decision.rejected
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """Who measured and when, which need not be this process; None where nobody measured."""
+        return self.decision.provenance if self.decision.selection.total_samples else None
+
+    @property
+    def engine(self) -> int | None:
+        """cuDNN's engine number; None where cuDNN does not compute the problem."""
+        return self.chosen.candidate.engine if self.chosen else None
+
+    @property
+    def knobs(self) -> Mapping[str, int]:
+        """The engine's knobs and their values, by name."""
+        return self.chosen.candidate.knobs if self.chosen else {}
+
+    @property
+    def time_ms(self) -> float | None:
+        """Milliseconds a call as the mode measured it; None where the mode does not time."""
+        return self.chosen.time_ms if self.chosen else None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of workspace that the chosen candidate needs."""
+        return self.chosen.candidate.workspace_bytes if self.chosen else 0
+
+    @property
+    def samples(self) -> int:
+        """Measurement launches of the chosen candidate."""
+        return self.chosen.samples if self.chosen else 0
+
+    @property
+    def total_samples(self) -> int:
+        """Measurement launches of all candidates."""
+        return self.selection.total_samples
+
+    @property
+    def ranking(self) -> tuple[tuple[str, float], ...]:
+        """``(engine text, milliseconds)`` of every candidate that was timed, best first."""
+        entries = self.selection.ranking
+        return tuple((e.candidate.text, e.time_ms) for e in entries if e.time_ms is not None)
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates were timed."""
+        return len(self.ranking)
+
+
+def untimed(
+    problem: ConvProblem,
+    sampling: str,
+    workspace_limit: int | None,
+    benchmark_limit: int,
+    chosen: Measurement,
+) -> Decision:
+    """A decision for ``chosen`` that no measurement supports."""
+    return Decision(problem, sampling, benchmark_limit, workspace_limit, Selection((chosen,), 0))
+
+
+def with_selection(
+    decision: Decision, selection: Selection, chosen: Measurement, checks: OutputChecks, device: int
+) -> Decision:
+    """``decision`` with what was just measured on ``device``; ``chosen`` comes first."""
+    text = chosen.candidate.text
+    others = (entry for entry in selection.ranking if entry.candidate.text != text)
+    return replace(
+        decision,
+        selection=replace(selection, ranking=(chosen, *others)),
+        relative_error=checks.errors.get(text),
+        rejected=tuple(checks.rejected),
+        provenance=provenance_now(device) if selection.total_samples else Provenance(),
+    )
+
+
+def provenance_now(device: int) -> Provenance:
+    """The provenance of what this process measures on ``device`` at this moment."""
+    driver = environment(device)["driver"] if torch.cuda.is_available() else None
+    return Provenance.now(driver or "")

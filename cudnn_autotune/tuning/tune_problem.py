@@ -1,0 +1,97 @@
+"""Tunes a problem that is given as such, without a layer that calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.store import Decision
+from cudnn_autotune.timers.measuring import MOST_ALIGNED, WRITTEN, operands, run_operator
+from cudnn_autotune.tuning import choice_log, settings
+from cudnn_autotune.tuning.pins import pinned
+from cudnn_autotune.tuning.remembering import searched_anew
+
+
+def tune(problem: ConvProblem, device: int, sampling: str, *, anew: bool = False) -> Decision:
+    """The decision for a problem on a CUDA device: a known one, else that of a search.
+
+    Args:
+        device: index of the CUDA device.
+        sampling: the mode; the other settings are those of the process.
+        anew: search even if a decision is known.
+
+    Raises:
+        RuntimeError: cuDNN and this package have no part in the problem (PyTorch serves it), it
+            cannot be tuned on the device, or an engine is pinned for it.
+        ValueError: an alignment that no call has: of less than one element, or of less than 32
+            bytes for the result, which is allocated anew.
+    """
+    if (text := pinned(problem)) is not None:
+        raise RuntimeError(f"{problem.text}: {text} is pinned, which leaves nothing to tune")
+    if problem.alignment[WRITTEN[problem.op]] != MOST_ALIGNED:
+        raise ValueError(
+            f"problem.alignment must be {MOST_ALIGNED} bytes for what {problem.op} writes, "
+            f"got {problem.alignment} (input, weight, output)"
+        )
+    data = operands(problem, torch.device("cuda", device))
+    with (
+        torch.cuda.device(device),
+        flags_of(problem, "cuda"),
+        searched_anew(problem) if anew else nullcontext(),
+    ):
+        run_operator(problem, data, sampling)
+        torch.cuda.synchronize(device)
+    policy = (sampling, settings.get_workspace_limit(), settings.get_benchmark_limit())
+    for choice in choice_log.choices():
+        known = (choice.sampling, choice.workspace_limit, choice.benchmark_limit)
+        if (choice.problem, choice.device) == (problem, device) and known == policy:
+            return choice.decision
+    reasons = ", ".join(choice_log.fallbacks()) or "it is served by PyTorch"
+    raise RuntimeError(f"{problem.text}: no choice was made: {reasons}")
+
+
+_REDUCED_PRECISION = {
+    torch.float16: "allow_fp16_reduced_precision_reduction",
+    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+}
+
+
+@contextmanager
+def flags_of(problem: ConvProblem, device_type: str) -> Iterator[None]:
+    """Sets PyTorch's global flags to those of the problem, and restores the caller's afterwards. A
+    flag that has the right value already is not touched."""
+    with ExitStack() as stack:
+
+        def set_for_now(setter: Callable[[Any], object], wanted: object, before: object) -> None:
+            if before != wanted:
+                stack.callback(setter, before)
+                setter(wanted)
+
+        # Through torch._C, because torch.backends.cudnn may refuse assignments, and its context
+        # manager fails where the caller has set the precision of convolutions by its newer name.
+        c = torch._C
+        set_for_now(c._set_cudnn_enabled, True, c._get_cudnn_enabled())
+        set_for_now(c._set_cudnn_deterministic, problem.deterministic, c._get_cudnn_deterministic())
+        if not problem.deterministic and torch.are_deterministic_algorithms_enabled():
+            warns = torch.is_deterministic_algorithms_warn_only_enabled()
+            stack.callback(torch.use_deterministic_algorithms, True, warn_only=warns)
+            torch.use_deterministic_algorithms(False)
+        precision = c._get_fp32_precision_getter("cuda", "conv")
+        if problem.dtype == torch.float32 and (precision == "tf32") != problem.allow_tf32:
+            wanted = "tf32" if problem.allow_tf32 else "ieee"
+            setter = partial(c._set_fp32_precision_setter, "cuda", "conv")
+            set_for_now(setter, wanted, precision)
+        if (name := _REDUCED_PRECISION.get(problem.dtype)) is not None:
+            matmul = torch.backends.cuda.matmul
+            allowed = (getattr(matmul, name), getattr(matmul, f"{name}_split_k"))
+            if all(allowed) != problem.allow_reduced_precision:
+                wanted_too = (problem.allow_reduced_precision, True)
+                set_for_now(partial(setattr, matmul, name), wanted_too, allowed)
+        # Autocast would turn the operands of a forward convolution into another problem's.
+        with torch.autocast(device_type, enabled=False):
+            yield
