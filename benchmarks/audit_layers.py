@@ -8,7 +8,7 @@ there already is continued.
 
 \b
     python benchmarks/audit_layers.py --json audit.json --plot audit.png
-    python benchmarks/audit_layers.py --simulate h200-capped    (a dry run, without a GPU)
+    python benchmarks/audit_layers.py --replay h200_forum    (a dry run, without a GPU)
 
 Without --modes: auto, race, sample_once, till_stable, heuristic and PyTorch's three.
 """
@@ -34,11 +34,9 @@ PROVENANCE = ("device", "package", "commit", "dirty", "command", "cpu", "cpu_cou
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
     path = given["json_path"]
-    is_dry_run = bool(given["presets"] or given["replayed"])
+    is_dry_run = bool(given["replayed"])
     if is_dry_run and path is not None and "results" in path.resolve().parts:
-        raise click.UsageError(
-            f"{path}: a dry run (--simulate, --replay) is not recorded under results/"
-        )
+        raise click.UsageError(f"{path}: a dry run (--replay) is not recorded under results/")
     if given["modes"] is None:
         given["modes"] = MODES if is_dry_run else (*MODES, *PYTORCH_MODES)
     if given["layers"] is None and not is_dry_run:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import simulation
 import torch
 import torch.distributed as dist
 from problems import make
@@ -24,7 +25,6 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Environment, Provenance
-from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.tuning import choice_log, probing, remembering, tune_problem
 from cudnn_autotune.tuning.choice import Choice, untimed
 
@@ -50,7 +50,7 @@ def tuner(mode: str, scene: str, seed: int, tuned: list[ConvProblem] | None = No
     def tune_one(problem: ConvProblem) -> Decision:
         if tuned is not None:
             tuned.append(problem)
-        timer = simulated.preset(scene, seed * 1009 + sum(problem.input_shape))
+        timer = simulation.preset(scene, seed * 1009 + sum(problem.input_shape))
         selection = sampling.get(mode).select(timer.candidates, timer, Limits())
         assert selection is not None
         return Decision(problem, mode, 0, None, selection)

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from click.testing import CliRunner, Result
+from simulation import preset as simulated_timer
 
 from cudnn_autotune import ConvProblem, sampling
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Environment, Provenance, Store
 from cudnn_autotune.timers import recordings
-from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.offline.replay import ReplayTimer
 from cudnn_autotune.timers.timer import Timer
 from cudnn_autotune_cli import main
@@ -79,7 +79,7 @@ def recorded(name: str, mode: str = "auto", seed: int = 1) -> Decision:
 
 def simulation(preset: str, problem: ConvProblem, mode: str = "auto", seed: int = 1) -> Decision:
     """What a mode decides on a simulated GPU, whatever the problem."""
-    timer = simulated.preset(preset, seed)
+    timer = simulated_timer(preset, seed)
     return decide(problem, timer, timer.candidates, mode)
 
 

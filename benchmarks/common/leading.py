@@ -16,7 +16,7 @@ def raced(timer: Any, known: Sequence[Any], picked: Collection[str] = ()) -> tup
     Raises:
         RuntimeError: no candidate runs.
     """
-    from cudnn_autotune.audit.oracle_settings import OracleSettings
+    from cudnn_autotune.audit.config import OracleSettings
     from cudnn_autotune.audit.turns import Turns
 
     turns = Turns(timer, OracleSettings(within=REACH, survivors=_SURVIVORS), picked)

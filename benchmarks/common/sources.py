@@ -63,7 +63,7 @@ class SimulatedSource:
         self._seed = 0
 
     def open(self) -> tuple[Any, Any]:
-        from cudnn_autotune.timers.offline import simulated
+        from common import simulated
 
         self._seed += 1
         timer = simulated.preset(SIMULATED, self._seed)
@@ -118,7 +118,7 @@ def select(source: Source, mode: str) -> Any:
     becomes the pick's ``error``."""
     from cudnn_autotune import sampling
     from cudnn_autotune.audit.model import Pick
-    from cudnn_autotune.audit.scenes import pick_of
+    from cudnn_autotune.audit.picks import pick_of
     from cudnn_autotune.sampling.strategy import Limits
 
     timer = None

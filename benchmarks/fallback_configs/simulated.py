@@ -29,12 +29,13 @@ class SimulatedFallback:
 
     def open(self) -> tuple[Any, Any]:
         """(timer, candidates)"""
-        from cudnn_autotune.engines.configs import Candidate
-        from cudnn_autotune.timers.offline.simulated import (
+        from common.simulated import (
             SimulatedEngine,
             SimulatedGpu,
             SimulatedTimer,
         )
+
+        from cudnn_autotune.engines.configs import Candidate
 
         def engine(
             number: int,

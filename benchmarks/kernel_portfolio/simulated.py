@@ -28,12 +28,13 @@ class SimulatedKernels:
 
     def open(self) -> tuple[Any, Any]:
         """(timer, candidates)"""
-        from cudnn_autotune.engines.configs import Candidate
-        from cudnn_autotune.timers.offline.simulated import (
+        from common.simulated import (
             SimulatedEngine,
             SimulatedGpu,
             SimulatedTimer,
         )
+
+        from cudnn_autotune.engines.configs import Candidate
 
         def candidate(engine: int, text: str, mode: str, notes: tuple[str, ...] = ()) -> Candidate:
             return Candidate(engine, {}, 0, (), notes, text, mode, rank=engine)

@@ -93,7 +93,7 @@ def judge(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     of short batches, cold and hot."""
     from cudnn_autotune.audit import oracle
     from cudnn_autotune.audit.comparison import candidate_of
-    from cudnn_autotune.audit.oracle_settings import OracleSettings
+    from cudnn_autotune.audit.config import OracleSettings
     from cudnn_autotune.core import json_dataclass
 
     begin = time.monotonic()

@@ -17,12 +17,13 @@ _FLOPS_PER_MS = 4e11
 
 
 def timer_of(problem: Any, seed: int) -> Any:
-    from cudnn_autotune.engines.configs import Candidate
-    from cudnn_autotune.timers.offline.simulated import (
+    from common.simulated import (
         SimulatedEngine,
         SimulatedGpu,
         SimulatedTimer,
     )
+
+    from cudnn_autotune.engines.configs import Candidate
 
     kind = (problem.op, problem.weight_shape[2:], problem.stride, problem.dilation)
     flops = 2.0 * math.prod(problem.weight_shape[1:]) * math.prod(problem.output_shape)

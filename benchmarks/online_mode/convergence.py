@@ -167,11 +167,11 @@ def of_gpu(problem: Any, end: float) -> dict[str, Any]:
 
 def of_simulation(op: str) -> dict[str, Any]:
     """The same on the simulated GPU, where each timer's clock is virtual."""
+    from common import simulated
     from common.sources import SIMULATED
 
     from cudnn_autotune import sampling
     from cudnn_autotune.sampling.strategy import Limits
-    from cudnn_autotune.timers.offline import simulated
 
     seed = ("fprop", "dgrad", "wgrad").index(op)
     picks = {}

@@ -123,11 +123,11 @@ def of_gpu(problem: Any, end: float) -> dict[str, Any]:
 
 def of_simulation(op: str) -> dict[str, Any]:
     """The same on the simulated GPU, to which it is all one what ran before."""
+    from common import simulated
     from common.sources import SIMULATED
 
     from cudnn_autotune import sampling
     from cudnn_autotune.sampling.strategy import Limits
-    from cudnn_autotune.timers.offline import simulated
     from cudnn_autotune.timers.timer import Batch
 
     timer = simulated.preset(SIMULATED, ("fprop", "dgrad", "wgrad").index(op))

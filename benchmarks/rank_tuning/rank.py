@@ -82,12 +82,12 @@ def _simulated(request: dict[str, Any]) -> dict[str, Any]:
     """Ranks of gloo share problems by ``distributed.share``; each one's GPU is a simulated one with
     noise of its own, so that alone they would not agree."""
     import torch.distributed as dist
+    from common import simulated
 
     from cudnn_autotune import distributed, sampling
     from cudnn_autotune.audit.layers import load
     from cudnn_autotune.sampling import Limits
     from cudnn_autotune.store import Decision, Environment
-    from cudnn_autotune.timers.offline import simulated
     from cudnn_autotune.tuning import remembering
 
     dist.init_process_group("gloo")

@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 import torch
+from common import simulated
 from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.sampling import Limits
 from cudnn_autotune.store import Decision, Provenance
-from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.tuning import remembering
 
 DEVICE = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, SUSTAINED, Ratio
 from cudnn_autotune.audit.oracle import interleaved_ratios, solo_ratio
-from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.pairing import relative_error
 from cudnn_autotune.engines.configs import ATEN, Candidate, parse_engine_text
 from cudnn_autotune.timers.timer import Timer

@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from cudnn_autotune.audit.alone import Alone
 from cudnn_autotune.audit.analysis import truth_of
+from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Truth
-from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.pairing import of_rounds
 from cudnn_autotune.audit.turns import Turns
 from cudnn_autotune.engines.configs import Candidate

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cudnn_autotune.audit.analysis import left_out
+from cudnn_autotune.audit.config import SOLO
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.audit.oracle_settings import SOLO
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.core import atomic_file
 from cudnn_autotune.core.json_dataclass import decode, encode

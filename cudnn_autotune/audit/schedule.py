@@ -15,12 +15,10 @@ from contextlib import closing
 from typing import Any
 
 from cudnn_autotune.audit.analysis import keep_missed, truth_of
-from cudnn_autotune.audit.costs import START_S, seconds_of_case
+from cudnn_autotune.audit.config import SOLO, AuditConfig
 from cudnn_autotune.audit.model import BURST, Oracle, Pick, PytorchRow, Record
-from cudnn_autotune.audit.oracle_settings import SOLO
-from cudnn_autotune.audit.plan import ORACLE, Plan, Step, steps
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
-from cudnn_autotune.audit.worker import BACKENDS
+from cudnn_autotune.audit.steps import ORACLE, START_S, Step, steps
 from cudnn_autotune.core.json_dataclass import decode, encode
 
 _LEAST_S = 1.0
@@ -36,7 +34,7 @@ class Session:
     """Works through the cases of ``record`` that are not complete.
 
     Args:
-        plan: what to do.
+        config: what to do.
         record: continued in place.
         wanted: ids of the cases to do, of those that the record describes.
         save: called every few cases.
@@ -45,16 +43,16 @@ class Session:
 
     def __init__(
         self,
-        plan: Plan,
+        config: AuditConfig,
         record: Record,
         wanted: Sequence[str],
         save: Callable[[], None] = lambda: None,
         tell: Tell = lambda line: None,
     ) -> None:
-        self.plan = plan
+        self.config = config
         self.record = record
-        self.steps = steps(plan)
-        self._modules = [BACKENDS[plan.backend], *plan.modules]
+        self.steps = steps(config)
+        self._modules = [config.backend, *config.modules]
         self._save = save
         self._tell = tell
         self._begin = self._saved = time.monotonic()
@@ -102,7 +100,7 @@ class Session:
         row = self._rows(step).get(case)
         if row is None or isinstance(row, Pick) or row.error:
             return row is None
-        if SOLO.index(row.solo) < SOLO.index(self.plan.oracle.solo):
+        if SOLO.index(row.solo) < SOLO.index(self.config.oracle.solo):
             return True
         if not isinstance(row, Oracle):
             return False
@@ -113,9 +111,9 @@ class Session:
 
     def _left_s(self) -> float:
         """Seconds of the time limit."""
-        if self.plan.time_limit_s is None:
+        if self.config.time_limit_s is None:
             return math.inf
-        return self.plan.time_limit_s - (time.monotonic() - self._begin)
+        return self.config.time_limit_s - (time.monotonic() - self._begin)
 
     def _share(self, left: Sequence[Step], eligible: Sequence[str]) -> Callable[[], float]:
         """Seconds: of the time that is left now, as much as the first of the steps needs beside
@@ -126,9 +124,9 @@ class Session:
         counts = [sum(self._lacks(step, case) for case in eligible) for step in left]
 
         def share_s() -> float:
-            known, solo = self.record.seconds, self.plan.oracle.solo
+            known, solo = self.record.seconds, self.config.oracle.solo
             needs = [
-                START_S + seconds_of_case(step, known, solo) * count
+                START_S + step.seconds_of_case(known, solo) * count
                 for step, count in zip(left, counts, strict=True)
             ]
             return left_s * needs[0] / sum(needs)
@@ -173,11 +171,11 @@ class Session:
     def _set_up(self, process: Process, step: Step) -> None:
         process.set_up(
             {
-                "backend": self.plan.backend,
+                "backend": self.config.backend,
                 "name": step.name,
                 "mode": step.mode,
-                "budget_ms": self.plan.budget_ms,
-                "oracle": encode(self.plan.oracle),
+                "budget_ms": self.config.budget_ms,
+                "oracle": encode(self.config.oracle),
             }
         )
 
@@ -188,7 +186,7 @@ class Session:
         begin = time.monotonic()
         try:
             request = {"task": step.task, "case": self.record.cases[case]}
-            result = process.ask(request | self._more(step, case), self.plan.case_limit_s)
+            result = process.ask(request | self._more(step, case), self.config.case_limit_s)
             row = decode(kind, result, f"{step.name}, {case}")
         except (CaseFailure, ValueError) as error:  # ValueError: an answer that is no such row
             row = kind(error=str(error))
@@ -209,9 +207,9 @@ class Session:
         if step.task == ORACLE:
             return {"picked": self.record.picks_of(case)}
         if step.task == "pytorch":
-            pick = self.record.picks[self.plan.reference]["1"][case]
+            pick = self.record.picks[self.config.reference]["1"][case]
             if pick.text is None:
-                raise CaseFailure(f"{self.plan.reference} picked nothing: {pick.error}")
+                raise CaseFailure(f"{self.config.reference} picked nothing: {pick.error}")
             return {"reference": pick.text}
         return {}
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from cudnn_autotune.audit.oracle_settings import OracleSettings
+from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.timers.timer import Batch, Cache, Timer
 

@@ -15,11 +15,6 @@ import os
 import sys
 from typing import Any, TextIO
 
-BACKENDS = {
-    "gpu": "cudnn_autotune.audit.gpu",
-    "simulation": "cudnn_autotune.audit.simulation",
-}
-
 
 def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
     """Answers until ``requests`` end. ``modules`` are imported first: before it says it is ready,
@@ -40,7 +35,7 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
         request = json.loads(line)
         try:
             if backend is None:
-                module = importlib.import_module(BACKENDS[request["backend"]])
+                module = importlib.import_module(request["backend"])
                 backend = module.open_backend(request)
                 say({"set up": True})
                 continue

@@ -150,8 +150,8 @@ def _without_gpu(console: Console) -> Record:
         "layers on the CPU."
     )
     with console.status("replaying"):
-        replayed, forum = demo_replay.replay(), demo_replay.simulate()
-    demo_replay.show(console, replayed, forum)
+        replayed = demo_replay.replay()
+    demo_replay.show(console, replayed)
     if extension_available():
         for layer in LAYERS:
             console.print(_offer_table(layer))

@@ -1,4 +1,4 @@
-"""The demo's part that needs no GPU: every mode on recordings of an H200, and on a simulated L4."""
+"""The demo's part that needs no GPU: every mode on the recordings that the package ships."""
 
 from __future__ import annotations
 
@@ -14,21 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit import report, scenes
+from cudnn_autotune.audit import offline_cases, report
 from cudnn_autotune.audit.analysis import regret, truth_of
 from cudnn_autotune.audit.model import BURST, SUSTAINED, Record
 from cudnn_autotune.audit.summary import geometric_mean
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
-from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.offline.recording_format import ENVIRONMENT
 
 _RUNS = 10
-_SIMULATED = "forum-l4"
-_SIMULATED_RUNS = 20
 _BAR_WIDTH = 12
 _LEAST_BAR = 0.05
-"""Regret of the longest bar, where none is larger."""
+"""The regret that fills a bar, if no regret is larger."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +34,21 @@ class Row:
 
     mode: str
     text: str
-    """What it picked most often."""
+    """The candidate that it picked most often."""
     often: int
+    """How often it picked that one."""
     burst: float | None
-    """Geometric mean of its picks' regrets (1: the best); None where that is not known."""
+    """Geometric mean of its picks' regrets in bursts (1: the best); None where it is unknown."""
     sustained: float | None
+    """The same for sustained times."""
     tuning_ms: float
-    """Median."""
+    """Median over the runs."""
 
 
 def replay() -> Record:
-    """Ten runs of every mode on every shipped recording; some seconds."""
-    found: list[scenes.Scene] = []
-    environments = []
-    for name in recordings.names():
-        scene = scenes.RecordedScene.shipped(name)
-        found.append(scene)
-        environments.append(scene.recording.environment)
+    """Runs every mode ten times on every shipped recording, which takes some seconds."""
+    cases = [offline_cases.RecordedCase.shipped(name) for name in recordings.names()]
+    environments = [case.recording.environment for case in cases]
     # What all recordings share; of the dates, the latest.
     shared = {
         name: environments[0][name]
@@ -61,27 +56,14 @@ def replay() -> Record:
         if len({environment[name] for environment in environments}) == 1
     }
     shared["date"] = max(str(environment["date"]) for environment in environments)
-    return _audited("replay", found, _RUNS, shared)
-
-
-def simulate() -> Record:
-    """Twenty runs of every mode on a simulation of the forum's L4."""
-    return _audited("simulate", [scenes.SimulatedScene(_SIMULATED)], _SIMULATED_RUNS, {})
-
-
-def _audited(
-    kind: str,
-    found: Sequence[scenes.Scene],
-    runs: int,
-    environment: dict[str, str | int | float | None],
-) -> Record:
     modes = sampling.names()
-    record = Record(kind, settings={"modes": list(modes), "runs": runs}, environment=environment)
-    scenes.audit(record, found, dict.fromkeys(modes, runs), limits=Limits())
+    record = Record("replay", settings={"modes": list(modes), "runs": _RUNS}, environment=shared)
+    offline_cases.audit(record, cases, dict.fromkeys(modes, _RUNS), limits=Limits())
     return record
 
 
-def show(console: Console, replayed: Record, forum: Record) -> None:
+def show(console: Console, replayed: Record) -> None:
+    """Prints a table for each recording."""
     for case, described in replayed.cases.items():
         found = rows(replayed, case)
         console.print(_table(case, described["gpu"], described["problem"], found))
@@ -89,7 +71,6 @@ def show(console: Console, replayed: Record, forum: Record) -> None:
             console.print(Text(f"  {letter}: {text}"))
     if told := report.without_power(replayed):
         console.print(Text(told))
-    console.print(_pair(forum))
 
 
 def rows(record: Record, case: str) -> list[Row]:
@@ -148,20 +129,3 @@ def _shown(row: Row) -> float:
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"+{100 * (value - 1):.1f} %"
-
-
-def _pair(record: Record) -> Text:
-    timer = simulated.preset(_SIMULATED)
-    burst, alone = timer.truth("burst"), timer.truth("sustained")
-    winners = (min(burst, key=burst.__getitem__), min(alone, key=alone.__getitem__))
-    pair = ", ".join(f"{t} {burst[t]:.2f} and then {alone[t]:.2f} ms" for t in winners)
-    by_text: dict[str, list[str]] = {}
-    for mode, runs in record.picks.items():
-        picked = Counter(by_case[_SIMULATED].text or "none" for by_case in runs.values())
-        for text, count in picked.items():
-            by_text.setdefault(text, []).append(f"{mode} ({count})")
-    told = "; ".join(f"{text} by {', '.join(modes)}" for text, modes in by_text.items())
-    return Text(
-        f"A simulation of the forum's L4 of 72 W ({pair}), {_SIMULATED_RUNS} runs a mode: "
-        f"taken were {told}."
-    )

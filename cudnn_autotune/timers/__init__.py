@@ -1,1 +1,1 @@
-"""All that a sampling mode sees of a GPU: a real one, a recording, or a simulation."""
+"""All that a sampling mode sees of a GPU: a real one, or a recording of one."""

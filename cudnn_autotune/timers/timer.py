@@ -1,7 +1,6 @@
-"""All that a strategy may see of a GPU: one protocol, three sources.
+"""All that a strategy may see of a GPU: one protocol, two sources.
 
-``gpu_timer.GpuTimer`` measures, ``replay.ReplayTimer`` plays a recording back, and
-``simulated.SimulatedTimer`` computes what a GPU with a clock, a power cap and noise would do.
+``gpu_timer.GpuTimer`` measures, and ``replay.ReplayTimer`` plays a recording back.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ import math
 from typing import Any
 
 import pytest
+import simulation
+from simulation import SimulatedTimer
 
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.comparison import against_pytorch, candidate_of
+from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle
 from cudnn_autotune.audit.oracle import measure
-from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.timers.offline import simulated
-from cudnn_autotune.timers.offline.simulated import SimulatedTimer
 
 # Boards on which bursts do not reach the power limit: there turns show the times at full clock.
 UNCAPPED = ("aa", "quiet", "co-tenant", "small-kernels", "depthwise")
@@ -26,14 +26,14 @@ def candidates(timer: SimulatedTimer) -> list[Candidate]:
 
 
 def judged(name: str, seed: int = 0, picked: tuple[str, ...] = (), **settings: Any) -> Oracle:
-    timer = simulated.preset(name, seed)
+    timer = simulation.preset(name, seed)
     return measure(timer, candidates(timer), picked, OracleSettings(seed=seed, **settings))
 
 
 @pytest.mark.parametrize("name", UNCAPPED)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_bursts_are_what_they_are(name: str, seed: int) -> None:
-    timer = simulated.preset(name, seed)
+    timer = simulation.preset(name, seed)
     found = measure(timer, candidates(timer), (), OracleSettings(seed=seed))
     assert set(found.truths) == {BURST_COLD, BURST_HOT}
     for truth, cache in ((found.truths[BURST_COLD], "cold"), (found.truths[BURST_HOT], "hot")):
@@ -53,7 +53,7 @@ def test_bursts_are_what_they_are(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", [*UNCAPPED, "h200-capped"])
 def test_a_case_takes_at_most_six_tenths_of_a_second(name: str) -> None:
-    timer = simulated.preset(name, 3)
+    timer = simulation.preset(name, 3)
     building = 300.0 if name == "quiet" else 0.0  # one candidate is compiled at run time
     measure(timer, candidates(timer), (), OracleSettings())
     assert timer.elapsed_ms() - building <= 600
@@ -62,7 +62,7 @@ def test_a_case_takes_at_most_six_tenths_of_a_second(name: str) -> None:
 def test_errors_hold_in_most_cases() -> None:
     distances = []
     for seed in range(12):
-        timer = simulated.preset("aa", seed)
+        timer = simulation.preset("aa", seed)
         found = truth_of(measure(timer, candidates(timer), (), OracleSettings(seed=seed)), BURST)
         assert found is not None
         twins = [text for text in ("leader", "leader-twin") if text != found.best]
@@ -76,7 +76,7 @@ def test_errors_hold_in_most_cases() -> None:
 
 def test_what_was_picked_is_measured_however_slow() -> None:
     found = judged("forum-l4", picked=("fft", "direct"))
-    exact = simulated.preset("forum-l4").truth("burst", "cold")
+    exact = simulation.preset("forum-l4").truth("burst", "cold")
     for text in ("fft", "direct"):
         ratio = (
             found.truths[BURST_COLD].times_ms[text] / found.truths[BURST_COLD].times_ms["128x64"]
@@ -85,7 +85,7 @@ def test_what_was_picked_is_measured_however_slow() -> None:
 
 
 def test_absurdly_slow_candidates_are_run_once() -> None:
-    timer = simulated.preset("forum-l4")
+    timer = simulation.preset("forum-l4")
     found = measure(timer, candidates(timer), (), OracleSettings())
     assert "direct" not in found.truths[BURST_COLD].times_ms
     # 300 ms for its one run; the rest of a case on this board takes 1 s.
@@ -102,7 +102,7 @@ def test_what_does_not_build_or_run_is_told() -> None:
 
 
 def test_one_candidate_or_none() -> None:
-    timer = simulated.preset("quiet")
+    timer = simulation.preset("quiet")
     one = measure(timer, [c for c in candidates(timer) if c.text == "engine3"])
     assert list(one.truths[BURST_COLD].times_ms) == ["engine3"]
     assert one.truths[BURST_COLD].errors == {}
@@ -112,7 +112,7 @@ def test_one_candidate_or_none() -> None:
 
 
 def test_a_candidate_that_fails_half_way_is_left_out() -> None:
-    scene = simulated.preset("quiet")
+    scene = simulation.preset("quiet")
     engines = [
         dataclasses.replace(e, fails_at_ms=360.0) if e.candidate.text == "engine0" else e
         for e in scene.engines
@@ -124,7 +124,7 @@ def test_a_candidate_that_fails_half_way_is_left_out() -> None:
 
 
 def test_a_lost_device_is_not_hidden() -> None:
-    scene = simulated.preset("quiet")
+    scene = simulation.preset("quiet")
     timer = SimulatedTimer(dataclasses.replace(scene.gpu, lost_at_ms=400.0), scene.engines)
     with pytest.raises(RuntimeError, match="CUDA error"):
         measure(timer, candidates(timer))
@@ -133,7 +133,7 @@ def test_a_lost_device_is_not_hidden() -> None:
 @pytest.mark.parametrize("name", ["forum-l4", "h200-capped"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sustained_times_where_the_board_throttles(name: str, seed: int) -> None:
-    timer = simulated.preset(name, seed)
+    timer = simulation.preset(name, seed)
     settings = OracleSettings(solo="throttled", seed=seed)
     found = measure(timer, candidates(timer), ("64x64",), settings)
     truth = found.truths[SUSTAINED]
@@ -160,7 +160,7 @@ def test_no_solo_blocks_where_the_clock_holds() -> None:
 
 @pytest.mark.parametrize("name", ["depthwise", "small-kernels", "quiet"])
 def test_against_pytorch(name: str) -> None:
-    timer = simulated.preset(name, 5)
+    timer = simulation.preset(name, 5)
     reference = candidate_of("engine0", candidates(timer))
     timer.runnable([ATEN, reference])
     found = against_pytorch(timer, reference, OracleSettings())
@@ -176,7 +176,7 @@ def test_against_pytorch(name: str) -> None:
 
 
 def test_pytorchs_own_path_equals_itself() -> None:
-    timer = simulated.preset("depthwise")
+    timer = simulation.preset("depthwise")
     timer.runnable([ATEN])
     found = against_pytorch(timer, ATEN, OracleSettings())
     assert {ratio.median for ratio in found.values()} == {1.0}

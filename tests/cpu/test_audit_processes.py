@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import textwrap
 import time
@@ -11,18 +12,17 @@ import pytest
 
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.analysis import left_out, shared_cases
-from cudnn_autotune.audit.costs import seconds_of_case
+from cudnn_autotune.audit.config import AuditConfig, OracleSettings, Solo
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.audit.oracle_settings import OracleSettings, Solo
-from cudnn_autotune.audit.plan import Plan, Step, steps
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
 from cudnn_autotune.audit.schedule import Session
+from cudnn_autotune.audit.steps import Step, steps
 from cudnn_autotune.audit.summary import summarize
-from cudnn_autotune.audit.worker import BACKENDS
 
-SIMULATION = BACKENDS["simulation"]
+SIMULATION = "simulation.audit"
+Config = functools.partial(AuditConfig, backend=SIMULATION)
 REQUEST = {
-    "backend": "simulation",
+    "backend": SIMULATION,
     "name": "heuristic#1",
     "mode": "heuristic",
     "budget_ms": None,
@@ -159,20 +159,19 @@ def test_the_next_process_starts_while_one_works_and_all_are_ended() -> None:
 
 
 def test_order_of_processes() -> None:
-    plan = Plan("simulation", {"race": 2, "auto": 3}, ["pytorch_off"], "auto")
-    names = [step.name for step in steps(plan)]
+    config = Config({"race": 2, "auto": 3}, ["pytorch_off"], "auto")
+    names = [step.name for step in steps(config)]
     assert names == [
         *("auto#1", "race#1", "pytorch_off", "race#2", "auto#2", "auto#3", "oracle"),
     ]
     assert [Step("pytorch_off").task, Step("oracle").task] == ["pytorch", "oracle"]
     with pytest.raises(ValueError, match="reference must be one of race"):
-        Plan("simulation", {"race": 1}, ["pytorch_off"], "auto")
+        Config({"race": 1}, ["pytorch_off"], "auto")
 
 
 def test_a_whole_session_with_a_hang_and_a_death(tmp_path: Path, own_modes: str) -> None:
     record = empty(["quiet", "aa", "depthwise"])
-    plan = Plan(
-        "simulation",
+    config = Config(
         {"quick": 1, "hangs": 1, "dies": 1},
         ["pytorch_off"],
         "quick",
@@ -182,7 +181,7 @@ def test_a_whole_session_with_a_hang_and_a_death(tmp_path: Path, own_modes: str)
     path = tmp_path / "record.json"
     told: list[str] = []
     session = Session(
-        plan, record, list(record.cases), lambda: record_file.save(record, path), told.append
+        config, record, list(record.cases), lambda: record_file.save(record, path), told.append
     )
     session.run()
     assert record.complete
@@ -214,8 +213,8 @@ def test_a_whole_session_with_a_hang_and_a_death(tmp_path: Path, own_modes: str)
 
 def test_an_answer_that_cannot_be_read_costs_its_case_only(own_modes: str) -> None:
     record = empty(["aa", "depthwise"])
-    plan = Plan("simulation", {"odd": 1}, [], "odd", modules=[own_modes])
-    Session(plan, record, list(record.cases)).run()
+    config = Config({"odd": 1}, [], "odd", modules=[own_modes])
+    Session(config, record, list(record.cases)).run()
     picks = record.picks["odd"]["1"]
     assert picks["aa"].error == "odd#1, aa.time_ms: must be a number from 0 to 1e+15, got -1.0"
     assert picks["depthwise"].text
@@ -227,7 +226,7 @@ def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> N
     # How long starting two processes takes here and now, however busy the machine is.
     begin = time.monotonic()
     Session(
-        Plan("simulation", {"slow": 1}, [], "slow", modules=[own_modes]),
+        Config({"slow": 1}, [], "slow", modules=[own_modes]),
         one := empty(["aa"]),
         ["aa"],
     ).run()
@@ -244,8 +243,8 @@ def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> N
         saved += 1
 
     limit_s = 8.0 + 1.5 * started_s
-    plan = Plan("simulation", {"slow": 1}, [], "slow", modules=[own_modes], time_limit_s=limit_s)
-    Session(plan, record, cases, save).run()
+    config = Config({"slow": 1}, [], "slow", modules=[own_modes], time_limit_s=limit_s)
+    Session(config, record, cases, save).run()
     first = dict(record.picks["slow"]["1"])
     assert 0 < len(first) < 200
     assert not record.complete
@@ -254,7 +253,7 @@ def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> N
     judged = shared_cases(record)  # all, unless its process took all of its time to start
     assert judged == list(first)[: len(judged)]
 
-    another = Plan("simulation", {"slow": 1}, [], "slow", modules=[own_modes])
+    another = Config({"slow": 1}, [], "slow", modules=[own_modes])
     few = cases[: len(first) + 2]
     Session(another, record, few).run()
     second = record.picks["slow"]["1"]
@@ -263,40 +262,40 @@ def test_a_session_is_cut_by_time_and_the_next_continues_it(own_modes: str) -> N
     assert not record.complete, "the other cases are still to come"
 
     # Nothing is left to do: no process is started, which would fail.
-    broken = Plan("simulation", {"slow": 1}, [], "slow", modules=["no_such_module"])
+    broken = Config({"slow": 1}, [], "slow", modules=["no_such_module"])
     Session(broken, record, few).run()
     assert not record.failures
 
 
 def test_steady_times_are_allowed_for_before_the_first_is_measured() -> None:
     """Else the first process takes so many cases that the last ones come to none."""
-    plan = Plan("gpu", {"auto": 5}, ["pytorch_off", "pytorch_on_0"], "auto")
+    config = AuditConfig({"auto": 5}, ["pytorch_off", "pytorch_on_0"], "auto")
 
     def share(solo: Solo) -> float:
-        seconds = [seconds_of_case(step, {}, solo) for step in steps(plan)]
+        seconds = [step.seconds_of_case({}, solo) for step in steps(config)]
         return seconds[0] / sum(seconds)
 
     assert share("throttled") < 0.6 * share("never")
     assert share("always") == share("throttled")
-    oracle = steps(plan)[-1]
-    assert seconds_of_case(oracle, {"oracle": 0.25}, "throttled") == 0.25, "what is known counts"
-    assert seconds_of_case(Step("a_mode_of_the_users"), {}, "never") > 0
+    oracle = steps(config)[-1]
+    assert oracle.seconds_of_case({"oracle": 0.25}, "throttled") == 0.25, "what is known counts"
+    assert Step("a_mode_of_the_users").seconds_of_case({}, "never") > 0
 
 
 def test_a_short_limit_still_completes_a_case() -> None:
     """A share of a limit can be less than a process needs to start."""
     record = empty(["quiet", "aa"])
-    plan = Plan("simulation", {"heuristic": 3}, [], "heuristic", time_limit_s=12.0)
+    config = Config({"heuristic": 3}, [], "heuristic", time_limit_s=12.0)
     record.seconds = {"heuristic": 1e-3, "oracle": 100.0}  # the oracle's share is all but all
-    Session(plan, record, ["quiet", "aa"]).run()
+    Session(config, record, ["quiet", "aa"]).run()
     assert shared_cases(record) == ["quiet"] or record.complete
 
 
 def test_no_time_no_process_and_a_record_all_the_same() -> None:
     record = empty(["quiet"])
     saved = []
-    plan = Plan("simulation", {"heuristic": 1}, [], "heuristic", time_limit_s=0.001)
-    Session(plan, record, ["quiet"], lambda: saved.append(1)).run()
+    config = Config({"heuristic": 1}, [], "heuristic", time_limit_s=0.001)
+    Session(config, record, ["quiet"], lambda: saved.append(1)).run()
     assert not record.picks
     assert saved
     assert not record.complete
@@ -305,13 +304,12 @@ def test_no_time_no_process_and_a_record_all_the_same() -> None:
 def test_new_picks_and_closer_looks_want_the_oracle_again(own_modes: str) -> None:
     record = empty(["h200-capped"])
     cases = list(record.cases)
-    plan = Plan("simulation", {"heuristic": 1}, [], "heuristic", OracleSettings(rounds=4))
-    Session(plan, record, cases).run()
+    config = Config({"heuristic": 1}, [], "heuristic", OracleSettings(rounds=4))
+    Session(config, record, cases).run()
     assert record.complete
     before = record.oracle["h200-capped"]
     assert set(before.truths) == {"burst cold", "burst hot"}
-    closer = Plan(
-        "simulation",
+    closer = Config(
         {"heuristic": 1},
         [],
         "heuristic",
@@ -331,6 +329,6 @@ def test_new_picks_and_closer_looks_want_the_oracle_again(own_modes: str) -> Non
 
 def test_a_session_that_cannot_start_says_so() -> None:
     record = empty(["quiet"])
-    plan = Plan("simulation", {"unknown": 1}, [], "unknown", modules=["no_such_module_of_anyone"])
+    config = Config({"unknown": 1}, [], "unknown", modules=["no_such_module_of_anyone"])
     with pytest.raises(ProcessFailure, match="no_such_module_of_anyone"):
-        Session(plan, record, ["quiet"]).run()
+        Session(config, record, ["quiet"]).run()

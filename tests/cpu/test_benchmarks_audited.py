@@ -15,8 +15,8 @@ from benchmark_scripts import BENCHMARKS
 from subprocesses import python
 
 from cudnn_autotune.audit import layers, record_file
+from cudnn_autotune.audit.config import AuditConfig
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.audit.plan import Plan
 from cudnn_autotune.audit.schedule import Session
 from cudnn_autotune.core.json_dataclass import encode
 
@@ -27,7 +27,15 @@ RANGE = {"least": 1.0, "median": 2.0, "most": 3.0}
 def test_dry_run_says_where_it_comes_from(tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
     done = python(
-        *(SCRIPT, "--simulate", "quiet", "--modes", "heuristic,sample_once", "--json", str(path)),
+        *(
+            SCRIPT,
+            "--replay",
+            "h200_forum",
+            "--modes",
+            "heuristic,sample_once",
+            "--json",
+            str(path),
+        ),
         env={"GIT_COMMIT": "abc123", "GIT_DIRTY": "0"},
     )
     assert done.returncode == 0, done.stderr
@@ -39,13 +47,13 @@ def test_dry_run_says_where_it_comes_from(tmp_path: Path) -> None:
     assert (environment["commit"], environment["dirty"]) == ("abc123", False)
     assert environment["device"] == "cpu"
     # The command without the machine's folders.
-    wanted = "benchmarks/audit_layers.py --simulate quiet --modes heuristic,sample_once"
+    wanted = "benchmarks/audit_layers.py --replay h200_forum --modes heuristic,sample_once"
     assert environment["command"] == f"{wanted} --json audit.json"
 
 
 def test_a_dry_run_is_not_recorded_under_results(tmp_path: Path) -> None:
     path = tmp_path / "results" / "audit.json"
-    done = python(SCRIPT, "--simulate", "quiet", "--json", str(path))
+    done = python(SCRIPT, "--replay", "h200_forum", "--json", str(path))
     assert done.returncode == 2
     assert "dry run" in done.stderr
     assert not path.exists()
@@ -66,11 +74,15 @@ def test_without_arguments_it_wants_a_gpu() -> None:
 def measured() -> Record:
     """An audit in real processes on simulated GPUs, which then claims to be of real layers on a
     real GPU; it never leaves these tests."""
-    scenes = ("quiet", "small-kernels", "depthwise")
-    cases = layers.select(layers.load(BENCHMARKS / "layers.json"))[: len(scenes)]
-    described = {case.id: {"simulation": scene} for case, scene in zip(cases, scenes, strict=True)}
+    presets = ("quiet", "small-kernels", "depthwise")
+    cases = layers.select(layers.load(BENCHMARKS / "layers.json"))[: len(presets)]
+    described = {
+        case.id: {"simulation": preset} for case, preset in zip(cases, presets, strict=True)
+    }
     record = Record("gpu", {"reference": "race"}, {}, described)
-    plan = Plan("simulation", {"race": 1, "heuristic": 1}, ["pytorch_off"], "race")
+    plan = AuditConfig(
+        {"race": 1, "heuristic": 1}, ["pytorch_off"], "race", backend="simulation.audit"
+    )
     Session(plan, record, list(described)).run()
     assert record.complete, record.failures
     record.cases = {case.id: encode(case) for case in cases}

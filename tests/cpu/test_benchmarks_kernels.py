@@ -80,11 +80,10 @@ def test_the_kernel_that_cudnn_lists_is_not_built_twice(modules: None) -> None:
 
 
 def test_an_engine_that_is_not_listed_is_refused(modules: None) -> None:
+    import simulation
     from kernel_portfolio.measure import measure
 
-    from cudnn_autotune.timers.offline import simulated
-
-    timer = simulated.preset("forum-l4")
+    timer = simulation.preset("forum-l4")
     with pytest.raises(ValueError, match="engine 78 is not listed"):
         measure(timer, timer.candidates, 78)
 

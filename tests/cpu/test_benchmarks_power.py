@@ -21,7 +21,7 @@ from benchmark_scripts import (
     run,
     whole_record,
 )
-from simulations import engine, timer_of
+from simulation import engine, timer_of
 
 from cudnn_autotune.timers.board_power import EXPONENT
 

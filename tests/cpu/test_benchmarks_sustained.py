@@ -17,7 +17,7 @@ from benchmark_scripts import (
     run,
     whole_record,
 )
-from simulations import engine, timer_of
+from simulation import engine, timer_of
 
 import cudnn_autotune as ca
 

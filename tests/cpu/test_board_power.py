@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulations import GPU, STILL, candidate, engine, timer_of
+import simulation
+from simulation import GPU, STILL, candidate, engine, timer_of
 
 from cudnn_autotune import sampling
+from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.model import SUSTAINED
 from cudnn_autotune.audit.oracle import measure
-from cudnn_autotune.audit.oracle_settings import OracleSettings
 from cudnn_autotune.audit.pairing import of_blocks
 from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power
 from cudnn_autotune.sampling.racing import RaceRules
@@ -31,7 +32,6 @@ from cudnn_autotune.timers.board_power import (
     clock_sensitivity,
     of_batches,
 )
-from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.telemetry import Gpu, GpuState, PowerReading, PowerWatch
 from cudnn_autotune.timers.timer import Batch, Sample
 
@@ -146,7 +146,7 @@ def test_between_near_and_far_it_is_said_on_request(power_w: float) -> None:
 class TakenDown:
     """A simulated board whose controller has taken the clock down: to ``share`` of the power."""
 
-    def __init__(self, timer: simulated.SimulatedTimer, share: float) -> None:
+    def __init__(self, timer: simulation.SimulatedTimer, share: float) -> None:
         self._timer, self._share = timer, share
 
     def run(self, batches: Sequence[Batch]) -> list[Sample]:
@@ -249,9 +249,9 @@ def test_what_ran_before_does_not_count() -> None:
 @pytest.mark.parametrize("mode", ["auto", "sustained"])
 def test_a_choice_says_that_it_rests_on_readings(mode: str) -> None:
     for every_ms in (0.0, 100.0):
-        scene = simulated.preset("h200-capped", 1)
+        scene = simulation.preset("h200-capped", 1)
         gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
-        timer = simulated.SimulatedTimer(gpu, scene.engines, 1)
+        timer = simulation.SimulatedTimer(gpu, scene.engines, 1)
         chosen = sampling.get(mode).select(timer.candidates, timer, Limits())
         assert chosen is not None
         told = [r for r in chosen.evidence.remarks if "of the board's power" in r]
@@ -330,9 +330,9 @@ def test_the_judge_is_surer_with_readings() -> None:
         told: list[float] = []
         distances: list[float] = []
         for seed in range(16):
-            scene = simulated.preset("h200-capped", seed)
+            scene = simulation.preset("h200-capped", seed)
             gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
-            timer = simulated.SimulatedTimer(gpu, scene.engines, seed)
+            timer = simulation.SimulatedTimer(gpu, scene.engines, seed)
             candidates = [*timer.candidates.all(), *timer.candidates.beyond()]
             oracle = measure(timer, candidates, (), OracleSettings(solo="throttled", seed=seed))
             truth, exact = oracle.truths[SUSTAINED], timer.truth("sustained", "hot")

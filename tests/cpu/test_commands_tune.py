@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from simulation import SimulatedTimer, preset
 from stored import H200, decide, layer, refused, run, simulation, succeeded
 from torch import nn
 
@@ -23,7 +24,6 @@ from cudnn_autotune.cli.commands.tune_run import DeviceLost
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.modules import Conv2d
 from cudnn_autotune.store import Decision, Store
-from cudnn_autotune.timers.offline.simulated import SimulatedTimer, preset
 from cudnn_autotune.tuning import events
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -365,7 +365,7 @@ def test_a_store_that_cannot_be_written_to(gpu: Simulated, tmp_path: Path) -> No
 def test_without_a_gpu(tmp_path: Path) -> None:
     message = refused("tune", *LAYER, "--store", tmp_path)
     assert "tuning needs a GPU" in message
-    assert "audit --simulate" in message
+    assert "audit --replay" in message
     # What is wrong with a layer is said first, wherever.
     assert "'--input'" in refused("tune", "--input", "4,5,8,8", "--weight", "4,4,3,3")
     assert "tuning needs a GPU" in refused("tune", "torchvision:resnet50", "--input", "4,3,8,8")

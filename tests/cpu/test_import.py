@@ -145,9 +145,7 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     for name in recordings.names():
         assert f"{name}, replayed from" in done.stdout
     for mode in ca.SAMPLING_MODES:
-        # Once in each recording's table, and once for the simulation.
-        assert done.stdout.count(f"{mode} ") >= len(recordings.names()) + 1, mode
-    assert "A simulation of the forum's L4 of 72 W" in done.stdout
+        assert done.stdout.count(f"{mode} ") >= len(recordings.names()), mode
 
 
 def test_demo_plot(tmp_path: Path) -> None:

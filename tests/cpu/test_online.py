@@ -14,8 +14,9 @@ from typing import cast
 
 import numpy as np
 import pytest
+import simulation
 import torch
-from simulations import GPU, candidate, engine, timer_of
+from simulation import GPU, SimulatedEngine, StaticCandidates, candidate, engine, timer_of
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C
@@ -29,8 +30,6 @@ from cudnn_autotune.sampling.racing import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision
-from cudnn_autotune.timers.offline import simulated
-from cudnn_autotune.timers.offline.simulated import SimulatedEngine, StaticCandidates
 from cudnn_autotune.tuning import online_calls, output_check
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_calls import OnlinePreparation
@@ -413,15 +412,15 @@ def test_the_limit_is_of_cudnns_engines() -> None:
 # The mode over a timer, as audits run it
 
 
-def select(timer: simulated.SimulatedTimer, limits: Limits | None = None) -> Selection | None:
+def select(timer: simulation.SimulatedTimer, limits: Limits | None = None) -> Selection | None:
     return sampling.get("online").select(timer.candidates, timer, limits or Limits())
 
 
-@pytest.mark.parametrize("name", simulated.preset_names())
+@pytest.mark.parametrize("name", simulation.preset_names())
 def test_presets(name: str) -> None:
     regrets = []
     for seed in range(3):
-        timer = simulated.preset(name, seed)
+        timer = simulation.preset(name, seed)
         selection = select(timer)
         assert selection is not None
         truth = timer.truth("burst", "hot")

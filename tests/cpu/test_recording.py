@@ -16,18 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import simulation
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulations import GPU, PROBLEM, candidate, engine, timer_of
+from simulation import (
+    GPU,
+    PROBLEM,
+    Noise,
+    SimulatedEngine,
+    SimulatedTimer,
+    candidate,
+    engine,
+    timer_of,
+)
 
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.offline.recording import ENVIRONMENT, Recording, record
 from cudnn_autotune.timers.offline.recording_json import to_json
 from cudnn_autotune.timers.offline.replay import ReplayTimer
-from cudnn_autotune.timers.offline.simulated import Noise, SimulatedEngine, SimulatedTimer
 from cudnn_autotune.timers.timer import Batch
 
 
@@ -37,7 +45,7 @@ def recorded(timer: SimulatedTimer, **options: Any) -> Recording:
 
 @pytest.fixture(scope="module")
 def small() -> Recording:
-    return recorded(simulated.preset("quiet", 1), rounds=4, solo=2, solo_ms=300.0)
+    return recorded(simulation.preset("quiet", 1), rounds=4, solo=2, solo_ms=300.0)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +56,9 @@ def tree(small: Recording) -> dict[str, Any]:
 # What is measured
 
 
-@pytest.mark.parametrize("name", simulated.preset_names())
+@pytest.mark.parametrize("name", simulation.preset_names())
 def test_every_preset_can_be_recorded(name: str) -> None:
-    timer = simulated.preset(name, 1)
+    timer = simulation.preset(name, 1)
     recording = recorded(timer, environment={"gpu": timer.gpu.name})
     assert recording.environment["gpu"] == timer.gpu.name
     assert set(ENVIRONMENT) <= set(recording.environment)
@@ -69,7 +77,7 @@ def test_every_preset_can_be_recorded(name: str) -> None:
 
 
 def test_admission_tells_what_does_not_build_from_what_does_not_run() -> None:
-    timer = simulated.preset("quiet", 1)
+    timer = simulation.preset("quiet", 1)
     by_text = {r.candidate.text: r for r in recorded(timer, rounds=1).candidates}
     assert not by_text["does-not-build"].built
     assert not by_text["too-large"].built
@@ -81,7 +89,7 @@ def test_admission_tells_what_does_not_build_from_what_does_not_run() -> None:
 
 
 def test_what_is_absurdly_slow_runs_once() -> None:
-    timer = simulated.preset("forum-l4", 1)
+    timer = simulation.preset("forum-l4", 1)
     recording = recorded(timer, rounds=6, solo=0)
     column = [r.candidate.text for r in recording.candidates].index("direct")
     direct = recording.candidates[column]
@@ -93,7 +101,7 @@ def test_what_is_absurdly_slow_runs_once() -> None:
 
 
 def test_slow_candidates_sit_out_most_rounds() -> None:
-    recording = recorded(simulated.preset("forum-l4", 1), rounds=6, solo=0)
+    recording = recorded(simulation.preset("forum-l4", 1), rounds=6, solo=0)
     column = [r.candidate.text for r in recording.candidates].index("fft")
     took_part = [row[column] is not None for row in recording.cold.time_ms]
     assert took_part == [True] * 3 + [False] * 3
@@ -130,7 +138,7 @@ def test_cold_hot_and_clock_are_kept() -> None:
 
 
 def test_solo_blocks_run_until_they_are_steady() -> None:
-    timer = simulated.preset("forum-l4", 1)
+    timer = simulation.preset("forum-l4", 1)
     recording = recorded(timer, solo=2)
     truth = timer.truth("sustained")
     assert [trace.text for trace in recording.solo] == ["128x128", "128x64"]
@@ -144,16 +152,16 @@ def test_solo_blocks_run_until_they_are_steady() -> None:
 
 
 def test_a_time_limit_cuts_it_short_and_says_so() -> None:
-    recording = recorded(simulated.preset("forum-l4", 1), time_limit_ms=3000.0)
+    recording = recorded(simulation.preset("forum-l4", 1), time_limit_ms=3000.0)
     assert 1 <= len(recording.cold.time_ms) < 40
     assert any("rounds" in remark for remark in recording.remarks)
-    timer = simulated.preset("forum-l4", 1)
+    timer = simulation.preset("forum-l4", 1)
     recorded(timer, time_limit_ms=3000.0)
     assert timer.elapsed_ms() < 4500.0
 
 
 def test_even_the_shortest_limit_leaves_one_round() -> None:
-    recording = recorded(simulated.preset("quiet", 1), time_limit_ms=1.0)
+    recording = recorded(simulation.preset("quiet", 1), time_limit_ms=1.0)
     assert len(recording.cold.time_ms) == 1
     untried = [r for r in recording.candidates if r.build_ms is None]
     assert untried
@@ -212,7 +220,7 @@ def test_no_more_threads_are_believed_in_than_there_are_builds() -> None:
 def test_no_candidates() -> None:
     timer = timer_of(engine("a", 1.0))
     with pytest.raises(ValueError, match="candidates must not be empty"):
-        record(timer, simulated.StaticCandidates([]), PROBLEM)
+        record(timer, simulation.StaticCandidates([]), PROBLEM)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +261,7 @@ def test_round_trip(small: Recording, tmp_path: Path, suffix: str) -> None:
 
 
 def test_what_the_board_draws_alone_is_kept(tmp_path: Path) -> None:
-    timer = simulated.preset("h200-capped", 1)
+    timer = simulation.preset("h200-capped", 1)
     recording = recorded(timer, rounds=4, solo=2)
     recording.save(tmp_path / "r.json")
     for kept in (recording, Recording.load(tmp_path / "r.json")):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
-from cudnn_autotune.audit import report, scenes
+from cudnn_autotune.audit import offline_cases, report
 from cudnn_autotune.audit.analysis import raw_regret, truth_of
 from cudnn_autotune.audit.model import BURST, SUSTAINED, Record
 from cudnn_autotune.audit.summary import geometric_mean
@@ -51,9 +51,11 @@ def test_an_unknown_recording(name: str) -> None:
 @pytest.mark.parametrize("name", recordings.names())
 def test_what_it_lacks_for_the_default_mode_is_said(name: str) -> None:
     """A recording of version 1 has no power: whoever ran alone on it has judged without."""
-    played = scenes.RecordedScene.shipped(name)
+    played = offline_cases.RecordedCase.shipped(name)
     record = Record("replay", settings={}, environment=dict(played.recording.environment))
-    scenes.audit(record, [played], {"auto": 3, "sustained": 1, "heuristic": 1}, limits=Limits())
+    offline_cases.audit(
+        record, [played], {"auto": 3, "sustained": 1, "heuristic": 1}, limits=Limits()
+    )
     told = report.without_power(record)
     assert ("sustained" in told) == played.recording.lacks_power
     assert "heuristic" not in told
@@ -79,13 +81,13 @@ def test_every_mode_runs_on_it(name: str) -> None:
 )
 def test_the_timing_modes_pick_sensibly(name: str, mode: str, truth: str) -> None:
     """At most 3 % slower than the best on average, each mode by what it looks for."""
-    played = scenes.RecordedScene.shipped(name)
+    played = offline_cases.RecordedCase.shipped(name)
     judge = truth_of(played.oracle(), truth)
     regrets = []
     for seed in range(RUNS):
-        timer, candidates = played.open(seed)
+        timer = played.open(seed)
         strategy: Any = dataclasses.replace(sampling.get(mode), seed=seed)  # type: ignore[type-var]
-        selection = strategy.select(candidates, timer, Limits())
+        selection = strategy.select(timer.candidates, timer, Limits())
         regret = raw_regret(judge, selection.winner.candidate.text)
         assert regret is not None
         regrets.append(regret)

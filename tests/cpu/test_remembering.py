@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulations import candidate
+from simulation import candidate
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN

@@ -11,18 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulations import GPU, PROBLEM, STILL, candidate, engine, timer_of
+import simulation
+from simulation import (
+    GPU,
+    PROBLEM,
+    STILL,
+    Noise,
+    SimulatedEngine,
+    SimulatedTimer,
+    candidate,
+    engine,
+    timer_of,
+)
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.offline.recorded_times import smoothed
 from cudnn_autotune.timers.offline.recording import Recording, SoloTrace, record
 from cudnn_autotune.timers.offline.replay import POWER, ReplayTimer
-from cudnn_autotune.timers.offline.simulated import Noise, SimulatedEngine, SimulatedTimer
 from cudnn_autotune.timers.timer import Batch, Cache
 
 
@@ -36,7 +45,7 @@ def recorded(timer: SimulatedTimer, folder: Path, **options: float) -> Recording
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
     folder = tmp_path_factory.mktemp("recordings")
-    return {n: recorded(simulated.preset(n, 7), folder) for n in simulated.preset_names()}
+    return {n: recorded(simulation.preset(n, 7), folder) for n in simulation.preset_names()}
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +204,7 @@ def test_the_hot_cache_shows_in_a_trace_of_the_cold_one(tmp_path: Path) -> None:
 def test_the_default_mode_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> None:
     """auto's blocks of 160 ms go by the readings of the power; a recording of version 1 has none,
     which is said."""
-    live = simulated.preset("h200-capped", 1)
+    live = simulation.preset("h200-capped", 1)
     recording = record(live, live.candidates, PROBLEM)
     old = replace(
         recording,
@@ -209,7 +218,7 @@ def test_the_default_mode_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> 
     remarks: list[str] = []
     missing: list[tuple[str, ...]] = []
     state: list[bool] = []
-    for timer in (simulated.preset("h200-capped", 2), ReplayTimer(recording, 2), ReplayTimer(old)):
+    for timer in (simulation.preset("h200-capped", 2), ReplayTimer(recording, 2), ReplayTimer(old)):
         found = auto.select(timer.candidates, timer, Limits())
         remarks.append(" ".join(found.evidence.remarks))
         missing.append(timer.missing if isinstance(timer, ReplayTimer) else ())
@@ -267,7 +276,7 @@ def test_cudnns_search_picks_from_single_samples_as_it_did_live(
     live, played = Counter[str](), Counter[str]()
     for seed in range(100):
         for counter, timer in (
-            (live, simulated.preset(name, seed)),
+            (live, simulation.preset(name, seed)),
             (played, ReplayTimer(recordings[name], seed)),
         ):
             runnable = timer.runnable(timer.candidates.all())
@@ -404,7 +413,7 @@ def test_what_no_heuristic_lists_is_recorded_and_replayed(tmp_path: Path) -> Non
 def test_the_truth_of_a_recording_is_near_the_simulations(
     recordings: dict[str, Recording], name: str, cache: Cache
 ) -> None:
-    timer, exact = ReplayTimer(recordings[name]), simulated.preset(name)
+    timer, exact = ReplayTimer(recordings[name]), simulation.preset(name)
     burst = timer.truth("burst", cache)
     assert set(burst) == set(exact.truth("burst", cache))
     for text, time_ms in burst.items():
@@ -490,7 +499,7 @@ def test_bad_kinds_of_truth(forum: Recording) -> None:
 # Strategies
 
 
-@pytest.mark.parametrize("name", simulated.preset_names())
+@pytest.mark.parametrize("name", simulation.preset_names())
 def test_every_mode_runs_on_every_recording(recordings: dict[str, Recording], name: str) -> None:
     for mode in ca.SAMPLING_MODES:
         timer = ReplayTimer(recordings[name], 1)

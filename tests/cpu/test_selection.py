@@ -11,9 +11,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+import simulation
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulations import candidate
+from simulation import candidate
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
@@ -23,7 +24,6 @@ from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.timers.offline import simulated
 
 
 def stored(selection: Selection) -> Any:
@@ -34,10 +34,10 @@ def stored(selection: Selection) -> Any:
 # Round trips
 
 
-@pytest.mark.parametrize("preset", simulated.preset_names())
+@pytest.mark.parametrize("preset", simulation.preset_names())
 @pytest.mark.parametrize("mode", ca.SAMPLING_MODES)
 def test_every_modes_selection_round_trips(mode: str, preset: str) -> None:
-    timer = simulated.preset(preset)
+    timer = simulation.preset(preset)
     selection = sampling.get(mode).select(timer.candidates, timer, Limits())
     assert selection is not None
     assert Selection.from_json(stored(selection)) == selection

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from simulations import GPU, candidate, engine
+from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate, engine
 
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling import Batch, Limits, Sample, Selection
-from cudnn_autotune.timers.offline.simulated import SimulatedEngine, SimulatedTimer
 from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
 
 TIMES_MS = {"first": 1.3, "second": 1.2, "best": 1.0}

@@ -9,23 +9,27 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import simulation
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulations import GPU, STILL, candidate, engine, timer_of
-
-import cudnn_autotune as ca
-from cudnn_autotune import sampling
-from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.timers.offline import simulated
-from cudnn_autotune.timers.offline.simulated import (
+from simulation import (
+    GPU,
+    STILL,
     Noise,
     SimulatedEngine,
     SimulatedGpu,
     SimulatedTimer,
     StaticCandidates,
+    candidate,
+    engine,
+    timer_of,
 )
+
+import cudnn_autotune as ca
+from cudnn_autotune import sampling
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Batch, Cache
 
 ROOM_W = GPU.power_limit_w - GPU.static_w
@@ -222,7 +226,7 @@ def test_a_rest_does_not_count_as_load() -> None:
 
 
 def test_an_h200_as_it_was_measured() -> None:
-    timer = simulated.preset("h200-capped")
+    timer = simulation.preset("h200-capped")
     timer = SimulatedTimer(replace(timer.gpu, noise=STILL), timer.engines)
     pair = [c for c in timer.candidates.all() if c.text in ("eng78:a", "eng67:b")]
     timer.runnable(pair)
@@ -423,7 +427,7 @@ def test_a_co_tenant_takes_its_share_for_a_while() -> None:
 
 def test_equal_seeds_give_equal_samples() -> None:
     def samples(seed: int) -> list[float]:
-        timer = simulated.preset("co-tenant", seed)
+        timer = simulation.preset("co-tenant", seed)
         runnable = timer.runnable(timer.candidates.all())
         return [s.time_ms for s in timer.run([Batch(c, 2) for c in runnable] * 20)]
 
@@ -434,20 +438,20 @@ def test_equal_seeds_give_equal_samples() -> None:
 # Presets
 
 
-@pytest.mark.parametrize("name", simulated.preset_names())
+@pytest.mark.parametrize("name", simulation.preset_names())
 def test_every_mode_runs_on_every_preset(name: str) -> None:
     for mode in ca.SAMPLING_MODES:
-        timer = simulated.preset(name, 0)
+        timer = simulation.preset(name, 0)
         selection = sampling.get(mode).select(timer.candidates, timer, Limits())
         assert selection is not None, mode
         assert selection.winner.candidate.text in timer.truth("burst"), mode
 
 
-@pytest.mark.parametrize("name", simulated.preset_names())
+@pytest.mark.parametrize("name", simulation.preset_names())
 @pytest.mark.parametrize("kind", ["burst", "sustained"])
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 def test_the_truth_is_what_long_measurement_finds(name: str, kind: str, cache: Cache) -> None:
-    preset = simulated.preset(name)
+    preset = simulation.preset(name)
     gpu = replace(preset.gpu, noise=STILL)
     everything = [*preset.candidates.all(), *preset.candidates.beyond()]
     truth = preset.truth(kind, cache)  # type: ignore[arg-type]
@@ -468,7 +472,7 @@ def test_the_truth_is_what_long_measurement_finds(name: str, kind: str, cache: C
 
 
 def test_the_forums_pair() -> None:
-    timer = simulated.preset("forum-l4", 0)
+    timer = simulation.preset("forum-l4", 0)
     assert timer.state().power_limit_w == 72.0
     burst, sustained = timer.truth("burst"), timer.truth("sustained")
     assert burst["128x128"] == pytest.approx(3.50, abs=0.005)
@@ -488,7 +492,7 @@ def test_the_forums_pair() -> None:
 def test_sample_once_takes_the_forums_wrong_engine() -> None:
     picked = []
     for seed in range(60):
-        timer = simulated.preset("forum-l4", seed)
+        timer = simulation.preset("forum-l4", seed)
         selection = sampling.get("sample_once").select(timer.candidates, timer, Limits())
         assert selection is not None
         picked.append(selection.winner.candidate.text)
@@ -497,7 +501,7 @@ def test_sample_once_takes_the_forums_wrong_engine() -> None:
 
 
 def test_till_stable_took_two_samples_of_most_engines() -> None:
-    timer = simulated.preset("quiet")
+    timer = simulation.preset("quiet")
     selection = sampling.get("till_stable").select(timer.candidates, timer, Limits())
     assert selection is not None
     first = timer.candidates.all()[0]  # while the clock still rises, samples do improve
@@ -514,29 +518,29 @@ def test_equal_times_vanish_from_cudnns_search() -> None:
 
 
 def test_the_presets_pose_their_questions() -> None:
-    a_a = simulated.preset("aa").truth("sustained")
+    a_a = simulation.preset("aa").truth("sustained")
     assert (
         a_a["leader"]
         == a_a["leader-twin"]
         < min(time_ms / 1.0299 for text, time_ms in a_a.items() if not text.startswith("leader"))
     )
-    capped = simulated.preset("h200-capped")
+    capped = simulation.preset("h200-capped")
     burst, sustained = capped.truth("burst"), capped.truth("sustained")
     assert (burst["eng78:a"], burst["eng67:b"]) == pytest.approx((0.336, 0.361))
     assert (sustained["eng78:a"], sustained["eng67:b"]) == pytest.approx((0.459, 0.434), abs=1e-4)
     assert min(burst, key=burst.__getitem__) == "eng78:a"
     assert min(sustained, key=sustained.__getitem__) == "eng67:b"
-    depthwise = simulated.preset("depthwise")
+    depthwise = simulation.preset("depthwise")
     assert not depthwise.candidates.aten_uses_cudnn
     times = depthwise.truth("sustained")
     assert 9 < min(t for text, t in times.items() if text != "aten") / times["aten"] < 11
-    small = simulated.preset("small-kernels").truth("burst")
+    small = simulation.preset("small-kernels").truth("burst")
     assert all(0.005 < t < 0.022 for t in small.values())
 
 
 def test_a_race_costs_little_real_time() -> None:
     def race_and_solo() -> float:
-        timer = simulated.preset("forum-l4", 1)
+        timer = simulation.preset("forum-l4", 1)
         runnable = timer.runnable(timer.candidates.all())
         start = time.perf_counter()
         for c in runnable:
@@ -580,7 +584,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="cache must be cold or hot, got 'warm'"):
         timer.truth("burst", "warm")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"preset must be one of forum-l4, .*, got 'forum'"):
-        simulated.preset("forum")
+        simulation.preset("forum")
     with pytest.raises(ValueError, match="engines must not be empty"):
         SimulatedTimer(GPU, [])
     with pytest.raises(ValueError, match="'a' is listed twice"):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import simulation
 import torch
 from decisions import FRONTIER, decision, problem, selection, timed
 
@@ -16,7 +17,6 @@ from cudnn_autotune import sampling
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Provenance
 from cudnn_autotune.store.decision import key_of
-from cudnn_autotune.timers.offline import simulated
 
 
 def through_json(known: Decision) -> Decision:
@@ -42,10 +42,10 @@ def test_it_round_trips(changes: dict[str, Any]) -> None:
     assert through_json(known) == known
 
 
-@pytest.mark.parametrize("preset", simulated.preset_names())
+@pytest.mark.parametrize("preset", simulation.preset_names())
 @pytest.mark.parametrize("mode", ca.SAMPLING_MODES)
 def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
-    timer = simulated.preset(preset)
+    timer = simulation.preset(preset)
     chosen = sampling.get(mode).select(timer.candidates, timer, Limits())
     assert chosen is not None
     known = decision(selection=chosen, sampling=mode)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import simulation
 from decisions import (
     EVIDENCE,
     FRONTIER,
@@ -30,7 +31,6 @@ from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Store
-from cudnn_autotune.timers.offline import simulated
 
 
 def texts(known: Decision | None) -> list[str] | None:
@@ -251,9 +251,9 @@ def test_pytorchs_own_path_counts_as_the_plan_that_it_runs() -> None:
     assert texts(known.restricted_to(True, None)) == ["aten", "strict", "slow"]
 
 
-@pytest.mark.parametrize("preset", simulated.preset_names())
+@pytest.mark.parametrize("preset", simulation.preset_names())
 def test_of_real_selections_what_is_left_is_right(preset: str) -> None:
-    timer = simulated.preset(preset)
+    timer = simulation.preset(preset)
     found = sampling.get("auto").select(timer.candidates, timer, Limits())
     assert found is not None
     known = decision(selection=found)
@@ -351,7 +351,7 @@ def test_what_a_budget_cut_short_serves_and_does_not_displace(tmp_path: Path) ->
 @pytest.mark.parametrize("mode", ["race", "sustained", "auto", "sample_once"])
 def test_a_mode_says_whether_its_budget_cut_it_short(mode: str) -> None:
     def told(budget_ms: float | None) -> float | None:
-        timer = simulated.preset("h200-capped", 1)
+        timer = simulation.preset("h200-capped", 1)
         chosen = sampling.get(mode).select(timer.candidates, timer, Limits(budget_ms=budget_ms))
         assert chosen is not None
         return chosen.evidence.budget_ms

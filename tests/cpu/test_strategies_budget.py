@@ -6,7 +6,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulations import GPU, candidate, engine, timer_of
+import simulation
+from simulation import (
+    GPU,
+    Noise,
+    SimulatedEngine,
+    SimulatedTimer,
+    StaticCandidates,
+    candidate,
+    engine,
+    timer_of,
+)
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Selection
@@ -15,13 +25,6 @@ from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES, FrontendMode
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.sampling.sustained import Sustained
-from cudnn_autotune.timers.offline import simulated
-from cudnn_autotune.timers.offline.simulated import (
-    Noise,
-    SimulatedEngine,
-    SimulatedTimer,
-    StaticCandidates,
-)
 
 OURS = [Race(seed=0), Sustained(seed=0), Auto(seed=0)]
 ALL = [*OURS, *FRONTEND_MODES]
@@ -56,7 +59,7 @@ def compiled(
 def test_pytorchs_own_kernels_are_looked_at_whatever_the_budget(
     budget_ms: float, loading_ms: float, mode: Strategy
 ) -> None:
-    scene = simulated.preset("depthwise")
+    scene = simulation.preset("depthwise")
     engines = [
         e if e.candidate == ATEN else replace(e, first_run_ms=loading_ms) for e in scene.engines
     ]
@@ -91,7 +94,7 @@ def test_so_is_pytorchs_plan_of_cudnn(is_compiled: bool, mode: Strategy) -> None
 def test_nothing_is_claimed_where_the_budget_left_out_candidates(
     preset: str, mode: Strategy
 ) -> None:
-    selection = chosen(mode, simulated.preset(preset), 5.0)
+    selection = chosen(mode, simulation.preset(preset), 5.0)
     evidence = selection.evidence
     unseen = [entry for entry in selection.ranking if "budget" in entry.eliminated]
     assert unseen
@@ -127,9 +130,9 @@ def test_what_one_launch_condemned_was_not_judged() -> None:
 
 @pytest.mark.parametrize("mode", ALL, ids=name)
 def test_a_choice_says_which_budget_cut_it_short(mode: Strategy) -> None:
-    assert chosen(mode, simulated.preset("quiet"), 5.0).evidence.budget_ms == 5.0
-    assert chosen(mode, simulated.preset("quiet"), 60_000.0).evidence.budget_ms is None
-    assert chosen(mode, simulated.preset("quiet"), None).evidence.budget_ms is None
+    assert chosen(mode, simulation.preset("quiet"), 5.0).evidence.budget_ms == 5.0
+    assert chosen(mode, simulation.preset("quiet"), 60_000.0).evidence.budget_ms is None
+    assert chosen(mode, simulation.preset("quiet"), None).evidence.budget_ms is None
 
 
 # How long it takes
@@ -207,9 +210,9 @@ def test_cudnns_techniques_stop_at_the_budget(
     preset: str, budget_ms: float, mode: FrontendMode
 ) -> None:
     """Within one candidate, in the order of the list, the first in any case."""
-    timer = simulated.preset(preset)
+    timer = simulation.preset(preset)
     selection = chosen(mode, timer, budget_ms)
-    whole = simulated.preset(preset)
+    whole = simulation.preset(preset)
     everybody = chosen(mode, whole, None)
     seen = {entry.candidate.text for entry in selection.ranking}
     order = [c.text for c in timer.candidates.all() if c.text in by_text(everybody)]
@@ -230,8 +233,8 @@ def by_text(selection: Selection) -> dict[str, float]:
 @pytest.mark.parametrize("mode", FRONTEND_MODES, ids=name)
 def test_with_plenty_of_time_they_take_the_same(mode: FrontendMode) -> None:
     for preset in ("quiet", "depthwise"):
-        plenty = chosen(mode, simulated.preset(preset), 60_000.0)
-        everybody = chosen(mode, simulated.preset(preset), None)
+        plenty = chosen(mode, simulation.preset(preset), 60_000.0)
+        everybody = chosen(mode, simulation.preset(preset), None)
         assert plenty.winner.candidate == everybody.winner.candidate
         assert {e.candidate.text for e in plenty.ranking} == {
             e.candidate.text for e in everybody.ranking
@@ -241,7 +244,7 @@ def test_with_plenty_of_time_they_take_the_same(mode: FrontendMode) -> None:
 
 @pytest.mark.parametrize("mode", FRONTEND_MODES, ids=name)
 def test_a_limit_holds_under_a_budget(mode: FrontendMode) -> None:
-    timer = simulated.preset("quiet")
+    timer = simulation.preset("quiet")
     limits = Limits(benchmark_limit=2, budget_ms=60_000.0)
     selection = mode.select(timer.candidates, timer, limits)
     assert selection is not None

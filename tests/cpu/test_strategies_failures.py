@@ -6,14 +6,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from simulations import engine, timer_of
+from simulation import SimulatedTimer, engine, timer_of
 
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.sampling.sustained import Sustained
-from cudnn_autotune.timers.offline.simulated import SimulatedTimer
 
 OURS = [Race(seed=0), Sustained(seed=0), Auto(seed=0)]
 ALONE = OURS[1:]

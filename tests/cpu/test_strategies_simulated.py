@@ -13,8 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import simulation
 import torch
-from simulations import GPU, candidate, engine, timer_of
+from simulation import (
+    GPU,
+    Noise,
+    SimulatedEngine,
+    SimulatedTimer,
+    StaticCandidates,
+    candidate,
+    engine,
+    timer_of,
+)
 
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.candidates import Work
@@ -31,18 +41,11 @@ from cudnn_autotune.sampling.steady_final import FinalOutcome, FinalRules, Stead
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.sampling.sustained_run import FAR_READING_SIGMA, RUN_SIGMA
-from cudnn_autotune.timers.offline import simulated
-from cudnn_autotune.timers.offline.simulated import (
-    Noise,
-    SimulatedEngine,
-    SimulatedTimer,
-    StaticCandidates,
-)
 from cudnn_autotune.timers.timer import Batch, GpuState, Sample
 
 OURS = ("race", "sustained", "auto")
 FRONTENDS = ("sample_once", "median_of_three", "till_stable")
-PRESETS = simulated.preset_names()
+PRESETS = simulation.preset_names()
 
 
 def strategy(mode: str, seed: int) -> Strategy:
@@ -67,7 +70,7 @@ def chosen(mode: str, timer: SimulatedTimer, seed: int = 0, **limits: float) -> 
 
 @functools.cache
 def runs(mode: str, preset: str, count: int) -> tuple[Selection, ...]:
-    return tuple(chosen(mode, simulated.preset(preset, seed), seed) for seed in range(count))
+    return tuple(chosen(mode, simulation.preset(preset, seed), seed) for seed in range(count))
 
 
 def picks(mode: str, preset: str, count: int) -> Counter[str]:
@@ -148,7 +151,7 @@ def test_the_heat_resistant_engine_is_taken(mode: str) -> None:
 @pytest.mark.parametrize("seed", [19, 286])
 def test_a_board_that_heats_slowly_is_not_taken_for_one_that_settles_at_once(seed: int) -> None:
     """Here four chunks look like the end of an approach, which goes on for half a second."""
-    selection = chosen("auto", simulated.preset("forum-l4", seed), seed)
+    selection = chosen("auto", simulation.preset("forum-l4", seed), seed)
     assert selection.winner.candidate.text == "128x64"
 
 
@@ -488,7 +491,7 @@ def test_where_nothing_holds_the_clock_fewer_blocks_do() -> None:
 @pytest.mark.parametrize("mode", ["sustained", "auto"])
 def test_the_h200_under_its_cap(mode: str) -> None:
     """Among engines a few percent apart alone, most picks are the best, few are far off."""
-    truth = simulated.preset("h200-capped").truth("sustained", "hot")
+    truth = simulation.preset("h200-capped").truth("sustained", "hot")
     best = min(truth.values())
     regrets = [truth[text] / best - 1 for text in picks(mode, "h200-capped", 100).elements()]
     assert sum(regret <= 0.01 for regret in regrets) >= 90
@@ -534,7 +537,7 @@ def test_twins_are_a_tie(mode: str) -> None:
 def test_the_bound_covers_the_regret(preset: str, mode: str) -> None:
     """Against the truth by which the mode decides: short batches, half of them with a cold cache;
     or alone, where the board throttles."""
-    timer = simulated.preset(preset)
+    timer = simulation.preset(preset)
     if preset == "forum-l4" and mode != "race":
         truth = timer.truth("sustained", "hot")
     else:
@@ -618,7 +621,7 @@ def test_blocks_of_short_calls_run_in_the_batches_of_the_race() -> None:
 @pytest.mark.parametrize("mode", OURS)
 def test_intervals_cover_the_times(mode: str) -> None:
     """Of the ratio of any candidate to the chosen one: the clock of a run is its own."""
-    timer = simulated.preset("quiet")
+    timer = simulation.preset("quiet")
     cold, hot = timer.truth("burst", "cold"), timer.truth("burst", "hot")
     truth = {text: math.sqrt(cold[text] * hot[text]) for text in cold}
     inside = total = 0
@@ -642,7 +645,7 @@ def test_intervals_cover_the_times(mode: str) -> None:
 @pytest.mark.parametrize("mode", OURS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_candidate_is_told_of_once(preset: str, mode: str) -> None:
-    timer = simulated.preset(preset, 7)
+    timer = simulation.preset(preset, 7)
     selection, log = logged(mode, timer)
     assert selection is not None
     told = [entry.candidate.text for entry in selection.ranking]
@@ -677,7 +680,7 @@ def test_the_evidence_of_a_throttled_choice() -> None:
     assert evidence.sustained_clock_mhz is not None
     assert evidence.max_clock_mhz is not None
     alone = {e.candidate.text: e.sustained_ms for e in measured(selection) if e.sustained_ms}
-    truth = simulated.preset("forum-l4").truth("sustained", "hot")
+    truth = simulation.preset("forum-l4").truth("sustained", "hot")
     assert {"128x64", "128x128"} <= alone.keys()
     for text, time_ms in alone.items():
         assert time_ms == pytest.approx(truth[text], rel=0.05)
@@ -686,9 +689,9 @@ def test_the_evidence_of_a_throttled_choice() -> None:
 @pytest.mark.parametrize("mode", OURS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_equal_seeds_give_equal_selections(preset: str, mode: str) -> None:
-    first, second = (chosen(mode, simulated.preset(preset, 3), 5) for _ in range(2))
+    first, second = (chosen(mode, simulation.preset(preset, 3), 5) for _ in range(2))
     assert first == second
-    other = chosen(mode, simulated.preset(preset, 4), 5)
+    other = chosen(mode, simulation.preset(preset, 4), 5)
     assert other != first, "the seed of the noise has no effect"
 
 
@@ -812,7 +815,7 @@ def test_who_fails_later_is_out_and_another_is_taken(mode: str) -> None:
 def test_a_budget_is_kept(preset: str, budget_ms: float, mode: str) -> None:
     """Within one launch, building included. The first candidate is always looked at: a run that
     loads it, and one that counts."""
-    selection, log = logged(mode, simulated.preset(preset, 1), budget_ms=budget_ms)
+    selection, log = logged(mode, simulation.preset(preset, 1), budget_ms=budget_ms)
     assert selection is not None
     late = [
         batch.candidate.text
@@ -832,21 +835,21 @@ def test_a_budget_is_kept(preset: str, budget_ms: float, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", OURS)
 def test_what_a_budget_left_out_is_told(mode: str) -> None:
-    timer = simulated.preset("forum-l4")
+    timer = simulation.preset("forum-l4")
     selection = chosen(mode, timer, budget_ms=20.0)
     told = [*selection.evidence.remarks, *(e.eliminated for e in selection.ranking)]
     assert any("budget" in text for text in told)
     assert set(texts(selection)) == {e.candidate.text for e in timer.engines}
-    plenty = chosen(mode, simulated.preset("forum-l4"), budget_ms=60_000.0)
+    plenty = chosen(mode, simulation.preset("forum-l4"), budget_ms=60_000.0)
     told = [*plenty.evidence.remarks, *(e.eliminated for e in plenty.ranking)]
     assert not any("budget" in text for text in told)
-    assert plenty == chosen(mode, simulated.preset("forum-l4"))
+    assert plenty == chosen(mode, simulation.preset("forum-l4"))
 
 
 @pytest.mark.parametrize("mode", OURS)
 def test_a_budget_too_small_for_compiling_skips_it(mode: str) -> None:
     for budget_ms, looked_at in ((200.0, False), (5000.0, True)):
-        selection = chosen(mode, simulated.preset("quiet"), budget_ms=budget_ms)
+        selection = chosen(mode, simulation.preset("quiet"), budget_ms=budget_ms)
         (compiled,) = (e for e in selection.ranking if e.candidate.text == "compiled")
         assert (compiled.time_ms is not None) == looked_at
         assert ("budget" in compiled.eliminated) == (not looked_at)
@@ -856,7 +859,7 @@ def test_a_budget_too_small_for_compiling_skips_it(mode: str) -> None:
 @pytest.mark.parametrize("limit", [1, 2, 4])
 def test_benchmark_limit(limit: int, mode: str) -> None:
     """So many of cuDNN's candidates that run, in their order."""
-    timer = simulated.preset("quiet")
+    timer = simulation.preset("quiet")
     selection, log = logged(mode, timer, benchmark_limit=limit)
     assert selection is not None
     assert log.calls().keys() == {c.text for c in timer.candidates.all()[:limit]}
@@ -865,7 +868,7 @@ def test_benchmark_limit(limit: int, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", OURS)
 def test_pytorchs_own_path_does_not_count_for_the_limit(mode: str) -> None:
-    selection, log = logged(mode, simulated.preset("depthwise"), benchmark_limit=1)
+    selection, log = logged(mode, simulation.preset("depthwise"), benchmark_limit=1)
     assert selection is not None
     assert selection.winner.candidate == ATEN
     assert len(log.calls()) == 2
@@ -924,7 +927,7 @@ def test_all_failing_in_the_middle(mode: str) -> None:
 def test_a_lost_device_reaches_the_caller(
     field: str, error: type[Exception], at_ms: float, mode: str
 ) -> None:
-    scene = simulated.preset("forum-l4")
+    scene = simulation.preset("forum-l4")
     timer = SimulatedTimer(replace(scene.gpu, **{field: at_ms}), scene.engines)
     with pytest.raises(error, match="CUDA"):
         choose(mode, timer)
@@ -980,7 +983,7 @@ def test_auto_does_not_probe_what_is_known_to_hold() -> None:
     remark = "the board holds its clock at this rate of work"
     told = []
     for seed, scale in enumerate((1.0, 0.9, 1.1)):
-        timer = simulated.preset("quiet", seed)
+        timer = simulation.preset("quiet", seed)
         selection = mode.select(Worked(timer, scale), timer, Limits())
         assert selection is not None
         told.append((remark in selection.evidence.remarks, selection.evidence.wall_ms))
@@ -989,7 +992,7 @@ def test_auto_does_not_probe_what_is_known_to_hold() -> None:
     # A board that throttles is never known to hold.
     hot = Auto(seed=0)
     for seed in range(2):
-        timer = simulated.preset("forum-l4", seed)
+        timer = simulation.preset("forum-l4", seed)
         selection = hot.select(Worked(timer, 1.0), timer, Limits())
         assert selection is not None
         assert selection.winner.candidate.text == "128x64"
@@ -998,7 +1001,7 @@ def test_auto_does_not_probe_what_is_known_to_hold() -> None:
 def test_a_clock_that_falls_in_the_race_spares_who_left_before() -> None:
     """Those that drop out early ran at a higher clock, or at a lower one, than the others' last
     rounds: what counts is how far behind they were."""
-    scene = simulated.preset("h200-capped")
+    scene = simulation.preset("h200-capped")
     gpu = replace(scene.gpu, control_every_ms=25.0)  # it falls within the first rounds
     errors = []
     for seed in range(40):
@@ -1019,7 +1022,7 @@ def test_a_clock_that_falls_in_the_race_spares_who_left_before() -> None:
 
 def test_a_selection_tells_how_far_behind_one_could_be_to_run_alone() -> None:
     for mode, reach in ((Sustained(seed=0), 1.15), (Auto(seed=0), 1.1)):
-        timer = simulated.preset("h200-capped")
+        timer = simulation.preset("h200-capped")
         selection = mode.select(timer.candidates, timer, Limits())
         assert selection is not None
         assert any(entry.sustained_ms is not None for entry in selection.ranking)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit import plot, record_file, report, scenes
+from cudnn_autotune.audit import offline_cases, plot, record_file, report
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
 from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands.audit_gpu import audit_gpu
@@ -22,7 +22,6 @@ from cudnn_autotune.cli.output_files import check_output, plot_option, writing
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
-from cudnn_autotune.timers.offline import simulated
 
 _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_limit")
 
@@ -35,13 +34,6 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_li
     metavar="RECORDING",
     help="Replay a recording instead of measuring, a file or one that ships: "
     f"{', '.join(recordings.names())}; may be given several times.",
-)
-@click.option(
-    "--simulate",
-    "presets",
-    multiple=True,
-    metavar="PRESET",
-    help=f"Simulate instead of measuring: {', '.join(simulated.preset_names())}.",
 )
 @click.option(
     "--runs",
@@ -96,11 +88,13 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
 
     On the GPU that is here: every mode and run in a fresh process, PyTorch's benchmark modes
     beside them, then a long measurement of everything that was picked or could be the best. With
-    --replay or --simulate: without a GPU, in this process.
+    --replay: on recordings, in this process, without a GPU.
     """
     for name in given["modules"]:
         _import(name)
-    kind = _kind(given)
+    kind = "replay" if given["replayed"] else "gpu"
+    if kind == "replay":
+        _check_options_of_replay(given)
     modes = _modes(kind, given["modes"])
     runs = _runs(modes, given["runs"])
     json_path, plot_path = given["json_path"], given["plot_path"]
@@ -122,7 +116,7 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
     if kind == "gpu":
         record = audit_gpu(fresh, modes, given)
     else:
-        record = _without_gpu(fresh, given, console)
+        record = _replay(fresh, given, console)
     # What was measured is not lost where a disk is full, or where nobody reads on.
     try:
         if json_path is not None:
@@ -142,16 +136,10 @@ def _import(name: str) -> None:
         raise options.refuse("--import", f"cannot import {name!r}: {error}") from error
 
 
-def _kind(given: dict[str, Any]) -> str:
-    if given["presets"] and given["replayed"]:
-        raise click.UsageError("--replay and --simulate exclude each other")
-    if not given["presets"] and not given["replayed"]:
-        return "gpu"
+def _check_options_of_replay(given: dict[str, Any]) -> None:
     for name in _ONLY_ON_A_GPU:
         if given[name] is not None:
-            option = "--" + name.replace("_", "-")
-            raise options.refuse(option, "not with --replay or --simulate")
-    return "simulate" if given["presets"] else "replay"
+            raise options.refuse("--" + name.replace("_", "-"), "not with --replay")
 
 
 def _modes(kind: str, wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -172,33 +160,24 @@ def _environment() -> dict[str, Any]:
     return {**environment(), "date": now}
 
 
-def _without_gpu(record: Record, given: dict[str, Any], console: Console) -> Record:
-    found: list[scenes.Scene] = []
-    for name in given["presets"]:
-        try:
-            found.append(scenes.SimulatedScene(name))
-        except ValueError as error:
-            raise options.refuse("--simulate", str(error)) from error
-    for name in given["replayed"]:
-        try:
-            found.append(_recorded(name))
-        except ValueError as error:
-            raise options.refuse("--replay", str(error)) from error
-    ids = [scene.id for scene in found]
+def _replay(record: Record, given: dict[str, Any], console: Console) -> Record:
+    try:
+        cases = [_recorded(name) for name in given["replayed"]]
+    except ValueError as error:
+        raise options.refuse("--replay", str(error)) from error
+    ids = [case.id for case in cases]
     if len(set(ids)) < len(ids):
-        option = "--simulate" if given["presets"] else "--replay"
-        raise options.refuse(option, f"each one once, got {', '.join(ids)}")
+        raise options.refuse("--replay", f"each one once, got {', '.join(ids)}")
     record.settings["source"] = ids
-    if record.kind == "replay":
-        gpus = {str(scene.described()["gpu"]) for scene in found}
-        record.environment["gpu"] = ", ".join(sorted(gpus))
+    gpus = {str(case.described()["gpu"]) for case in cases}
+    record.environment["gpu"] = ", ".join(sorted(gpus))
     _check_replaceable(given["json_path"])
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("runs", total=None)
-        scenes.audit(
+        offline_cases.audit(
             record,
-            found,
+            cases,
             record.settings["runs"],
             limits=Limits(budget_ms=given["budget_ms"]),
             seed=given["seed"],
@@ -208,12 +187,12 @@ def _without_gpu(record: Record, given: dict[str, Any], console: Console) -> Rec
     return record
 
 
-def _recorded(name: str) -> scenes.RecordedScene:
-    """Of a file, or else of a recording that ships. ValueError where it is neither."""
+def _recorded(name: str) -> offline_cases.RecordedCase:
+    """Opens a file, or else a recording that the package ships. Raises ValueError for neither."""
     if os.path.exists(name):
-        return scenes.RecordedScene(Path(name))
+        return offline_cases.RecordedCase(Path(name))
     if name in recordings.names():
-        return scenes.RecordedScene.shipped(name)
+        return offline_cases.RecordedCase.shipped(name)
     raise ValueError(
         f"{name} is neither a file nor one of the recordings that ship: "
         f"{', '.join(recordings.names())}"

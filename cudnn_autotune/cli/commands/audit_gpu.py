@@ -11,9 +11,8 @@ import click
 import torch
 
 from cudnn_autotune.audit import layers, record_file
+from cudnn_autotune.audit.config import AuditConfig, OracleSettings
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
-from cudnn_autotune.audit.oracle_settings import OracleSettings
-from cudnn_autotune.audit.plan import Plan
 from cudnn_autotune.audit.processes import ProcessFailure
 from cudnn_autotune.audit.schedule import Session
 from cudnn_autotune.cli import options
@@ -37,8 +36,7 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
         raise options.refuse("--cases", str(error)) from error
     if not cases:
         raise options.refuse("--share", "leaves none of the cases")
-    plan = Plan(
-        backend="gpu",
+    config = AuditConfig(
         runs=fresh.settings["runs"],
         pytorch=[mode for mode in modes if mode in PYTORCH_MODES],
         reference=_reference(given["reference"], fresh.settings["runs"]),
@@ -49,17 +47,15 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
         modules=given["modules"],
     )
     if not torch.cuda.is_available():
-        raise click.UsageError(
-            "there is no CUDA GPU here; --replay FILE and --simulate PRESET work without one"
-        )
+        raise click.UsageError("there is no CUDA GPU here; --replay RECORDING works without one")
     fresh.settings |= {
-        "reference": plan.reference,
-        "oracle": dataclasses.asdict(plan.oracle),
+        "reference": config.reference,
+        "oracle": dataclasses.asdict(config.oracle),
         "layers": Path(given["layers"]).name if given["layers"] else None,
         "cases": given["cases"],
         "share": given["share"],
-        "time_limit_s": plan.time_limit_s,
-        "case_limit_s": plan.case_limit_s,
+        "time_limit_s": config.time_limit_s,
+        "case_limit_s": config.case_limit_s,
     }
     gpu = Gpu.of(0)
     fresh.environment |= {k: v for k, v in gpu.fixed().items() if v is not None}
@@ -77,7 +73,7 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
             record.telemetry = telemetry.summary()
             _save(record, given["json_path"], tell)
 
-        session = Session(plan, record, [case.id for case in cases], save, tell)
+        session = Session(config, record, [case.id for case in cases], save, tell)
         try:
             session.run()
         except ProcessFailure as error:

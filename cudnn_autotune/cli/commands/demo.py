@@ -17,8 +17,8 @@ from cudnn_autotune.cli.output_files import check_output, plot_option, writing
 def demo(plot_path: Path | None) -> None:
     """Every sampling mode on two well-known layers, side by side.
 
-    Without a GPU: every mode on recordings of an H200 and on a simulated L4, what cuDNN offers for
-    the two layers on an L4 and an H200, and the layers on the CPU.
+    Without a GPU: every mode on recordings of an H200, what cuDNN offers for the two layers on an
+    L4 and an H200, and the layers on the CPU.
     """
     check_output("--plot", plot_path)
     replayed = demonstration.run()

@@ -18,7 +18,6 @@ from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.output_files import check_new, check_output, force_option, writing
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.offline.recording import record as record_samples
 from cudnn_autotune.timers.offline.recording_format import Recording
 from cudnn_autotune.timers.timer import Timer
@@ -26,7 +25,7 @@ from cudnn_autotune.timers.timer import Timer
 _SUFFIXES = (".json.gz", ".json")
 _OF_LAYERS = ("op", "stride", "padding", "dilation", "groups", "dtype", "channels_last")
 
-Source = Callable[[], tuple[Timer, Candidates, ConvProblem]]
+Opener = Callable[[ConvProblem], tuple[Timer, Candidates]]
 
 
 @click.command()
@@ -34,12 +33,6 @@ Source = Callable[[], tuple[Timer, Candidates, ConvProblem]]
 @options.layer_options
 @click.option("--input", type=options.SIZES, metavar="N,C,H,W", help="Of a layer.")
 @options.shape_options
-@click.option(
-    "--simulate",
-    "preset",
-    metavar="PRESET",
-    help=f"Record a simulation: {', '.join(simulated.preset_names())}.",
-)
 @click.option(
     "--time-limit", type=options.POSITIVE, metavar="S", help="Seconds for each recording."
 )
@@ -53,12 +46,13 @@ def record(ctx: click.Context, /, out: Path, **given: Any) -> None:
     OUT is a file (.json.gz or .json) for a single convolution: an --op of the layer that --input
     and --weight describe, or one of the --cases of a layer list; for several of them a folder.
     """
-    sources = _sources(ctx, given)
-    targets = _targets(out, list(sources), given["force"])
+    problems = _problems(ctx, given)
+    opener = _opener(ctx)
+    targets = _targets(out, list(problems), given["force"])
     limit_ms = {} if given["time_limit"] is None else {"time_limit_ms": given["time_limit"] * 1e3}
-    for (name, open_source), target in zip(sources.items(), targets, strict=True):
+    for (name, problem), target in zip(problems.items(), targets, strict=True):
         with _tf32():  # as the problems have it: PyTorch's own path goes by its flag
-            timer, candidates, problem = open_source()
+            timer, candidates = opener(problem)
             try:
                 made = record_samples(
                     timer,
@@ -66,7 +60,6 @@ def record(ctx: click.Context, /, out: Path, **given: Any) -> None:
                     problem,
                     rounds=given["rounds"],
                     seed=given["seed"],
-                    environment=_environment(given["preset"], timer),
                     **limit_ms,
                 )
             except RuntimeError as error:
@@ -79,26 +72,33 @@ def record(ctx: click.Context, /, out: Path, **given: Any) -> None:
         click.echo(_told(name, made, target))
 
 
-def _sources(ctx: click.Context, given: dict[str, Any]) -> dict[str, Source]:
-    """Name -> what opens it, from the one of layer list, layer and simulation that is given."""
+def _problems(ctx: click.Context, given: dict[str, Any]) -> dict[str, ConvProblem]:
+    """Returns the convolutions by name: those of a layer list, or those of one layer."""
     of_layer = given["input"] is not None or given["weight"] is not None
     of_list = given["layers"] is not None or given["cases"] is not None
-    if sum((of_layer, of_list, given["preset"] is not None)) != 1:
-        raise click.UsageError(
-            "give one of --input with --weight, --cases (and --layers), or --simulate"
-        )
+    if of_layer == of_list:
+        raise click.UsageError("give either --input with --weight, or --cases (and --layers)")
     if not of_layer:
         for name in _OF_LAYERS:
             if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 raise options.refuse(
                     f"--{name.replace('_', '-')}", "only with --input and --weight"
                 )
-    if given["preset"] is not None:
-        return {given["preset"]: _simulation(given["preset"], given["seed"])}
-    problems = _of_layer(given) if of_layer else _listed(given)
+    return _of_layer(given) if of_layer else _listed(given)
+
+
+def _opener(ctx: click.Context) -> Opener:
+    """Returns what opens a convolution on the GPU.
+
+    A program that invokes this command may hand on another opener as the context's object.
+    """
+    if ctx.obj is not None:
+        return ctx.obj
     if not torch.cuda.is_available():
-        raise click.UsageError("there is no CUDA GPU here; --simulate PRESET works without one")
-    return {name: _on_gpu(problem) for name, problem in problems.items()}
+        raise click.UsageError("there is no CUDA GPU here to record")
+    from cudnn_autotune.audit.gpu import open_timer
+
+    return open_timer
 
 
 def _of_layer(given: dict[str, Any]) -> dict[str, ConvProblem]:
@@ -106,16 +106,6 @@ def _of_layer(given: dict[str, Any]) -> dict[str, ConvProblem]:
         raise click.UsageError("--input and --weight belong together")
     problems = tune_problems.of_layer({**given, "input": [given["input"]]})
     return {f"layer/{problem.op}/{given['dtype']}": problem for problem in problems}
-
-
-def _simulation(preset: str, seed: int) -> Source:
-    try:
-        timer = simulated.preset(preset, seed)
-    except ValueError as error:
-        raise options.refuse("--simulate", str(error)) from error
-    # A simulated engine computes no problem in particular; a recording wants one.
-    problem = ConvProblem("fprop", (1, 1, 1, 1), (1, 1, 1, 1))
-    return lambda: (timer, timer.candidates, problem)
 
 
 def _listed(given: dict[str, Any]) -> dict[str, ConvProblem]:
@@ -130,23 +120,13 @@ def _listed(given: dict[str, Any]) -> dict[str, ConvProblem]:
 
 
 def _tf32() -> AbstractContextManager[None]:
-    """cuDNN's TF32 on for a while, its other flags as they are."""
+    """Allows cuDNN TF32 within the context, and leaves its other flags as they are."""
     cudnn = torch.backends.cudnn
     if not cudnn.is_available():
         return nullcontext()
     now = (cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic)
     flags: AbstractContextManager[None] = cudnn.flags(*now, allow_tf32=True)
     return flags
-
-
-def _on_gpu(problem: ConvProblem) -> Source:
-    def open_source() -> tuple[Timer, Candidates, ConvProblem]:
-        from cudnn_autotune.audit.gpu import open_timer
-
-        timer, candidates = open_timer(problem)
-        return timer, candidates, problem
-
-    return open_source
 
 
 def _targets(out: Path, names: Sequence[str], force: bool) -> list[Path]:
@@ -161,13 +141,6 @@ def _targets(out: Path, names: Sequence[str], force: bool) -> list[Path]:
         check_output("OUT", target)
         check_new("OUT", target, force)
     return targets
-
-
-def _environment(preset: str | None, timer: Timer) -> dict[str, Any]:
-    if preset is None:
-        return {}
-    assert isinstance(timer, simulated.SimulatedTimer)
-    return {"gpu": timer.gpu.name, "driver": None, "cudnn": None}
 
 
 def _told(name: str, made: Recording, target: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.timers.offline.simulated_gpu import Noise, SimulatedEngine, SimulatedGpu
+from simulation.gpu import Noise, SimulatedEngine, SimulatedGpu
 
 _REALISTIC = Noise(
     call_sd=0.012, batch_sd=0.003, drift_sd=0.003, spike_every_ms=400.0, spike_ms=0.3

@@ -1,4 +1,4 @@
-"""Audit: modes on simulations and on recordings, in one process."""
+"""Audit: modes on recordings and, where an exact truth is wanted, on simulations."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import simulation
 import torch
+from simulation.audit import SimulatedCase
 
-import cudnn_autotune as ca
 from cudnn_autotune import ConvProblem, sampling
-from cudnn_autotune.audit import report, scenes
+from cudnn_autotune.audit import offline_cases, report
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.model import BURST, BURST_COLD, STEADY, SUSTAINED, Pick, Record
+from cudnn_autotune.audit.picks import pick_of
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.sampling import Candidates, Evidence, Limits, Measurement, Selection, Timer
-from cudnn_autotune.timers.offline import simulated
 from cudnn_autotune.timers.offline.recording import record as record_samples
 
 PROBLEM = ConvProblem(
@@ -30,9 +31,9 @@ PROBLEM = ConvProblem(
 
 
 def audited(names: list[str], runs: dict[str, int], seed: int = 0, **more: float) -> Record:
-    found = Record("simulate", settings={}, environment={})
-    every = [scenes.SimulatedScene(name) for name in names]
-    scenes.audit(found, every, runs, limits=Limits(), seed=seed, **more)
+    found = Record("replay", settings={}, environment={})
+    every = [SimulatedCase(name) for name in names]
+    offline_cases.audit(found, every, runs, limits=Limits(), seed=seed, **more)
     return found
 
 
@@ -70,18 +71,6 @@ def test_equal_seeds_give_equal_audits_and_runs_differ() -> None:
     assert one.picks != audited(["aa"], {"sample_once": 6}, seed=1).picks
     times = {by_case["aa"].time_ms for by_case in one.picks["sample_once"].values()}
     assert len(times) == 6
-
-
-@pytest.mark.parametrize("preset", simulated.preset_names())
-def test_every_mode_on_every_preset(preset: str) -> None:
-    found = audited([preset], dict.fromkeys(ca.SAMPLING_MODES, 1))
-    errors = {
-        mode: by_case[preset].error
-        for mode, runs in found.picks.items()
-        for by_case in runs.values()
-    }
-    assert not any(errors.values()), errors
-    assert report.tables(found)[0].rows
 
 
 def test_a_time_limit_cuts_runs_and_not_modes() -> None:
@@ -127,14 +116,14 @@ def test_a_mode_that_fails_is_told_and_the_others_go_on(modes: tuple[str, str]) 
 
 
 def test_what_a_pick_keeps_of_the_evidence() -> None:
-    timer = simulated.preset("quiet")
+    timer = simulation.preset("quiet")
     first, second = timer.candidates.all()[:2]
     evidence = Evidence(rule="fastest", regret_bound=0.01, confidence=0.95, gpu_ms=7.0, disturbed=1)
     ranking = (
         Measurement(first, 0.5, 3, sustained_ms=0.6),
         Measurement(second, 0.7, 3, sustained_ms=0.8),
     )
-    picked = scenes.pick_of(Selection(ranking, 6, evidence), 12.0)
+    picked = pick_of(Selection(ranking, 6, evidence), 12.0)
     assert picked == Pick(
         text=first.text,
         tuning_ms=12.0,
@@ -149,7 +138,7 @@ def test_what_a_pick_keeps_of_the_evidence() -> None:
         passed_over={second.text: "+33.3 % alone"},
     )
     # A leader that ran alone without rivals was chosen by its bursts.
-    probed = scenes.pick_of(Selection((ranking[0], Measurement(second, 0.7, 3)), 6, evidence), 12.0)
+    probed = pick_of(Selection((ranking[0], Measurement(second, 0.7, 3)), 6, evidence), 12.0)
     assert probed.bound_truth == BURST
 
 
@@ -163,9 +152,9 @@ def test_what_a_pick_keeps_of_the_evidence() -> None:
     ],
 )
 def test_what_a_pick_says_of_others(passed_over: dict[str, Any], told: str) -> None:
-    first, second = simulated.preset("quiet").candidates.all()[:2]
+    first, second = simulation.preset("quiet").candidates.all()[:2]
     other = Measurement(second, samples=1, **passed_over)
-    picked = scenes.pick_of(Selection((Measurement(first, 0.5, 3), other), 4), 1.0)
+    picked = pick_of(Selection((Measurement(first, 0.5, 3), other), 4), 1.0)
     assert list(picked.passed_over) == [second.text]
     assert picked.passed_over[second.text].endswith(told)
 
@@ -194,17 +183,12 @@ def test_a_record_says_why_the_best_was_missed() -> None:
     assert not any("missed" in t.title for t in report.tables(found))
 
 
-def test_an_unknown_preset() -> None:
-    with pytest.raises(ValueError, match="forum-l4"):
-        scenes.SimulatedScene("l4")
-
-
 # recordings
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    timer = simulated.preset("h200-capped", 1)
+    timer = simulation.preset("h200-capped", 1)
     path = tmp_path_factory.mktemp("recordings") / "capped.json.gz"
     environment = {"gpu": timer.gpu.name}
     record_samples(timer, timer.candidates, PROBLEM, solo=3, environment=environment).save(path)
@@ -212,11 +196,11 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_modes_on_a_recording(recording: Path) -> None:
-    scene = scenes.RecordedScene(recording)
-    assert scene.id == "capped"
-    assert scene.described()["gpu"] == "simulated H200"
+    case = offline_cases.RecordedCase(recording)
+    assert case.id == "capped"
+    assert case.described()["gpu"] == "simulated H200"
     found = Record("replay", settings={}, environment={"gpu": "simulated H200"})
-    scenes.audit(found, [scene], {"sustained": 3, "sample_once": 10}, limits=Limits())
+    offline_cases.audit(found, [case], {"sustained": 3, "sample_once": 10}, limits=Limits())
     told = summarize(found)
     assert told["sustained"].regret is not None
     assert told["sample_once"].regret is not None
@@ -228,9 +212,9 @@ def test_modes_on_a_recording(recording: Path) -> None:
 
 
 def test_what_was_not_recorded_alone_is_estimated_and_never_the_best(recording: Path) -> None:
-    scene = scenes.RecordedScene(recording)
-    traced = {trace.text for trace in scene.recording.solo}
-    oracle = scene.oracle()
+    case = offline_cases.RecordedCase(recording)
+    traced = {trace.text for trace in case.recording.solo}
+    oracle = case.oracle()
     truth = oracle.truths[SUSTAINED]
     assert truth.best in traced
     assert set(truth.times_ms) == set(oracle.truths[BURST_COLD].times_ms) > traced
@@ -239,12 +223,12 @@ def test_what_was_not_recorded_alone_is_estimated_and_never_the_best(recording: 
 
 
 def test_what_a_mode_asks_for_in_vain_is_said(tmp_path: Path) -> None:
-    timer = simulated.preset("forum-l4")
+    timer = simulation.preset("forum-l4")
     path = tmp_path / "no-solo.json"
     record_samples(timer, timer.candidates, PROBLEM, solo=0, rounds=5).save(path)
     found = Record("replay", settings={}, environment={})
-    scenes.audit(
-        found, [scenes.RecordedScene(path)], {"heuristic": 1, "sustained": 1}, limits=Limits()
+    offline_cases.audit(
+        found, [offline_cases.RecordedCase(path)], {"heuristic": 1, "sustained": 1}, limits=Limits()
     )
     assert not found.picks["heuristic"]["1"]["no-solo"].lacking
     lacking = found.picks["sustained"]["1"]["no-solo"].lacking
@@ -257,7 +241,7 @@ def test_what_a_mode_asks_for_in_vain_is_said(tmp_path: Path) -> None:
 def test_a_recording_that_cannot_be_read(tmp_path: Path) -> None:
     missing = tmp_path / "none.json"
     with pytest.raises(ValueError, match=r"none\.json"):
-        scenes.RecordedScene(missing)
+        offline_cases.RecordedCase(missing)
     missing.write_text("{}")
     with pytest.raises(ValueError, match=r"none\.json"):
-        scenes.RecordedScene(missing)
+        offline_cases.RecordedCase(missing)

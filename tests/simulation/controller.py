@@ -6,7 +6,7 @@ import math
 import random
 from typing import Protocol
 
-from cudnn_autotune.timers.offline.simulated_gpu import SimulatedGpu
+from simulation.gpu import SimulatedGpu
 
 _DAMPING = 0.4
 """The gain times the filter's time constant times the slope of the power over the logarithm of the

@@ -18,27 +18,16 @@ from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.timers.board_power import of_batches
 from cudnn_autotune.timers.offline import frontend_rules
 from cudnn_autotune.timers.offline.build_time import Build, Builds
-from cudnn_autotune.timers.offline.simulated_board import Board
-from cudnn_autotune.timers.offline.simulated_gpu import (
-    Noise,
+from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
+from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
+from simulation.board import Board
+from simulation.gpu import (
     SimulatedEngine,
     SimulatedGpu,
     burst_ms,
     sustained_ms,
 )
-from cudnn_autotune.timers.offline.simulated_presets import PRESETS
-from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
-from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
-
-__all__ = [
-    "Noise",
-    "SimulatedEngine",
-    "SimulatedGpu",
-    "SimulatedTimer",
-    "StaticCandidates",
-    "preset",
-    "preset_names",
-]
+from simulation.presets import PRESETS
 
 _FAILING_RUN_MS = 0.005
 _STATE_MS = 0.05
@@ -117,6 +106,11 @@ class SimulatedTimer:
         self, technique: str, candidates: Sequence[Candidate], limit: int
     ) -> Selection:
         return frontend_rules.find(technique, candidates, limit, self._launch)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """As ``ReplayTimer.missing``: a simulation lacks nothing."""
+        return ()
 
     def truth(
         self, kind: Literal["burst", "sustained"] = "sustained", cache: Cache = "cold"

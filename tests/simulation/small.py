@@ -1,4 +1,4 @@
-"""Simulated GPUs for tests: without noise unless a test wants some."""
+"""Small simulations that a test puts together: without noise unless the test wants some."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import torch
 
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.timers.offline.simulated import (
-    Noise,
-    SimulatedEngine,
-    SimulatedGpu,
-    SimulatedTimer,
-)
+from simulation.gpu import Noise, SimulatedEngine, SimulatedGpu
+from simulation.timer import SimulatedTimer
 
 PROBLEM = ConvProblem(
     "dgrad",

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudnn_autotune.timers.board_power import LATE_S, WINDOW_S
-from cudnn_autotune.timers.offline.simulated_controller import controller
-from cudnn_autotune.timers.offline.simulated_gpu import SimulatedEngine, SimulatedGpu, power_w
 from cudnn_autotune.timers.telemetry import PowerReading
 from cudnn_autotune.timers.timer import Cache, GpuState
+from simulation.controller import controller
+from simulation.gpu import SimulatedEngine, SimulatedGpu, power_w
 
 _STEP_MS = 4.0
 _RAMP_STEP_MS = 0.5

@@ -1,0 +1,79 @@
+"""What an audit is to do, and how long its oracle measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+Solo = Literal["never", "throttled", "always"]
+SOLO: tuple[Solo, ...] = get_args(Solo)
+"""When candidates run alone until the clock is steady, from the least measuring to the most."""
+
+
+@dataclass(frozen=True)
+class OracleSettings:
+    """How long the oracle measures; by default about half a second of GPU time for a case.
+
+    Raises:
+        ValueError: a number that is out of its range, or an unknown ``solo``.
+    """
+
+    rounds: int = 16
+    """Rounds with a cold cache, and as many with a hot one."""
+    batch_ms: float = 0.5
+    survivors: int = 10
+    """At most so many candidates reach the rounds, not counting what was picked."""
+    within: float = 1.10
+    """Candidates up to this factor behind the best reach the rounds."""
+    solo: Solo = "never"
+    probe_ms: float = 150.0
+    """How long the leader runs alone to tell whether the board throttles."""
+    clock_drop: float = 0.015
+    """The board throttles when the probe's clock is lower than the highest by this share."""
+    solo_ms: float = 300.0
+    """Least length of a sustained run; it goes on to three times that until it is steady."""
+    solo_candidates: int = 4
+    """At most so many candidates run alone, not counting what was picked."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 2), ("survivors", 1), ("within", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)}")
+        for name in ("batch_ms", "probe_ms", "solo_ms"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.solo not in SOLO:
+            raise ValueError(f"solo must be one of {', '.join(SOLO)}, got {self.solo!r}")
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """What an audit in fresh processes is to do.
+
+    Raises:
+        ValueError: PyTorch's modes are to be compared with a ``reference`` that is not run.
+    """
+
+    runs: Mapping[str, int]
+    """How many times each of our modes runs."""
+    pytorch: Sequence[str]
+    """Names of ``model.PYTORCH_MODES``."""
+    reference: str
+    """PyTorch is compared with what this mode picked in its first run."""
+    oracle: OracleSettings = field(default_factory=OracleSettings)
+    budget_ms: float | None = None
+    """What a choice may take; None: no limit."""
+    time_limit_s: float | None = None
+    """What one session may take, about; None: no limit."""
+    case_limit_s: float = 60.0
+    """A process that is longer at a case is killed, and the case counts as failed."""
+    modules: Sequence[str] = ()
+    """Modules that every process imports first: they may register modes."""
+    backend: str = "cudnn_autotune.audit.gpu"
+    """The module whose ``open_backend`` makes the worker's ``backend.Backend``."""
+
+    def __post_init__(self) -> None:
+        if self.pytorch and self.reference not in self.runs:
+            raise ValueError(f"reference must be one of {', '.join(self.runs)}")

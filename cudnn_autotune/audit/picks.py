@@ -1,0 +1,46 @@
+"""What a strategy's outcome says, as an audit records it."""
+
+from __future__ import annotations
+
+from cudnn_autotune.audit.model import BURST, SUSTAINED, Pick
+from cudnn_autotune.engines.selection import Measurement, Selection
+
+
+def pick_of(selection: Selection | None, tuning_ms: float) -> Pick:
+    """The pick of a mode's ``selection``; None means that no candidate ran."""
+    if selection is None:
+        return Pick(tuning_ms=tuning_ms, error="no candidate runs")
+    winner, evidence = selection.winner, selection.evidence
+    # A leader that was probed alone, without rivals, was still chosen by the race.
+    alone = sum(timed.sustained_ms is not None for timed in selection.ranking)
+    return Pick(
+        text=winner.candidate.text,
+        tuning_ms=tuning_ms,
+        gpu_ms=evidence.gpu_ms or None,
+        time_ms=winner.time_ms,
+        samples=selection.total_samples,
+        regret_bound=evidence.regret_bound,
+        bound_truth=SUSTAINED if alone > 1 else BURST,
+        confidence=evidence.confidence,
+        rule=evidence.rule,
+        clock_mhz=evidence.clock_mhz,
+        sustained_clock_mhz=evidence.sustained_clock_mhz,
+        throttle_reasons=evidence.throttle_reasons,
+        disturbed=evidence.disturbed,
+        passed_over={
+            timed.candidate.text: _why_not(timed, winner)
+            for timed in selection.ranking
+            if timed.candidate != winner.candidate
+        },
+        remarks=evidence.remarks,
+    )
+
+
+def _why_not(measured: Measurement, winner: Measurement) -> str:
+    """What a strategy says of a candidate that it did not take."""
+    alone = (" alone", measured.sustained_ms, winner.sustained_ms)
+    for how, ms, winners_ms in (alone, ("", measured.time_ms, winner.time_ms)):
+        if ms and winners_ms:
+            behind = f"{100 * (ms / winners_ms - 1):+.1f} %{how}"
+            return f"{measured.eliminated} ({behind})" if measured.eliminated else behind
+    return measured.eliminated or "not timed"

@@ -1,0 +1,22 @@
+"""A GPU that tests compute: its clock, power limit and noise, and engines of known times."""
+
+from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
+from simulation.gpu import Noise, SimulatedEngine, SimulatedGpu
+from simulation.small import GPU, PROBLEM, STILL, candidate, engine, timer_of
+from simulation.timer import SimulatedTimer, preset, preset_names
+
+__all__ = [
+    "GPU",
+    "Noise",
+    "PROBLEM",
+    "STILL",
+    "SimulatedEngine",
+    "SimulatedGpu",
+    "SimulatedTimer",
+    "StaticCandidates",
+    "candidate",
+    "engine",
+    "preset",
+    "preset_names",
+    "timer_of",
+]
