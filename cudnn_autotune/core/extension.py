@@ -2,7 +2,7 @@
 
 A C++ extension of torch fits the torch minor release and the CUDA version that it was built with,
 and no other: loaded into another, it fails with an undefined symbol at best and corrupts memory at
-worst. So setup.py records both in `_build_info`, and they are compared before the library is
+worst. So the build records both in `_build_info`, and they are compared before the library is
 loaded.
 """
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,38 +17,32 @@ from cudnn_autotune.core import extension as _extension
 BUILT = ("2.11.0+cu130", "13.0", True)
 
 
-# The finder of an editable install would fill in what a copy of the package lacks.
-IMPORT = (
-    "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f)]; "
-    "import cudnn_autotune"
-)
+# Imports the package from each folder in turn. The finder of an editable install would fill in what
+# a copy of the package lacks.
+IMPORTS = """
+import sys, torch
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+for folder in sys.argv[1:]:
+    sys.path[0] = folder
+    try:
+        import cudnn_autotune
+    except ImportError as error:
+        print(error)
+    for name in [name for name in sys.modules if name.startswith("cudnn_autotune")]:
+        del sys.modules[name]
+"""
 
 
-def run_import(folder: Path) -> str:
-    """What `import cudnn_autotune` out of `folder` writes to stderr; it must fail."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0
-    return done.stderr
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A copy of the installed package, without what the build wrote."""
+def copy_package(folder: Path) -> Path:
+    """A copy of the installed package in a new folder, without what the build wrote."""
     source = Path(ca.__file__).parent
     ignore = shutil.ignore_patterns("__pycache__", "_build_info.py", "_C.*so")
-    return Path(shutil.copytree(source, tmp_path / "cudnn_autotune", ignore=ignore))
+    return Path(shutil.copytree(source, folder / "cudnn_autotune", ignore=ignore))
 
 
-def test_python_m_pytest_in_a_checkout_tests_the_installed_package(package: Path) -> None:
+def test_python_m_pytest_in_a_checkout_tests_the_installed_package(tmp_path: Path) -> None:
     """`python -m` puts the checkout, where nothing is built, first on sys.path."""
-    checkout = package.parent
+    checkout = copy_package(tmp_path).parent
     tests = Path(__file__).parents[1]
     shutil.copy(tests.parent / "pyproject.toml", checkout)
     shutil.copytree(tests, checkout / "tests", ignore=shutil.ignore_patterns("cpu", "gpu"))
@@ -103,27 +95,37 @@ def test_library_and_record_are_of_one_build() -> None:
     assert _extension._C.built_with_cuda == (_build_info.CUDA_VERSION or "")
 
 
-def test_source_checkout_says_how_to_install(package: Path) -> None:
-    message = run_import(package.parent).splitlines()[-1]
-    assert message.startswith("ImportError: cudnn_autotune was imported from ")
-    assert str(package) in message
-    assert "pip install ." in message
-
-
-def test_versions_are_compared_before_the_library_is_loaded(package: Path) -> None:
-    """A library of another torch may crash as it loads: here one that is no library at all."""
-    (package / "_build_info.py").write_text(
+def test_a_library_that_does_not_fit_is_not_loaded(tmp_path: Path) -> None:
+    """Versions are compared first: a library of another torch may crash as it loads."""
+    unbuilt, other_torch, broken = (copy_package(tmp_path / name) for name in "abc")
+    (other_torch / "_build_info.py").write_text(
         "TORCH_VERSION = '1.0.0'\nCUDA_VERSION = None\nCXX11_ABI = True\n", encoding="utf-8"
     )
-    (package / "_C.so").write_text("no library", encoding="utf-8")
-    message = run_import(package.parent).splitlines()[-1]
-    assert "was built with torch 1.0.0 (no CUDA), but torch" in message
+    shutil.copy(_build_info.__file__, broken)
+    for package in (other_torch, broken):
+        (package / "_C.so").write_text("no library", encoding="utf-8")
+    folders = [str(package.parent) for package in (unbuilt, other_torch, broken)]
+    done = python("-c", IMPORTS, *folders)
+    assert done.returncode == 0, done.stderr
+    of_unbuilt, of_other_torch, of_broken = done.stdout.splitlines()
+    assert of_unbuilt.startswith(f"cudnn_autotune was imported from {unbuilt}")
+    assert "pip install ." in of_unbuilt
+    assert "was built with torch 1.0.0 (no CUDA), but torch" in of_other_torch
+    assert of_broken.startswith("cudnn_autotune._C, built with torch")
+    assert "does not load in Python" in of_broken
+    assert "pip install --force-reinstall" in of_broken
 
 
-def test_library_that_does_not_load(package: Path) -> None:
-    shutil.copy(_build_info.__file__, package)
-    (package / "_C.so").write_text("no library", encoding="utf-8")
-    message = run_import(package.parent).splitlines()[-1]
-    assert message.startswith("ImportError: cudnn_autotune._C, built with torch")
-    assert "does not load in Python" in message
-    assert "pip install --force-reinstall" in message
+@pytest.mark.parametrize("build", ["build_wheel", "build_editable"])
+def test_a_build_without_torch_is_an_error(build: str, tmp_path: Path) -> None:
+    """Also an editable one, of which setuptools turns most errors into warnings."""
+    pytest.importorskip("setuptools", minversion="64", reason="needs setuptools to build with")
+    code = (
+        "import sys; sys.modules['torch'] = None  # as where it is not installed\n"
+        f"from setuptools import build_meta; build_meta.{build}({str(tmp_path)!r})"
+    )
+    done = python("-c", code, cwd=Path(__file__).parents[2])
+    assert done.returncode != 0
+    assert f"error: torch is not installed for {sys.executable}" in done.stderr
+    assert "torch>=2.11" in done.stderr
+    assert not list(tmp_path.glob("*.whl"))

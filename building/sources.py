@@ -1,0 +1,81 @@
+"""Which C++ sources are compiled, and which of them together."""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+
+# These need the cuDNN frontend and CUDA; a CPU-only torch is built without them.
+CUDA_SOURCES = (
+    "captured_plans.cpp",
+    "choices_binding.cpp",
+    "conv_cuda.cpp",
+    "engine_dispatch.cpp",
+    "measuring_binding.cpp",
+    "non_cudnn_paths.cpp",
+    "online_trial.cpp",
+    "plan_timer.cpp",
+    "search_binding.cpp",
+    "torch_bridge.cpp",
+    "workspace_pages.cpp",
+)
+# Sources that are compiled as one file, because most of the time goes into the headers that they
+# share. A source that is in none of these groups is compiled by itself.
+COMPILED_TOGETHER = {
+    "frontend": (
+        "core/cudnn_library.cpp",
+        "core/conv_graph.cpp",
+        "core/conv_plan.cpp",
+        "core/engine_search.cpp",
+        "core/frontend_find.cpp",
+    ),
+    "operators": (
+        "aten_conv.cpp",
+        "conv_*.cpp",
+        "fallback_counts.cpp",
+        "non_cudnn_paths.cpp",
+        "settings.cpp",
+    ),
+    "bindings": ("module.cpp", "*_binding.cpp", "python_conv.cpp"),
+    "measuring": (
+        "torch_bridge.cpp",  # first: it includes Python.h
+        "captured_plans.cpp",
+        "engine_dispatch.cpp",
+        "online_trial.cpp",
+        "plan_timer.cpp",
+        "workspace_pages.cpp",
+    ),
+    "core": ("core/*.cpp",),  # the rest of it, without heavy headers
+}
+
+
+def sources(with_cuda: bool) -> list[str]:
+    """The sources of the extension; without CUDA only those that need none."""
+    found = sorted(path.as_posix() for path in Path("csrc").glob("*.cpp"))
+    if not with_cuda:
+        return [path for path in found if path.removeprefix("csrc/") not in CUDA_SOURCES]
+    return found + sorted(path.as_posix() for path in Path("csrc/core").glob("*.cpp"))
+
+
+def compiled_together(sources: list[str], folder: Path) -> list[str]:
+    """The files to compile for these sources.
+
+    The sources of a group are included by one file, which is written to ``folder``.
+    """
+    alone = list(sources)
+    files = []
+    for group, patterns in COMPILED_TOGETHER.items():
+        paths = [f"csrc/{pattern}" for pattern in patterns]
+        members = [source for path in paths for source in fnmatch.filter(alone, path)]
+        if members:
+            includes = [f'#include "{source.removeprefix("csrc/")}"\n' for source in members]
+            write_if_changed(folder / f"{group}.cpp", "".join(includes))
+            files.append(str(folder / f"{group}.cpp"))
+            alone = [source for source in alone if source not in members]
+    return files + alone
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Writes a file unless it has this text, so that nothing is compiled anew for its time."""
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
