@@ -15,6 +15,9 @@ from cudnn_autotune.engines.problem import ConvProblem, check_problem
 
 HEURISTIC_MODES = ("A", "B", "FALLBACK")
 
+# The knobs that name a config's tile or kernel.
+_FAMILY_KNOBS = ("TILE_SIZE", "KERNEL_CFG")
+
 Device = str | int | torch.device | PathLike[str]
 
 
@@ -49,6 +52,14 @@ class Candidate:
     def is_compiled(self) -> bool:
         """Whether its plan is compiled at run time: some 0.3 s on one core."""
         return "RUNTIME_COMPILATION" in self.behavior_notes
+
+    @property
+    def config_family(self) -> tuple[object, ...]:
+        """Equal for configs of one engine with one tile, or one kernel: those that differ in other
+        knobs only (clusters, splits, workspace) are as fast as one another within some percent, in
+        turns and alone. A candidate without such a knob is its own family."""
+        named = tuple(self.knobs.get(knob) for knob in _FAMILY_KNOBS)
+        return (self.engine, *named) if any(k is not None for k in named) else (self.text,)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The choice that races and sustained runs lead to, with its evidence."""
+"""Builds the selection that a search leads to, with its evidence."""
 
 from __future__ import annotations
 
@@ -10,57 +10,43 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.budget import left_unseen
-from cudnn_autotune.sampling.racing import UNDECIDED, RaceRules
+from cudnn_autotune.sampling.final_rules import FinalRules
+from cudnn_autotune.sampling.racing import UNDECIDED
 from cudnn_autotune.sampling.search_state import SearchState
-from cudnn_autotune.sampling.steady_final import FinalRules
-from cudnn_autotune.timers.timer import Timer
 
 
-def selection(found: SearchState, timer: Timer, rules: RaceRules) -> Selection | None:
-    """The choice by the races alone; None where nobody is left to choose."""
+def race_selection(found: SearchState) -> Selection | None:
+    """Returns the choice by the last race alone; None where nobody is left to choose."""
     last = found.last
     if not last.survivors:
         return None
-    best = last.log_time[last.best]
-    behind_best = {c: last.log_time[c] - best for c in last.survivors}
-    tied = [c for c, behind in behind_best.items() if behind <= rules.tie_width]
-    unsure = [c for c, behind in behind_best.items() if behind <= last.half_width[c]]
-    order, rule = ties.break_ties({c: last.ms(c) for c in tied})
-    first = order[0]
-    # Against the best by mu, every contender's lead is known; the chosen one may trail it by a tie.
-    others = [last.lead(c) for c in last.survivors if c not in (first, last.best)]
-    behind = last.log_time[first] - best
-    bound = behind + max([0.0, *others])
-    if first != last.best:
-        bound = max(bound, behind + last.half_width[first])
-    return build_selection(
-        found, timer, order, rule, max(0.0, math.expm1(bound)), rules, unsure=unsure
-    )
+    order, rule = ties.break_ties({c: last.ms(c) for c in last.tied(found.rules.tie_width)})
+    bound = last.regret_bound(order[0])
+    return build_selection(found, order, rule, bound, last.indistinguishable())
 
 
 def build_selection(
     found: SearchState,
-    timer: Timer,
     tied: Sequence[Candidate],
     rule: str,
     regret_bound: float | None,
-    rules: RaceRules,
-    unsure: Sequence[Candidate] = (),
+    unsure: Sequence[Candidate],
     final_rules: FinalRules | None = None,
 ) -> Selection:
-    """The selection with its evidence: the tied first, then the others as they finished.
+    """Ranks the tied first, then the others as they finished.
 
     It claims no bound where some candidate was not compared (``SearchState.is_judged``).
 
     Args:
-        tied: those within the tie width of the fastest, the chosen one first.
+        tied: candidates within the tie width of the fastest, the chosen one first.
         rule: what decided.
-        unsure: those that the measurement could not tell from the chosen one, for the evidence.
-        final_rules: of the blocks that decided; None where the races did.
+        unsure: candidates that the measurement could not tell from the chosen one.
+        final_rules: the rules of the final that decided; None where the race did.
     """
     burst_weight = 0.0 if final_rules is None else final_rules.burst_weight
-    state = timer.state()
-    # Those that ran alone first, as they stand; the sort leaves the others in the race's order.
+    screening = found.screening
+    state = found.timer.state()
+    # Those that ran alone come first, by their score; the sort keeps the others in race order.
     rest = [_measurement(c, found) for c in found.raced() if c not in tied]
     rest.sort(key=lambda entry: entry.score(burst_weight))
     ranking = [*(_measurement(c, found) for c in tied), *rest]
@@ -69,69 +55,60 @@ def build_selection(
         Measurement(c, None, 0, eliminated=f"failed: {why}") for c, why in found.failed.items()
     ]
     shown |= set(found.failed)
-    eliminated = [_measurement(c, found) for c in found.screening.eliminated if c not in shown]
+    eliminated = [_measurement(c, found) for c in screening.eliminated if c not in shown]
     if found.atens_plan is not None:
         by_candidate = {entry.candidate: entry for entry in [*ranking, *eliminated, *failed]}
         same = by_candidate.get(found.atens_plan) or _measurement(found.atens_plan, found)
         text = same.candidate.text
         eliminated.append(replace(same, candidate=ATEN, eliminated=f"it is {text}", runs=text))
     eliminated.sort(key=lambda entry: math.inf if entry.time_ms is None else entry.time_ms)
-    remarks = list(found.remarks)
-    unseen = len(found.screening.out_of_budget)
-    if unseen:
-        remarks.append(
-            left_unseen(unseen, len(found.screening.rough_ms | found.screening.eliminated))
-        )
     samples = sum(n for outcome in found.races for n in outcome.samples.values())
+    gpu_ms = screening.gpu_ms + sum(outcome.gpu_ms for outcome in found.races)
     return Selection(
         tuple([*ranking, *eliminated, *failed]),
-        samples + found.screening.samples + found.extra_samples,
+        samples + screening.samples + found.extra_samples,
         Evidence(
             rule=rule,
             tied=tuple(dict.fromkeys(c.text for c in [*tied, *unsure])),
             burst_weight=burst_weight,
             sustained_reach=Evidence.sustained_reach if final_rules is None else final_rules.reach,
             regret_bound=regret_bound if found.is_judged else None,
-            confidence=rules.confidence,
-            gpu_ms=found.screening.gpu_ms
-            + sum(outcome.gpu_ms for outcome in found.races)
-            + found.extra_gpu_ms,
-            wall_ms=timer.elapsed_ms(),
+            confidence=found.rules.confidence,
+            gpu_ms=gpu_ms + found.extra_gpu_ms,
+            wall_ms=found.timer.elapsed_ms(),
             clock_mhz=found.last.clock_mhz,
             sustained_clock_mhz=found.sustained_clock_mhz.get(tied[0]),
             max_clock_mhz=state.max_clock_mhz,
             throttle_reasons=tuple(found.throttle_reasons | dict.fromkeys(state.throttle_reasons)),
             disturbed=sum(outcome.disturbed for outcome in found.races),
             budget_ms=found.budget.cut_short_ms,
-            remarks=tuple([*remarks, *_of_races(found)]),
+            remarks=_remarks(found),
         ),
     )
 
 
-def _of_races(found: SearchState) -> list[str]:
-    """Their remarks; what one left undecided the next has decided."""
-    earlier = [r for race in found.races[:-1] for r in race.remarks if r != UNDECIDED]
-    return [*earlier, *found.last.remarks]
+def _remarks(found: SearchState) -> tuple[str, ...]:
+    """Collects the remarks. What an earlier race left undecided the next one has decided."""
+    remarks = list(found.remarks)
+    screening = found.screening
+    if screening.out_of_budget:
+        looked_at = len(screening.rough_ms | screening.eliminated)
+        remarks.append(left_unseen(len(screening.out_of_budget), looked_at))
+    for race in found.races[:-1]:
+        remarks += [remark for remark in race.remarks if remark != UNDECIDED]
+    return (*remarks, *found.last.remarks)
 
 
 def _measurement(candidate: Candidate, found: SearchState) -> Measurement:
     time_ms = found.ms(candidate)
     samples = sum(outcome.samples.get(candidate, 0) for outcome in found.races)
     for outcome in reversed(found.races):
-        if candidate in outcome.log_time:
-            # Of one candidate's time; the half width is that of a difference of two.
-            spread = math.exp(outcome.half_width[candidate] / math.sqrt(2))
-            # Whoever was run alone afterwards was not out.
-            alone = candidate in found.sustained_ms
-            dropped = candidate not in outcome.survivors and not alone
-            return Measurement(
-                candidate,
-                time_ms,
-                samples,
-                low_ms=None if time_ms is None else time_ms / spread,
-                high_ms=None if time_ms is None else time_ms * spread,
-                sustained_ms=found.sustained_ms.get(candidate),
-                eliminated=f"out of the race after {samples} calls" if dropped else "",
-            )
+        if candidate in outcome.log_time and time_ms is not None:
+            low_ms, high_ms = outcome.interval(candidate, time_ms)
+            sustained_ms = found.sustained_ms.get(candidate)
+            # Whoever ran alone afterwards was not out.
+            is_out = candidate not in outcome.survivors and sustained_ms is None
+            why = f"out of the race after {samples} calls" if is_out else ""
+            return Measurement(candidate, time_ms, samples, low_ms, high_ms, sustained_ms, why)
     why, rough = found.screening.eliminated.get(candidate, ("", None))
     return Measurement(candidate, time_ms, 0 if rough is None else 1, eliminated=why)

@@ -1,4 +1,4 @@
-"""What ``online`` believes of its candidates' turns: who is out, who leads, when it is decided."""
+"""The race of ``online``: candidates' turns in the caller's calls come in, a choice comes out."""
 
 from __future__ import annotations
 
@@ -11,52 +11,62 @@ import numpy as np
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.race_criterion import LeadCriterion
+from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.standings import Standings
 from cudnn_autotune.sampling.statistics import Floats
+from cudnn_autotune.timers.stopping_criterion import Reason
 
-# See docs/findings/single-calls.md. After two turns: one is out that took so much longer than the
-# best in each of them.
+# The constants are from docs/findings/single-calls.md. A candidate is eliminated after two turns in
+# each of which it took this many times the best.
 _SLOW = 1.5
-# Rounds after which the best so far is taken, decided or not.
+_LEAST_ROUNDS = 8
+# After this many rounds the best so far is taken, decided or not.
 _MOST_ROUNDS = 400
-_UNDECIDED = f"undecided after {_MOST_ROUNDS} rounds: the best so far"
-# Rounds are judged when there are this many more (relative), and one at least: a look costs the
-# callers some time of Python's lock, and all looks share the confidence. By simulation a tenth
-# decides no earlier, and half takes a tenth more turns.
+# The race is judged again when it has this many more rounds (relative), and one at least: judging
+# costs the callers some time of Python's lock, and all looks share the confidence. By simulation a
+# look after a tenth more rounds decides no earlier, and one after half takes a tenth more turns.
 _LOOK_AFTER = 0.35
+
+
+def _rules() -> RaceRules:
+    return RaceRules(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS)
 
 
 @dataclass(eq=False)
 class OnlineRace:
-    """Turns go in, beliefs come out."""
+    """A race whose turns are taken elsewhere. Candidates have numbers, in the order of joining."""
 
     candidates: list[Candidate]
-    rules: RaceRules = field(default_factory=lambda: RaceRules(least_rounds=8))
-    active: set[int] = field(default_factory=set)
+    rules: RaceRules = field(default_factory=_rules)
     turns: int = 0
-    rounds: int = 0
-    half_width: float = math.inf
-    log_time: dict[int, float] = field(default_factory=dict)
     eliminated: dict[int, str] = field(default_factory=dict)
+    """Why, by number; of those that failed, too."""
     failed: set[int] = field(default_factory=set)
-    is_undecided: bool = False
-    """Whether the rounds are over though nobody is sure to be the fastest."""
+    standings: Standings[int] = field(default_factory=Standings)
     _more_rounds: int = 1
     _log_ms: Floats = field(default_factory=lambda: np.full((32, 16), math.inf))
     """Rounds by candidates, with room for more; infinite where there was no turn."""
 
     def __post_init__(self) -> None:
-        self.active = set(range(len(self.candidates)))
+        self.standings.survivors = list(range(len(self.candidates)))
+        self._criterion = LeadCriterion(self.rules)
         self._make_room(0, len(self.candidates))
 
+    @property
+    def active(self) -> set[int]:
+        """Numbers of the candidates that take turns."""
+        return set(self.standings.survivors)
+
     def join(self, candidates: Sequence[Candidate]) -> None:
+        """Adds candidates, which take turns from now on."""
         known = len(self.candidates)
         self.candidates += candidates
-        self.active |= set(range(known, len(self.candidates)))
+        self.standings.survivors += range(known, len(self.candidates))
         self._make_room(0, len(self.candidates))
 
     def add(self, samples: Iterable[tuple[int, int, float]]) -> None:
-        """``(candidate's number, round, milliseconds)`` of turns that are over."""
+        """Takes in turns that are over: ``(candidate's number, round, milliseconds)`` of each."""
         for number, round_, time_ms in samples:
             self.turns += 1
             if time_ms > 0:
@@ -65,55 +75,49 @@ class OnlineRace:
                 self._log_ms[round_, number] = math.log(time_ms)
 
     def fail(self, number: int, why: str) -> None:
-        """It cannot serve at all."""
+        """Removes a candidate that cannot serve at all."""
         self.failed.add(number)
         self._drop(number, why)
 
     def judge(self) -> int | None:
-        """Drops who cannot be the fastest; the choice's number once there is one."""
-        if not self.active:
+        """Eliminates who cannot be the fastest, and returns the choice's number once there is
+        one."""
+        standings = self.standings
+        if not standings.survivors:
             return None
         self._more_rounds = 1
         self._drop_slow()
-        alive = sorted(self.active)
-        turns = self._log_ms[:, alive]
+        turns = self._log_ms[:, standings.survivors]
         shared = turns[np.isfinite(turns).all(axis=1)]
         if len(shared) < 2:
             return None
-        judged = self.rules.compare([shared])
-        self.rounds, self.half_width = len(shared), judged.half_width
-        best = judged.log_time[judged.best]
-        for i, mu, is_out in zip(alive, judged.log_time, judged.is_out, strict=True):
-            self.log_time[i] = float(mu)
-            if is_out:
-                self._drop(i, f"out after {self._samples(i)} turns")
-        leads = {i: best - self.log_time[i] + judged.half_width for i in self.active}
-        leads.pop(alive[judged.best], None)
-        self._more_rounds = self._next_look(max(leads.values(), default=0.0)) - self.rounds
-        is_decided = all(lead < self.rules.tie_width for lead in leads.values())
-        self.is_undecided = not is_decided and self.rounds >= _MOST_ROUNDS
-        if self.is_undecided or (is_decided and self.rounds >= self.rules.least_rounds):
-            return self._chosen()
-        return None
+        standings.rounds = len(shared)
+        for number, _, _ in standings.judge(self.rules.compare([shared])):
+            self.eliminated[number] = f"out after {self._samples(number)} turns"
+        self._criterion.add_measurement(standings)
+        self._more_rounds = self._next_look() - standings.rounds
+        return self._chosen() if self._criterion.is_finished() else None
 
     def turns_to_next_look(self) -> int:
-        """How many more turns make it worth to judge anew."""
-        return self._more_rounds * len(self.active)
+        """Returns after how many more turns the race is to be judged again."""
+        return self._more_rounds * len(self.standings.survivors)
 
     def leader(self) -> int | None:
-        """The best so far; None while nothing is known."""
-        known = [i for i in self.active if i in self.log_time]
-        return min(known, key=self.log_time.__getitem__, default=None)
+        """Returns the best so far; None before the first comparison."""
+        known = [i for i in self.standings.survivors if i in self.standings.log_time]
+        return min(known, key=self.standings.log_time.__getitem__, default=None)
 
     def next_best(self) -> int | None:
-        """Who serves where nothing can be decided, those that were dropped included."""
+        """Returns who serves where nothing can be decided; it may be an eliminated one."""
         left = [i for i in range(len(self.candidates)) if i not in self.failed]
-        return min(left, key=lambda i: (i not in self.active, self._low(i)), default=None)
+        active = self.active
+        return min(left, key=lambda i: (i not in active, self._low(i)), default=None)
 
     def revive(self) -> None:
-        """The best has failed: those that it drove out are back."""
-        self.active = set(range(len(self.candidates))) - self.failed
-        for number in self.active:
+        """Brings back those that were eliminated: the best, which drove them out, has failed."""
+        survivors = [i for i in range(len(self.candidates)) if i not in self.failed]
+        self.standings.survivors = survivors
+        for number in survivors:
             self.eliminated.pop(number, None)
 
     def selection(
@@ -123,71 +127,70 @@ class OnlineRace:
         remarks: Sequence[str] = (),
         budget_ms: float | None = None,
     ) -> Selection:
-        """The outcome; ``budget_ms`` where a budget left candidates out, of which nothing is known
-        then."""
-        best = min(self.log_time[i] for i in self.active)
-        order, rule = self._ties_broken()
-        unsure = [i for i in self.active if self.log_time[i] - best <= self.half_width]
-        others = [best - self.log_time[i] for i in self.active if i != chosen]
-        behind = self.log_time[chosen] - best
-        bound = behind + max([0.0, *(other + self.half_width for other in others)])
-        rest = sorted(range(len(self.candidates)), key=lambda i: self.log_time.get(i, math.inf))
+        """Returns the outcome.
+
+        Args:
+            budget_ms: the budget, where it left candidates out: no regret bound is claimed then.
+        """
+        standings = self.standings
+        order, rule = self._tied()
+        rest = sorted(
+            range(len(self.candidates)), key=lambda i: standings.log_time.get(i, math.inf)
+        )
         ranking = list(dict.fromkeys([chosen, *order, *rest]))
-        texts = [self.candidates[i].text for i in dict.fromkeys([*ranking[: len(order)], *unsure])]
+        equal = dict.fromkeys([*ranking[: len(order)], *standings.indistinguishable()])
+        if self._criterion.reason is Reason.LIMIT:
+            remarks = (*remarks, f"undecided after {standings.rounds} rounds: the best so far")
         return Selection(
             tuple(self._measurement(i) for i in ranking),
             self.turns,
             Evidence(
                 rule=rule,
-                tied=tuple(texts),
-                regret_bound=max(0.0, math.expm1(bound)) if budget_ms is None else None,
+                tied=tuple(self.candidates[i].text for i in equal),
+                regret_bound=standings.regret_bound(chosen) if budget_ms is None else None,
                 budget_ms=budget_ms,
                 confidence=self.rules.confidence,
                 gpu_ms=float(np.exp(self._log_ms[np.isfinite(self._log_ms)]).sum()),
                 wall_ms=wall_ms,
-                remarks=(*remarks, *([_UNDECIDED] if self.is_undecided else [])),
+                remarks=tuple(remarks),
             ),
         )
 
     def _measurement(self, number: int) -> Measurement:
-        samples = self._samples(number)
-        if number not in self.log_time:
-            rough = math.exp(self._low(number)) if samples else None
-            return Measurement(
-                self.candidates[number], rough, samples, eliminated=self.eliminated.get(number, "")
-            )
-        time_ms = math.exp(self.log_time[number])
-        spread = math.exp(self.half_width / math.sqrt(2))
-        return Measurement(
-            self.candidates[number],
-            time_ms,
-            samples,
-            low_ms=time_ms / spread,
-            high_ms=time_ms * spread,
-            eliminated=self.eliminated.get(number, ""),
-        )
+        candidate, samples = self.candidates[number], self._samples(number)
+        why = self.eliminated.get(number, "")
+        if number not in self.standings.log_time:
+            rough_ms = math.exp(self._low(number)) if samples else None
+            return Measurement(candidate, rough_ms, samples, eliminated=why)
+        time_ms = self.standings.ms(number)
+        low_ms, high_ms = self.standings.interval(number, time_ms)
+        return Measurement(candidate, time_ms, samples, low_ms, high_ms, eliminated=why)
 
-    def _next_look(self, lead: float) -> int:
-        """The round of it; ``lead``: by how much another may still be faster than the best."""
-        # The half width falls as the root of the rounds rises.
-        too_wide = self.half_width / (self.half_width - lead + self.rules.tie_width)
-        enough = max(math.ceil(self.rounds * too_wide**2), self.rules.least_rounds)
-        soon = int((1 + _LOOK_AFTER) * self.rounds)
-        return max(self.rounds + 1, min(soon, enough, _MOST_ROUNDS))
+    def _next_look(self) -> int:
+        """Returns the round in which the race is to be judged again."""
+        standings, rules = self.standings, self.rules
+        half_width = standings.half_width[standings.best]
+        lead = max(standings.leads(but=standings.best), default=0.0)
+        # The half width falls as the square root of the number of rounds rises.
+        too_wide = half_width / (half_width - lead + rules.tie_width)
+        enough = max(math.ceil(standings.rounds * too_wide**2), rules.least_rounds)
+        soon = int((1 + _LOOK_AFTER) * standings.rounds)
+        return max(standings.rounds + 1, min(soon, enough, rules.most_rounds))
 
     def _drop(self, number: int, why: str) -> None:
-        self.active.discard(number)
+        if number in self.standings.survivors:
+            self.standings.survivors.remove(number)
         self.eliminated[number] = why
 
     def _drop_slow(self) -> None:
-        alive = sorted(self.active)
+        alive = list(self.standings.survivors)
         turns = self._log_ms[:, alive]
         is_known = np.isfinite(turns).sum(axis=0) >= 2
         lows = np.where(is_known, turns.min(axis=0), math.inf)
         best = lows.min()
-        for i, low in zip(alive, lows, strict=True):
+        for number, low in zip(alive, lows, strict=True):
             if math.isfinite(low) and low - best > math.log(_SLOW):
-                self._drop(i, f"{math.exp(low - best):.2f} times the best")
+                self._drop(number, f"{math.exp(low - best):.2f} times the best")
 
     def _samples(self, number: int) -> int:
         return int(np.isfinite(self._log_ms[:, number]).sum())
@@ -196,6 +199,7 @@ class OnlineRace:
         return float(self._log_ms[:, number].min())
 
     def _make_room(self, rounds: int, candidates: int) -> None:
+        """Enlarges the table for so many rounds and candidates, to twice its size at least."""
         sizes = self._log_ms.shape
         lacking = (rounds - sizes[0], candidates - sizes[1])
         if max(lacking) > 0:
@@ -205,12 +209,10 @@ class OnlineRace:
             self._log_ms = np.pad(self._log_ms, more, constant_values=math.inf)
 
     def _chosen(self) -> int:
-        return self._ties_broken()[0][0]
+        return self._tied()[0][0]
 
-    def _ties_broken(self) -> tuple[list[int], str]:
-        """Those within the tie width of the best, the one to take first, and what decides."""
-        best = min(self.log_time[i] for i in self.active)
-        tied = [i for i in self.active if self.log_time[i] - best <= self.rules.tie_width]
-        numbers = {self.candidates[i]: i for i in tied}
-        order, rule = ties.break_ties({c: math.exp(self.log_time[i]) for c, i in numbers.items()})
+    def _tied(self) -> tuple[list[int], str]:
+        """Returns the tied in the order in which to take them, and the rule that decided."""
+        numbers = {self.candidates[i]: i for i in self.standings.tied(self.rules.tie_width)}
+        order, rule = ties.break_ties({c: self.standings.ms(i) for c, i in numbers.items()})
         return [numbers[c] for c in order], rule

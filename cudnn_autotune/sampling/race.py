@@ -1,7 +1,7 @@
 """``race``: candidates take turns until one is the fastest, or until it no longer matters.
 
-What it measures is the time of short batches under a clock that all candidates share. On a board
-that reaches its power limit the order may be another under sustained load: see ``sustained``.
+It measures the time of short batches under a clock that all candidates share. On a board that
+reaches its power limit the order may be another one under sustained load: see ``sustained``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.sampling.conclusion import selection
-from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.conclusion import race_selection
+from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.search import search
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Timer
@@ -20,7 +20,7 @@ from cudnn_autotune.timers.timer import Timer
 
 @dataclass(frozen=True)
 class Race:
-    """``seed``: of the order of turns; None: another one each time."""
+    """The mode ``race``. ``seed`` fixes the order of turns; None: another one each time."""
 
     name: str = "race"
     rules: RaceRules = field(default_factory=RaceRules)
@@ -28,4 +28,4 @@ class Race:
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
         found = search(candidates, timer, limits, self.rules, random.Random(self.seed))
-        return None if found is None else selection(found, timer, self.rules)
+        return None if found is None else race_selection(found)

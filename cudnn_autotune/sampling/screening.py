@@ -1,4 +1,7 @@
-"""The first look at every candidate: does it run, and is it worth timing?"""
+"""Screening: the first look at every candidate, which tells whether it runs and is worth a race.
+
+The constants are from docs/findings/loading-kernels.md.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +13,48 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.timers.timer import Batch, Timer
 
-# See docs/findings/loading-kernels.md. A candidate that takes this many times as long as the best
-# is out. Under a power cap the fastest loses at most a third of its clock: what is slower than this
-# cannot catch up.
+# A candidate that takes this many times as long as the best is eliminated. Under a power cap the
+# fastest loses at most a third of its clock, so that what is slower than this cannot catch up.
 SLOW = 1.5
-# No disturbance explains this: not looked at twice.
-HOPELESS = 3.0
-# Absurdly slow at its first, untimed run: not run again. A launch may take longer than it should by
-# so much; of an engine's first config, on which the others depend, the host may have been held up.
-ABSURD = 5.0
+# No disturbance explains this ratio: such a candidate is not looked at twice.
+_HOPELESS = 3.0
+# A candidate that takes this many times as long at its first, untimed run is not run again. Beyond
+# that a launch may take so much longer than it should. The host may be held up for longer, which
+# counts for an engine's first config, on which the others depend.
+_ABSURD = 5.0
 _DISTURBED_MS = 10.0
 _HELD_UP_MS = 50.0
-# All configs of an engine so far, or two of them in a row, were this much slower than the best: so
-# are its others.
-ENGINE_SLOW = 5.0
+# Where all configs of an engine so far, or two in a row, are this many times slower than the best,
+# its other configs are left out.
+_ENGINE_SLOW = 5.0
 
 
 @dataclass
 class Screening:
-    """Who is in, with a rough time each, and who is out, and why."""
+    """The candidates that may race, and those that may not."""
 
     rough_ms: dict[Candidate, float] = field(default_factory=dict)
-    """In the order of screening; one launch each, in milliseconds."""
+    """Milliseconds of one launch of each candidate that passed, in the order of screening."""
     eliminated: dict[Candidate, tuple[str, float | None]] = field(default_factory=dict)
-    """Why, and the rough time where there is one."""
+    """Why each of the others did not pass, and its rough time if it has one."""
     out_of_budget: dict[Candidate, None] = field(default_factory=dict)
-    """Of those that were cut: who might have got in with more time."""
+    """The eliminated candidates that might have passed with more time."""
     gpu_ms: float = 0.0
     samples: int = 0
 
     @property
     def best_ms(self) -> float:
         return min(self.rough_ms.values(), default=math.inf)
+
+    def known_ms(self, candidate: Candidate) -> float | None:
+        """Returns the rough time of a candidate, whether it passed or not."""
+        if candidate in self.rough_ms:
+            return self.rough_ms[candidate]
+        return self.eliminated.get(candidate, ("", None))[1]
+
+    def eliminate(self, candidates: Sequence[Candidate], why: str) -> None:
+        for candidate in candidates:
+            self.eliminated[candidate] = (why, None)
 
     def eliminate_for_budget(
         self, candidate: Candidate, why: str = "the budget was spent", rough: float | None = None
@@ -50,19 +63,13 @@ class Screening:
         self.out_of_budget[candidate] = None
 
 
-def screen(
-    candidates: Sequence[Candidate],
-    timer: Timer,
-    budget: Budget,
-    before: Screening | None = None,
-) -> Screening:
-    """One untimed run (it loads the kernel, and shows whether it runs at all), then one timed.
+def screen(candidates: Sequence[Candidate], timer: Timer, budget: Budget, found: Screening) -> None:
+    """Runs each candidate once untimed, which loads its kernel, and once timed.
 
     Args:
         candidates: runnable ones, the most promising first.
-        before: a screening to continue: its candidates count as contenders.
+        found: the screening so far, which is continued.
     """
-    found = before if before is not None else Screening()
     of_engine: dict[int, list[float]] = {}
     for candidate in candidates:
         if found.rough_ms and budget.is_spent():
@@ -71,17 +78,15 @@ def screen(
         engine = candidate.engine
         siblings = [] if engine is None else of_engine.setdefault(engine, [])
         if _are_slow(siblings, found):
-            found.eliminated[candidate] = (
-                f"engine {engine} is more than {ENGINE_SLOW:g} times slower",
-                None,
-            )
+            why = f"engine {engine} is more than {_ENGINE_SLOW:g} times slower"
+            found.eliminate([candidate], why)
             continue
         _look_at(candidate, _DISTURBED_MS if siblings else _HELD_UP_MS, timer, budget, found)
-        rough = found.rough_ms.get(candidate, found.eliminated.get(candidate, ("", None))[1])
+        rough = found.known_ms(candidate)
         if rough is not None:
             siblings.append(rough)
     for candidate in list(found.rough_ms):
-        is_hopeless = found.rough_ms[candidate] > HOPELESS * found.best_ms
+        is_hopeless = found.rough_ms[candidate] > _HOPELESS * found.best_ms
         is_doubtful = _is_slow(candidate, found) and not is_hopeless
         if is_doubtful and not budget.is_spent():
             _look_again(candidate, timer, found)
@@ -94,12 +99,11 @@ def screen(
                 found.eliminate_for_budget(candidate, why, rough)
             else:
                 found.eliminated[candidate] = (why, rough)
-    return found
 
 
 def _are_slow(siblings: Sequence[float], found: Screening) -> bool:
-    """Whether an engine's configs so far leave no hope for the next."""
-    limit_ms = ENGINE_SLOW * found.best_ms
+    """Returns whether an engine's configs so far leave no hope for the next."""
+    limit_ms = _ENGINE_SLOW * found.best_ms
     are_slow = [rough > limit_ms for rough in siblings]
     return bool(are_slow) and (all(are_slow) or all(are_slow[-2:]))
 
@@ -109,7 +113,7 @@ def _is_slow(candidate: Candidate, found: Screening) -> bool:
 
 
 def _look_again(candidate: Candidate, timer: Timer, found: Screening) -> None:
-    """One launch may have been disturbed: the better of two counts."""
+    """Runs a candidate once more, since one launch may have been disturbed; the better counts."""
     (sample,) = timer.run([Batch(candidate, 1, "hot")])
     if not sample.error:
         found.samples += 1
@@ -123,10 +127,10 @@ def _look_at(
     once = Batch(candidate, 1, "hot")
     (first,) = timer.run([once])
     if first.error:
-        found.eliminated[candidate] = (f"failed: {first.error}", None)
+        found.eliminate([candidate], f"failed: {first.error}")
         return
     found.gpu_ms += first.time_ms
-    if first.time_ms > ABSURD * found.best_ms + allowance_ms:
+    if first.time_ms > _ABSURD * found.best_ms + allowance_ms:
         found.eliminated[candidate] = ("absurdly slow at its first run", first.time_ms)
         return
     if found.rough_ms and budget.is_spent():
@@ -135,11 +139,11 @@ def _look_at(
     (second,) = timer.run([once])
     found.samples += 1
     if second.error:
-        found.eliminated[candidate] = (f"failed: {second.error}", None)
+        found.eliminate([candidate], f"failed: {second.error}")
         return
     found.gpu_ms += second.time_ms
     found.rough_ms[candidate] = second.time_ms
-    limit_ms = ENGINE_SLOW * found.best_ms
+    limit_ms = _ENGINE_SLOW * found.best_ms
     if limit_ms < second.time_ms <= limit_ms + _DISTURBED_MS:
-        # Its engine's other configs depend on it.
+        # The engine's other configs depend on it.
         _look_again(candidate, timer, found)

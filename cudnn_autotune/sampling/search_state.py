@@ -1,34 +1,42 @@
-"""What is known of a problem's candidates while they are admitted, raced and run alone."""
+"""What is known of a problem's candidates while they are screened, raced and run alone."""
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.racing import RaceOutcome
-from cudnn_autotune.sampling.screening import Screening
+from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.racing import RaceOutcome, race
+from cudnn_autotune.sampling.screening import SLOW, Screening
+from cudnn_autotune.sampling.sustained_run import SustainedRun, run_alone
+from cudnn_autotune.timers.timer import Timer
 
 
 @dataclass
 class SearchState:
-    """Everybody, from the first look to the last sustained run."""
+    """One search, from the first look at its candidates to the last sustained run."""
 
+    timer: Timer
     budget: Budget
+    rules: RaceRules
+    rng: random.Random
     screening: Screening = field(default_factory=Screening)
     races: list[RaceOutcome] = field(default_factory=list)
     sustained_ms: dict[Candidate, float] = field(default_factory=dict)
     sustained_clock_mhz: dict[Candidate, float] = field(default_factory=dict)
-    """At the end of each one's last sustained run."""
+    """SM clock at the end of each candidate's last sustained run."""
     failed_alone: dict[Candidate, str] = field(default_factory=dict)
-    """Why, of those that failed after the races."""
+    """Candidates that failed after the races, and why."""
     extra_gpu_ms: float = 0.0
     extra_samples: int = 0
+    """GPU time and calls of the sustained runs."""
     throttle_reasons: dict[str, None] = field(default_factory=dict)
-    """All that were seen, in their order."""
+    """All reasons that were seen, in their order."""
     aten_is_cudnn: bool = False
     atens_plan: Candidate | None = None
     """What PyTorch would run, where that is one of cuDNN's plans."""
@@ -49,22 +57,14 @@ class SearchState:
 
     @property
     def failed(self) -> dict[Candidate, str]:
-        """Why, of those that failed after the first look."""
+        """Candidates that failed after screening, and why."""
         of_races = {c: why for outcome in self.races for c, why in outcome.failed.items()}
         return of_races | self.failed_alone
 
-    def fail(self, candidate: Candidate, why: str) -> None:
-        """It ran in the races and failed alone."""
-        self.failed_alone[candidate] = why
-        self.sustained_ms.pop(candidate, None)
-        if candidate in self.last.survivors:
-            self.last.survivors.remove(candidate)
-        self.remarks.append(f"{candidate.text} failed when it ran alone")
-
     @property
     def is_judged(self) -> bool:
-        """Whether every candidate was raced against one that still runs, or seen to be far slower:
-        else nothing can be said of how far the fastest is."""
+        """Whether every candidate was raced against one that still runs, or seen to be far slower.
+        Otherwise nobody knows how far the fastest may be."""
         failed = self.failed
         led = {leader for outcome in self.races for _, leader, _ in outcome.dropped}
         was_held_again = any(not outcome.survivors for outcome in self.races)
@@ -72,23 +72,21 @@ class SearchState:
         return is_raced and not self.screening.out_of_budget and not any(c in failed for c in led)
 
     def ms(self, candidate: Candidate) -> float | None:
-        """By the latest race that it ran in, at the clock of the last; else its rough time."""
+        """Returns the time of a call by the latest race that the candidate ran in, at the clock of
+        the last race, or else its rough time; None if it has neither."""
         for outcome in reversed(self.races):
             if candidate in outcome.log_time:
                 return outcome.ms(candidate) * self._slowed_since(outcome)
-        rough = self.screening.rough_ms.get(candidate)
-        return (
-            rough if rough is not None else self.screening.eliminated.get(candidate, ("", None))[1]
-        )
+        return self.screening.known_ms(candidate)
 
     def half_width(self, candidate: Candidate) -> float:
-        """Of its difference (log) to others, in the latest race that it ran in."""
+        """Returns the half width (log) of its differences in the latest race that it ran in."""
         known = [o.half_width[candidate] for o in self.races if candidate in o.half_width]
         return known[-1] if known else math.inf
 
     def cold_cache_penalty(self, candidate: Candidate) -> float:
-        """How much more (log) the mean of both cache states takes than a hot one, beyond what it
-        does of the leader, by the latest race that it ran in."""
+        """Returns ``RaceOutcome.cold_cache_penalty`` of the latest race that the candidate ran in,
+        relative to the best of the last race."""
         for outcome in reversed(self.races):
             own = outcome.cold_cache_penalty
             if candidate in own:
@@ -96,26 +94,78 @@ class SearchState:
         return 0.0
 
     def _slowed_since(self, outcome: RaceOutcome) -> float:
-        """By how much those that ran in both were slower in the last race than in ``outcome``."""
-        return (
-            1.0 if outcome is self.last else math.exp(_shift(outcome.log_time, self.last.log_time))
-        )
+        """By what factor those that ran in both races were slower in the last one."""
+        is_last = outcome is self.last
+        return 1.0 if is_last else math.exp(_shift(outcome.log_time, self.last.log_time))
 
     def raced(self) -> list[Candidate]:
-        """All that ran in a race and did not fail, fastest first."""
+        """Returns all that ran in a race and did not fail, fastest first."""
         failed = self.failed
         known = dict.fromkeys(c for outcome in reversed(self.races) for c in outcome.log_time)
         return sorted((c for c in known if c not in failed), key=lambda c: self.ms(c) or math.inf)
 
     def timed(self) -> dict[Candidate, float]:
-        """Milliseconds of all that ran at all and did not fail, the admitted and the cut alike."""
+        """Returns milliseconds of all that ran and did not fail, the eliminated ones included."""
         failed = self.failed
         known = [*self.raced(), *self.screening.rough_ms, *self.screening.eliminated]
         times = {c: self.ms(c) for c in known if c not in failed}
         return {c: ms for c, ms in times.items() if ms is not None}
 
+    def race(self, rough_ms: dict[Candidate, float], rules: RaceRules) -> None:
+        """Holds a race of candidates with their rough times, and further ones while it ends with
+        nobody left."""
+        self.races.append(race(rough_ms, self.timer, self.budget, rules, self.rng))
+        self.race_again(rules)
+
+    def race_again(self, rules: RaceRules) -> None:
+        """Where all survivors of the last race have failed, races those that they had eliminated,
+        as far as these are near enough to the best of them to pass screening."""
+        while not self.last.survivors:
+            times = self.timed()
+            near = {c: ms for c, ms in times.items() if ms <= SLOW * min(times.values())}
+            if not near:
+                return
+            self.races.append(race(near, self.timer, self.budget, rules, self.rng))
+            self.remarks.append("the leaders failed: the others raced again without them")
+
+    def run_alone(
+        self, candidate: Candidate, chunks: int, is_patient: bool = True
+    ) -> SustainedRun | None:
+        """Runs a candidate alone, charges the run, and notes what the board says right after it.
+
+        Args:
+            chunks, is_patient: as of :func:`sustained_run.run_alone`.
+
+        Returns:
+            None where the candidate fails: it is out then.
+        """
+        run = run_alone(
+            candidate,
+            self.ms(candidate) or 1.0,
+            chunks,
+            self.timer,
+            self.rules,
+            self.budget.left_ms(),
+            is_patient,
+            self.cold_cache_penalty(candidate),
+        )
+        if isinstance(run, str):
+            self.failed_alone[candidate] = run
+            self.sustained_ms.pop(candidate, None)
+            if candidate in self.last.survivors:
+                self.last.survivors.remove(candidate)
+            self.remarks.append(f"{candidate.text} failed when it ran alone")
+            return None
+        # The clock of a run far from the power limit is not the steady one.
+        if run.steady_clock_mhz is not None and not run.is_far:
+            self.sustained_clock_mhz[candidate] = run.steady_clock_mhz
+        self.extra_gpu_ms += run.gpu_ms
+        self.extra_samples += run.calls
+        self.throttle_reasons |= dict.fromkeys(self.timer.state().throttle_reasons)
+        return run
+
 
 def _shift(earlier: Mapping[Candidate, float], later: Mapping[Candidate, float]) -> float:
-    """By how much those that are in both grew, in the median; 0 where nobody is."""
+    """Returns by how much those that are in both grew, in the median; 0 where nobody is."""
     both = [later[c] - earlier[c] for c in earlier if c in later]
     return statistics.median(both) if both else 0.0

@@ -364,7 +364,7 @@ def test_times_at_the_limit_are_as_far_from_long_blocks_as_is_said(modules: None
     """From one candidate to another of a layer, however many blocks there are."""
     from power_limit.analysis import analysis
 
-    from cudnn_autotune.sampling.steady_final import _POWER_ERROR
+    from cudnn_autotune.sampling.steady_times import _POWER_ERROR
 
     path = BENCHMARKS / "results" / "h200" / f"{SCRIPT}.json"
     off: dict[str, list[float]] = {}

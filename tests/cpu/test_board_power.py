@@ -19,7 +19,7 @@ from cudnn_autotune.audit.model import SUSTAINED
 from cudnn_autotune.audit.oracle import measure
 from cudnn_autotune.audit.pairing import of_blocks
 from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power
-from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_alone
 from cudnn_autotune.timers.board_power import (

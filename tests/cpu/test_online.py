@@ -26,7 +26,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.online import offered
 from cudnn_autotune.sampling.online_race import OnlineRace
-from cudnn_autotune.sampling.racing import RaceRules
+from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.store import Decision
@@ -344,7 +344,7 @@ def looked_at(times_ms: Sequence[float], noise: float, seed: int = 0) -> tuple[O
 def test_few_looks_are_taken() -> None:
     """Each after a third more rounds or so, where some look each round."""
     race, looks = looked_at([1.0, 1.0, 1.003, 1.006], 0.3)
-    assert race.rounds == 400, "the most there are, not some look after"
+    assert race.standings.rounds == 400, "the most there are, not some look after"
     assert looks <= 24
     for seed in range(10):
         race, looks = looked_at([1.0, 1.01, 1.02, 1.05], 0.02, seed)
@@ -361,7 +361,7 @@ def test_looking_less_often_takes_few_more_rounds(noise: float) -> None:
         calls = Calls(race, times, seed)
         calls.decide(noise=noise)
         rounds["each"] += calls.rounds
-        rounds["asked"] += looked_at(times, noise, seed)[0].rounds
+        rounds["asked"] += looked_at(times, noise, seed)[0].standings.rounds
     assert rounds["asked"] <= 1.25 * rounds["each"]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,10 +35,12 @@ from cudnn_autotune.sampling import conclusion
 from cudnn_autotune.sampling.auto import Auto, HeldClocks
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.contenders import could_win, least_ms_alone
+from cudnn_autotune.sampling.final_rules import FinalRules
 from cudnn_autotune.sampling.race import Race
-from cudnn_autotune.sampling.racing import UNDECIDED, RaceOutcome, RaceRules
+from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.racing import UNDECIDED, RaceOutcome
 from cudnn_autotune.sampling.search_state import SearchState
-from cudnn_autotune.sampling.steady_final import FinalOutcome, FinalRules, SteadyLog
+from cudnn_autotune.sampling.steady_times import SteadyLog, SteadyTimes
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.sampling.sustained import Sustained
 from cudnn_autotune.sampling.sustained_run import FAR_READING_SIGMA, RUN_SIGMA
@@ -353,17 +356,18 @@ def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -
     outcome.round_clocks_mhz = [1900.0]
     outcome.log_time = {c: math.log(ms) for c, ms in times_ms.items()}
     outcome.half_width = dict.fromkeys(times_ms, 0.0)
-    budget = Budget(timer_of(engine("any", 1.0)), Limits())
-    return SearchState(budget, races=[outcome], atens_plan=pytorchs)
+    timer = timer_of(engine("any", 1.0))
+    found = SearchState(timer, Budget(timer, Limits()), RaceRules(), random.Random(0))
+    found.races, found.atens_plan = [outcome], pytorchs
+    return found
 
 
 def test_what_a_race_left_undecided_the_next_decides() -> None:
     selections = []
     for remarks in ([[]], [[UNDECIDED, "another"], []], [[], [UNDECIDED]]):
-        timer = timer_of(engine("any", 1.0))
-        field = raced(dict.fromkeys([candidate("any")], 1.0))
-        field.races = [replace(field.last, remarks=some) for some in remarks]
-        selections.append(conclusion.selection(field, timer, RaceRules()))
+        found = raced(dict.fromkeys([candidate("any")], 1.0))
+        found.races = [replace(found.last, remarks=some) for some in remarks]
+        selections.append(conclusion.race_selection(found))
     told = [found.evidence.remarks for found in selections if found is not None]
     assert told == [(), ("another",), (UNDECIDED,)]
 
@@ -407,7 +411,7 @@ def told(*values: float, sigma: float = RUN_SIGMA) -> list[SteadyLog]:
 def test_the_worst_of_three_blocks_is_left_out() -> None:
     """It ran while the board was still paying for another's."""
     a, b = candidate("a"), candidate("b")
-    blocks = FinalOutcome({b: 0.01}, {a: told(0.0, 0.02, 0.4), b: told(0.0, 0.5, 0.02)}, [a, b])
+    blocks = SteadyTimes({b: 0.01}, {a: told(0.0, 0.02, 0.4), b: told(0.0, 0.5, 0.02)}, [a, b])
     assert blocks.sustained_ms() == {
         a: pytest.approx(math.exp(0.01)),
         b: pytest.approx(math.exp(0.01)),
@@ -416,8 +420,8 @@ def test_the_worst_of_three_blocks_is_left_out() -> None:
     assert blocks.score(b) == pytest.approx(0.02)
     # One reading far from the limit does not change that.
     far = [*told(0.0, 0.02), *told(0.02, sigma=FAR_READING_SIGMA)]
-    assert FinalOutcome({}, {a: told(0.0, 0.0, 0.15), b: far}, [a, b]).best() == a
-    fewer = FinalOutcome({}, {a: told(0.0, 0.02), b: told(0.0, 0.02, 0.5)}, [a, b])
+    assert SteadyTimes({}, {a: told(0.0, 0.0, 0.15), b: far}, [a, b]).best() == a
+    fewer = SteadyTimes({}, {a: told(0.0, 0.02), b: told(0.0, 0.02, 0.5)}, [a, b])
     assert fewer.best() == a, "the best two of three against two would be no fair comparison"
     assert fewer.error(b) < fewer.error(a)
 
@@ -427,11 +431,11 @@ def test_a_block_counts_by_how_sure_it_is() -> None:
     a, b = candidate("a"), candidate("b")
     sharp = RUN_SIGMA / 10
     mixed = [*told(0.0, 0.001, sigma=sharp), *told(0.101)]
-    blocks = FinalOutcome({}, {a: mixed, b: told(0.002, 0.003, 0.004, sigma=sharp)}, [a, b])
+    blocks = SteadyTimes({}, {a: mixed, b: told(0.002, 0.003, 0.004, sigma=sharp)}, [a, b])
     # Weights of 100, 100 and 1.
     assert math.log(blocks.sustained_ms()[a]) == pytest.approx((0.1 + 0.101) / 201)
     assert math.log(blocks.sustained_ms()[b]) == pytest.approx(0.003)
-    unread = FinalOutcome({}, {a: told(0.0, 0.001), b: told(0.002, 0.003, 0.004)}, [a, b])
+    unread = SteadyTimes({}, {a: told(0.0, 0.001), b: told(0.002, 0.003, 0.004)}, [a, b])
     assert blocks.noise(a, b) < unread.noise(a, b) / 3
     # What is wrong with a reading stays however many blocks there are.
     assert unread.error(a, b) == unread.noise(a, b)
@@ -440,8 +444,8 @@ def test_a_block_counts_by_how_sure_it_is() -> None:
 
 def test_blocks_that_differ_more_than_they_should_are_less_sure() -> None:
     a, b = candidate("a"), candidate("b")
-    calm = FinalOutcome({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b])
-    wild = FinalOutcome({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b])
+    calm = SteadyTimes({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b])
+    wild = SteadyTimes({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b])
     # Four degrees of freedom of the prior and one of each candidate's: (4 + 2 * 50) / 6.
     prior = RUN_SIGMA * math.sqrt(4 / 6)
     assert calm.error(a, b) == pytest.approx(prior)
@@ -451,8 +455,8 @@ def test_blocks_that_differ_more_than_they_should_are_less_sure() -> None:
 def test_blocks_of_a_board_that_is_not_held_back_are_surer() -> None:
     """Unless they differ all the same."""
     a, b = candidate("a"), candidate("b")
-    calm = FinalOutcome({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b], prior_sigma=0.003)
-    wild = FinalOutcome({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b], prior_sigma=0.003)
+    calm = SteadyTimes({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b], prior_sigma=0.003)
+    wild = SteadyTimes({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b], prior_sigma=0.003)
     assert calm.error(a, b) == pytest.approx(0.003 * math.sqrt(4 / 6))
     assert wild.error(a, b) == pytest.approx(RUN_SIGMA * math.sqrt(100 / 6), rel=1e-3)
 

@@ -1,0 +1,75 @@
+"""The settings of a race: when it eliminates a candidate, and when it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cudnn_autotune.sampling.statistics import Comparison, Floats, compare
+from cudnn_autotune.sampling.ties import TIE_WIDTH
+from cudnn_autotune.timers.timer import Cache
+
+# A race that another one follows may stop once nobody can beat its best by more than this: whoever
+# is nearer takes part in the next race, which tells them apart.
+_FINALISTS_WITHIN = 0.03
+# Two rounds in each cache state are the least that has residuals.
+_FINALISTS_ROUNDS = 4
+# Such a race gets this share of a race's GPU time, so that the two take little more than one.
+_FINALISTS_SHARE = 0.4
+
+
+@dataclass(frozen=True)
+class RaceRules:
+    """The settings of a race."""
+
+    confidence: float = 0.95
+    tie_width: float = TIE_WIDTH
+    """The race stops once no survivor can beat the best by this much, relative."""
+    least_rounds: int = 6
+    most_rounds: int = 40
+    batch_ms: float = 0.7
+    most_calls: int = 64
+    """Most calls in a batch. A batch of very short calls is shorter than ``batch_ms``."""
+    gpu_ms: float = 100.0
+    """The race stops after this GPU time, decided or not, unless calls are slow."""
+    gpu_calls: int = 250
+    """With slow calls it stops after the GPU time of this many calls of the fastest."""
+    most_gpu_ms: float = 400.0
+    """It never goes on after this GPU time."""
+    warm_ms: float = 10.0
+    """The leader runs for this long before the first round, so that the clock leaves its idle
+    state."""
+    caches: tuple[Cache, ...] = ("cold", "hot")
+    """The cache states that rounds go through by turns (docs/findings/cold-and-hot.md)."""
+    least_sigma: float = 0.0015
+    """Least standard deviation of a sample's log time that is believed: that of batches on a quiet
+    board."""
+    prior_sigma: float = 0.01
+    """The standard deviation that is believed at least while residuals have fewer than
+    ``prior_freedom`` degrees of freedom: that of a usual board."""
+    prior_freedom: int = 12
+
+    def for_finalists(self) -> RaceRules:
+        """Returns the rules of a race that need only find who takes part in the next one."""
+        return replace(
+            self,
+            tie_width=_FINALISTS_WITHIN,
+            least_rounds=_FINALISTS_ROUNDS,
+            gpu_ms=_FINALISTS_SHARE * self.gpu_ms,
+            gpu_calls=int(_FINALISTS_SHARE * self.gpu_calls),
+        )
+
+    def is_out_of_time(self, gpu_ms: float, best_ms: float) -> bool:
+        """Returns whether a race whose fastest call takes ``best_ms`` has used up its GPU time."""
+        limit_ms = min(self.gpu_calls * best_ms, self.most_gpu_ms)
+        return gpu_ms > max(self.gpu_ms, limit_ms)
+
+    def compare(self, groups: Sequence[Floats]) -> Comparison:
+        """Compares candidates by rounds; see :func:`statistics.compare`."""
+        return compare(
+            groups,
+            delta=1 - self.confidence,
+            least_sigma=self.least_sigma,
+            prior_sigma=self.prior_sigma,
+            prior_freedom=self.prior_freedom,
+        )

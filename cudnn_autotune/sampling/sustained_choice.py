@@ -1,0 +1,112 @@
+"""The choice after a race whose leader has run alone: by the race, or by a steady-state final."""
+
+from __future__ import annotations
+
+import math
+
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.conclusion import build_selection, race_selection
+from cudnn_autotune.sampling.contenders import could_win, least_ms_alone
+from cudnn_autotune.sampling.final_rules import FinalRules
+from cudnn_autotune.sampling.search_state import SearchState
+from cudnn_autotune.sampling.steady_final import SteadyFinal
+from cudnn_autotune.sampling.steady_times import SteadyTimes
+from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms
+
+PROBE_CHUNKS = 4
+"""Chunks of 40 ms that the race's leader runs alone, to see whether the board throttles."""
+
+
+def probe_leader(found: SearchState, chunks: int) -> SustainedRun | None:
+    """Runs the race's leader alone, or the next best where it fails.
+
+    Returns:
+        None where the budget does not allow it, so that the race decides, or where nobody is left.
+    """
+    while found.last.survivors:
+        leader = found.leader
+        if not found.budget.affords(run_ms(chunks, found.ms(leader) or 1.0)):
+            found.remarks.append("the budget left no time to see whether the board throttles")
+            return None
+        run = found.run_alone(leader, chunks)
+        if run is not None:
+            found.sustained_ms[leader] = run.steady_ms
+            return run
+        found.race_again(found.rules)
+    return None
+
+
+def sustained_selection(
+    found: SearchState, probe: SustainedRun, final_rules: FinalRules
+) -> Selection | None:
+    """Chooses after the leader's run.
+
+    The race decides where the leader held its clock, or where nobody could beat it even so; else
+    the steady-state final does.
+
+    Returns:
+        None where all candidates have failed by now.
+    """
+    max_clock = found.timer.state().max_clock_mhz
+    if not probe.is_throttled(max_clock):
+        return race_selection(found)
+    highest = max([*probe.clocks_mhz, *found.last.clocks_mhz, max_clock or 0.0]) or None
+    contenders = could_win(found, probe.steady_ms, highest, final_rules)
+    if not contenders:
+        found.remarks.append("the board throttles; no contender could be faster at any clock")
+        return race_selection(found)
+    times = SteadyFinal(found, probe, contenders, final_rules).run()
+    if not times.finalists:
+        found.race_again(found.rules)
+        return race_selection(found)
+    found.sustained_ms.update(times.sustained_ms())
+    if times.readings:
+        readings = "1 reading" if times.readings == 1 else f"{times.readings} readings"
+        found.remarks.append(f"times alone by {readings} of the board's power")
+    best = times.best()
+    logs = {c: math.log(found.sustained_ms[c]) for c in times.logs}
+    near = [c for c in times.finalists if logs[c] - logs[best] <= final_rules.equal]
+    # Where the race's leader did not keep its place, it does not get it back.
+    equal = [c for c in near if c != probe.candidate or c == best]
+    # Of those that are as good in the long run the fastest in turns is taken; ties by the rules.
+    in_turns = {c: found.ms(c) or math.inf for c in equal}
+    fastest_ms = min(in_turns.values())
+    tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + found.rules.tie_width)]
+    order, rule = ties.break_ties({c: math.exp(times.score(c)) for c in tied})
+    chosen = order[0]
+    unsure = [c for c in logs if abs(logs[c] - logs[chosen]) <= 2 * times.error(c, chosen) + 1e-9]
+    if min(logs, key=logs.__getitem__) not in tied:
+        rule = "nearly as fast alone, faster in turns"
+    elif len(tied) < len(equal):
+        rule = "tie: faster in turns"
+    bound = _regret_bound(chosen, times, found, highest)
+    return build_selection(found, order, rule, bound, unsure, final_rules)
+
+
+def _regret_bound(
+    chosen: Candidate, times: SteadyTimes, found: SearchState, max_clock_mhz: float | None
+) -> float | None:
+    """Returns how much slower than any other candidate the chosen one may be in the long run,
+    relative; None where the budget ended the final.
+
+    Those that ran alone count with two standard errors, the others with what they could be at best.
+    """
+    if times.is_out_of_time:
+        found.remarks.append("the budget ended the sustained runs")
+        return None
+    steady_ms = times.sustained_ms()
+    log_chosen = math.log(steady_ms[chosen])
+    leads = [
+        log_chosen - math.log(ms) + 2 * times.error(c, chosen)
+        for c, ms in steady_ms.items()
+        if c != chosen
+    ]
+    least_ms = least_ms_alone(found, steady_ms, max_clock_mhz)
+    unknown = [log_chosen - math.log(ms) + 2 * times.error(chosen) for ms in least_ms.values()]
+    could_lead = [lead for lead in unknown if lead > 0]
+    if could_lead:
+        were = "contender was" if len(could_lead) == 1 else "contenders were"
+        found.remarks.append(f"{len(could_lead)} {were} not run alone and could be faster")
+    return math.expm1(max([0.0, *leads, *could_lead]))

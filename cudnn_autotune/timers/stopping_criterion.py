@@ -1,0 +1,39 @@
+"""The one interface for the question whether enough samples were taken."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import Generic, TypeVar
+
+_MeasurementT = TypeVar("_MeasurementT", contravariant=True)
+
+
+class Reason(Enum):
+    """Why sampling ended."""
+
+    DECIDED = "decided"
+    """More samples would hardly change what follows from them."""
+    LIMIT = "limit"
+    """The criterion's own limit of rounds, passes or GPU time is reached."""
+    BUDGET = "budget"
+    """The caller's budget of wall time does not allow more samples."""
+
+
+class StoppingCriterion(ABC, Generic[_MeasurementT]):
+    """Decides when enough samples were taken.
+
+    Whoever takes samples calls :meth:`add_measurement` after each portion of them, and goes on
+    until :meth:`is_finished` returns True. The interface is that of nvbench's stopping criteria.
+    """
+
+    reason: Reason | None = None
+    """Why sampling may end by the measurements so far; None while it must go on."""
+
+    @abstractmethod
+    def add_measurement(self, measurement: _MeasurementT) -> None:
+        """Takes the newest portion of samples into account and sets :attr:`reason` anew."""
+
+    def is_finished(self) -> bool:
+        """Returns whether the measurements so far are enough."""
+        return self.reason is not None
