@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C, ConvProblem, sampling
-from cudnn_autotune.distributed import DistributedTuningError, agree, pulse, settle, share, tune
-from cudnn_autotune.distributed.call import Call
+from cudnn_autotune.distributed import DistributedTuningError, agree, heartbeat, settle, share, tune
+from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling.strategy import Limits
@@ -132,7 +132,7 @@ def shared_where_one(
 def shared_but_killed(victim: int) -> list[dict[str, Any]]:
     """One rank is killed as soon as all have agreed: what it has put into the store stays."""
     if dist.get_rank() == victim:
-        Call.leave = lambda *_: misbehave("die", 0.0)  # type: ignore[assignment, method-assign]
+        Exchange.leave = lambda *_: misbehave("die", 0.0)  # type: ignore[assignment, method-assign]
     return shared("race", "aa", 6, 0)[1]
 
 
@@ -170,7 +170,7 @@ def cause_of(culprit: int) -> str:
 
 def shared_while_killed(silent_s: float) -> list[dict[str, Any]]:
     """A call of about half a second, in a group that is less patient than usual."""
-    pulse.SILENT_S, pulse.BEAT_S = silent_s, silent_s / 10
+    heartbeat.SILENT_S, heartbeat.BEAT_S = silent_s, silent_s / 10
     return shared_slowly(15, 0.08, 30.0)
 
 

@@ -1,8 +1,7 @@
-"""Ranks that tuned on their own settle on one decision for each problem."""
+"""Ranks that tuned on their own agree on one decision for each problem."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,14 +9,15 @@ import torch
 import torch.distributed as dist
 
 from cudnn_autotune.distributed.exchange import Exchange
-from cudnn_autotune.distributed.members import check_timeout_s, members_of
-from cudnn_autotune.distributed.subgroups import meet
+from cudnn_autotune.distributed.group import group_of
+from cudnn_autotune.distributed.rendezvous import exchange_with
+from cudnn_autotune.distributed.sharing import message_of
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning import remembering
 from cudnn_autotune.tuning.choice_log import choices
 
-Claims = Mapping[int, Mapping[str, Any]]
+_NO_LIMIT = 2**63
 
 
 def agree(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> list[Decision]:
@@ -42,15 +42,14 @@ def agree(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> l
             not come.
         ValueError: a group that this process is not in, a timeout that is not above 0.
     """
-    check_timeout_s(timeout_s)
-    members = members_of(group)
+    members = group_of(group, timeout_s)
     if members is None:
         device, own = _tuned_here()
         decisions = list(own.values())
     else:
-        with Exchange(members, timeout_s) as exchange:
+        with exchange_with(members, timeout_s) as exchange:
             device, own = _tuned_here()
-            decisions = _settled(exchange, own, Environment.of(device))
+            decisions = _agreed(exchange, own, Environment.of(device))
     remembering.install(decisions, device)
     return decisions
 
@@ -62,82 +61,62 @@ def settle(
     timeout_s: float = 600.0,
 ) -> list[Decision]:
     """:func:`agree` on given decisions, and nothing is installed."""
-    check_timeout_s(timeout_s)
-    members = members_of(group)
+    members = group_of(group, timeout_s)
     if members is None:
         return list(_best(decisions).values())
-    with Exchange(members, timeout_s) as exchange:
-        return _settled(exchange, _best(decisions), environment)
+    with exchange_with(members, timeout_s) as exchange:
+        return _agreed(exchange, _best(decisions), environment)
 
 
 def _tuned_here() -> tuple[int, dict[str, Decision]]:
     """The current device, and what was timed on it."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    own = (c.decision for c in choices() if c.device == device)
-    return device, _best(decision for decision in own if decision.selection.total_samples > 0)
+    own = (choice.decision for choice in choices() if choice.device == device)
+    return device, _best(one for one in own if one.selection.total_samples > 0)
 
 
 def _best(decisions: Iterable[Decision]) -> dict[str, Decision]:
-    """One of each key."""
+    """The best decision for each key."""
     best: dict[str, Decision] = {}
     for decision in decisions:
         rival = best.get(decision.key)
-        if rival is None or _grounds(_claim(decision)) < _grounds(_claim(rival)):
+        if rival is None or _precedence(decision) < _precedence(rival):
             best[decision.key] = decision
     return best
 
 
-def _settled(
+def _precedence(decision: Decision) -> list[int]:
+    """What decides between decisions for a key; the lesser list wins."""
+    limit = decision.workspace_limit
+    return [
+        int(decision.problem.deterministic),
+        -(_NO_LIMIT if limit is None else limit),
+        -decision.selection.total_samples,
+    ]
+
+
+def _agreed(
     exchange: Exchange, own: Mapping[str, Decision], environment: Environment
 ) -> list[Decision]:
-    ranks = meet(exchange, environment, {"call": "agree"})
-    # Claims first, then the winners' decisions only: all that all know would be too much to send.
-    claims = {key: _claim(decision) for key, decision in own.items()}
+    ranks = exchange.handshake(environment, {"call": "agree"})
+    # Only the winners' decisions are sent, since all that all ranks know would be too much.
+    claims = {key: _precedence(decision) for key, decision in own.items()}
     winners = exchange.combine("claims", claims, ranks, _winners)
-    mine = {k: own[k].to_json() for k, rank in winners.items() if rank == exchange.members.rank}
-    exchange.put("won", mine)
-    found: dict[str, Decision] = {}
-    for rank, won in exchange.gather("won", ranks).items():
-        for key, tree in won.items():
-            try:
-                decision = Decision.from_json(tree, f"decision {key}")
-            except ValueError as error:
-                exchange.fail(rank, f"it has sent no decision: {error}")
-            if decision.key != key or winners.get(key) != rank:
-                exchange.fail(rank, f"it has sent what nobody expected: {decision.key}")
-            found[key] = decision
-    missing = [key for key in winners if key not in found]
-    if missing:
-        exchange.fail(winners[missing[0]], f"it has not sent its decision on {missing[0]}")
+    names = [f"won/{ranks[0]}/{index}" for index in range(len(winners))]
+    for name, (key, rank) in zip(names, winners.items(), strict=True):
+        if rank == exchange.group.rank:
+            exchange.put(name, message_of(own[key]))
+    decisions = [Decision.from_json(exchange.get(name)) for name in names]
     exchange.agree()
-    return [found[key] for key in winners]
+    return decisions
 
 
-def _claim(decision: Decision) -> dict[str, Any]:
-    return {
-        "deterministic": decision.problem.deterministic,
-        "workspace_limit": decision.workspace_limit,
-        "samples": decision.selection.total_samples,
-    }
-
-
-def _grounds(claim: Mapping[str, Any]) -> tuple[bool, float, int]:
-    """Less is better."""
-    limit = claim["workspace_limit"]
-    return (
-        bool(claim["deterministic"]),
-        -math.inf if limit is None else -float(limit),
-        -int(claim["samples"]),
-    )
-
-
-def _winners(claims: Claims) -> dict[str, int]:
-    """The rank that wins each key; keys in the order of the ranks that brought them up first."""
-    keys = dict.fromkeys(key for rank in sorted(claims) for key in claims[rank])
-    return {
-        key: min(
-            (rank for rank in sorted(claims) if key in claims[rank]),
-            key=lambda rank: (_grounds(claims[rank][key]), rank),
-        )
-        for key in keys
-    }
+def _winners(claims: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
+    """The rank that wins each key, in the order of the ranks that first know the keys."""
+    winners: dict[str, int] = {}
+    for rank in sorted(claims):
+        for key, claim in claims[rank].items():
+            best = winners.setdefault(key, rank)
+            if claim < claims[best][key]:
+                winners[key] = rank
+    return winners

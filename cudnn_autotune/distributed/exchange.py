@@ -1,133 +1,206 @@
-"""What the ranks of a group tell each other in one call, and how all of them end it alike.
+"""One call of a group, as a rank sees it: messages between ranks, and one verdict for all of them.
 
-Nothing but the store that the group was set up with is used: no collective, so that no tensor
-moves, no GPU waits, and a rank that dies leaves nobody hanging. Messages are JSON, never pickles.
+Only the store is used that the process group was set up with, and no collective, so that no tensor
+moves, no GPU waits, and a rank that dies leaves no other rank hanging. Messages are JSON, never
+pickles.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
-from cudnn_autotune.distributed.call import Call, turns_name
-from cudnn_autotune.distributed.ending import AGREED, Ending
-from cudnn_autotune.distributed.errors import DistributedTuningError
-from cudnn_autotune.distributed.members import Members
-from cudnn_autotune.distributed.pulse import PATIENCE_S
-from cudnn_autotune.distributed.rendezvous import FIRST_POLL_S, LONGEST_POLL_S, join
-from cudnn_autotune.distributed.store_thread import StoreThread
+from cudnn_autotune.distributed.group import Group
+from cudnn_autotune.distributed.heartbeat import SILENT_S, VERDICT, Heartbeat, beat_name
+from cudnn_autotune.distributed.mailbox import Mailbox, StoreThread
+from cudnn_autotune.distributed.verdict import AGREED, DistributedTuningError, Verdict
+from cudnn_autotune.store.environment import Environment
 
 _T = TypeVar("_T")
 
+LATEST = "latest"
+"""Names the call that the ranks of the group join; the one key that stays between calls."""
+REPLACED = "the process has ended, and another has come in its place"
+FIRST_POLL_S = 0.002
+LONGEST_POLL_S = 0.1
+# After a failure rank 0, which often hosts the store, stays for so long that others learn of it.
+_FAREWELL_S = 2.0
+_CAME, _READY, _LEFT, _TURNS = "came", "ready", "left", "turns"
+
+_log = logging.getLogger(__name__)
+
 
 class Exchange:
-    """One call, as one rank sees it: a context that all ranks of the group enter.
+    """A call that this rank takes part in (see ``rendezvous.exchange_with``).
 
-    It begins once all have come. An exception within it ends the call on all ranks: each raises a
-    DistributedTuningError, the same one. So does a rank that dies (seen after some seconds), and
-    one that does not get on with what it does for ``timeout_s``. Every method raises it where the
-    call has failed.
+    Its keys in the store begin with its name, which no other call has. Every method raises
+    DistributedTuningError where the call has failed.
     """
 
-    _call: Call
+    def __init__(self, group: Group, store: StoreThread, name: str, timeout_s: float) -> None:
+        self.group = group
+        self.name = name
+        self.lobby = Mailbox(store, group.prefix)
+        self.mailbox = Mailbox(store, f"{group.prefix}/{name}")
+        self.heartbeat = Heartbeat(self.mailbox, group, timeout_s)
+        self._written: list[str] = []
 
-    def __init__(self, members: Members, timeout_s: float) -> None:
-        self.members = members
-        self._timeout_s = timeout_s
+    def enter(self, own: str) -> bool:
+        """Takes this rank's place in the call, under a text that no other process has.
 
-    def __enter__(self) -> Self:
-        self._store = StoreThread(self.members.store, PATIENCE_S)
-        try:
-            self._call = join(self.members, self._store, self._timeout_s)
-        except BaseException:
-            self._store.stop()
-            raise
-        self._pulse, self._mailbox = self._call.pulse, self._call.mailbox
-        self._pulse.note("its first steps")
-        return self
+        Returns:
+            False where the call has ended. It ends now if the place is taken, since the process
+            that took it is gone.
+        """
+        if self.mailbox.peek(VERDICT) is not None:
+            return False
+        if self.mailbox.put_first(place_name(self.group.rank), own) != own:
+            replaced = Verdict(self.group.global_rank, REPLACED)
+            self.mailbox.put_first(VERDICT, replaced.to_text())
+            return False
+        self.mailbox.add(_CAME)
+        self.heartbeat.start()
+        return True
 
     def put(self, name: str, tree: Any) -> None:
-        """Tells the others something, as plain JSON; once in a call under each name."""
-        self._call.put(f"{name}/{self.members.rank}", json.dumps(tree, allow_nan=False))
+        """Sends plain JSON to the other ranks; one message in a call under each name."""
+        self._written.append(name)
+        self.mailbox.put(name, json.dumps(tree, allow_nan=False))
 
-    def gather(self, name: str, of: Sequence[int]) -> dict[int, Any]:
-        """What each of these ranks (places in the group) has put there, or will put."""
-        return {rank: json.loads(self._take(f"{name}/{rank}")) for rank in of}
+    def get(self, name: str) -> Any:
+        """Waits for the message of this name."""
+        self.heartbeat.note("")
+        return json.loads(self._wait(lambda: self.mailbox.peek(name)))
 
     def combine(
         self, name: str, tree: Any, of: Sequence[int], how: Callable[[dict[int, Any]], Any]
     ) -> Any:
-        """What the first of these ranks makes of what each of them tells; the same for all.
+        """What ``how`` makes of the messages of these ranks (places in the group); only the first
+        of them computes it, and sends it to all."""
+        self.put(f"{name}/{self.group.rank}", tree)
+        combined = f"{name} of all/{of[0]}"
+        if self.group.rank == of[0]:
+            self.put(combined, how({rank: self.get(f"{name}/{rank}") for rank in of}))
+        return self.get(combined)
 
-        Every one of them reads one text, and the first all: with N ranks, 2 N go through the store.
+    def handshake(self, environment: Environment, terms: Mapping[str, Any]) -> tuple[int, ...]:
+        """Waits for all ranks, and compares what must be equal.
+
+        Args:
+            environment: of this rank's GPU.
+            terms: what must be equal on all ranks, as plain JSON.
+
+        Returns:
+            The ranks (places in the group, ascending) of this environment, which can use each
+            other's measurements; this rank is one of them.
+
+        Raises:
+            DistributedTuningError: terms differ, or a rank did not come.
         """
-        self.put(name, tree)
-        first, combined = of[0], f"{name} of all"
-        if self.members.rank == first:
-            self.put(combined, how(self.gather(name, of)))
-        return self.gather(combined, [first])[first]
+
+        def sort(hellos: dict[int, Any]) -> list[list[int]]:
+            equals: dict[str, list[int]] = {}
+            for rank, hello in hellos.items():
+                self.compare(hellos[0]["terms"], hello["terms"], 0, rank)
+                equals.setdefault(json.dumps(hello["environment"]), []).append(rank)
+            return list(equals.values())
+
+        hello = {"environment": environment.to_json(), "terms": dict(terms)}
+        subgroups = self.combine("hello", hello, range(self.group.size), sort)
+        return next(tuple(ranks) for ranks in subgroups if self.group.rank in ranks)
+
+    def compare(
+        self, wanted: Mapping[str, Any], given: Mapping[str, Any], first: int, rank: int
+    ) -> None:
+        """Fails, naming ``rank``, where ``given`` there differs from ``wanted`` on ``first``."""
+        for name in {**wanted, **given}:
+            if wanted.get(name) != given.get(name):
+                self.fail(
+                    rank,
+                    f"{name} must be {wanted.get(name)!r}, as on rank {self.group.ranks[first]}, "
+                    f"and is {given.get(name)!r}",
+                )
 
     def turn(self, first: int) -> int:
-        """0, 1, 2 ...: each number once in the sub-group whose lowest rank is ``first``."""
-        self.check()
-        return self._mailbox.add(turns_name(first)) - 1
+        """0, 1, 2 ...: each number once among the ranks whose lowest one is ``first``."""
+        self._raise_if_failed()
+        return self.mailbox.add(f"{_TURNS}/{first}") - 1
 
-    def note(self, doing: str) -> None:
-        """Says what this rank does next; that may take ``timeout_s``."""
-        self.check()
-        self._pulse.note(doing)
-
-    def check(self) -> None:
-        """Raises DistributedTuningError where the call has failed."""
-        if self._pulse.ended.is_set():
-            self._raise_if_failed()
+    def note(self, step: str) -> None:
+        """Says what this rank does next, which may take the call's timeout."""
+        self._raise_if_failed()
+        self.heartbeat.note(step)
 
     def fail(self, rank: int | None, reason: str) -> NoReturn:
-        """Ends the call on all ranks. ``rank`` (a place in the group) is to blame."""
-        ending = self._pulse.propose(Ending(self._global(rank), reason))
-        raise DistributedTuningError(ending.rank, ending.reason or reason)
+        """Ends the call on all ranks; ``rank`` (a place in the group) is to blame."""
+        at_fault = None if rank is None else self.group.ranks[rank]
+        verdict = self.heartbeat.propose(Verdict(at_fault, reason))
+        raise DistributedTuningError(verdict.rank, verdict.reason or reason)
 
     def agree(self) -> None:
         """Returns once every rank has called it, and on all ranks or on none."""
-        self._pulse.note("")
-        if self._call.vote():
-            self._pulse.propose(AGREED)
-        self._wait(self._pulse.look)
+        self.heartbeat.note("")
+        if self.mailbox.add(_READY) == self.group.size:
+            self.heartbeat.propose(AGREED)
+        self._wait(self.heartbeat.look)
         self._raise_if_failed()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        ending = self._call.leave(error)
-        self._store.stop()
-        if ending is None or ending.is_agreed or not isinstance(error, Exception):
-            return
-        if self._call.told(error) != ending or not isinstance(error, DistributedTuningError):
-            raise DistributedTuningError(ending.rank, ending.reason) from error
+    def leave(self, error: BaseException | None) -> Verdict | None:
+        """Leaves the call, which ends by ``error`` if it has not ended; returns the verdict.
 
-    def _take(self, name: str) -> str:
-        self._pulse.note("")
-        return self._wait(lambda: self._mailbox.peek_long(name))
+        The rank removes its keys, and the last one removes those that belong to all.
+        """
+        verdict = self.heartbeat.verdict
+        if error is not None and verdict is None:
+            verdict = self.heartbeat.propose(self.verdict_of(error))
+        self.heartbeat.stop()
+        rank = self.group.rank
+        try:
+            for name in (*self._written, beat_name(rank), place_name(rank)):
+                self.mailbox.remove(name)
+            if verdict is not None:
+                self.lobby.replace(LATEST, self.name, "")
+            if rank == 0 and verdict is not None and verdict.reason != REPLACED:
+                self._wait_for_others(verdict)
+            came = self.mailbox.add(_CAME, 0)  # read before this rank counts as gone
+            if self.mailbox.add(_LEFT) >= came:
+                turns = (f"{_TURNS}/{first}" for first in range(self.group.size))
+                for name in (_CAME, _READY, _LEFT, VERDICT, *turns):
+                    self.mailbox.remove(name)
+        except DistributedTuningError as lost:
+            _log.info("the keys of a call stay in the store: %s", lost.reason)
+        return verdict
+
+    def verdict_of(self, error: BaseException) -> Verdict:
+        """An exception on this rank, as the other ranks report it."""
+        if isinstance(error, DistributedTuningError):
+            return Verdict(error.rank, error.reason)
+        return Verdict(self.group.global_rank, f"{type(error).__name__}: {error}")
+
+    def _wait_for_others(self, verdict: Verdict) -> None:
+        others = self.mailbox.add(_CAME, 0) - 1
+        if verdict.rank not in (None, self.group.ranks[0]):
+            others -= 1  # it may be dead
+        until_s = time.monotonic() + (SILENT_S if verdict.is_agreed else _FAREWELL_S)
+        while self.mailbox.add(_LEFT, 0) < others and time.monotonic() < until_s:
+            time.sleep(0.01)
 
     def _wait(self, look: Callable[[], _T | None]) -> _T:
         poll_s = FIRST_POLL_S
-        while True:
-            found = look()
-            if found is not None:
-                return found
-            if self._pulse.ended.wait(poll_s):
+        while (found := look()) is None:
+            if self.heartbeat.ended.wait(poll_s):
                 self._raise_if_failed()
             poll_s = min(LONGEST_POLL_S, poll_s * 1.5)
+        return found
 
     def _raise_if_failed(self) -> None:
-        ending = self._pulse.ending
-        if ending is not None and not ending.is_agreed:
-            raise DistributedTuningError(ending.rank, ending.reason)
+        verdict = self.heartbeat.verdict
+        if verdict is not None and not verdict.is_agreed:
+            raise DistributedTuningError(verdict.rank, verdict.reason)
 
-    def _global(self, rank: int | None) -> int | None:
-        return None if rank is None else self.members.ranks[rank]
+
+def place_name(rank: int) -> str:
+    return f"place/{rank}"

@@ -1,23 +1,92 @@
-"""The keys of one call in a torch.distributed store: written, read and removed, never waited for.
+"""Keys of a torch.distributed store that are written, read and removed, but never waited for.
 
 ``Store.get`` and ``Store.wait`` block the connection for every thread of the process, heartbeats
-and NCCL's watchdog included, and a key that is removed in the meantime blocks them for the store's
-whole timeout (30 minutes). So nothing here waits for a key; who wants to wait asks again.
+and NCCL's watchdog included, and a key that is removed meanwhile blocks them for the store's whole
+timeout (30 minutes). So a reader that waits for a key asks for it again and again.
+
+Where the process that hosts the store is stopped, or its network is gone, every method of a store
+blocks without limit. So a thread of its own asks the store, and a store that hangs holds up nobody.
 """
 
 from __future__ import annotations
 
-from cudnn_autotune.distributed.store_thread import StoreThread
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
-# Of a key that is not there, `compare_set` gives back what was expected; values start with "=".
+from cudnn_autotune.distributed.verdict import DistributedTuningError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_T = TypeVar("_T")
+
+MOST_CHARACTERS = 2**22
+"""The longest text. A TCPStore of libuv drops the connection of a client that sends 8 MiB."""
+_JOIN_S = 5.0
+# `compare_set` returns the expected value where a key is absent; stored values start with "=".
 _ABSENT = "?"
-# A TCPStore of libuv drops the connection of who sends more than 8 MiB.
-_MOST_CHARACTERS = 2**20
-_WHOLE = "whole:"
+_HOST = "the process that hosts it (rank 0, unless the launcher does)"
+
+
+class StoreThread:
+    """Runs a store's operations within ``patience_s`` seconds each, or raises. Once an operation
+    has taken longer, no other one is run.
+
+    The thread is a daemon, so that the process can end while it is stuck.
+    """
+
+    def __init__(self, store: Store, patience_s: float) -> None:
+        self._store = store
+        self._patience_s = patience_s
+        self._questions: SimpleQueue[tuple[Callable[[Store], Any], Future[Any]] | None]
+        self._questions = SimpleQueue()
+        self._is_lost = False
+        self._thread = threading.Thread(target=self._run, name="cudnn_autotune store", daemon=True)
+        self._thread.start()
+
+    def ask(self, operation: Callable[[Store], _T]) -> _T:
+        """Raises DistributedTuningError where the store cannot be reached or does not answer."""
+        answer: Future[_T] = Future()
+        if not self._is_lost:
+            self._questions.put((operation, answer))
+            try:
+                return answer.result(self._patience_s)
+            except TimeoutError:
+                self._is_lost = True
+            except RuntimeError as error:  # torch.distributed.DistError among them
+                first_line = (str(error).splitlines() or [""])[0]  # a C++ stack follows it
+                raise DistributedTuningError(
+                    None,
+                    f"the store of the process group cannot be reached; {_HOST} has probably "
+                    f"ended: {type(error).__name__}: {first_line}",
+                ) from error
+        raise DistributedTuningError(
+            None,
+            f"the store of the process group does not answer for {self._patience_s:g} s; "
+            f"{_HOST} hangs",
+        )
+
+    def stop(self) -> None:
+        self._questions.put(None)
+        if not self._is_lost:
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while (question := self._questions.get()) is not None:
+            operation, answer = question
+            if self._is_lost:
+                continue  # nobody waits for it any more, and it must not be done late
+            try:
+                answer.set_result(operation(self._store))
+            except BaseException as error:
+                answer.set_exception(error)
 
 
 class Mailbox:
-    """ASCII texts under names, in a part of the store that one call has for itself.
+    """ASCII texts under names, in the part of a store that begins with ``prefix``.
 
     Every method raises DistributedTuningError where the store cannot be reached or does not answer.
     """
@@ -27,51 +96,30 @@ class Mailbox:
         self._prefix = prefix
 
     def put(self, name: str, text: str) -> None:
-        """Replaces what is there; some mebibytes at most (see :meth:`put_long`)."""
+        """Writes ``text``. Raises ValueError if it is longer than ``MOST_CHARACTERS``."""
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(
+                f"{name}: a message must have at most {MOST_CHARACTERS} characters, got "
+                f"{len(text)}: tune fewer problems in one call"
+            )
         self._store.ask(lambda store: store.set(self._key(name), "=" + text))
 
     def peek(self, name: str) -> str | None:
-        """What is there now; None: nothing."""
+        """The text that is there now; None where there is none."""
         found = self._compare_set(name, _ABSENT, _ABSENT)
         return None if found == _ABSENT else found[1:]
 
     def put_first(self, name: str, text: str) -> str:
-        """Puts ``text`` where nothing is; returns what is there then."""
+        """Writes ``text`` if nothing is there, and returns what is there then."""
         return self._compare_set(name, "", "=" + text)[1:]
 
     def replace(self, name: str, known: str | None, text: str) -> None:
-        """Puts ``text`` where ``known`` still is (None: nothing is)."""
+        """Writes ``text`` if ``known`` is still there (None: if nothing is there)."""
         self._compare_set(name, "" if known is None else "=" + known, "=" + text)
 
     def add(self, name: str, amount: int = 1) -> int:
-        """Of a counter that starts at 0: its new value."""
+        """Adds to a counter that starts at 0, and returns its new value."""
         return self._store.ask(lambda store: store.add(self._key(name), amount))
-
-    def put_long(self, name: str, text: str) -> None:
-        """Of any length: in parts where it must be, and then the name itself comes last."""
-        if len(text) <= _MOST_CHARACTERS:
-            self.put(name, _WHOLE + text)
-            return
-        starts = range(0, len(text), _MOST_CHARACTERS)
-        for i, start in enumerate(starts):
-            self.put(f"{name}/{i}", text[start : start + _MOST_CHARACTERS])
-        self.put(name, str(len(starts)))
-
-    def peek_long(self, name: str) -> str | None:
-        """What :meth:`put_long` has put, once it is there in full; None: not yet, or no more."""
-        found = self.peek(name)
-        if found is None or found.startswith(_WHOLE):
-            return found and found[len(_WHOLE) :]
-        parts = [self.peek(f"{name}/{i}") for i in range(int(found))]
-        whole = [part for part in parts if part is not None]
-        return "".join(whole) if len(whole) == len(parts) else None
-
-    def remove_long(self, name: str) -> None:
-        found = self.peek(name)
-        if found is not None and not found.startswith(_WHOLE):
-            for i in range(int(found)):
-                self.remove(f"{name}/{i}")
-        self.remove(name)
 
     def remove(self, name: str) -> None:
         self._store.ask(lambda store: store.delete_key(self._key(name)))

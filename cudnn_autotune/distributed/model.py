@@ -9,10 +9,9 @@ import torch.distributed as dist
 from torch import nn
 
 from cudnn_autotune import sampling
-from cudnn_autotune.distributed.exchange import Exchange
-from cudnn_autotune.distributed.members import check_timeout_s, members_of
+from cudnn_autotune.distributed.group import group_of
+from cudnn_autotune.distributed.rendezvous import exchange_with
 from cudnn_autotune.distributed.sharing import share_in
-from cudnn_autotune.distributed.subgroups import meet
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import NOTHING_SERVED, find
 from cudnn_autotune.nn.untouched import generators_kept
@@ -63,8 +62,7 @@ def tune(
         with generators_kept([device] if torch.cuda.is_available() else []):  # operands are random
             return tune_problem.tune(problem, device, mode)
 
-    check_timeout_s(timeout_s)
-    members = members_of(group)
+    members = group_of(group, timeout_s)
     if members is None:
         mode = _mode()
         found = find(model, inputs, kwargs)
@@ -73,7 +71,7 @@ def tune(
         device = found.device
         decisions = [tune_one(problem) for problem in found.problems]
     else:
-        with Exchange(members, timeout_s) as exchange:
+        with exchange_with(members, timeout_s) as exchange:
             mode = _mode()
             exchange.note("a first run of the model")
             found = find(model, inputs, kwargs)
@@ -86,17 +84,20 @@ def tune(
                 "workspace_limit": settings.get_workspace_limit(),
                 "budget_ms": settings.get_budget_ms(),
             }
-            ranks = meet(exchange, Environment.of(device), terms)
+            ranks = exchange.handshake(Environment.of(device), terms)
             is_served = found.device is not None
-            if not exchange.combine("served", is_served, range(members.size), _any):
+            everybody = range(members.size)
+            if not exchange.combine(
+                "served", is_served, everybody, lambda told: any(told.values())
+            ):
                 exchange.fail(None, NOTHING_SERVED)
             decisions = share_in(exchange, ranks, found.problems, tune_one, pins())
     remembering.install(decisions, device)
     return decisions
 
 
-def _any(told: dict[int, bool]) -> bool:
-    return any(told.values())
+def _is_any(is_served: dict[int, bool]) -> bool:
+    return any(is_served.values())
 
 
 def _mode() -> str:

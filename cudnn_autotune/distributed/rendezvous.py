@@ -1,17 +1,17 @@
-"""How the ranks of a group meet in one call, whatever earlier ones have left in the store.
+"""How the ranks of a group meet in one call, whatever earlier calls have left in the store.
 
 A store outlives processes: torchrun starts them anew on the same port, and all keys are as they
 were. Nor have all ranks made equally many calls, where one has failed before it came to its call.
-So a call has a random name, which the store tells; and nothing counts as said in it before all
-ranks are known to be there at once:
+So a call has a random name, which the store holds, and no message in it counts before all ranks are
+known to be there at once:
 
 1. A rank takes its place in the latest call, or in a new one where that has ended. If its place is
-   taken, then by a process that is no more: it ends that call and begins another. No process takes
-   the same place twice.
-2. Once the first rank has taken its place, the others answer it. An answer is therefore no older
-   than the first rank's process.
-3. Once all have answered, the first rank welcomes them. Who reads that has found a first rank that
-   was there after itself.
+   taken, the process that took it is gone: the rank ends that call and begins another. No process
+   takes the same place twice.
+2. Once the first rank has taken its place, the others answer. An answer is therefore no older than
+   the first rank's process.
+3. Once all have answered, the first rank welcomes them. A rank that reads the welcome has found a
+   first rank that came after itself.
 
 Until it is welcomed a rank follows to a newer call.
 """
@@ -19,86 +19,123 @@ Until it is welcomed a rank follows to a newer call.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from secrets import token_hex
 
-from cudnn_autotune.distributed.call import LATEST, REPLACED, Call, place_name
-from cudnn_autotune.distributed.ending import Ending
-from cudnn_autotune.distributed.errors import DistributedTuningError
-from cudnn_autotune.distributed.mailbox import Mailbox
-from cudnn_autotune.distributed.members import Members
-from cudnn_autotune.distributed.store_thread import StoreThread
+from cudnn_autotune.distributed.exchange import (
+    FIRST_POLL_S,
+    LATEST,
+    LONGEST_POLL_S,
+    REPLACED,
+    Exchange,
+    place_name,
+)
+from cudnn_autotune.distributed.group import Group
+from cudnn_autotune.distributed.heartbeat import PATIENCE_S
+from cudnn_autotune.distributed.mailbox import Mailbox, StoreThread
+from cudnn_autotune.distributed.verdict import DistributedTuningError, Verdict
 
-FIRST_POLL_S = 0.002
-LONGEST_POLL_S = 0.1
+_WELCOME = "welcome"
 
 
-def join(members: Members, store: StoreThread, timeout_s: float) -> Call:
+@contextmanager
+def exchange_with(group: Group, timeout_s: float) -> Iterator[Exchange]:
+    """A call that all ranks of the group enter; the context begins once all have come.
+
+    An exception within it ends the call on all ranks: each raises the same DistributedTuningError.
+    So does a rank that dies, which is seen after some seconds, and one that makes no progress for
+    ``timeout_s`` seconds.
+    """
+    store = StoreThread(group.store, PATIENCE_S)
+    try:
+        exchange = _join(group, store, timeout_s)
+        try:
+            exchange.note("its first steps")
+            yield exchange
+        except BaseException as error:
+            verdict = exchange.leave(error)
+            has_failed = verdict is not None and not verdict.is_agreed
+            is_told = isinstance(error, DistributedTuningError) and (
+                exchange.verdict_of(error) == verdict
+            )
+            if verdict is not None and has_failed and not is_told and isinstance(error, Exception):
+                raise DistributedTuningError(verdict.rank, verdict.reason) from error
+            raise
+        exchange.leave(None)
+    finally:
+        store.stop()
+
+
+def _join(group: Group, store: StoreThread, timeout_s: float) -> Exchange:
     """A call in which all ranks of the group are.
 
     Raises:
-        DistributedTuningError: one has not come within ``timeout_s``, or has died meanwhile.
+        DistributedTuningError: a rank has not come within ``timeout_s``, or has died meanwhile.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
-        call = _latest_or_new(members, store, timeout_s)
+        exchange = _latest_or_new(group, store, timeout_s)
         try:
-            is_complete = _wait_for_all(call, timeout_s, deadline_s)
+            is_complete = _wait_for_all(exchange, timeout_s, deadline_s)
         except BaseException as error:
-            call.leave(error)
+            exchange.leave(error)
             raise
         if is_complete:
-            call.pulse.see_all_here()
-            return call
-        call.leave(None)
+            exchange.heartbeat.see_all_here()
+            return exchange
+        exchange.leave(None)
 
 
-def _latest_or_new(members: Members, store: StoreThread, timeout_s: float) -> Call:
-    lobby = Mailbox(store, members.prefix)
+def _latest_or_new(group: Group, store: StoreThread, timeout_s: float) -> Exchange:
+    lobby = Mailbox(store, group.prefix)
     while True:
         latest = lobby.peek(LATEST)
         if latest:
-            call = Call(members, store, latest, timeout_s)
-            if call.join(token_hex(8)):
-                return call
+            exchange = Exchange(group, store, latest, timeout_s)
+            if exchange.enter(token_hex(8)):
+                return exchange
         lobby.replace(LATEST, latest, token_hex(8))
 
 
-def _wait_for_all(call: Call, timeout_s: float, deadline_s: float) -> bool:
-    """False where the call has made way for a newer one."""
-    rank, others = call.members.rank, list(range(1, call.members.size))
-    has_answered = rank == 0
+def _wait_for_all(exchange: Exchange, timeout_s: float, deadline_s: float) -> bool:
+    """Whether all ranks have come; False where the call has made way for a newer one."""
+    group, mailbox = exchange.group, exchange.mailbox
+    missing = list(range(1, group.size))
+    has_answered = False
     poll_s = FIRST_POLL_S
     while True:
-        if not has_answered and call.mailbox.peek(place_name(0)) is not None:
-            call.put(_answer_name(rank), "")
+        if group.rank == 0:
+            while missing and mailbox.peek(_answer_name(missing[0])) is not None:
+                missing.pop(0)
+            if not missing and not has_answered:
+                exchange.put(_WELCOME, "")
+                has_answered = True
+        elif not has_answered and mailbox.peek(place_name(0)) is not None:
+            exchange.put(_answer_name(group.rank), "")
             has_answered = True
-        if rank == 0:
-            while others and call.mailbox.peek(_answer_name(others[0])) is not None:
-                others.pop(0)
-            if not others:
-                call.welcome()
-        if call.is_complete():
+        if mailbox.peek(_WELCOME) is not None:
             return True
-        is_latest = call.lobby.peek(LATEST) == call.name
-        ending = call.pulse.look()
-        if ending is not None and ending.reason != REPLACED:
-            raise DistributedTuningError(ending.rank, ending.reason)
-        if ending is not None or not is_latest:
+        is_latest = exchange.lobby.peek(LATEST) == exchange.name
+        verdict = exchange.heartbeat.look()
+        if verdict is not None and verdict.reason != REPLACED:
+            raise DistributedTuningError(verdict.rank, verdict.reason)
+        if verdict is not None or not is_latest:
             return False
         if time.monotonic() > deadline_s:
-            late = call.members.ranks[_first_missing(call)]
-            call.pulse.propose(Ending(late, f"timeout: it has not come within {timeout_s:g} s"))
-        call.pulse.ended.wait(poll_s)
+            late = group.ranks[_first_missing(exchange)]
+            reason = f"timeout: it has not come within {timeout_s:g} s"
+            exchange.heartbeat.propose(Verdict(late, reason))
+        exchange.heartbeat.ended.wait(poll_s)
         poll_s = min(LONGEST_POLL_S, poll_s * 1.5)
 
 
-def _first_missing(call: Call) -> int:
-    if call.mailbox.peek(place_name(0)) is None:
+def _first_missing(exchange: Exchange) -> int:
+    if exchange.mailbox.peek(place_name(0)) is None:
         return 0
-    others = range(1, call.members.size)
-    answers = (call.mailbox.peek_long(_answer_name(rank)) for rank in others)
-    # If all have answered, then a first rank that is no more.
-    return next((r for r, answer in zip(others, answers, strict=True) if answer is None), 0)
+    others = range(1, exchange.group.size)
+    # If all others have answered, the first rank is no more.
+    return next((r for r in others if exchange.mailbox.peek(_answer_name(r)) is None), 0)
 
 
 def _answer_name(rank: int) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import torch.distributed as dist
 
 from cudnn_autotune.distributed.exchange import Exchange
-from cudnn_autotune.distributed.members import check_timeout_s, members_of
-from cudnn_autotune.distributed.subgroups import meet
+from cudnn_autotune.distributed.group import group_of
+from cudnn_autotune.distributed.rendezvous import exchange_with
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_json, problem_text, problem_to_json
 from cudnn_autotune.store.decision import Decision
@@ -32,30 +32,30 @@ def share(
     """Tunes each problem on one rank, and returns the decisions on all. Nothing is installed.
 
     Every rank of the group calls it. Ranks of equal environments share the problems that any of
-    them brings: whoever is free takes the next, the largest first. Where torch.distributed is not
-    initialised, or the group has one rank, it tunes alone, and exceptions are ``tune_one``'s own.
+    them brings: a rank that is free takes the next one, the largest first. Where torch.distributed
+    is not initialised, or the group has one rank, it tunes alone, and exceptions are ``tune_one``'s
+    own.
 
     Args:
-        problems: one that is there twice counts once; they may differ from rank to rank.
+        problems: a problem that is there twice counts once; they may differ from rank to rank.
         tune_one: tunes a problem on this rank.
         environment: of this rank's GPU.
         group: None: the default group.
         timeout_s: how many seconds a rank may take to come, and for any one problem.
 
     Returns:
-        One decision for each problem, in the order of the sub-group's first rank, then of the
-        others' own ones: the same list on all ranks of equal environments.
+        One decision for each problem, in the order of the first rank of equal environment, then of
+        the others' own ones: the same list on all ranks of equal environments.
 
     Raises:
         DistributedTuningError: on all ranks: one has raised, died, timed out or not come.
         ValueError: a group that this process is not in, a timeout that is not above 0.
     """
-    check_timeout_s(timeout_s)
-    members = members_of(group)
+    members = group_of(group, timeout_s)
     if members is None:
         return [_tuned(problem, tune_one) for problem in dict.fromkeys(problems)]
-    with Exchange(members, timeout_s) as exchange:
-        ranks = meet(exchange, environment, {"call": "share"})
+    with exchange_with(members, timeout_s) as exchange:
+        ranks = exchange.handshake(environment, {"call": "share"})
         return share_in(exchange, ranks, problems, tune_one)
 
 
@@ -69,77 +69,60 @@ def share_in(
     """:func:`share` within a call that has begun, and that this ends.
 
     Args:
-        ranks: those that share: see ``meet``.
-        pins: what is pinned on this rank; the others must have pinned the same.
+        ranks: the ranks that share, as ``Exchange.handshake`` returns them.
+        pins: what is pinned on this rank. The others must have pinned the same: else an engine that
+            one rank has forced upon itself, unmeasured, would be what all have agreed on.
     """
 
     def unite(brought: Mapping[int, Any]) -> list[Any]:
         for rank in ranks:
-            _compare_pins(exchange, brought, ranks[0], rank)
-        return _united({rank: one["problems"] for rank, one in brought.items()})
+            exchange.compare(brought[ranks[0]]["pins"], brought[rank]["pins"], ranks[0], rank)
+        trees = [tree for rank in sorted(brought) for tree in brought[rank]["problems"]]
+        return list({problem_from_json(tree): tree for tree in trees}.values())
 
     brought = {
         "problems": [problem_to_json(problem) for problem in problems],
-        "pins": {problem_text(problem): engine for problem, engine in (pins or {}).items()},
+        "pins": {f"the pin of {problem_text(p)}": engine for p, engine in (pins or {}).items()},
     }
     trees = exchange.combine("problems", brought, ranks, unite)
     shared = [problem_from_json(tree) for tree in trees]
-    exchange.put("tuned", _tune_share(exchange, ranks, shared, tune_one))
-    decisions: dict[int, Decision] = {}
-    # This rank's own as well come back as the others see them, so that all lists are equal.
-    for rank, tuned in exchange.gather("tuned", ranks).items():
-        for number, tree in tuned.items():
-            index = int(number)
-            decision = Decision.from_json(tree, f"decision {index}")
-            if decision.problem != shared[index] or index in decisions:
-                exchange.fail(rank, f"it has sent what nobody expected: {decision.key}")
-            decisions[index] = decision
-    missing = [problem_text(p) for i, p in enumerate(shared) if i not in decisions]
-    if missing:
-        exchange.fail(None, f"nobody has tuned {', '.join(missing)}")
+    for index, decision in _tune_share(exchange, ranks, shared, tune_one).items():
+        exchange.put(f"tuned/{ranks[0]}/{index}", message_of(decision))
+    # This rank reads its own decisions too, so that all lists are equal.
+    names = [f"tuned/{ranks[0]}/{index}" for index in range(len(shared))]
+    decisions = [Decision.from_json(exchange.get(name)) for name in names]
     exchange.agree()
-    return [decisions[i] for i in range(len(shared))]
+    return decisions
 
 
-def _compare_pins(exchange: Exchange, brought: Mapping[int, Any], first: int, rank: int) -> None:
-    """Else what one rank has forced upon itself, unmeasured, would be what all have agreed upon."""
-    wanted, given = brought[first]["pins"], brought[rank]["pins"]
-    for problem in {**wanted, **given}:
-        if wanted.get(problem) != given.get(problem):
-            exchange.fail(
-                rank,
-                f"{problem} must be pinned to {wanted.get(problem, 'nothing')}, as on rank "
-                f"{exchange.members.ranks[first]}, and is to {given.get(problem, 'nothing')}",
-            )
-
-
-def _united(brought: Mapping[int, Sequence[Any]]) -> list[Any]:
-    """Each problem once, as the ranks bring them up."""
-    trees = [tree for rank in sorted(brought) for tree in brought[rank]]
-    return list({problem_from_json(tree): tree for tree in trees}.values())
+def message_of(decision: Decision) -> Any:
+    """A decision as plain JSON. Raises ValueError where no rank could read it, as where a user's
+    strategy has brought evidence that makes no sense."""
+    tree = decision.to_json()
+    Decision.from_json(tree)
+    return tree
 
 
 def _tune_share(
     exchange: Exchange, ranks: Sequence[int], shared: Sequence[ConvProblem], tune_one: TuneOne
-) -> dict[str, Any]:
-    """This rank's part: problems are taken one by one, not dealt out beforehand.
+) -> dict[int, Decision]:
+    """Tunes this rank's part, by index: problems are taken one by one, not dealt out beforehand.
 
     FLOPs are only part of what a problem takes: how many engines there are, how many are compiled
     at run time, and how soon a winner shows is known afterwards. The largest come first, so that
-    none of them is what the others wait for at the end (Graham, Bounds on multiprocessing timing
-    anomalies, SIAM J. Appl. Math. 17, 1969).
+    no rank begins one of them when the others have finished (Graham, Bounds on multiprocessing
+    timing anomalies, SIAM J. Appl. Math. 17, 1969).
     """
     start_s = time.perf_counter()
     queue = sorted(range(len(shared)), key=lambda i: (-shared[i].flops, i))
-    tuned: dict[str, Any] = {}
+    tuned: dict[int, Decision] = {}
     while (turn := exchange.turn(ranks[0])) < len(queue):
-        index = queue[turn]
-        problem = shared[index]
+        problem = shared[queue[turn]]
         exchange.note(problem_text(problem))
-        tuned[str(index)] = _tuned(problem, tune_one).to_json()
+        tuned[queue[turn]] = _tuned(problem, tune_one)
     _log.info(
         "rank %d tuned %d of %d problems in %.1f s",
-        exchange.members.ranks[exchange.members.rank],
+        exchange.group.global_rank,
         len(tuned),
         len(shared),
         time.perf_counter() - start_s,

@@ -14,7 +14,7 @@ from gloo_ranks import Ranks
 from cudnn_autotune.distributed import settle, share
 from cudnn_autotune.engines.problem_json import problem_to_json
 
-RUNS = 20
+RUNS = 5
 # Noise makes ranks choose differently there: (mode, simulated GPU).
 DISAGREEABLE = [("sample_once", "co-tenant"), ("race", "aa")]
 

@@ -1,4 +1,4 @@
-"""Keys of a store: nothing waits, long texts arrive whole, the first ending stands."""
+"""Keys of a store: nothing waits, texts that are too long are refused, the first verdict stands."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 import torch.distributed as dist
 
 from cudnn_autotune.distributed import DistributedTuningError
-from cudnn_autotune.distributed.ending import AGREED, Ending
-from cudnn_autotune.distributed.mailbox import Mailbox
-from cudnn_autotune.distributed.pulse import Pulse
-from cudnn_autotune.distributed.store_thread import StoreThread
+from cudnn_autotune.distributed.group import Group
+from cudnn_autotune.distributed.heartbeat import Heartbeat
+from cudnn_autotune.distributed.mailbox import MOST_CHARACTERS, Mailbox, StoreThread
+from cudnn_autotune.distributed.verdict import AGREED, Verdict
 
 
 @pytest.fixture(params=["tcp", "tcp without libuv", "file", "hash"])
@@ -36,7 +36,6 @@ def test_what_is_put_is_there(store: StoreThread) -> None:
     mailbox, other = Mailbox(store, "calls/0"), Mailbox(store, "calls/1")
     start_s = time.monotonic()
     assert mailbox.peek("a") is None
-    assert mailbox.peek_long("a") is None
     assert time.monotonic() - start_s < 1.0  # a plain get would wait for minutes
     for text in ("", "?", "=", "text"):
         mailbox.put("a", text)
@@ -55,29 +54,15 @@ def test_what_is_put_is_there(store: StoreThread) -> None:
     assert [mailbox.peek("a"), mailbox.peek("b"), mailbox.add("n")] == [None, None, 1]
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**20, 2**20 + 1, 9 * 2**20])
-def test_texts_of_any_length(size: int) -> None:
-    """A TCPStore refuses more than 8 MiB at once, and hangs up."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    thread = StoreThread(store, 60.0)
-    mailbox = Mailbox(thread, "calls/0")
-    text = "".join(chr(33 + i % 90) for i in range(min(size, 1000))) * (
-        size // min(size or 1, 1000)
-    )
-    text += "?" * (size - len(text))
-    mailbox.put_long("a", text)
-    assert mailbox.peek_long("a") == text
-    mailbox.remove_long("a")
-    assert mailbox.peek_long("a") is None
-    thread.stop()
-    assert [key for key in store.list_keys() if "calls" in key] == []
-
-
-def test_a_long_text_that_is_being_removed_is_not_there(store: StoreThread) -> None:
+def test_a_text_that_is_too_long_is_refused(store: StoreThread) -> None:
+    """A TCPStore hangs up on a client that sends more than 8 MiB at once."""
     mailbox = Mailbox(store, "calls/0")
-    mailbox.put_long("a", "x" * (2**20 + 1))
-    mailbox.remove("a/1")
-    assert mailbox.peek_long("a") is None
+    longest = "x" * MOST_CHARACTERS
+    mailbox.put("a", longest)
+    assert mailbox.peek("a") == longest
+    with pytest.raises(ValueError, match="b: a message must have at most 4194304 characters"):
+        mailbox.put("b", longest + "x")
+    assert mailbox.peek("b") is None
 
 
 def test_a_store_that_is_gone() -> None:
@@ -113,23 +98,15 @@ def test_a_store_that_hangs() -> None:
     assert asked == ["calls/0/a"]
 
 
-def test_the_first_ending_stands_for_all(store: StoreThread) -> None:
-    pulses = [Pulse(Mailbox(store, "calls/0"), rank, (4, 5), 10.0) for rank in range(2)]
-    died = Ending(5, "the process died")
-    assert pulses[0].look() is None
-    assert pulses[0].propose(died) == died
-    assert pulses[1].propose(AGREED) == died
-    assert pulses[1].look() == died
-    assert all(pulse.ended.is_set() for pulse in pulses)
-
-
-def test_endings_as_text() -> None:
-    for ending in (AGREED, Ending(3, "dïed\n"), Ending(None, "x")):
-        assert Ending.from_text(ending.to_text()) == ending
-        assert ending.to_text().isascii()
-    for text in ('{"rank": -1, "reason": ""}', '{"reason": ""}', "[]", "{"):
-        with pytest.raises(ValueError):
-            Ending.from_text(text)
+def test_the_first_verdict_stands_for_all(store: StoreThread) -> None:
+    groups = [Group(None, rank, (4, 5)) for rank in range(2)]  # type: ignore[arg-type]
+    beats = [Heartbeat(Mailbox(store, "calls/0"), group, 10.0) for group in groups]
+    died = Verdict(5, "the process dïed\n")
+    assert beats[0].look() is None
+    assert beats[0].propose(died) == died
+    assert beats[1].propose(AGREED) == died
+    assert beats[1].look() == died
+    assert all(beat.ended.is_set() for beat in beats)
 
 
 def test_the_error_survives_being_passed_on() -> None:

@@ -1,4 +1,4 @@
-"""Who takes part in a call: the ranks of a process group, and the store that they share."""
+"""The ranks of a process group, and the store that they share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Members:
+class Group:
     """A process group of two or more, as one of its ranks sees it."""
 
     store: Store
@@ -28,19 +28,27 @@ class Members:
         return len(self.ranks)
 
     @property
+    def global_rank(self) -> int:
+        return self.ranks[self.rank]
+
+    @property
     def prefix(self) -> str:
-        """Of this package's keys in the store: a group that is destroyed and made again, under the
-        same name and with other ranks, may find the same store."""
+        """Prefix of this package's keys in the store. It depends on the ranks, because a group that
+        is made again under the same name with other ranks may find the same store."""
         ranks = hashlib.sha256(str(self.ranks).encode()).hexdigest()[:16]
         return f"cudnn_autotune/{ranks}"
 
 
-def members_of(group: dist.ProcessGroup | None) -> Members | None:
-    """The members of ``group`` (None: the default group); None where this process is alone.
+def group_of(group: dist.ProcessGroup | None, timeout_s: float) -> Group | None:
+    """The ranks of ``group`` (None: the default group); None where this process is alone.
 
     Raises:
-        ValueError: ``group`` is no process group, or this process is not in it.
+        ValueError: ``group`` is no process group, this process is not in it, or ``timeout_s`` is no
+            time above 0.
     """
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < timeout_s < math.inf:
+        raise ValueError(f"timeout_s must be a time in seconds above 0, got {timeout_s!r}")
     if not dist.is_available() or not dist.is_initialized():
         if group is not None:
             raise ValueError(
@@ -56,13 +64,4 @@ def members_of(group: dist.ProcessGroup | None) -> Members | None:
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"group must be a torch.distributed.ProcessGroup or None, got {group!r}")
     ranks = tuple(dist.get_process_group_ranks(group))
-    if len(ranks) < 2:
-        return None
-    return Members(group.get_group_store(), dist.get_rank(group), ranks)
-
-
-def check_timeout_s(timeout_s: float) -> None:
-    """ValueError where it is no time above 0."""
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if not is_number or not 0 < timeout_s < math.inf:
-        raise ValueError(f"timeout_s must be a time in seconds above 0, got {timeout_s!r}")
+    return None if len(ranks) < 2 else Group(group.get_group_store(), dist.get_rank(group), ranks)

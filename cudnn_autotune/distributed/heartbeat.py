@@ -1,0 +1,136 @@
+"""A rank's heartbeat during a call: it shows that the rank lives, and detects that another died."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from cudnn_autotune.distributed.group import Group
+from cudnn_autotune.distributed.mailbox import Mailbox
+from cudnn_autotune.distributed.verdict import DistributedTuningError, Verdict
+
+BEAT_S = 0.5
+# A process without a beat for so long is taken for dead. The heartbeat is a thread that waits for
+# the interpreter's lock; what holds that for seconds (a debugger, a start of CUDA) must not look
+# like death.
+SILENT_S = 6.0
+# How long a rank waits for an answer of the store. A rank that itself stood still for longer must
+# assume that the others have given up.
+PATIENCE_S = 2 * SILENT_S
+_JOIN_S = 5.0
+VERDICT = "verdict"
+
+
+def beat_name(rank: int) -> str:
+    return f"beat/{rank}"
+
+
+class Heartbeat(threading.Thread):
+    """Beats, watches one other rank, and looks for the call's verdict.
+
+    Each rank watches the next one, in a ring. So each rank asks the store a few times a second
+    however many ranks there are, and while some live and some are dead, a living rank watches a
+    dead one.
+    """
+
+    def __init__(self, mailbox: Mailbox, group: Group, timeout_s: float) -> None:
+        super().__init__(name="cudnn_autotune heartbeat", daemon=True)
+        self._mailbox = mailbox
+        self._group = group
+        self._timeout_s = timeout_s
+        self._step = ("", 0.0)
+        self._beats = 0
+        self._last_seen: str | None = None
+        self._looked_at_s = self._silent_s = 0.0
+        self._is_fresh = False
+        self._stop_asked = threading.Event()
+        self.ended = threading.Event()
+        """Set once ``verdict`` is known."""
+        self.verdict: Verdict | None = None
+
+    def note(self, step: str) -> None:
+        """Says what the rank does from now on, which may take ``timeout_s``; empty: it waits for
+        others."""
+        self._step = (step, time.monotonic())
+
+    def stop(self) -> None:
+        """Ends the thread; no beat is written after this."""
+        self._stop_asked.set()
+        if self.is_alive():
+            self.join(_JOIN_S)
+
+    def propose(self, verdict: Verdict) -> Verdict:
+        """Ends the call with ``verdict``, unless it has ended; returns the verdict that stands."""
+        try:
+            stands = Verdict.from_text(self._mailbox.put_first(VERDICT, verdict.to_text()))
+        except DistributedTuningError as lost:
+            # No other rank can be told, nor asked whether all have agreed.
+            stands = Verdict(lost.rank, lost.reason) if verdict.is_agreed else verdict
+        return self._end(stands)
+
+    def look(self) -> Verdict | None:
+        """The verdict, if there is one."""
+        if self.verdict is None:
+            text = self._mailbox.peek(VERDICT)
+            if text is not None:
+                self._end(Verdict.from_text(text))
+        return self.verdict
+
+    def see_all_here(self) -> None:
+        """Says that every rank is known to have come in this call, so that none of their beats was
+        left by an earlier run."""
+        self._is_fresh = True
+
+    def run(self) -> None:
+        last_s = time.monotonic()
+        try:
+            while not self._stop_asked.is_set():
+                self._beats += 1
+                step, since_s = self._step
+                self._mailbox.put(beat_name(self._group.rank), f"{self._beats} {step[:500]}")
+                if self.look() is not None:
+                    return
+                now_s = time.monotonic()
+                if now_s - last_s > PATIENCE_S:
+                    # Others may have given up without a word, as where this rank hosts the store.
+                    self._blame_self(f"the process stood still for {now_s - last_s:.0f} s")
+                elif step and now_s - since_s > self._timeout_s:
+                    self._blame_self(f"timeout: no progress for {self._timeout_s:g} s at {step}")
+                last_s = now_s
+                self._watch((self._group.rank + 1) % self._group.size)
+                self._stop_asked.wait(BEAT_S)
+        except DistributedTuningError as lost:
+            self._end(Verdict(lost.rank, lost.reason))
+        except Exception as error:
+            self._blame_self(f"{type(error).__name__}: {error}")
+
+    def _blame_self(self, reason: str) -> None:
+        self.propose(Verdict(self._group.global_rank, reason))
+
+    def _watch(self, rank: int) -> None:
+        """Ends the call if ``rank`` has not beaten for ``SILENT_S`` seconds."""
+        seen = self._mailbox.peek(beat_name(rank))
+        now_s = time.monotonic()
+        # Only this process's clock is used, since those of two machines differ; and of a time in
+        # which it did not look (it was stopped, or the store was slow) only a part counts.
+        looked_s = min(now_s - self._looked_at_s, 2 * BEAT_S)
+        self._looked_at_s = now_s
+        last, self._last_seen = self._last_seen, seen
+        has_beaten = seen != last
+        # A beat that was there before this rank looked may have been left by an earlier run.
+        self._is_fresh = self._is_fresh or seen is None or (last is not None and has_beaten)
+        if seen is None or has_beaten or not self._is_fresh:
+            self._silent_s = 0.0
+            return
+        self._silent_s += looked_s
+        if self._silent_s > SILENT_S:
+            step = seen.partition(" ")[2]
+            at = f", at {step}" if step else ""
+            reason = f"the process died: no sign of life for {self._silent_s:.0f} s{at}"
+            self.propose(Verdict(self._group.ranks[rank], reason))
+
+    def _end(self, verdict: Verdict) -> Verdict:
+        if self.verdict is None:
+            self.verdict = verdict
+        self.ended.set()
+        return self.verdict
