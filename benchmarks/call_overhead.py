@@ -17,19 +17,20 @@ memory   resident memory of a process that meets `--memory-shapes` shapes, forwa
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from typing import Any
 
-from common import arguments, ending
-from common.convolution import DTYPES, OUR_MODES
-from overhead.report import plot, tables
+from common import arguments
+from common.modes import OUR_MODES
 
 PARTS = ("calls", "table", "memory")
 # The short ones first: what they leave of the time goes to the others.
 MEMORY_OF = ("ours, forward only", "ours", "pytorch")
 SETTINGS = ("no_grad", "forward", "forward_backward", "functional")
 LAYOUTS = ("channels_last", "contiguous")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 _START_S = 10.0
 
 
@@ -61,45 +62,37 @@ def parser() -> argparse.ArgumentParser:
 
 def work(name: str) -> int:
     from common.workers import serve
-    from overhead import calls, memory, table
 
-    part = name.split(":")[0]
-    return serve({"calls": calls, "table": table, "memory": memory}[part].measure)
-
-
-def checked_list(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
-    values = text.split(",")
-    if unknown := [value for value in values if value not in allowed]:
-        sys.exit(f"{option}: {unknown} unknown; allowed: {', '.join(allowed)}")
-    return values
+    return serve(importlib.import_module(f"overhead.{name.split(':')[0]}").measure)
 
 
 def main() -> int:
     options = parser().parse_args()
     if options.worker:
         return work(options.worker)
-    parts = checked_list("--parts", options.parts, PARTS)
-    settings = checked_list("--settings", options.settings, SETTINGS)
-    layouts = checked_list("--layouts", options.layouts, LAYOUTS)
+    parts = arguments.some_of("--parts", options.parts, PARTS)
+    settings = arguments.some_of("--settings", options.settings, SETTINGS)
+    layouts = arguments.some_of("--layouts", options.layouts, LAYOUTS)
 
+    from common import ending
     from common.record import Record
     from common.telemetry import Telemetry
     from common.workers import WorkerError, started_ahead
+    from overhead.report import plot, tables
 
     begin = time.monotonic()
-    arguments = {k: v for k, v in vars(options).items() if k != "worker"}
-    record = Record("call_overhead", options.json, device=options.device, arguments=arguments)
+    record = Record("call_overhead", options.json, device=options.device, arguments=vars(options))
     names = [part for part in PARTS if part in parts and part != "memory"]
     names += [f"memory:{name}" for name in MEMORY_OF] if "memory" in parts else []
     results: dict[str, Any] = record.results
     complete = True
-    with Telemetry(period_s=0.1) as telemetry:
+    with Telemetry() as telemetry:
         # No worker is started ahead here: host time is what is measured.
         for index, worker in enumerate(started_ahead(__file__, names, ahead=0)):
             part, _, implementation = worker.name.partition(":")
             left = options.time_limit - (time.monotonic() - begin)
             request = {
-                **{k: v for k, v in arguments.items() if k not in ("json", "plot")},
+                **{k: v for k, v in vars(options).items() if k not in ("json", "plot")},
                 "settings": settings,
                 "layouts": layouts,
                 "implementation": implementation,

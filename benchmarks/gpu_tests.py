@@ -6,66 +6,84 @@ python benchmarks/gpu_tests.py --json benchmarks/results/h200/gpu_tests.json
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
-from common import ending
-from common.environment import ROOT
-from suite.report import plot, tables
+from common import arguments
 
-
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--json", type=Path, help="write the record here")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--log", type=Path, help="write pytest's output here (default: show it)")
-    p.add_argument("--tests", default="tests/gpu", help="which tests (%(default)s)")
-    return p
+OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
-def read(junit: Path) -> dict[str, object]:
+def read(junit: Path) -> dict[str, Any]:
     """Counts and seconds of each file, and why tests were skipped."""
-    files: dict[str, dict[str, float]] = defaultdict(
-        lambda: {"passed": 0, "failed": 0, "error": 0, "skipped": 0, "seconds": 0.0}
-    )
-    reasons: dict[str, int] = defaultdict(int)
+    files: dict[str, dict[str, float]] = {}
+    reasons: Counter[str] = Counter()
     for case in ElementTree.parse(junit).getroot().iter("testcase"):
-        counts = files[case.get("classname", "").rpartition(".")[2]]
+        name = case.get("classname", "").rpartition(".")[2]
+        counts = files.setdefault(name, {**dict.fromkeys(OUTCOMES, 0), "seconds": 0.0})
         counts["seconds"] += float(case.get("time", 0))
-        failed, skipped = case.find("failure"), case.find("skipped")
-        if failed is not None:
-            counts["failed"] += 1
-        elif case.find("error") is not None:
-            counts["error"] += 1
-        elif skipped is not None:
-            counts["skipped"] += 1
+        found = {child.tag for child in case}
+        outcome = "failed" if "failure" in found else "passed"
+        outcome = next((tag for tag in ("error", "skipped") if tag in found), outcome)
+        counts[outcome] += 1
+        if (skipped := case.find("skipped")) is not None:
             reasons[skipped.get("message", "")] += 1
-        else:
-            counts["passed"] += 1
     return {
         "files": dict(sorted(files.items())),
         "skip_reasons": [f"{count} x {reason}" for reason, count in sorted(reasons.items())],
     }
 
 
+def tables(data: dict[str, Any]) -> list[Any]:
+    from common.tables import Table
+
+    files = data["results"]["files"]
+    table = Table("GPU tests, file by file", ("file", *OUTCOMES, "seconds"))
+    if reasons := data["results"]["skip_reasons"]:
+        table.note = "Skipped: " + "; ".join(reasons)
+    total = {key: sum(counts[key] for counts in files.values()) for key in (*OUTCOMES, "seconds")}
+    for name, counts in {**files, "all": total}.items():
+        cells = [str(counts[outcome]) for outcome in OUTCOMES]
+        table.rows.append((name, *cells, f"{counts['seconds']:.1f}"))
+    return [table]
+
+
+def plot(data: dict[str, Any], path: Path) -> None:
+    """Seconds of each file."""
+    from common import plotting
+
+    files = data["results"]["files"]
+    fig, axes = plotting.figure(width=8, height=0.4 * len(files) + 1.2)
+    axis = axes[0][0]
+    names = list(files)[::-1]
+    axis.barh(names, [files[name]["seconds"] for name in names], color="tab:green")
+    for name in names:
+        bad = files[name]["failed"] + files[name]["error"]
+        text = f" {files[name]['passed']} passed" + (f", {bad} failed" if bad else "")
+        axis.text(files[name]["seconds"], name, text, va="center", fontsize=8)
+    axis.set(xlabel="seconds", title="tests on the GPU")
+    axis.margins(x=0.2)
+    plotting.save(fig, path, data["environment"])
+
+
 def main() -> int:
-    options = parser().parse_args()
-    import torch
+    p = arguments.parser(__doc__, has_dry_run=False)
+    p.add_argument("--log", type=Path, help="write pytest's output here (default: show it)")
+    p.add_argument("--tests", default="tests/gpu", help="which tests (%(default)s)")
+    options = p.parse_args()
+    arguments.check_gpu(__file__)
+    from common import ending
+    from common.environment import ROOT
     from common.record import Record
     from common.telemetry import Telemetry
 
-    if not torch.cuda.is_available():
-        print("gpu_tests.py needs a CUDA GPU: elsewhere, run pytest itself", file=sys.stderr)
-        return 2
     record = Record("gpu_tests", options.json, device="cuda", arguments=vars(options))
-    with tempfile.TemporaryDirectory() as folder, Telemetry(period_s=0.25) as telemetry:
+    with tempfile.TemporaryDirectory() as folder, Telemetry() as telemetry:
         junit = Path(folder, "junit.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         command += [options.tests, f"--junitxml={junit}", "--durations=10"]

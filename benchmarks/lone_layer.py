@@ -1,128 +1,137 @@
 #!/usr/bin/env python
-"""One convolution alone and inside its model: why a lone benchmark reads another time.
+"""Why does a layer alone take another time than in its model? (docs/findings/layer-in-its-model.md)
 
-One process, the model (forward and backward) channels_last in half precision. The named layers,
-and those of their stage that are alike, are replaced by the package's own, whose calls are timed
-one by one by CUDA events, forward and backward separately:
+A network trains in half precision, channels_last. The forward calls of a layer, and of those of its
+stage that are alike, are timed by CUDA events while each mode's pick serves them. Then the layer is
+called alone on the operands that the model gave it: 1, 10, 100 and 1000 times from an idle GPU, as
+a short script would, and for half a second behind a queue that is always full.
 
-inside      each mode's pick serves the layers for some steps, in an order and then in its mirror
-            image; the model has run for `--warm-steps` before, so that clock and heat are its own.
-plain       what a short script reads: two events around 1, 10, 100, 1000 calls, each time from
-            a GPU that was idle for `--idle-s`. With few calls the host's launches count.
-queued      every engine that some mode took, from an idle GPU, behind a queue that is always full,
-            for at least as many calls and `--steady-s`, with the SM clock: first on normal random
-            operands, then, the reference mode's pick, on those that the model gave the layer (zeros
-            from ReLU draw less power).
-
-    python benchmarks/lone_layer.py --json lone_layer.json --plot lone_layer.png
+    python benchmarks/lone_layer.py --json lone_layer.json
 """
 
 from __future__ import annotations
 
-import argparse
+import statistics
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from common import arguments, ending
-from common.convolution import DTYPES, OPS
-from common.sources import MODES
+from common import engines, investigation
+
+CASES = ("layer2.1.conv2", "layer3.1.conv2")  # modules of the model
+MODEL, BATCH = "resnet50", 64
+MODES = ("heuristic", "sample_once", "race", "sustained", "auto")
+WARM_STEPS, STEPS = 10, 20
+CALLS = (1, 10, 100, 1000)
+IDLE_S, STEADY_S = 0.8, 0.5
 
 
-def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__)
-    p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
-    p.add_argument("--layers", default="layer2.1.conv2,layer3.1.conv2", help="modules of the model")
-    p.add_argument("--ops", default="fprop,dgrad", help="of: " + ",".join(OPS))
-    p.add_argument("--modes", default=",".join(MODES), help="of: %(default)s")
-    p.add_argument("--reference", default="auto", help="the mode whose pick is looked at closely")
-    p.add_argument("--batch", type=int, default=64)
-    p.add_argument("--size", type=int, default=224, help="of the square images")
-    p.add_argument("--dtype", choices=DTYPES[:3], default="float16")
-    p.add_argument(
-        "--iterations", type=arguments.counts, default="1,10,100,1000", help="%(default)s"
+def alike(model: Any, name: str) -> list[Any]:
+    """The layers of the named one's stage that have its configuration, itself included.
+
+    Raises:
+        ValueError: the model has no such convolution.
+    """
+    from torch import nn
+
+    modules = dict(model.named_modules())
+    layer = modules.get(name)
+    if not isinstance(layer, nn.Conv2d):
+        raise ValueError(f"{MODEL} has no Conv2d {name!r}")
+    stage = name.split(".")[0]
+    found = [m for n, m in modules.items() if n.split(".")[0] == stage and str(m) == str(layer)]
+    return [m for m in found if m.weight.shape == layer.weight.shape]
+
+
+def measure(name: str) -> Iterator[investigation.Row]:
+    import torch
+    from common.network import LOSS_SCALE, build, convert
+
+    torch.backends.cudnn.benchmark = True
+    model = build(MODEL, "cuda", torch.float16)
+    convert(model, "heuristic")
+    x = torch.randn(BATCH, 3, 224, 224, device="cuda").half()
+    x = x.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, 10, (BATCH,), device="cuda")
+    layers = alike(model, name)
+    spans: list[tuple[Any, Any]] = []
+    given: list[Any] = []
+
+    def before(layer: Any, inputs: Any) -> None:
+        given[:] = [inputs[0].detach().clone()]
+        spans.append(tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)))
+        spans[-1][0].record()
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            model.zero_grad(set_to_none=True)
+            loss = torch.nn.functional.cross_entropy(model(x).float(), labels)
+            (loss * LOSS_SCALE).backward()
+        torch.cuda.synchronize()
+
+    for mode in MODES:
+        for layer in layers:
+            layer.sampling = mode
+        steps(WARM_STEPS)
+        spans.clear()
+        hooks = []
+        for layer in layers:
+            hooks.append(layer.register_forward_pre_hook(before))
+            hooks.append(layer.register_forward_hook(lambda *_: spans[-1][1].record()))
+        steps(STEPS)
+        for hook in hooks:
+            hook.remove()
+        inside_ms = statistics.median(begin.elapsed_time(end) for begin, end in spans)
+        row: investigation.Row = {"mode": mode, "in the model (us)": 1e3 * inside_ms}
+        for count in CALLS:
+            row[f"alone, {count} (us)"] = 1e3 * alone_ms(layers[0], given[0], count)
+        choice = chosen(mode, tuple(given[0].shape), tuple(layers[0].weight.shape))
+        row["behind a full queue, random operands (us)"] = 1e3 * queued_ms(choice, inside_ms)
+        yield {**row, "engine": choice.text}
+
+
+def alone_ms(layer: Any, x: Any, count: int) -> float:
+    """What a short script reads: GPU time between two events around ``count`` calls, a call."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    time.sleep(IDLE_S)
+    with torch.no_grad():
+        begin.record()
+        for _ in range(count):
+            layer(x)
+        end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / count
+
+
+def chosen(mode: str, input_shape: tuple[int, ...], weight_shape: tuple[int, ...]) -> Any:
+    """The mode's newest ``Choice`` for the forward of such a layer."""
+    import cudnn_autotune as ca
+
+    shapes = (input_shape, weight_shape)
+    return next(
+        choice
+        for choice in reversed(ca.choices())
+        if (choice.sampling, choice.problem.op) == (mode, "fprop")
+        and (choice.problem.input_shape, choice.problem.weight_shape) == shapes
     )
-    p.add_argument("--idle-s", type=float, default=0.8, help="pause before each lone run")
-    p.add_argument("--steady-s", type=float, default=0.5, help="length of a lone queued run")
-    p.add_argument("--warm-steps", type=int, default=10)
-    p.add_argument("--steps", type=int, default=20, help="steps that are timed")
-    p.add_argument("--time-limit", type=float, default=240, help="seconds for all")
-    p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
-    return p
 
 
-def checked(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
-    values = text.split(",")
-    if unknown := [value for value in values if value not in allowed]:
-        sys.exit(f"{option}: {unknown} unknown; allowed: {', '.join(allowed)}")
-    return values
+def queued_ms(choice: Any, about_ms: float) -> float:
+    """A call in the last third of half a second behind a full queue."""
+    from cudnn_autotune.timers.timer import Batch
 
-
-def keep(results: dict[str, Any], part: dict[str, Any], telemetry: Any) -> None:
-    """Adds what the worker told, with the board's readings of that time."""
-    if "begin_monotonic_s" in part:
-        times = part.pop("begin_monotonic_s"), part.pop("end_monotonic_s")
-        part["telemetry"] = telemetry.between(*times, at_most=60)
-    results.setdefault(part.pop("part"), []).append(part)
-
-
-def main() -> int:
-    options = parser().parse_args()
-    if options.worker:
-        from common.workers import serve
-        from lone.measure import measure
-
-        return serve(measure)
-    modes = checked("--modes", options.modes, MODES)
-    ops = checked("--ops", options.ops, OPS)
-    if options.reference not in modes:
-        sys.exit(f"--reference must be one of --modes ({options.modes}), got {options.reference!r}")
-    for name in ("batch", "size", "steps", "warm_steps"):
-        if getattr(options, name) < 1:
-            sys.exit(f"--{name.replace('_', '-')} must be 1 or more, got {getattr(options, name)}")
-    if options.idle_s < 0 or not options.steady_s > 0:
-        sys.exit("--idle-s must be 0 or more, --steady-s above 0")
-
-    from common.record import Record
-    from common.telemetry import Telemetry
-    from common.workers import Worker, WorkerError
-    from lone.report import plot, tables
-
-    begin = time.monotonic()
-    arguments = {k: v for k, v in vars(options).items() if k != "worker"}
-    record = Record("lone_layer", options.json, device=options.device, arguments=arguments)
-    size = min(options.size, 16) if options.device == "cpu" else options.size
-    batch = min(options.batch, 2) if options.device == "cpu" else options.batch
-    request = {
-        **{k: v for k, v in arguments.items() if k not in ("json", "plot")},
-        "modes": modes,
-        "ops": ops,
-        "layers": options.layers.split(","),
-        "shape": [batch, 3, size, size],
-        "seconds": options.time_limit - 20,
-    }
-    results = record.results
-    ended = False
-    with Telemetry() as telemetry:
-        worker = Worker(__file__, "lone_layer")
-        try:
-            for part in worker.run(request, time_limit_s=options.time_limit):
-                if part["part"] == "failed":
-                    print(f"{part['step']}: {part['error']}", file=sys.stderr)
-                keep(results, part, telemetry)
-                record.save(telemetry=telemetry.summary())
-            ended = True
-        except WorkerError as error:
-            print(error, file=sys.stderr)
-            keep(results, {"part": "failed", "step": "worker", "error": str(error)}, telemetry)
-        finally:
-            worker.close()
-        print(f"{time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-    complete = ended and "failed" not in results
-    record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, tables, plot, options.plot)
-    return 0 if complete else 1
+    with engines.opened(choice.problem) as (timer, candidates):
+        known = [*candidates.all(), *candidates.beyond()]
+        picked = timer.runnable([c for c in known if c.text == choice.text])[0]
+        timer.run([Batch(picked, 1, "hot")] * 2)
+        batches = max(4, int(STEADY_S * 1e3 / (100 * about_ms)))
+        samples = timer.run([Batch(picked, 100, "hot")] * batches)
+    return statistics.fmean(sample.time_ms for sample in samples[-len(samples) // 3 :])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    title = f"Forward calls of layers of {MODEL}, in the model and alone"
+    sys.exit(investigation.run(__file__, __doc__, CASES, measure, title, are_layers=False))

@@ -23,13 +23,13 @@ import argparse
 import dataclasses
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from common import arguments, ending
-from common.convolution import OUR_MODES
-from common.layer_script import check_least
+from common import arguments
+from common.modes import OUR_MODES
 from model_steps.cases import LAYOUTS, MODELS, PYTORCH, STEPS, WARM_UP, Case, cases, process_name
 
 # Modes of torch.compile that capture graphs of their own would do so inside ours.
@@ -85,7 +85,7 @@ def work(name: str) -> int:
 
 
 def checked(options: argparse.Namespace) -> list[Case]:
-    check_least(options, {"batch": 1, "size": 32, "rounds": 2, "warm": 0})
+    arguments.check_least(options, batch=1, size=32, rounds=2, warm=0)
     if options.mode != "default" and options.warm > 1:
         sys.exit(f"--mode {options.mode} measures while it compiles: --warm must be 1 or 0")
     return list(
@@ -104,16 +104,16 @@ def main() -> int:
     wanted = checked(options)
     modes = arguments.some_of("--pytorch", options.pytorch, PYTORCH)
 
+    from common import ending
     from common.record import Record
-    from common.scratch import scratch
     from common.telemetry import Telemetry
     from model_steps import report
     from model_steps.phases import Run
 
     begin = time.monotonic()
-    given = {k: v for k, v in vars(options).items() if k != "worker"}
-    record = Record("models", options.json, device=options.device, arguments=given)
-    with scratch() as folder, Telemetry(period_s=0.1) as telemetry:
+    record = Record("models", options.json, device=options.device, arguments=vars(options))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, Telemetry() as telemetry:
+        folder = Path(text)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
             (options.cache or folder / "inductor").resolve()
         )

@@ -11,8 +11,6 @@ overhead      host time of a call of a tiny convolution while its trial is undec
               and checks a candidate as well, are timed one by one and shown apart. The mean is
               shown beside the median: what the tuner's thread computes hits few calls. And the CPU
               time of that thread, a turn.
-turns         not by default: what one call of each finalist seems to take, after another's kernel,
-              after its own, and in batches.
 
     python benchmarks/online.py --json online.json --plot online.png
 """
@@ -21,34 +19,31 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
+import random
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from common import arguments, ending
-from online_mode.problems import CONVERGENCE, FIRST_CALL, TURNS, wanted
+from common import arguments
+from common.cases import LAYERS, wanted
+from online_mode.problems import CONVERGENCE, FIRST_CALL
 
 # The shares of the time; processes of first_call import while convergence is measured.
-PARTS = {"turns": 1.0, "convergence": 0.5, "first_call": 0.6, "overhead": 1.0}
-DEFAULT_PARTS = "convergence,first_call,overhead"
+PARTS = {"convergence": 0.5, "first_call": 0.6, "overhead": 1.0}
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__)
-    p.add_argument(
-        "--parts",
-        default=DEFAULT_PARTS,
-        help=f"comma-separated, of: {', '.join(PARTS)}; %(default)s",
-    )
-    p.add_argument("--layers", type=Path, default=Path(__file__).with_name("layers.json"))
+    p = arguments.parser(__doc__, has_dry_run=False)
+    p.add_argument("--parts", default=",".join(PARTS), help="of: %(default)s")
+    p.add_argument("--layers", type=Path, default=LAYERS)
     p.add_argument(
         "--cases",
         default=",".join(CONVERGENCE),
         help="of convergence: comma-separated parts of case ids; %(default)s",
     )
     p.add_argument("--first-cases", default=",".join(FIRST_CALL), help="of first_call; %(default)s")
-    p.add_argument("--turns-cases", default=",".join(TURNS), help="of turns; %(default)s")
     p.add_argument("--processes", type=int, default=5, help="of each mode, for first_call")
     p.add_argument("--trials", type=int, default=20, help="for overhead, at most")
     p.add_argument("--calls", type=int, default=25, help="in a block of overhead")
@@ -57,37 +52,31 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def work(name: str) -> int:
-    from common.workers import serve
-    from online_mode import convergence, first_call, overhead, turns
-
-    modules = {
-        "turns": turns,
-        "convergence": convergence,
-        "first_call": first_call,
-        "overhead": overhead,
-    }
-    return serve(modules[name.split(":")[0]].measure)
-
-
 def described(path: Path, text: str, option: str) -> dict[str, Any]:
-    texts = tuple(filter(None, (part.strip() for part in text.split(","))))
-    if not texts:
-        sys.exit(f"{option}: must name at least one case")
-    return {case.id: dataclasses.asdict(case) for case in wanted(path, texts, option)}
+    """Case id -> its description: of each text the first case, in a fixed random order, so that
+    what a time limit cuts off is no choice."""
+    found = [wanted(path, part, option)[0] for part in text.split(",")]
+    random.Random(0).shuffle(found)
+    return {case.id: dataclasses.asdict(case) for case in found}
 
 
 def main() -> int:
     options = parser().parse_args()
     if options.worker:
-        return work(options.worker)
-    parts = options.parts.split(",")
-    if unknown := [part for part in parts if part not in PARTS]:
-        sys.exit(f"--parts: {unknown} unknown; allowed: {', '.join(PARTS)}")
-    for name in ("processes", "trials", "calls"):
-        if getattr(options, name) < 1:
-            sys.exit(f"--{name} must be 1 or more, got {getattr(options, name)}")
+        from common.workers import serve
 
+        module = importlib.import_module(f"online_mode.{options.worker.split(':')[0]}")
+        return serve(module.measure)
+    parts = arguments.some_of("--parts", options.parts, PARTS)
+    arguments.check_least(options, processes=1, trials=1, calls=1)
+    cases = {
+        "convergence": described(options.layers, options.cases, "--cases"),
+        "first_call": described(options.layers, options.first_cases, "--first-cases"),
+        "overhead": {},
+    }
+    arguments.check_gpu(__file__)
+
+    from common import ending
     from common.record import Record
     from common.telemetry import Telemetry
     from common.workers import WorkerError, started_ahead
@@ -95,16 +84,8 @@ def main() -> int:
     from online_mode.report import plot, tables
 
     begin = time.monotonic()
-    arguments = {k: v for k, v in vars(options).items() if k != "worker"}
-    record = Record("online", options.json, device=options.device, arguments=arguments)
-    cases = {
-        "turns": described(options.layers, options.turns_cases, "--turns-cases"),
-        "convergence": described(options.layers, options.cases, "--cases"),
-        "first_call": described(options.layers, options.first_cases, "--first-cases"),
-        "overhead": {},
-    }
+    record = Record("online", options.json, device="cuda", arguments=vars(options))
     of_part: dict[str, list[str]] = {
-        "turns": ["turns"],
         "convergence": ["convergence"],
         "first_call": [
             f"first_call:{mode}:{i}"
@@ -120,8 +101,8 @@ def main() -> int:
     failures: list[str] = results.setdefault("failures", [])
 
     def save(complete: bool = False) -> None:
-        for part, found in kept.items():
-            results[part] = found
+        if "convergence" in kept:
+            results["convergence"] = kept["convergence"]
         if "first_call" in kept:
             results["first_call"] = {"compared": first_call.compared(kept["first_call"])}
         if "overhead" in kept:
@@ -132,7 +113,7 @@ def main() -> int:
         record.save(complete=complete, telemetry=telemetry.summary())
 
     # All at once: a process takes seconds to import torch, and none may do so beside `overhead`.
-    with Telemetry(period_s=0.1) as telemetry:
+    with Telemetry() as telemetry:
         for worker in started_ahead(__file__, names, ahead=len(names)):
             part, _, rest = worker.name.partition(":")
             left = options.time_limit - (time.monotonic() - begin)
@@ -140,7 +121,6 @@ def main() -> int:
                 failures.append(f"time limit: {worker.name} was not measured")
                 continue
             request = {
-                "device": options.device,
                 "mode": rest.partition(":")[0],
                 "cases": cases[part],
                 "seconds": left * PARTS[part],
@@ -155,10 +135,9 @@ def main() -> int:
                 print(error, file=sys.stderr)
                 failures.append(str(error))
             print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-        is_complete = not failures and all(
-            {entry["case"] for entry in kept[part]} == set(cases[part])
-            for part in ("turns", "convergence")
-            if part in parts
+        decided = {entry["case"] for entry in kept.get("convergence", [])}
+        is_complete = not failures and (
+            "convergence" not in kept or len(decided) == len(cases["convergence"])
         )
         save(is_complete)
     ending.show(record.data, tables, plot, options.plot)

@@ -19,21 +19,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import arguments, ending
+from common import arguments
 
 MODES = ("auto", "race", "sustained")
 WARM_UP = "warm-up"
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__)
+    p = arguments.parser(__doc__, has_dry_run=False)
     p.add_argument("--gpus", type=arguments.counts, default="1,2,4", help="ranks: %(default)s")
     p.add_argument("--modes", default="auto,race", help="%(default)s; of: " + ",".join(MODES))
     p.add_argument("--runs", type=int, default=1, help="launches of each mode and number of GPUs")
     p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
     p.add_argument("--batch", type=int, default=64, help="of each rank")
     p.add_argument("--size", type=int, default=224, help="of the square images")
-    p.add_argument("--problems", type=int, default=12, help="of a dry run")
     p.add_argument("--timeout", type=float, default=120, help="seconds that a rank may be silent")
     p.add_argument("--time-limit", type=float, default=560, help="seconds for all")
     p.add_argument("--rank-request", type=Path, help=argparse.SUPPRESS)
@@ -42,21 +41,17 @@ def parser() -> argparse.ArgumentParser:
 
 def checked(options: argparse.Namespace) -> list[str]:
     """The modes."""
-    modes = [mode.strip() for mode in options.modes.split(",")]
-    if unknown := [mode for mode in modes if mode not in MODES]:
-        sys.exit(f"--modes: {unknown} unknown; allowed: {', '.join(MODES)}")
-    for name in ("runs", "batch", "size", "problems"):
-        if getattr(options, name) < 1:
-            sys.exit(f"--{name} must be 1 or more, got {getattr(options, name)}")
+    modes = arguments.some_of("--modes", options.modes, MODES)
+    arguments.check_least(options, runs=1, batch=1, size=1)
     if not options.timeout > 0:
         sys.exit(f"--timeout must be above 0, got {options.timeout}")
-    if options.device == "cuda":
-        import torch
+    arguments.check_gpu(__file__)
+    import torch
 
-        here = torch.cuda.device_count()
-        if options.gpus[-1] > here:
-            sys.exit(f"--gpus: {options.gpus[-1]} GPUs asked for, {here} here")
-    return list(dict.fromkeys(modes))
+    here = torch.cuda.device_count()
+    if options.gpus[-1] > here:
+        sys.exit(f"--gpus: {options.gpus[-1]} GPUs asked for, {here} here")
+    return modes
 
 
 def plan(modes: list[str], gpus: list[int], runs: int) -> list[tuple[int, str, int]]:
@@ -74,30 +69,26 @@ def main() -> int:
         return 0
     modes = checked(options)
 
-    from common import numbers
+    from common import ending, numbers
     from common.record import Record
     from common.telemetry import Telemetry
     from rank_tuning.launch import LaunchError, launch
     from rank_tuning.report import plot, tables
 
     begin = time.monotonic()
-    arguments = {k: v for k, v in vars(options).items() if k != "rank_request"}
-    record = Record("ranks", options.json, device=options.device, arguments=arguments)
+    given = {k: v for k, v in vars(options).items() if k != "rank_request"}
+    record = Record("ranks", options.json, device="cuda", arguments=given)
     launches: list[dict[str, Any]] = record.results.setdefault("launches", [])
     failures: list[str] = record.results.setdefault("failures", [])
     request = {
-        "device": options.device,
         "model": options.model,
         "shape": [options.batch, 3, options.size, options.size],
         "timeout_s": options.timeout,
-        "problems": options.problems,
-        "layers": str(Path(__file__).with_name("layers.json").resolve()),
     }
     planned = plan(modes, options.gpus, options.runs)
     # The first launch of all loads libraries from the disk, which is no rank's work: not recorded.
-    first = [(WARM_UP, "race", options.gpus[-1])] if options.device == "cuda" else []
-    todo = [*first, *planned]
-    with Telemetry(period_s=0.1) as telemetry:
+    todo = [(WARM_UP, "race", options.gpus[-1]), *planned]
+    with Telemetry() as telemetry:
         for index, (run, mode, gpus) in enumerate(todo):
             name = f"{run}: {mode} on {gpus}"
             left = options.time_limit - (time.monotonic() - begin)
@@ -105,10 +96,9 @@ def main() -> int:
                 rest = len(todo) - index
                 failures.append(f"time limit: {rest} of {len(todo)} launches were not run")
                 break
-            mine = {**request, "mode": mode, "run": 0 if run == WARM_UP else run}
             start = time.monotonic()
             try:
-                ranks = launch(Path(__file__).resolve(), gpus, mine, left)
+                ranks = launch(Path(__file__).resolve(), gpus, {**request, "mode": mode}, left)
             except LaunchError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 failures.append(f"{name}: {str(error).splitlines()[0]}")

@@ -2,7 +2,8 @@
 """Writes docs/results/<gpu>.md from the records under benchmarks/results/<gpu>/, and their plots.
 
 Every benchmarks/results/<gpu>/*.json becomes the tables of a section of docs/results/<gpu>.md, and
-a plot of the same name beside the record. Figures without a whole environment record (GPU, driver,
+a plot of the same name beside the record; records of investigations have their tables on pages of
+docs/findings instead. Figures without a whole environment record (GPU, driver,
 versions, commit, command), and dry runs on a CPU, are refused: they are named and left out, the
 others are rendered, and it exits with 1. `--check` writes nothing: it exits with 1 where a record
 is refused, a page does not say what the records say, a page has no records, or a plot is missing.
@@ -15,34 +16,39 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from audited import record as audited
+from common import audited, investigation
 from common.environment import ROOT, missing
 from common.record import load
 
 HERE = Path(__file__).resolve().parent
 # In the order in which a page shows them; each names a module with tables() and plot().
 BENCHMARKS = {
-    "audit_layers": "audited.report",
-    "forum_repro": "forum.report",
-    "lone_layer": "lone.report",
-    "capped": "capped_layers.report",
-    "board_power": "power_limit.report",
-    "workspace_place": "workspaces.report",
-    "kernel_cfgs": "kernel_portfolio.report",
-    "fallback_mode": "fallback_configs.report",
+    "audit_layers": "common.audited",
     "online": "online_mode.report",
     "models": "model_steps.report",
     "warm_start": "warm_processes.report",
-    "neighbours": "neighbour_picks.report",
     "store": "store_files.report",
     "ranks": "rank_tuning.report",
     "call_overhead": "overhead.report",
-    "gpu_tests": "suite.report",
+    "gpu_tests": "gpu_tests",
+}
+# Records whose tables a page of docs/findings has: their scripts are gone, or shorter now.
+FINDINGS = {
+    "forum_repro": "forum-case",
+    "lone_layer": "layer-in-its-model",
+    "capped": "power-limit",
+    "board_power": "power-limit",
+    "workspace_place": "workspace-pages",
+    "kernel_cfgs": "kernel-portfolio",
+    "fallback_mode": "fallback-mode",
+    "neighbours": "neighbours",
+    "online_turns": "single-calls",
 }
 
 
@@ -51,20 +57,18 @@ class Refused(Exception):
 
 
 def publishable(path: Path) -> dict[str, Any]:
-    """The record in `path`.
+    """The record in ``path``.
 
     Raises:
-        Refused: not a record, from a CPU, unknown, or without a whole environment.
+        Refused: the file is no record, is of a CPU or an unknown benchmark, or lacks its origin.
     """
     try:
         data = audited.load(path) if audited.is_audit(path) else load(path)
     except (OSError, ValueError) as error:
         raise Refused(f"{path.name}: {error}") from error
-    if data["benchmark"] not in BENCHMARKS:
+    if report_of(data) is None:
         raise Refused(f"{path.name}: unknown benchmark {data['benchmark']!r}")
-    sessions = [data["environment"]]
-    sessions += [session["environment"] for session in data.get("earlier_sessions", [])]
-    for environment in sessions:
+    for environment in (data["environment"], *data.get("earlier", [])):
         if environment.get("device") != "cuda":
             raise Refused(f"{path.name}: a dry run on a CPU is not a result")
         if lacking := missing(environment):
@@ -72,6 +76,13 @@ def publishable(path: Path) -> dict[str, Any]:
     if not data.get("telemetry"):
         raise Refused(f"{path.name}: no clock, power and temperature readings")
     return data
+
+
+def report_of(data: dict[str, Any]) -> Any:
+    """What has the record's ``tables``, and maybe ``plot``; None where nothing does."""
+    if data["benchmark"] in BENCHMARKS:
+        return importlib.import_module(BENCHMARKS[data["benchmark"]])
+    return investigation if "rows" in data.get("results", {}) else None
 
 
 def cudnn_text(number: int) -> str:
@@ -109,9 +120,14 @@ def plot_path(record: Path) -> Path:
 
 
 def page(place: Path, records: dict[Path, dict[str, Any]]) -> str:
-    """The page at `place` about the records of one GPU, a section for each of them."""
+    """The page at ``place`` about the records of one GPU, a section for each of them."""
     order = list(BENCHMARKS)
-    paths = sorted(records, key=lambda path: (order.index(records[path]["benchmark"]), path.name))
+
+    def position(path: Path) -> tuple[int, str]:
+        name = records[path]["benchmark"]
+        return order.index(name) if name in order else len(order), path.name
+
+    paths = sorted(records, key=position)
     lines = [
         f"# Measured on: {records[paths[0]]['environment']['gpu']}",
         "",
@@ -123,13 +139,14 @@ def page(place: Path, records: dict[Path, dict[str, Any]]) -> str:
     ]
     for path in paths:
         data = records[path]
-        report = importlib.import_module(BENCHMARKS[data["benchmark"]])
+        report = report_of(data)
         link = Path(os.path.relpath(path, place.parent)).as_posix()
-        picture = Path(os.path.relpath(plot_path(path), place.parent)).as_posix()
         lines += [f"## {path.stem}", ""]
         for table in report.tables(data):
             lines += [table.markdown(), ""]
-        lines += [f"![{path.stem}]({picture})", ""]
+        if hasattr(report, "plot"):
+            picture = Path(os.path.relpath(plot_path(path), place.parent)).as_posix()
+            lines += [f"![{path.stem}]({picture})", ""]
         lines += [f"[Record]({link}): {origin(data)}", ""]
     return "\n".join(lines)
 
@@ -145,6 +162,8 @@ def main() -> int:
     records: dict[Path, dict[str, Any]] = {}
     refused = 0
     for path in sorted(options.results.glob("*/*.json")):
+        if path.stem in FINDINGS and "rows" not in json.loads(path.read_text()).get("results", {}):
+            continue
         try:
             records[path] = publishable(path)
         except Refused as error:
@@ -164,15 +183,16 @@ def main() -> int:
         ]
         stale += [
             f"{plot_path(path).name} is missing: run benchmarks/render_results.py"
-            for path in records
-            if not plot_path(path).exists()
+            for path, data in records.items()
+            if hasattr(report_of(data), "plot") and not plot_path(path).exists()
         ]
     else:
         options.pages.mkdir(parents=True, exist_ok=True)
         for place, text in pages.items():
             place.write_text(text)
         for path, data in records.items():
-            importlib.import_module(BENCHMARKS[data["benchmark"]]).plot(data, plot_path(path))
+            if hasattr(report := report_of(data), "plot"):
+                report.plot(data, plot_path(path))
         print(f"{len(records)} records in {len(pages)} pages")
     for line in stale:
         print(line, file=sys.stderr)

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
-from common import arguments, ending
-from warm_processes.modes import DEFAULT, MODES, REFERENCE, SETTINGS, WARM_UP, Run, plan
+from common import arguments
+from warm_processes.modes import DEFAULT, MODES, REFERENCE, SETTINGS, WARM_UP, plan
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,9 +46,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def work(name: str) -> int:
-    from common.scratch import find_compiled
-
-    find_compiled("compiled" if name == WARM_UP else Run.of(name).compiled)
     from common.workers import serve
     from warm_processes import measure
 
@@ -62,9 +61,7 @@ def checked(options: argparse.Namespace) -> tuple[list[str], list[str]]:
         sys.exit("--modes: auto_filled needs auto_empty, which fills its store")
     if REFERENCE not in modes:
         sys.exit(f"--modes must have {REFERENCE}, which the others are compared with")
-    for name in ("batch", "size", "runs", "fills"):
-        if getattr(options, name) < 1:
-            sys.exit(f"--{name} must be 1 or more, got {getattr(options, name)}")
+    arguments.check_least(options, batch=1, size=1, runs=1, fills=1)
     if options.fills > options.runs:
         sys.exit(f"--fills must be --runs ({options.runs}) at most, got {options.fills}")
     return modes, settings
@@ -76,15 +73,14 @@ def main() -> int:
         return work(options.worker)
     modes, settings = checked(options)
 
+    from common import ending
     from common.record import Record
-    from common.scratch import scratch
     from common.telemetry import Telemetry
     from common.workers import WorkerError, started_ahead
     from warm_processes.report import plot, tables
 
     begin = time.monotonic()
-    given = {k: v for k, v in vars(options).items() if k != "worker"}
-    record = Record("warm_start", options.json, device=options.device, arguments=given)
+    record = Record("warm_start", options.json, device=options.device, arguments=vars(options))
     processes: list[dict[str, Any]] = record.results.setdefault("processes", [])
     failures: list[str] = record.results.setdefault("failures", [])
     is_dry_run = options.device == "cpu"
@@ -99,8 +95,17 @@ def main() -> int:
     stores: dict[str, str] = {}  # setting -> the latest that was filled
     # All import torch while the first one runs, which is not timed: none may do so beside another.
     ahead = 1 if is_dry_run else len(names)
-    with scratch() as folder, Telemetry(period_s=0.1) as telemetry:
-        for index, worker in enumerate(started_ahead(__file__, names, ahead=ahead)):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, Telemetry() as telemetry:
+        folder = Path(text)
+
+        def compiled(name: str) -> dict[str, str]:
+            """The driver keeps the kernels that it compiles at run time in this folder."""
+            place = "compiled" if name == WARM_UP else runs[name].compiled.replace(":", "_")
+            (folder / place).mkdir(exist_ok=True)
+            return {"CUDA_CACHE_PATH": str(folder / place)}
+
+        workers = started_ahead(__file__, names, ahead=ahead, environment=compiled)
+        for index, worker in enumerate(workers):
             left = options.time_limit - (time.monotonic() - begin)
             if left < 5:
                 rest = len(names) - index

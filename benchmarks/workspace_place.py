@@ -1,73 +1,83 @@
 #!/usr/bin/env python
-"""Does it matter where a small workspace lies? The same engine on pages near and far.
+"""Does it matter on which page a small workspace lies? (docs/findings/workspace-pages.md)
 
-The L2 cache of a large GPU has two partitions, each of which serves half of all 4 KiB pages. Which
-half a page is in, one multiprocessor tells by the cycles that an atomic addition takes it
-(`csrc/core/page_distance.h`, which says why that should matter). Each layer in a fresh process:
+The cycles that an atomic addition takes one multiprocessor tell which of 128 pages are near to it,
+and which are far (`csrc/core/page_distance.h`). The leading engines whose workspace fits into a
+page run with it on eight pages of either kind, in random order, five batches on each.
 
-pages       cycles to each page of a block.
-engines     the leading candidates that need a workspace of a page or less, on pages of either
-            half in turns, in random order: `--rounds` batches on each page, hot operands.
-
-    python benchmarks/workspace_place.py --json workspace_place.json --plot workspace_place.png
+    python benchmarks/workspace_place.py --json workspace_place.json
 """
 
 from __future__ import annotations
 
-import argparse
+import random
+import statistics
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-from common import layer_script
+from common import engines, investigation
 
-DEFAULT_CASES = (
+CASES = (
     "sd_unet_up_960/fprop/float16",
     "sd_unet_up_960/fprop/bfloat16",
     "inceptionv3_1x7/fprop/float16",
     "sd_unet_down_320_stride2/fprop/float16",
     "resnet50_layer3_3x3/fprop/float16",
-    "resnet50_layer3_3x3/dgrad/float16",
     "resnext50_layer2_group_stride2/fprop/float16",
-    "resnet50_layer2_down/dgrad/bfloat16",
-    "resnet50_layer1_3x3/dgrad/float16",
-    "vgg16_conv4_2/fprop/float16",
 )
+PAGE_BYTES, BLOCK_PAGES = 4096, 128
+ENGINES, PAGES, ROUNDS = 4, 8, 5
+BATCH_MS, GRAPH_BELOW_MS = 1.5, 0.05
 
 
-def parser() -> argparse.ArgumentParser:
-    p = layer_script.parser(__doc__, DEFAULT_CASES, time_limit_s=90)
-    p.add_argument("--engines", type=int, default=4, help="candidates of a layer, at most")
-    p.add_argument("--pages", type=int, default=8, help="pages of either half")
-    p.add_argument("--rounds", type=int, default=5, help="batches of a candidate on each page")
-    p.add_argument("--case-limit", type=float, default=30, help="seconds after which one hangs")
-    return p
+def measure(case: Any) -> Iterator[investigation.Row]:
+    import torch
 
+    from cudnn_autotune import _C
+    from cudnn_autotune.timers.measuring import operands
 
-def main() -> int:
-    options = parser().parse_args()
-    if options.worker:
-        from common.workers import serve
-        from workspaces.measure import measure
-
-        return serve(measure)
-    layer_script.check_least(options, {"engines": 1, "pages": 1, "rounds": 1})
-
-    from workspaces import report
-
-    def ask(case: dict[str, Any], left_s: float) -> tuple[dict[str, Any], float]:
-        asked = {name: getattr(options, name) for name in ("device", "engines", "pages", "rounds")}
-        return {"case": case, **asked}, min(left_s, options.case_limit)
-
-    return layer_script.measured(
-        __file__,
-        options,
-        report,
-        ask=ask,
-        new_entry=lambda: {"engines": []},
-        keep=lambda entry, part, _: layer_script.keep(entry, part, {"engine": "engines"}),
-        period_s=0.05,
-    )
+    block = torch.zeros((BLOCK_PAGES + 1) * PAGE_BYTES, dtype=torch.uint8, device="cuda:0")
+    pages = block[-block.data_ptr() % PAGE_BYTES :][: BLOCK_PAGES * PAGE_BYTES]
+    cycles = _C.page_cycles(pages)
+    far = _C.far_pages(cycles)
+    if not far:
+        raise RuntimeError("the pages are not of two kinds")
+    near = [page for page in range(BLOCK_PAGES) if page not in far]
+    with engines.opened(case.problem()) as (timer, candidates):
+        known = engines.ranked(timer, candidates)
+        plans = {c: timer.plans.get(c.text) for c in known}
+        chosen = [c for c in known if plans[c] and 0 < plans[c].workspace_bytes <= PAGE_BYTES]
+        native = _C.PlanTimer(
+            case.problem().native(), [operands(case.problem(), "cuda:0")], 0, workspace_pages=False
+        )
+        for candidate in chosen[:ENGINES]:
+            number = native.add(candidate.text, plans[candidate])
+            calls = max(2, min(200, round(BATCH_MS / known[candidate])))
+            batch = (number, calls, False, known[candidate] < GRAPH_BELOW_MS)
+            times: dict[int, list[float]] = {}
+            for _ in range(ROUNDS):
+                for page in random.sample([*near[:PAGES], *far[:PAGES]], 2 * PAGES):
+                    native.set_workspace(pages[page * PAGE_BYTES :][:PAGE_BYTES])
+                    time_ms, clock_mhz, _, error = native.run([batch, batch], 2)[-1]
+                    if error:
+                        raise RuntimeError(f"{candidate.text}: {error}")
+                    # In thousands of cycles, where the clock is known: it moves between batches.
+                    times.setdefault(page, []).append(time_ms * (clock_mhz or 1.0))
+            medians = {page: statistics.median(found) for page, found in times.items()}
+            on_near, on_far = (
+                statistics.median(medians[page] for page in half[:PAGES]) for half in (near, far)
+            )
+            yield {
+                "engine": candidate.text,
+                "workspace (B)": plans[candidate].workspace_bytes,
+                "in bursts (us)": 1e3 * known[candidate],
+                "near over far": on_near / on_far,
+                "near: cycles": statistics.median(cycles[page] for page in near),
+                "far: cycles": statistics.median(cycles[page] for page in far),
+            }
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    title = "The same engine with its workspace on near and on far pages"
+    sys.exit(investigation.run(__file__, __doc__, CASES, measure, title))

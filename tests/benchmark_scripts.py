@@ -1,14 +1,16 @@
-"""The scripts under benchmarks/, as processes of their own."""
+"""Calls the scripts under benchmarks/, in this process or in one of their own."""
 
 from __future__ import annotations
 
-import importlib
 import json
+import runpy
 import subprocess
+import sys
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from subprocesses import python
 
@@ -17,6 +19,18 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 def run(script: str, *arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
     return python(str(BENCHMARKS / f"{script}.py"), *map(str, arguments), **more)
+
+
+def main(script: str, *arguments: str | Path) -> int | str:
+    """Runs the script in this process, for what ends before anything is measured; returns its exit
+    status, or the message that it exits with. Wants the fixture ``modules``."""
+    path = str(BENCHMARKS / f"{script}.py")
+    with mock.patch.object(sys, "argv", [path, *map(str, arguments)]):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as ended:
+            return 0 if ended.code is None else ended.code
+    return 0
 
 
 def dry_runs_into(
@@ -80,26 +94,8 @@ def whole_record(folder: Path, script: str) -> dict[str, Any]:
     assert data["benchmark"] == script
     assert data["complete"] is True
     assert data["environment"]["device"] == "cpu"
-    return data
-
-
-def assert_plotted(folder: Path, script: str) -> None:
-    """There is a plot of its record."""
+    assert data["environment"]["gpu"] is None
+    for key in ("torch", "python", "package", "date", "command"):
+        assert data["environment"][key], key
     assert (folder / f"{script}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def assert_help(script: str) -> None:
-    """It says how to run the script."""
-    done = run(script, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "python benchmarks/" + script in done.stdout
-
-
-def assert_default_cases(script: str) -> None:
-    """Each of the script's default cases is in the layer list. Wants the fixture ``modules``."""
-    wanted = importlib.import_module("common.cases").wanted
-    cases = importlib.import_module(script).DEFAULT_CASES
-    found = wanted(BENCHMARKS / "layers.json", ",".join(cases))
-    assert len(found) == len(cases)
-    for case, text in zip(found, cases, strict=True):
-        assert text in case.id
+    return data

@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: the environment record, GPU telemetry, records, workers, plots.
+"""What the benchmark scripts share: options, records, telemetry, worker processes, tables, plots.
 
-Nothing here imports torch when it is imported, so that ``--help`` and the renderer stay fast.
+Nothing here imports torch when it is imported, so that ``--help`` stays fast.
 """

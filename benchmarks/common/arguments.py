@@ -8,14 +8,23 @@ from collections.abc import Collection
 from pathlib import Path
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """With ``--json``, ``--plot`` and ``--device``; ``description`` is printed as it is."""
+def parser(
+    description: str | None, *, has_dry_run: bool = True, is_plotted: bool = True
+) -> argparse.ArgumentParser:
+    """A parser with ``--json``; ``description`` is printed as it is.
+
+    Args:
+        has_dry_run: adds ``--device``, for a script that can run on tiny layers on the CPU.
+        is_plotted: adds ``--plot``.
+    """
     p = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    if is_plotted:
+        p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
+    if has_dry_run:
+        p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
     return p
 
 
@@ -36,3 +45,19 @@ def some_of(option: str, text: str, allowed: Collection[str]) -> list[str]:
     if unknown := [value for value in values if value not in allowed]:
         sys.exit(f"{option}: {unknown} unknown; allowed: {', '.join(allowed)}")
     return list(dict.fromkeys(values))
+
+
+def check_least(options: argparse.Namespace, **least: int) -> None:
+    """Exits where an option, by its name in ``options``, is below its least value."""
+    for name, value in least.items():
+        if getattr(options, name) < value:
+            option = name.replace("_", "-")
+            sys.exit(f"--{option} must be {value} or more, got {getattr(options, name)}")
+
+
+def check_gpu(script: str) -> None:
+    """Exits where there is no CUDA GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit(f"{Path(script).name} needs a CUDA GPU, and there is none here")

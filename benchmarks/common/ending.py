@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .tables import Table
+from .tables import Table, show_table
 
 
 def show(
     data: dict[str, Any],
     tables: Callable[[dict[str, Any]], Iterable[Table]],
-    plot: Callable[[dict[str, Any], Path], None],
-    path: Path | None,
+    plot: Callable[[dict[str, Any], Path], None] | None = None,
+    path: Path | None = None,
 ) -> None:
     for table in tables(data):
-        table.show()
-    if path:
+        show_table(table)
+    if plot and path:
         plot(data, path)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import importlib
 import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-from .telemetry import Gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +26,7 @@ REQUIRED = (
     "date",
     "command",
 )
+LIMITS = ("max_sm_clock_mhz", "max_memory_clock_mhz", "power_limit_w")
 
 
 def _git(*arguments: str) -> str | None:
@@ -42,9 +40,9 @@ def _git(*arguments: str) -> str | None:
 
 
 def commit() -> tuple[str | None, bool | None]:
-    """(commit, whether files other than recorded results differ from it).
+    """``(commit, whether files other than recorded results differ from it)``.
 
-    GIT_COMMIT and GIT_DIRTY (0 or 1) override, for a machine that has a copy without .git.
+    The variables GIT_COMMIT and GIT_DIRTY (0 or 1) tell it on a machine that has no ``.git``.
     """
     given = os.environ.get("GIT_COMMIT")
     if given:
@@ -57,10 +55,10 @@ def commit() -> tuple[str | None, bool | None]:
     return head, None if status is None else bool(status)
 
 
-def command_line(arguments: list[str] | None = None) -> str:
-    """The command, with absolute paths cut to their last part: records are published."""
+def command_line() -> str:
+    """The command. Absolute paths are cut to their last part, because records are published."""
     shown = [f"benchmarks/{Path(sys.argv[0]).name}"]
-    for argument in arguments or sys.argv[1:]:
+    for argument in sys.argv[1:]:
         option, equals, value = argument.rpartition("=")  # --json=/folder/x.json as well
         shown.append(option + equals + (Path(value).name if os.path.isabs(value) else value))
     return " ".join(shown)
@@ -76,41 +74,38 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def environment(device: str, arguments: list[str] | None = None) -> dict[str, Any]:
-    """The environment record. `device` is "cuda" or "cpu"; nothing here starts a CUDA context."""
-    torch = importlib.import_module("torch")
-    head, dirty = commit()
+def environment(device: str) -> dict[str, Any]:
+    """The environment record; ``device`` is "cuda" or "cpu"."""
+    import torch
+
+    from cudnn_autotune import environment as versions
+    from cudnn_autotune.timers.telemetry import Gpu
+
+    own, (head, dirty) = versions(), commit()
+    is_gpu = device == "cuda"
     record: dict[str, Any] = {
         "device": device,
-        "gpu": None,
-        "driver": None,
-        "cuda": torch.version.cuda,
+        "gpu": own["gpu"] if is_gpu else None,
+        "driver": own["driver"] if is_gpu else None,
+        "cuda": own["cuda"],
         "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
-        "cudnn_frontend": None,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "package": None,
+        "cudnn_frontend": own["cudnn_frontend"],
+        "torch": own["torch"],
+        "python": own["python"],
+        "package": own["cudnn_autotune"],
         "commit": head,
         "dirty": dirty,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": command_line(arguments),
+        "command": command_line(),
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count(),
     }
-    if device == "cuda":
+    if is_gpu:
         fixed = Gpu().fixed()
-        record["gpu"] = fixed.get("name")
-        record["driver"] = fixed.get("driver")
+        record["driver"] = fixed["driver"] or own["driver"]
         record["clocks_and_limits"] = {
-            k: v for k, v in fixed.items() if k not in ("name", "driver")
+            key: round(fixed[key]) for key in LIMITS if fixed[key] is not None
         }
-    # The package asks CUDA and cuDNN themselves: it fills what NVML could not say.
-    own = importlib.import_module("cudnn_autotune").environment()
-    record["cudnn_frontend"] = own["cudnn_frontend"]
-    record["package"] = own["cudnn_autotune"]
-    if device == "cuda":
-        for key in ("gpu", "driver"):
-            record[key] = record[key] or own[key]
     return record
 
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import cudnn_autotune as ca
+
 # Small gradients would vanish in float16, and zeros draw less power.
 LOSS_SCALE = 1024.0
 
@@ -25,23 +27,21 @@ class _Block(nn.Module):
 
 
 class Miniature(nn.Module):
-    """For dry runs: a residual network whose layers are named as ResNet-50's are."""
+    """A residual network with few channels, for dry runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.layer2 = nn.Sequential(_Block(8), _Block(8))
-        self.layer3 = nn.Sequential(_Block(8), _Block(8))
+        self.blocks = nn.Sequential(_Block(8), _Block(8))
         self.fc = nn.Linear(8, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.layer2(self.conv1(x))
-        out: Tensor = self.fc(self.layer3(F.max_pool2d(x, 2)).mean((2, 3)))
+        out: Tensor = self.fc(self.blocks(self.conv1(x)).mean((2, 3)))
         return out
 
 
 def create(name: str, device: str) -> nn.Module:
-    """A model of torchvision's, or else of timm's, with random weights. ``device`` "cpu": the
+    """A model of torchvision's, or else of timm's, with random weights. On the CPU it is the
     miniature, whatever the name."""
     model: nn.Module
     if device == "cpu":
@@ -62,3 +62,39 @@ def build(name: str, device: str, dtype: torch.dtype) -> nn.Module:
         if isinstance(module, nn.BatchNorm2d):
             module.float()
     return model.train()
+
+
+def convert(model: nn.Module, sampling: str | None = None) -> int:
+    """Puts a ``cudnn_autotune.Conv2d`` with the same parameters (not copies of them) in the place
+    of every plain ``nn.Conv2d`` inside ``model``; returns of how many.
+
+    Args:
+        sampling: the layers' mode; None is that of the settings.
+    """
+    twins: dict[nn.Conv2d, nn.Conv2d] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Conv2d:
+                if child not in twins:
+                    twins[child] = _twin(child, sampling)
+                setattr(parent, name, twins[child])
+    return len(twins)
+
+
+def _twin(conv: nn.Conv2d, sampling: str | None) -> nn.Conv2d:
+    # On "meta" it has no memory and no random values of its own.
+    twin = ca.Conv2d(
+        conv.in_channels,
+        conv.out_channels,
+        conv.kernel_size,
+        conv.stride,
+        conv.padding,
+        conv.dilation,
+        conv.groups,
+        conv.bias is not None,
+        conv.padding_mode,
+        device="meta",
+        sampling=sampling,
+    )
+    twin.weight, twin.bias = conv.weight, conv.bias
+    return twin.train(conv.training)

@@ -4,7 +4,6 @@ nothing that was measured before it."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ SCHEMA = 1
 
 
 def encode(value: Any, indent: int = 0) -> str:
-    """JSON with one line per list of plain values: short to read, short to diff."""
+    """JSON with one line for each list of plain values: short to read, short to compare."""
     pad = " " * (indent + 1)
     if isinstance(value, dict) and value:
         body = ",\n".join(
@@ -44,24 +43,20 @@ class Record:
     """
 
     def __init__(
-        self,
-        benchmark: str,
-        path: Path | None,
-        *,
-        device: str,
-        arguments: dict[str, Any],
+        self, benchmark: str, path: Path | None, *, device: str, arguments: dict[str, Any]
     ) -> None:
         self.path = path
         if device == "cpu" and path is not None and "results" in path.resolve().parts:
             sys.exit(f"{path}: a --device cpu run is a dry run and is not recorded under results/")
-        record = environment(device)
         self.data: dict[str, Any] = {
             "benchmark": benchmark,
             "schema": SCHEMA,
             "complete": False,
-            "environment": record,
+            "environment": environment(device),
             "arguments": {
-                k: v.name if isinstance(v, Path) else v for k, v in sorted(arguments.items())
+                name: value.name if isinstance(value, Path) else value
+                for name, value in sorted(arguments.items())
+                if name != "worker"
             },
             "telemetry": None,
             "results": {},
@@ -73,18 +68,20 @@ class Record:
         return results
 
     def save(self, *, complete: bool = False, telemetry: dict[str, Any] | None = None) -> None:
+        """Writes the file anew, in one step."""
         self.data["complete"] = complete
         if telemetry is not None:
             self.data["telemetry"] = telemetry
         if self.path is None:
             return
+        from cudnn_autotune.core import atomic_file
+
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(self.path.suffix + ".part")
-        partial.write_text(encode(self.data) + "\n")
-        os.replace(partial, self.path)
+        atomic_file.write(self.path, (encode(self.data) + "\n").encode())
 
 
 def load(path: Path) -> dict[str, Any]:
+    """Raises OSError, or ValueError where the file is not a record."""
     data = json.loads(path.read_text())
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or "environment" not in data:
         raise ValueError(f"{path}: not a benchmark record of schema {SCHEMA}")

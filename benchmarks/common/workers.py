@@ -1,10 +1,10 @@
 """Fresh processes that measure, and a parent that only waits.
 
-PyTorch never re-tunes a shape it has seen, and cuDNN loads kernels lazily: every mode runs in a
-process of its own. Starting Python and importing torch takes seconds, so the next worker is
-started while the current one measures; it imports, says that it is ready and then waits for its
-request before it touches the GPU. Workers write one JSON record a line; what they wrote before
-a timeout is kept.
+PyTorch never tunes a shape again that it has seen, and cuDNN loads kernels lazily: every mode runs
+in a process of its own. Starting Python and importing torch takes seconds, so the next worker is
+started while the current one measures. It imports, says that it is ready, and waits for its request
+before it touches the GPU. Workers write a JSON record a line; what they wrote before a timeout is
+kept.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import os
 import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PREFIX = "@bench "  # libraries may print to stdout as well
+PREFIX = "@bench "  # libraries print to stdout as well
+_START_LIMIT_S = 180.0
 
 
 class WorkerError(RuntimeError):
@@ -29,7 +31,7 @@ class WorkerError(RuntimeError):
 
 
 def serve(run: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> int:
-    """The worker's side: import torch, wait for one request, write the records of `run`."""
+    """The worker's side: imports torch, waits for one request, writes the records of ``run``."""
     import torch
 
     import cudnn_autotune  # its import time must not count as tuning time
@@ -50,15 +52,22 @@ def serve(run: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> int:
 
 
 class Worker:
-    """One worker process: `script --worker NAME`, started at once, put to work by `run`."""
+    """One worker process, ``script --worker NAME``: started at once, put to work by ``run``.
 
-    def __init__(self, script: str | Path, name: str) -> None:
+    Args:
+        environment: variables that it has beside those of this process.
+    """
+
+    def __init__(
+        self, script: str | Path, name: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.process = subprocess.Popen(
             [sys.executable, "-u", str(script), "--worker", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, **(environment or {})},
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -84,15 +93,13 @@ class Worker:
                 return message
             sys.stderr.write(f"[{self.name}] {line}")
 
-    def run(
-        self, request: dict[str, Any], *, time_limit_s: float, start_limit_s: float = 180
-    ) -> Iterator[dict[str, Any]]:
+    def run(self, request: dict[str, Any], *, time_limit_s: float) -> Iterator[dict[str, Any]]:
         """Yields the worker's records.
 
         Raises:
-            WorkerError: the worker crashed, or passed `time_limit_s` (it is then killed).
+            WorkerError: the worker crashed, or passed ``time_limit_s`` and was killed.
         """
-        self._next(time.monotonic() + start_limit_s)  # ready
+        self._next(time.monotonic() + _START_LIMIT_S)  # ready
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
@@ -117,12 +124,22 @@ class Worker:
             self.process.wait()
 
 
-def started_ahead(script: str | Path, names: Iterable[str], *, ahead: int = 1) -> Iterator[Worker]:
-    """Workers in turn, each started `ahead` turns before it is needed; all closed at the end."""
+def started_ahead(
+    script: str | Path,
+    names: Iterable[str],
+    *,
+    ahead: int = 1,
+    environment: Callable[[str], Mapping[str, str]] = lambda name: {},
+) -> Iterator[Worker]:
+    """Workers in turn, each started ``ahead`` turns before it is needed; all closed at the end.
+
+    Args:
+        environment: a worker's name -> variables of its own.
+    """
     waiting: collections.deque[Worker] = collections.deque()
     try:
         for name in names:
-            waiting.append(Worker(script, name))
+            waiting.append(Worker(script, name, environment(name)))
             if len(waiting) > ahead:
                 yield waiting[0]
                 waiting.popleft().close()

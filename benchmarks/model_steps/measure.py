@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from common import numbers
 from common.choices import choices_made
-from common.convolution import set_torch_mode
-from common.sources import failure
-from common.timing import synchronize
+from common.modes import set_torch_mode, synchronize
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
@@ -170,4 +168,8 @@ def compared(results: dict[str, dict[str, Tensor]], expected: dict[str, Tensor])
 
 
 def _failed(step: str, error: BaseException) -> Part:
-    return {"part": "failed", "step": step, "error": failure(error)}
+    return {
+        "part": "failed",
+        "step": step,
+        "error": f"{type(error).__name__}: {error}".splitlines()[0][:300],
+    }

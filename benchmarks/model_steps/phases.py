@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
-from common import numbers
 from common.record import Record
-from common.telemetry import COLUMNS, Telemetry
+from common.telemetry import Telemetry
 from common.workers import Worker, WorkerError, started_ahead
 
 from .cases import WAYS, Case
@@ -127,17 +126,11 @@ class Run:
             for name, compared in part["ways"].items():
                 entry["ways"][name]["errors"] = compared
         else:
-            readings = self._telemetry.between(*part.pop("between"))
+            entry["board"] = self._telemetry.medians(*part.pop("between"))
             entry |= part
-            entry["board"] = {column: _median(readings[column]) for column in COLUMNS}
 
     def _save(self) -> None:
         self._record.save(telemetry=self._telemetry.summary())
-
-
-def _median(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return numbers.significant(numbers.median(known)) if known else None
 
 
 @contextmanager

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from common import numbers
-from common.tables import Table, number
+from common.tables import NONE, Table, number
 
 from .cases import PYTORCH, REFERENCE, STEPS, WAYS
 
-NONE = "–"
 Run = dict[str, Any]
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from common.converted import convert
-from common.network import create
+from common.network import convert, create
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from common.timing import synchronize
+from common.modes import synchronize
 
 Replay = Callable[[], None]
 

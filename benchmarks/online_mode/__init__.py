@@ -1,1 +1,1 @@
-"""The parts of online.py."""
+"""The parts of online.py, each of which runs in worker processes."""

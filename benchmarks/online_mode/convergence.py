@@ -2,28 +2,87 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from common import numbers
+from common import engines, numbers
 
-from .problems import Call, measured, our_call
-from .rounds import rounds_of, runners
+from .problems import Call, made, our_call, warm_up
 
 # A loop that waits for the GPU now and then, as one does that reads its loss.
 _CALLS_AT_ONCE = 16
 # Of each mode's own ranking, those that may be the fastest.
 _CONTENDERS = 4
-_ROUNDS = 16
-_BATCH_MS = 0.7
-_MOST_CALLS = 64
+_SINGLE_ROUNDS = 100
+# Longer than the host takes to enqueue a round of single calls: 1.5 ms at 2 GHz.
+_HELD_CYCLES = 3_000_000
+_CASE_S = 15.0
+
+
+def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The worker: one record a case, as far as its seconds reach; one that fails says why."""
+    import torch
+
+    import cudnn_autotune as ca
+    from cudnn_autotune.audit.layers import Case
+
+    end = time.monotonic() + request["seconds"]
+    warm_up()
+    for name, case in request["cases"].items():
+        if time.monotonic() > end:
+            return
+        try:
+            found = compared(Case(**case).problem(), min(end, time.monotonic() + _CASE_S))
+        except (torch.OutOfMemoryError, ca.CudnnError) as error:
+            found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        yield {"case": name, **found}
+        ca.forget()
+        torch.cuda.empty_cache()
+
+
+def compared(problem: Any, end: float) -> dict[str, Any]:
+    """Lets `online` decide and `auto` choose; then all contenders of both take turns."""
+    import cudnn_autotune as ca
+    from cudnn_autotune.timers.measuring import operands
+    from cudnn_autotune.tuning.online_tuner import TUNER
+
+    data = operands(problem)
+    ca.forget()
+    calls, seconds = decide(our_call(problem, data, "online"), end)
+    if TUNER.undecided:
+        return {"error": f"undecided after {calls} calls and {seconds:.1f} s"}
+    our_call(problem, data, "auto")()
+    online, auto = made(problem, "online"), made(problem, "auto")
+    if online is None or auto is None or not online.time_ms or not auto.time_ms:
+        return {"error": f"no choice was made: {ca.fallbacks()}"}
+    with engines.opened(problem) as (timer, _):
+        runnable = timer.runnable(contenders([online, auto]))
+        rough_ms = engines.single_calls(timer, runnable)
+        runnable = [c for c in runnable if c.text in rough_ms]
+        times_ms = engines.take_turns(timer, runnable, rough_ms, rounds=16)
+        plans = {text: timer.plans.get(text) for text in times_ms}
+    if lacking := {online.text, auto.text} - set(times_ms):
+        return {"error": f"not timed: {', '.join(sorted(lacking))}"}
+    told = {
+        "calls": calls,
+        "seconds": numbers.significant(seconds, 4),
+        "turns": online.total_samples,
+        "candidates": len(online.ranking),
+        "regret_bound": online.selection.evidence.regret_bound,
+        "is_undecided": any("undecided" in r for r in online.selection.evidence.remarks),
+        "auto_tuning_ms": numbers.significant(auto.tuning_ms, 4),
+    }
+    return {
+        **told,
+        **judged(online.text, auto.text, times_ms, one_by_one(problem, data, plans)),
+    }
 
 
 def decide(call: Call, end: float) -> tuple[int, float]:
-    """(calls, seconds) until the trial is over, or until ``end``."""
+    """``(calls, seconds)`` until the trial is over, or until ``end``."""
     import torch
 
     from cudnn_autotune.tuning.online_tuner import TUNER
@@ -42,13 +101,6 @@ def decide(call: Call, end: float) -> tuple[int, float]:
     return calls, time.perf_counter() - begin
 
 
-def made(problem: Any, mode: str) -> Any:
-    import cudnn_autotune as ca
-
-    found = [c for c in ca.choices() if (c.problem, c.sampling) == (problem, mode)]
-    return found[-1] if found else None
-
-
 def contenders(choices: list[Any]) -> list[Any]:
     """What was chosen, and the fastest of each ranking."""
     found = {}
@@ -60,52 +112,57 @@ def contenders(choices: list[Any]) -> list[Any]:
     return list(found.values())
 
 
-def side_by_side(timer: Any, candidates: list[Any], seed: int = 0) -> dict[str, float]:
-    """Milliseconds a call of those that run: batches in rounds of random order, cold and hot
-    operands by turns; the geometric mean of the two medians."""
-    from cudnn_autotune.timers.timer import Batch
+def one_by_one(problem: Any, data: Any, plans: dict[str, Any]) -> dict[str, float]:
+    """Engine text -> milliseconds of a single call between two events, another engine's kernel
+    before it: medians of rounds in random order, each enqueued before the GPU may start."""
+    import torch
 
-    runnable = timer.runnable(candidates)
-    calls = {}
-    for candidate in runnable:
-        timer.run([Batch(candidate, 1, "hot")])  # loads its kernel
-        (sample,) = timer.run([Batch(candidate, 1, "hot")])
-        if not sample.error:
-            size = int(_BATCH_MS / max(sample.time_ms, 1e-4))
-            calls[candidate] = min(_MOST_CALLS, max(1, size))
-    logs: dict[str, dict[str, list[float]]] = {c.text: {"cold": [], "hot": []} for c in calls}
-    source = random.Random(seed)
-    for index in range(_ROUNDS):
-        cache = ("cold", "hot")[index % 2]
-        order = source.sample(list(calls), len(calls))
-        samples = timer.run([Batch(c, calls[c], cache) for c in order])
-        for candidate, sample in zip(order, samples, strict=True):
-            if not sample.error:
-                logs[candidate.text][cache].append(math.log(sample.time_ms))
-    return {
-        text: math.exp(sum(map(numbers.median, both.values())) / 2)
-        for text, both in logs.items()
-        if all(both.values())
-    }
-
-
-def one_by_one(problem: Any, data: Any, plans: dict[str, Any], seed: int = 0) -> dict[str, float]:
-    """Milliseconds of single calls in turns, another's kernel before each; medians."""
     calls = runners(problem, data, plans)
-    source = random.Random(seed)
-    rounds_of(calls, "queued", source)  # what is loaded or allocated, is so now
-    found = rounds_of(calls, "queued", source)
-    return {text: numbers.median(times) for text, times in found.items() if times}
+    events = {text: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for text in calls}
+    held = torch.cuda.Event()
+    source = random.Random(0)
+    times: dict[str, list[float]] = {text: [] for text in calls}
+    for index in range(2 * _SINGLE_ROUNDS):
+        torch.cuda._sleep(_HELD_CYCLES)
+        held.record()
+        for text in source.sample(list(calls), len(calls)):
+            begin, end = events[text]
+            begin.record()
+            calls[text]()
+            end.record()
+        is_early = held.query()  # the GPU began before the host had enqueued them all
+        torch.cuda.synchronize()
+        if index >= _SINGLE_ROUNDS and not is_early:  # earlier rounds load and allocate
+            for text, (begin, end) in events.items():
+                times[text].append(begin.elapsed_time(end))
+    return {text: numbers.median(found) for text, found in times.items() if found}
+
+
+def runners(problem: Any, data: Any, plans: dict[str, Any]) -> dict[str, Call]:
+    """Calls without the operator around them, which cost the host a few microseconds."""
+    from cudnn_autotune import _C
+    from cudnn_autotune.engines.unlisted import MATMUL
+
+    native = problem.native()
+    found: dict[str, Call] = {}
+    for text, plan in plans.items():
+        if plan is not None:
+            found[text] = partial(_C.execute, plan, *data)
+        elif text == MATMUL.text:
+            found[text] = partial(_C.run_matmul, native, *data)
+        else:
+            found[text] = partial(_C.run_aten, native, *data)
+    return found
 
 
 def judged(
-    online: str, auto: str, times_ms: dict[str, float], single_ms: dict[str, float] | None = None
+    online: str, auto: str, times_ms: dict[str, float], single_ms: dict[str, float]
 ) -> dict[str, Any]:
     """Regrets as fractions: 0.01 is 1 % slower.
 
     Args:
-        times_ms: in batches.
-        single_ms: in single calls; None where there are none.
+        online, auto: what the two modes picked.
+        times_ms: in batches. single_ms: in single calls; empty where there are none.
     """
     best = min(times_ms, key=times_ms.__getitem__)
     told = {
@@ -123,77 +180,3 @@ def judged(
         told["single_regret"] = numbers.significant(single_ms[online] / least - 1)
         told["auto_single_regret"] = numbers.significant(single_ms[auto] / least - 1)
     return told
-
-
-def of_gpu(problem: Any, end: float) -> dict[str, Any]:
-    import torch
-
-    import cudnn_autotune as ca
-    from cudnn_autotune.timers.gpu_timer import GpuTimer
-    from cudnn_autotune.timers.measuring import operands
-    from cudnn_autotune.tuning.online_tuner import TUNER
-
-    data = operands(problem)
-    ca.forget()
-    online_call = our_call(problem, data, "online")
-    calls, seconds = decide(online_call, end)
-    if TUNER.undecided:
-        return {"error": f"undecided after {calls} calls and {seconds:.1f} s"}
-    our_call(problem, data, "auto")()
-    torch.cuda.synchronize()
-    online, auto = made(problem, "online"), made(problem, "auto")
-    if online is None or auto is None or not online.time_ms or not auto.time_ms:
-        return {"error": f"no choice was made: {ca.fallbacks()}"}
-    timer = GpuTimer.open(problem)
-    try:
-        times_ms = side_by_side(timer, contenders([online, auto]))
-        plans = {text: timer.plans.get(text) for text in times_ms}
-    finally:
-        timer.close()
-    if lacking := {online.text, auto.text} - set(times_ms):
-        return {"error": f"not timed: {', '.join(sorted(lacking))}"}
-    told = {
-        "calls": calls,
-        "seconds": numbers.significant(seconds, 4),
-        "turns": online.total_samples,
-        "candidates": len(online.ranking),
-        "regret_bound": online.selection.evidence.regret_bound,
-        "is_undecided": any("undecided" in r for r in online.selection.evidence.remarks),
-        "auto_tuning_ms": numbers.significant(auto.tuning_ms, 4),
-    }
-    single_ms = one_by_one(problem, data, plans)
-    return {**told, **judged(online.text, auto.text, times_ms, single_ms)}
-
-
-def of_simulation(op: str) -> dict[str, Any]:
-    """The same on the simulated GPU, where each timer's clock is virtual."""
-    from common import simulated
-    from common.sources import SIMULATED
-
-    from cudnn_autotune import sampling
-    from cudnn_autotune.sampling.strategy import Limits
-
-    seed = ("fprop", "dgrad", "wgrad").index(op)
-    picks = {}
-    for mode in ("online", "auto"):
-        timer = simulated.preset(SIMULATED, seed)
-        picks[mode] = sampling.get(mode).select(timer.candidates, timer, Limits())
-    online, auto = picks["online"], picks["auto"]
-    timer = simulated.preset(SIMULATED, seed)
-    known = {t.candidate.text: t.candidate for s in (online, auto) for t in s.ranking[:_CONTENDERS]}
-    times_ms = side_by_side(timer, list(known.values()))
-    told = {
-        "calls": online.total_samples,
-        "seconds": numbers.significant(online.evidence.wall_ms / 1e3, 4),
-        "turns": online.total_samples,
-        "candidates": len(online.ranking),
-        "regret_bound": online.evidence.regret_bound,
-        "auto_tuning_ms": numbers.significant(auto.evidence.wall_ms, 4),
-    }
-    texts = (online.winner.candidate.text, auto.winner.candidate.text)
-    return {**told, **judged(*texts, times_ms)}
-
-
-def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The worker: one record a case."""
-    return measured(request, of_simulation, of_gpu)

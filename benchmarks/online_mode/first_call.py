@@ -8,39 +8,38 @@ from collections.abc import Iterator
 from typing import Any
 
 from common import numbers
-from common.timing import synchronize
 
-from .problems import Call, of_case, our_call, warm_up
+from .problems import Call, our_call, warm_up
 
 
-def wall_ms(call: Call, device: str) -> float:
+def wall_ms(call: Call) -> float:
+    import torch
+
     gc.collect()  # the rubbish of the calls before is not this one's
-    synchronize(device)
+    torch.cuda.synchronize()
     begin = time.perf_counter()
     call()
-    synchronize(device)
+    torch.cuda.synchronize()
     return (time.perf_counter() - begin) * 1e3
 
 
 def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The worker, a process of one mode: one record a layer. Nothing of the layers has run before:
     kernels are loaded, plans built."""
-    import torch
-
+    from cudnn_autotune.audit.layers import Case
     from cudnn_autotune.timers.measuring import operands
 
-    device, mode = request["device"], request["mode"]
-    torch.manual_seed(0)
-    warm_up(device)
-    problems = {name: of_case(case, device) for name, case in request["cases"].items()}
-    data = {name: operands(problem, device) for name, problem in problems.items()}
+    mode = request["mode"]
+    warm_up()
+    problems = {name: Case(**case).problem() for name, case in request["cases"].items()}
+    data = {name: operands(problem) for name, problem in problems.items()}
     for name, problem in problems.items():
         call = our_call(problem, data[name], mode)
         yield {
             "case": name,
             "mode": mode,
-            "first_ms": numbers.significant(wall_ms(call, device)),
-            "second_ms": numbers.significant(wall_ms(call, device)),
+            "first_ms": numbers.significant(wall_ms(call)),
+            "second_ms": numbers.significant(wall_ms(call)),
         }
 
 

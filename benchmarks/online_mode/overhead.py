@@ -9,73 +9,66 @@ from collections.abc import Iterator
 from typing import Any
 
 from common import numbers
-from common.timing import synchronize
 
-from .convergence import made
-from .problems import Call, our_call, tiny, warm_up
+from .problems import Call, made, our_call, tiny, warm_up
 
 MODES = ("heuristic", "online")
+PHASES = ("preparing", "undecided")
 # The tuner's thread has noted by then what its last step took.
 _LAST_STEP_S = 0.02
-# Blocks of a dry run's trial, which has no thread that would tell.
-_DRY = {"preparing": 4, "undecided": 12}
-PHASES = tuple(_DRY)
 
 
-def enqueue_us(call: Call, calls: int, device: str) -> float:
+def enqueue_us(call: Call, calls: int) -> float:
     """Host time per call; the device is idle before, and nobody waits for it inside. A block must
     launch well under the 1024 kernels or so that CUDA queues."""
+    import torch
+
     begin = time.perf_counter()
     for _ in range(calls):
         call()
     end = time.perf_counter()
-    synchronize(device)
+    torch.cuda.synchronize()
     return (end - begin) / calls * 1e6
 
 
-def phase(device: str, block: int) -> str:
-    if device == "cpu":
-        return next((name for name, last in _DRY.items() if block < last), "decided")
+def phase() -> str:
     from cudnn_autotune.tuning.online_tuner import TUNER
 
     return "preparing" if TUNER.preparing else "undecided" if TUNER.undecided else "decided"
 
 
-def trial(
-    calls: dict[str, Call], per_block: int, device: str, end: float
-) -> Iterator[tuple[str, float, float]]:
-    """Yields blocks of one trial in turns: (phase, heuristic's us, online's us).
+def trial(calls: dict[str, Call], per_block: int, end: float) -> Iterator[tuple[str, float, float]]:
+    """Blocks of one trial in turns: ``(phase, heuristic's us, online's us)``.
 
-    A block is one call while calls prepare candidates, since these are few and differ. A block that
+    While calls have preparation to do, which are few and differ, a block is one call. A block that
     began in one phase and ended in another is left out.
     """
     block = 0
     while time.monotonic() < end:
-        before = phase(device, block)
+        before = phase()
         if before == "decided":
             return
         order = MODES if block % 2 else MODES[::-1]
         size = 1 if before == "preparing" else per_block
-        us = {mode: enqueue_us(calls[mode], size, device) for mode in order}
-        if phase(device, block) == before:
+        us = {mode: enqueue_us(calls[mode], size) for mode in order}
+        if phase() == before:
             yield before, us["heuristic"], us["online"]
         block += 1
 
 
 def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The worker: one record a trial, each after a forget()."""
+    """The worker: one record a trial, each after a ``forget()``."""
     import torch
 
     import cudnn_autotune as ca
     from cudnn_autotune.timers.measuring import operands
     from cudnn_autotune.tuning.online_tuner import TUNER
 
-    device, per_block = request["device"], request["calls"]
+    per_block = request["calls"]
     end = time.monotonic() + request["seconds"]
-    torch.manual_seed(0)
-    warm_up(device)
-    problem = tiny("fprop", 8, "float32" if device == "cpu" else "float16")
-    data = operands(problem, device)
+    warm_up()
+    problem = tiny("fprop")
+    data = operands(problem)
     calls = {mode: our_call(problem, data, mode) for mode in MODES}
     gc.collect()
     gc.disable()  # a collection inside a block would be charged to whoever it hits
@@ -85,11 +78,11 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         ca.forget()
         for _ in range(per_block):
             calls["heuristic"]()
-        quiet = [enqueue_us(calls["heuristic"], per_block, device) for _ in range(20)]
+        quiet = [enqueue_us(calls["heuristic"], per_block) for _ in range(20)]
         before_s = TUNER.cpu_s
         calls["online"]()  # starts the trial
-        synchronize(device)
-        found = list(trial(calls, per_block, device, end))
+        torch.cuda.synchronize()
+        found = list(trial(calls, per_block, end))
         time.sleep(_LAST_STEP_S)
         decided = made(problem, "online")
         record: dict[str, Any] = {

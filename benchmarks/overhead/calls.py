@@ -6,12 +6,13 @@ import functools
 import gc
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from common import numbers
-from common.convolution import Call
-from common.timing import synchronize
+from common.modes import synchronize
+
+Call = Callable[[], Any]
 
 
 def blocks(

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from common import numbers
-from common.convolution import Call
 
-from .calls import blocks
+from .calls import Call, blocks
 from .memory import resident_kb
 
 CHANNELS = 8

@@ -22,8 +22,8 @@ class LaunchError(RuntimeError):
 def launch(
     script: Path, ranks: int, request: dict[str, Any], limit_s: float
 ) -> list[dict[str, Any]]:
-    """What each rank told, by rank. The store and CUDA's folder of compiled kernels are the ranks'
-    own, and empty.
+    """What each rank told, by rank. The ranks have their own store and folder of compiled kernels,
+    which are empty.
 
     Raises:
         LaunchError: with the last lines of what the ranks printed.
@@ -42,8 +42,6 @@ def launch(
             "CUDNN_AUTOTUNE_CACHE_DIR": str(folder / "store"),
             "CUDNN_AUTOTUNE_CACHE": "read_write",
         }
-        if request["device"] == "cpu":
-            environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output

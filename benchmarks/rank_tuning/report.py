@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from common import numbers
-from common.tables import Table, number
+from common.tables import NONE, Table, number
 
 TARGETS = {2: 1.7, 4: 3.2}
-NONE = "–"
 
 Rows = dict[tuple[str, int], list[dict[str, Any]]]
 """(mode, GPUs) -> launches"""
@@ -55,10 +54,9 @@ def _median(launches: Sequence[dict[str, Any]]) -> float:
 
 def tables(data: dict[str, Any]) -> list[Table]:
     results, arguments = data["results"], data["arguments"]
-    is_dry_run = data["environment"].get("device") == "cpu"
     what = f"{arguments['model']}, forward and backward, batch {arguments['batch']} a rank"
     table = Table(
-        f"Tuning on several GPUs of one host: {'simulated problems' if is_dry_run else what}",
+        f"Tuning on several GPUs of one host: {what}",
         (
             "mode",
             "GPUs",
@@ -76,8 +74,7 @@ def tables(data: dict[str, Any]) -> list[Table]:
         "Every launch has an empty store and nothing compiled. Ranks at work: the share of that "
         "time in which a rank was choosing, mean. All ranks agree: launches in which the decisions "
         "and the engines of a step of the model are the same on all ranks, by their hashes. "
-        + " ".join(f"{failure}." for failure in results.get("failures", []))
-        + (" DRY RUN: gloo, on simulated GPUs." if is_dry_run else ""),
+        + " ".join(f"{failure}." for failure in results.get("failures", [])),
     )
     found = rows(results)
     for (mode, gpus), launches in found.items():

@@ -8,9 +8,7 @@ from typing import Any
 
 from common import numbers
 from common.choices import choices_made
-from common.converted import convert
-from common.convolution import set_torch_mode
-from common.timing import synchronize
+from common.modes import set_torch_mode, synchronize
 
 from .modes import MODES, warm_up_order
 
@@ -24,12 +22,12 @@ class Training:
 
     def __init__(self, request: dict[str, Any], sampling: str) -> None:
         import torch
-        from common.network import build
+        from common.network import build, convert
 
         self.device = request["device"]
         dtype = torch.float32 if self.device == "cpu" else torch.float16
         self.model = build(request["model"], self.device, dtype)
-        self.layers = convert(self.model, sampling, _layer(self.device)) if sampling else 0
+        self.layers = convert(self.model, sampling) if sampling else 0
         x = torch.randn(*request["shape"], device=self.device).to(dtype)
         self.input = x.contiguous(memory_format=torch.channels_last)
         self.labels = torch.randint(0, 10, (len(x),), device=self.device)
@@ -51,14 +49,6 @@ class Training:
         return (forward - begin) * 1e3, (time.perf_counter() - begin) * 1e3
 
 
-def _layer(device: str) -> Any:
-    if device != "cpu":
-        return None
-    from .simulated import SimulatedConv2d
-
-    return SimulatedConv2d
-
-
 def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One record: the first step of ``request["mode"]``."""
     import torch
@@ -76,7 +66,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     }
     if mode.sampling:
         told |= {"layers": training.layers, "choices": choices_made()}
-    if mode.store != "off":
+    if mode.store != "off" and request["device"] == "cuda":  # on a CPU nothing is chosen
         told["store"] = _store()
     yield told
 

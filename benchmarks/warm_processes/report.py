@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from common import numbers
-from common.tables import Table, dry_run_note, number
+from common.tables import NONE, Table, dry_run_note, number
 
 from .modes import MODES, REFERENCE, SETTINGS
 
 TARGET = 1.1
-NONE = "–"
 COLUMNS = {"forward_ms": "outputs", "both_ms": "gradients"}
 
 

@@ -1,78 +1,98 @@
-"""The benchmark scripts: a dry run of each on the CPU, and the rules of records and results."""
+"""The benchmark scripts: their options, dry runs of some, and how their figures are made."""
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_scripts import (
-    assert_help,
-    assert_plotted,
-    dry_runs_into,
-    publish,
-    record,
-    run,
-    whole_record,
-)
+import torch
+from benchmark_scripts import BENCHMARKS, main, record, whole_record
+from torch import nn
 
-SCRIPTS = (
-    "audit_layers",
-    "forum_repro",
-    "call_overhead",
-    "kernel_cfgs",
-    "fallback_mode",
-    "make_layers",
-    "render_results",
-    "store",
-)
+import cudnn_autotune as ca
+
 DRY_RUNS = {
-    "forum_repro": "--iterations 5 --direction all --modes till_stable",
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous --table-size 20 "
     "--memory-shapes 4 --memory-step 2",
+    "warm_start": "--runs 1 --settings empty --modes heuristic,auto_empty",
 }
+# Each repeats what a page of docs/findings rests on, and has no dry run.
+INVESTIGATIONS = (
+    "fallback_mode",
+    "kernel_cfgs",
+    "lone_layer",
+    "neighbours",
+    "power_limit",
+    "workspace_place",
+)
+SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 
 
-@pytest.fixture(scope="module")
-def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the record of a dry run of each script, and the plot of one: rendering
-    draws them all."""
-    folder = tmp_path_factory.mktemp("dry")
-    dry_runs_into(folder, DRY_RUNS, plotted=["forum_repro"])
-    return folder
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "audit_layers"])
+def test_help(modules: None, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(script, "--help") == 0
+    assert f"python benchmarks/{script}.py" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help(script: str) -> None:
-    assert_help(script)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for minutes")
+@pytest.mark.parametrize("script", [*INVESTIGATIONS, "online", "ranks", "gpu_tests"])
+def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
+    """The default cases are known: they are read before."""
+    assert main(script) == f"{script}.py needs a CUDA GPU, and there is none here"
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "named"),
+    [
+        ("kernel_cfgs", ("--cases", "no_such_layer"), "--cases: no case of layers.json has"),
+        ("kernel_cfgs", ("--cases", ","), "--cases: must name at least one case"),
+        ("fallback_mode", ("--layers", "nowhere.json"), "--layers: "),
+        ("call_overhead", ("--parts", "everything"), "--parts"),
+        ("online", ("--parts", "nonsense"), "--parts"),
+        ("online", ("--cases", "nonsense"), "--cases"),
+        ("online", ("--first-cases", ","), "--first-cases"),
+        ("online", ("--processes", "0"), "--processes"),
+        ("warm_start", ("--modes", "fastest"), "--modes"),
+        ("warm_start", ("--modes", "auto_empty"), "--modes"),
+        ("warm_start", ("--modes", "heuristic,auto_filled"), "auto_empty"),
+        ("warm_start", ("--settings", "cold"), "--settings"),
+        ("warm_start", ("--runs", "0"), "--runs"),
+        ("warm_start", ("--runs", "2", "--fills", "3"), "--fills"),
+        ("ranks", ("--gpus", "1,0"), "--gpus"),
+        ("ranks", ("--gpus", "two"), "--gpus"),
+        ("ranks", ("--modes", "online"), "--modes"),
+        ("ranks", ("--runs", "0"), "--runs"),
+        ("ranks", ("--timeout", "0"), "--timeout"),
+    ],
+)
+def test_bad_options_are_named(
+    modules: None,
+    script: str,
+    arguments: tuple[str, ...],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status = main(script, *arguments)
+    assert status != 0
+    assert named in f"{status}{capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("script", DRY_RUNS)
+def test_a_dry_run_is_not_recorded_under_results(
+    modules: None, tmp_path: Path, script: str
+) -> None:
+    path = tmp_path / "results" / "cpu" / "record.json"
+    assert "dry run" in str(main(script, "--device", "cpu", "--json", path))
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("script", DRY_RUNS)
 def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
-    data = whole_record(dry_runs, script)
-    environment = data["environment"]
-    assert environment["gpu"] is None
-    for key in ("torch", "python", "package", "date", "command"):
-        assert environment[key], key
-
-
-def test_plot(dry_runs: Path) -> None:
-    assert_plotted(dry_runs, "forum_repro")
-
-
-def test_forum_repro_times_every_iteration(dry_runs: Path) -> None:
-    processes = record(dry_runs, "forum_repro")["results"]["processes"]
-    assert [p["mode"] for p in processes] == ["till_stable"]
-    for process in processes:
-        assert set(process["directions"]) == {"fprop", "dgrad", "wgrad"}
-        for direction in process["directions"].values():
-            starts, durations = direction["start_ms"], direction["duration_ms"]
-            assert len(durations) == 5
-            assert all(d > 0 for d in durations)
-            assert starts == sorted(starts)
+    whole_record(dry_runs, script)
 
 
 def test_call_overhead_has_its_three_parts(dry_runs: Path) -> None:
@@ -93,138 +113,27 @@ def test_call_overhead_has_its_three_parts(dry_runs: Path) -> None:
         assert all(r["resident_kb"]["VmRSS"] > 0 for r in grown)
 
 
-def test_call_overhead_that_stops_at_its_limit_is_not_complete(tmp_path: Path) -> None:
-    """Its worker ends by itself, with what it has until then."""
-    sizes = "--blocks 1 --calls 1 --parts table --table-size 60000 --time-limit 11"
-    path = tmp_path / "call_overhead.json"
-    done = run("call_overhead", "--device", "cpu", *sizes.split(), "--json", path)
-    assert done.returncode == 1, done.stderr
-    data = record(tmp_path, "call_overhead")
-    assert data["complete"] is False
-    assert "failures" not in data["results"]
-    steps = data["results"]["table"]
+def test_a_table_that_is_not_filled_in_time_says_so(modules: None) -> None:
+    """The worker ends by itself, with what it has until then."""
+    from overhead.table import measure
+
+    request = {"device": "cpu", "dtype": "float32", "fill_sampling": "heuristic", "blocks": 1}
+    steps = list(measure({**request, "calls": 1, "table_size": 60000, "seconds": 0.2}))
     assert [step.get("stopped") for step in steps] == [None] * (len(steps) - 1) + ["time limit"]
     assert steps[-1]["filled"] < 60000
 
 
-def test_a_dry_run_is_not_recorded_under_results(tmp_path: Path) -> None:
-    path = tmp_path / "results" / "cpu" / "forum_repro.json"
-    done = run("forum_repro", "--device", "cpu", "--json", path)
-    assert done.returncode != 0
-    assert "dry run" in done.stderr
-    assert not path.exists()
+def test_warm_start_has_a_process_of_each_mode(dry_runs: Path) -> None:
+    results = record(dry_runs, "warm_start")["results"]
+    assert results["failures"] == []
+    modes = [process["mode"] for process in results["processes"]]
+    assert modes == ["heuristic", "auto_empty"]
+    for process in results["processes"]:
+        assert 0 < process["forward_ms"] < process["both_ms"]
+        assert process["layers"] == 5
 
 
-@pytest.mark.parametrize(
-    ("script", "arguments", "named"),
-    [
-        ("forum_repro", ("--modes", "fastest"), "--modes"),
-        ("forum_repro", ("--shape", "64x3x224"), "--shape"),
-        ("forum_repro", ("--groups", "2"), "--groups"),
-        ("audit_layers", ("--share", "3/2"), "--share"),
-        ("audit_layers", ("--modes", "fastest"), "--modes"),
-        ("kernel_cfgs", ("--layers", "no_such_layer"), "--layers"),
-        ("kernel_cfgs", ("--ops", "fprop,bprop"), "--ops"),
-        ("kernel_cfgs", ("--rounds", "6"), "--rounds"),
-        ("kernel_cfgs", ("--values", "0"), "--values"),
-        ("kernel_cfgs", ("--time-limit", "0"), "--time-limit"),
-        ("fallback_mode", ("--cases", "no_such_layer"), "--cases"),
-        ("fallback_mode", ("--rounds", "6"), "--rounds"),
-        ("fallback_mode", ("--gpus", "0"), "--gpus"),
-        ("fallback_mode", ("--time-limit", "0"), "--time-limit"),
-        ("call_overhead", ("--parts", "everything"), "--parts"),
-    ],
-)
-def test_bad_options_are_named(script: str, arguments: tuple[str, ...], named: str) -> None:
-    done = run(script, *arguments)
-    assert done.returncode != 0
-    assert named in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-# ---- what is published ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def published(dry_runs: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """(results folder, folder of pages) of records that claim a GPU."""
-    results = tmp_path / "results"
-    publish(dry_runs, DRY_RUNS, results)
-    return results, tmp_path / "pages"
-
-
-def render(results: Path, pages: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return run("render_results", "--results", results, "--pages", pages, *more)
-
-
-def test_rendering_writes_a_page_and_check_sees_what_changed(
-    published: tuple[Path, Path],
-) -> None:
-    results, pages = published
-    page = pages / "gpu.md"
-    assert render(results, pages, "--check").returncode == 1
-    assert not pages.exists(), "--check writes nothing"
-    done = render(results, pages)
-    assert done.returncode == 0, done.stderr
-    text = page.read_text()
-    assert text.startswith("# Measured on: Test GPU\n")
-    for script in DRY_RUNS:
-        assert f"[Record](../results/gpu/{script}.json)" in text
-        assert (results / "gpu" / f"{script}.png").exists()
-    assert render(results, pages, "--check").returncode == 0
-    page.write_text(text.replace("Test GPU", "Another GPU"))
-    assert render(results, pages, "--check").returncode == 1
-    page.write_text(text)
-    (results / "gpu" / "forum_repro.png").unlink()
-    assert render(results, pages, "--check").returncode == 1
-
-
-def test_check_names_a_page_without_records(published: tuple[Path, Path]) -> None:
-    results, pages = published
-    assert render(results, pages).returncode == 0
-    (pages / "other.md").write_text("# Measured on another GPU\n")
-    done = render(results, pages, "--check")
-    assert done.returncode == 1
-    assert "other.md has no records" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"device": "cpu"}, "dry run"),
-        ({"driver": None}, "driver"),
-        ({"commit": ""}, "commit"),
-        ({"cudnn_frontend": None}, "cudnn_frontend"),
-    ],
-)
-def test_figures_without_their_origin_are_left_out(
-    published: tuple[Path, Path], change: dict[str, Any], named: str
-) -> None:
-    """They are named; the others are rendered."""
-    results, pages = published
-    path = results / "gpu" / "call_overhead.json"
-    data = json.loads(path.read_text())
-    data["environment"].update(change)
-    path.write_text(json.dumps(data))
-    done = render(results, pages)
-    assert done.returncode == 1
-    assert "call_overhead.json" in done.stderr
-    assert named in done.stderr
-    text = (pages / "gpu.md").read_text()
-    assert "results/gpu/forum_repro.json" in text
-    assert (results / "gpu" / "forum_repro.png").exists()
-    assert "call_overhead" not in text
-    assert render(results, pages, "--check").returncode == 1
-    path.unlink()
-    assert render(results, pages, "--check").returncode == 0
-
-
-def test_the_results_pages_say_what_the_records_say() -> None:
-    done = run("render_results", "--check")
-    assert done.returncode == 0, done.stderr
-
-
-# ---- parts ----------------------------------------------------------------------------------
+# ---- how figures are made -------------------------------------------------------------------
 
 
 def test_statistics(modules: None) -> None:
@@ -246,25 +155,172 @@ def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(
 
     script = tmp_path / "worker.py"
     script.write_text(
-        "import json, sys, time\n"
+        "import json, os, sys, time\n"
         f"print({workers.PREFIX!r} + json.dumps(dict(ready=True)))\n"
         "request = json.loads(sys.stdin.readline())\n"
         "print('a library says hello')\n"
-        f"print({workers.PREFIX!r} + json.dumps(dict(record=request)))\n"
+        "told = dict(request, given=os.environ['GIVEN'])\n"
+        f"print({workers.PREFIX!r} + json.dumps(dict(record=told)))\n"
         "time.sleep(600)\n"
     )
-    worker = workers.Worker(script, "sleeper")
+    worker = workers.Worker(script, "sleeper", {"GIVEN": "to it alone"})
     records = worker.run({"question": 6}, time_limit_s=1.5)
-    assert next(records) == {"question": 6}
+    assert next(records) == {"question": 6, "given": "to it alone"}
     with pytest.raises(workers.WorkerError, match="sleeper ran past its time limit"):
         next(records)
     assert worker.process.poll() is not None
 
 
-def test_gpu_named_by_cuda_visible_devices(modules: None) -> None:
-    from common import telemetry
+def test_a_converted_model_shares_its_parameters(modules: None) -> None:
+    from common.network import convert
 
-    assert telemetry.visible_index(None) == 0
-    assert telemetry.visible_index("2,3") == 2
-    assert telemetry.visible_index("GPU-12ab,GPU-34cd") == "GPU-12ab"
-    assert telemetry.reason_names(0x1 | 0x4) == ["gpu_idle", "sw_power_cap"]
+    class Own(nn.Conv2d):
+        pass
+
+    shared = nn.Conv2d(4, 4, 3, padding="same", padding_mode="reflect")
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, bias=False),
+        nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared)),
+        nn.Conv2d(4, 8, 3, dilation=2, groups=2),
+        Own(8, 2, 1),
+    ).eval()
+    x = torch.randn(2, 3, 16, 16)
+    expected, parameters = model(x), dict(model.named_parameters())
+    assert convert(model, "race") == 3
+    kinds = Counter(type(m) for m in model.modules() if isinstance(m, nn.Conv2d))
+    assert kinds == {ca.Conv2d: 3, Own: 1}
+    assert all(m.sampling == "race" for m in model.modules() if isinstance(m, ca.Conv2d))
+    found = dict(model.named_parameters())
+    assert found.keys() == parameters.keys()
+    assert all(found[name] is parameters[name] for name in found)
+    assert not any(module.training for module in model.modules())
+    assert torch.equal(model(x), expected)
+    assert convert(model) == 0
+
+
+def test_warm_starts_ratios_are_those_of_medians(modules: None) -> None:
+    from warm_processes.report import ratio
+
+    def process(mode: str, ms: float) -> dict[str, object]:
+        return {"setting": "empty", "mode": mode, "both_ms": ms}
+
+    processes = [process("heuristic", ms) for ms in (100, 110, 400)]
+    processes += [process("auto_filled", ms) for ms in (90, 121, 130)]
+    found = {"processes": processes}
+    assert ratio(found, "empty", "auto_filled", "both_ms") == pytest.approx(1.1)
+    assert ratio(found, "compiled", "auto_filled", "both_ms") is None
+
+
+def test_warm_start_fills_stores_before_they_are_used(modules: None) -> None:
+    from warm_processes.modes import MODES, plan
+
+    runs = list(plan(list(MODES), ["compiled", "empty"], runs=3, fills=2))
+    assert len(runs) == len(set(runs)) == 2 * (3 * 5 + 2)
+    for setting in ("compiled", "empty"):
+        modes = [one.mode for one in runs if one.setting == setting]
+        assert modes.index("auto_empty") < modes.index("auto_filled")
+        assert Counter(modes)["auto_empty"] == 2
+        # The one that goes first changes.
+        assert modes[0] == "heuristic"
+        assert [o.mode for o in runs if (o.setting, o.number) == (setting, 1)][-1] == "heuristic"
+    shared = {one.compiled for one in runs if one.setting == "compiled"}
+    own = {one.compiled for one in runs if one.setting == "empty"}
+    assert len(shared) == 1
+    assert len(own) == len(runs) / 2, "each finds nothing compiled"
+
+
+def test_warm_start_meets_shapes_with_benchmark_on_first(modules: None) -> None:
+    """The other way round, benchmark would have no effect on shapes that were seen."""
+    from warm_processes.modes import DEFAULT, warm_up_order
+
+    found = ["pytorch_on_10", "pytorch_off", "auto_filled", "heuristic"]
+    assert warm_up_order(list(DEFAULT)) == found
+
+
+def test_what_ranks_do_not_agree_upon_is_seen(modules: None) -> None:
+    from rank_tuning.report import agree, is_tuned_once, rows, speedup, tables
+
+    def launch(gpus: int, seconds: float, **last: Any) -> dict[str, Any]:
+        rank = {"seconds": seconds, "busy_s": 1.0, "problems": 8, "tuned": 8 // gpus}
+        rank |= {"tuned_again": 0, "decisions": "d", "served": "s"}
+        return {"mode": "race", "gpus": gpus, "ranks": [rank] * (gpus - 1) + [rank | last]}
+
+    good = launch(2, 2.0)
+    assert agree(good)
+    assert is_tuned_once(good)
+    assert not any(agree(launch(2, 2.0, **{key: "other"})) for key in ("decisions", "served"))
+    assert not any(is_tuned_once(launch(2, 2.0, **{k: 5})) for k in ("tuned", "tuned_again"))
+    launches = [launch(1, 3.0), good, launch(2, 2.0, tuned_again=1)]
+    results = {"launches": launches, "failures": ["time limit: the rest was not run"]}
+    assert speedup(rows(results), "race", 2) == pytest.approx(1.5)
+    assert speedup({}, "race", 2) is None
+    (table,) = tables({"results": results, "arguments": {"model": "any", "batch": 1}})
+    assert [row[-2:] for row in table.rows] == [("–", "1 of 1"), ("2 of 2", "1 of 2")]
+    assert "time limit: the rest was not run." in table.note
+
+
+def test_a_rank_that_fails_ends_the_launch(modules: None) -> None:
+    from rank_tuning.launch import LaunchError, launch
+
+    with pytest.raises(LaunchError, match=r"KeyError: 'mode'|CUDA|NVIDIA"):
+        launch(BENCHMARKS / "ranks.py", 1, {}, 90)
+
+
+def test_onlines_differences_are_paired_block_by_block(modules: None) -> None:
+    from online_mode.overhead import compared
+
+    found = compared(
+        [
+            {
+                "quiet_us": [10.0, 10.0, 12.0],
+                "tuner_cpu_us": 300.0,
+                "turns": 75,
+                "preparing": {"heuristic": [], "online": []},
+                "undecided": {"heuristic": [10.0, 20.0, 30.0], "online": [12.0, 23.0, 32.0]},
+            }
+        ]
+    )
+    assert "preparing" not in found
+    assert found["undecided"]["difference_us"]["median"] == 2.0
+    assert found["undecided"]["difference_to_quiet_us"]["median"] == 13.0
+    assert found["undecided"]["difference_us"]["mean"] == pytest.approx(7 / 3, rel=1e-4)
+    assert found["tuner_cpu_us_a_turn"] == 4.0
+
+
+def test_onlines_first_calls_are_compared_where_both_modes_were_measured(modules: None) -> None:
+    from online_mode.first_call import compared
+
+    def entry(case: str, mode: str, first_ms: float) -> dict[str, object]:
+        return {"case": case, "mode": mode, "first_ms": first_ms, "second_ms": 1.0}
+
+    found = compared(
+        [
+            *(entry("a", "heuristic", ms) for ms in (10.0, 11.0, 50.0)),
+            *(entry("a", "online", ms) for ms in (12.0, 12.1)),
+            entry("b", "online", 1.0),
+        ]
+    )
+    assert list(found) == ["a"]
+    assert found["a"]["ratio"] == pytest.approx(12.05 / 11, rel=1e-4)
+    assert found["a"]["processes"] == 2
+
+
+def test_onlines_regret_is_against_the_best_of_all(modules: None) -> None:
+    from online_mode.convergence import judged
+
+    found = judged("a", "b", {"a": 1.02, "b": 1.01, "c": 1.0}, {"a": 2.0, "b": 2.2})
+    assert found["best"] == "c"
+    assert found["regret"] == pytest.approx(0.02)
+    assert found["auto_regret"] == pytest.approx(0.01)
+    assert found["against_auto"] == pytest.approx(1.02 / 1.01 - 1, rel=1e-3)
+    assert found["auto_single_regret"] == pytest.approx(0.1)
+
+
+def test_an_investigations_rows_become_a_table(modules: None) -> None:
+    from common.investigation import tables
+
+    rows = [{"case": "a/fprop", "engine": "eng1", "time (ms)": 0.123456, "over": None}]
+    results = {"title": "Blocks", "rows": rows, "failures": ["b/fprop: RuntimeError: lost"]}
+    text = tables({"results": results})[0].markdown()
+    assert "| a/fprop | eng1 | 0.1235 | – |" in text
+    assert re.search(r"^b/fprop: RuntimeError: lost\.$", text, re.MULTILINE)

@@ -1,1 +1,0 @@
-"""What audit_layers.py found out, for docs/results."""

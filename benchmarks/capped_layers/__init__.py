@@ -1,1 +1,0 @@
-"""Parts of capped.py: the worker that measures a layer, the report."""

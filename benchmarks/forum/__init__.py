@@ -1,1 +1,0 @@
-"""The parts of forum_repro.py: the worker, and what its record says."""

@@ -1,1 +1,0 @@
-"""The parts of kernel_cfgs.py: what is timed, which kernels to choose, and the report."""

@@ -1,1 +1,0 @@
-"""Parts of make_layers.py: the networks, a file for each family."""

@@ -1,1 +1,0 @@
-"""Parts of board_power.py: the worker that measures a layer, the analysis, the report."""

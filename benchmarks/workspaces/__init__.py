@@ -1,1 +1,0 @@
-"""Parts of workspace_place.py: the worker that measures a layer, the report."""

@@ -1,0 +1,119 @@
+"""What constants in the code rest on, computed again from the records of docs/findings."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from benchmark_scripts import BENCHMARKS
+
+from cudnn_autotune import _C
+from cudnn_autotune.sampling import solo
+from cudnn_autotune.sampling.finals import _POWER_ERROR
+from cudnn_autotune.timers.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
+from cudnn_autotune.timers.telemetry import GpuState
+
+
+def cases(record: str) -> dict[str, Any]:
+    data = json.loads((BENCHMARKS / "results" / "h200" / f"{record}.json").read_text())
+    found: dict[str, Any] = data["results"]["cases"]
+    return found
+
+
+def ended_ms(block: dict[str, Any], share: float) -> float:
+    """A call in the last ``share`` of a block."""
+    times = block["times_ms"]
+    return statistics.fmean(times[-max(1, math.floor(share * len(times))) :])
+
+
+def brought_ms(
+    block: dict[str, Any], board: dict[str, Any], exponent: float = EXPONENT, within: float = NEAR
+) -> float | None:
+    """A call at the power limit, by the readings in a block."""
+    found = at_limit_ms(
+        block["times_ms"],
+        block["clocks_mhz"],
+        block["powers_w"],
+        GpuState(power_limit_w=board["power_limit_w"], max_clock_mhz=board["max_clock_mhz"]),
+        since=arrived([block["calls"] * ms for ms in block["times_ms"]]),
+        exponent=exponent,
+        within=within,
+    )
+    return statistics.fmean(found) if found else None
+
+
+def alone() -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]], float]]:
+    """(case, its board, short blocks, a call's time in the long ones) of each engine."""
+    for case, entry in cases("board_power").items():
+        for text in dict.fromkeys(block["text"] for block in entry["blocks"]):
+            mine = [block for block in entry["blocks"] if block["text"] == text]
+            short = [block for block in mine if block["kind"] == "short"]
+            long = [ended_ms(block, 3 / 4) for block in mine if block["kind"] == "long"]
+            yield case, entry["board"], short, statistics.fmean(long)
+
+
+def spread(times_ms: list[float]) -> float:
+    """Standard deviation of the logarithm."""
+    return statistics.stdev(map(math.log, times_ms))
+
+
+def test_blocks_at_the_power_limit_agree_by_the_power_that_they_drew() -> None:
+    """What ``timers.board_power`` and ``sampling.solo`` rest on."""
+    measured, at_limit = [], []
+    far: list[tuple[float, float]] = []
+    for _, board, short, long_ms in alone():
+        near = [brought_ms(block, board) for block in short]
+        measured.append(spread([ended_ms(block, 1 / 3) for block in short]))
+        at_limit.append(spread([ms for ms in near if ms is not None]))
+        for block, ms in zip(short, near, strict=True):
+            if ms is None and (far_ms := brought_ms(block, board, within=FAR)) is not None:
+                far.append((ended_ms(block, 1 / 3) / long_ms, far_ms / long_ms))
+    assert statistics.median(measured) > solo.BLOCK_SIGMA
+    assert statistics.median(at_limit) < solo._READING_SIGMA
+    assert statistics.median(at_limit) < statistics.median(measured) / 4
+    assert len(far) >= 5
+    off, brought = (
+        math.sqrt(statistics.fmean(math.log(ratio) ** 2 for ratio in ratios))
+        for ratios in zip(*far, strict=True)
+    )
+    assert off > 4 * solo.BLOCK_SIGMA
+    assert brought < solo.FAR_READING_SIGMA
+
+
+def test_blocks_agree_best_by_the_exponent() -> None:
+    squares: dict[float, float] = {}
+    for exponent in (step / 20 for step in range(24, 51)):
+        for _, board, short, _ in alone():
+            found = [ms for b in short if (ms := brought_ms(b, board, exponent)) is not None]
+            squares[exponent] = squares.get(exponent, 0.0) + spread(found) ** 2
+    assert min(squares, key=squares.__getitem__) == pytest.approx(EXPONENT, abs=0.15)
+
+
+def test_times_at_the_limit_are_as_far_from_long_blocks_as_is_said() -> None:
+    """From one engine to another of a layer, however many blocks there are."""
+    off: dict[str, list[float]] = {}
+    for case, board, short, long_ms in alone():
+        found = [ms for block in short if (ms := brought_ms(block, board)) is not None]
+        off.setdefault(case, []).append(math.log(statistics.fmean(found) / long_ms))
+    variances = [statistics.variance(values) for values in off.values()]
+    assert math.sqrt(statistics.fmean(variances)) == pytest.approx(_POWER_ERROR, rel=0.3)
+
+
+def test_far_pages_are_the_faster_ones() -> None:
+    """What csrc/core/page_distance.h rests on, and that ``far_pages`` reads that GPU right."""
+    found = cases("workspace_place")
+    ratios = [
+        statistics.median(engine["times_ms"]["near"]) / statistics.median(engine["times_ms"]["far"])
+        for entry in found.values()
+        for engine in entry["engines"]
+    ]
+    assert len(ratios) >= 20
+    assert statistics.geometric_mean(ratios) > 1.01
+    assert sum(value > 1.15 for value in ratios) >= 2
+    assert sum(value < 0.98 for value in ratios) <= 1
+    for entry in found.values():
+        assert _C.far_pages(entry["pages"]["cycles"]) == entry["pages"]["far"]
