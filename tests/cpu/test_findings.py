@@ -12,8 +12,8 @@ import pytest
 from benchmark_scripts import BENCHMARKS
 
 from cudnn_autotune import _C
-from cudnn_autotune.sampling import solo
-from cudnn_autotune.sampling.finals import _POWER_ERROR
+from cudnn_autotune.sampling import sustained_run
+from cudnn_autotune.sampling.steady_final import _POWER_ERROR
 from cudnn_autotune.timers.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
 from cudnn_autotune.timers.telemetry import GpuState
 
@@ -62,7 +62,7 @@ def spread(times_ms: list[float]) -> float:
 
 
 def test_blocks_at_the_power_limit_agree_by_the_power_that_they_drew() -> None:
-    """What ``timers.board_power`` and ``sampling.solo`` rest on."""
+    """What ``timers.board_power`` and ``sampling.sustained_run`` rest on."""
     measured, at_limit = [], []
     far: list[tuple[float, float]] = []
     for _, board, short, long_ms in alone():
@@ -72,16 +72,16 @@ def test_blocks_at_the_power_limit_agree_by_the_power_that_they_drew() -> None:
         for block, ms in zip(short, near, strict=True):
             if ms is None and (far_ms := brought_ms(block, board, within=FAR)) is not None:
                 far.append((ended_ms(block, 1 / 3) / long_ms, far_ms / long_ms))
-    assert statistics.median(measured) > solo.BLOCK_SIGMA
-    assert statistics.median(at_limit) < solo._READING_SIGMA
+    assert statistics.median(measured) > sustained_run.RUN_SIGMA
+    assert statistics.median(at_limit) < sustained_run._READING_SIGMA
     assert statistics.median(at_limit) < statistics.median(measured) / 4
     assert len(far) >= 5
     off, brought = (
         math.sqrt(statistics.fmean(math.log(ratio) ** 2 for ratio in ratios))
         for ratios in zip(*far, strict=True)
     )
-    assert off > 4 * solo.BLOCK_SIGMA
-    assert brought < solo.FAR_READING_SIGMA
+    assert off > 4 * sustained_run.RUN_SIGMA
+    assert brought < sustained_run.FAR_READING_SIGMA
 
 
 def test_blocks_agree_best_by_the_exponent() -> None:
