@@ -13,7 +13,7 @@ from benchmark_scripts import BENCHMARKS
 
 from cudnn_autotune import _C
 from cudnn_autotune.sampling import sustained_run
-from cudnn_autotune.sampling.steady_final import _POWER_ERROR
+from cudnn_autotune.sampling.steady_times import _POWER_ERROR
 from cudnn_autotune.timers.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
 from cudnn_autotune.timers.telemetry import GpuState
 
