@@ -92,7 +92,7 @@ selections = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(selection=selections)
 def test_any_selection_round_trips(selection: Selection) -> None:
     assert Selection.from_json(stored(selection)) == selection
@@ -196,7 +196,7 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 SPOILT = stored(simple(evidence=Evidence("fastest", ("a",), 0.01, 0.95, remarks=("one",))))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(value=values, data=st.data())
 def test_whatever_is_wrong_is_a_value_error(value: Any, data: st.DataObject) -> None:
     """Or it is a selection after all, and then that round-trips."""
@@ -299,7 +299,7 @@ def test_the_earlier_mode_comes_first_however_ranks_are_counted() -> None:
     assert rule == "tie: earlier in cuDNN's list"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     found=st.lists(
         st.tuples(candidates, st.sampled_from([1.0, 1.001, 1.002, 1.003, 1.005])),
@@ -327,7 +327,7 @@ def test_every_field_of_the_evidence_is_stored() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.9, -1.1, "far", None, True])
-def test_the_reach_of_solo_blocks_is_a_factor(wrong: object) -> None:
+def test_the_reach_of_sustained_runs_is_a_factor(wrong: object) -> None:
     tree = Selection((Measurement(ATEN, 1.0, 1),), 1, Evidence(sustained_reach=1.15)).to_json()
     assert Selection.from_json(tree).evidence.sustained_reach == 1.15
     tree["evidence"]["solo_reach"] = wrong

@@ -489,17 +489,6 @@ def test_the_forums_pair() -> None:
     assert statistics.median(s.time_ms for s in hot[50:80]) == pytest.approx(5.77, rel=0.03)
 
 
-def test_sample_once_takes_the_forums_wrong_engine() -> None:
-    picked = []
-    for seed in range(60):
-        timer = simulation.preset("forum-l4", seed)
-        selection = sampling.get("sample_once").select(timer.candidates, timer, Limits())
-        assert selection is not None
-        picked.append(selection.winner.candidate.text)
-    assert set(picked) <= {"128x128", "128x64"}
-    assert picked.count("128x128") > 0.7 * len(picked)
-
-
 def test_till_stable_took_two_samples_of_most_engines() -> None:
     timer = simulation.preset("quiet")
     selection = sampling.get("till_stable").select(timer.candidates, timer, Limits())

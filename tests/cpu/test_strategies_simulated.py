@@ -49,6 +49,7 @@ from cudnn_autotune.timers.timer import Batch, GpuState, Sample
 OURS = ("race", "sustained", "auto")
 FRONTENDS = ("sample_once", "median_of_three", "till_stable")
 PRESETS = simulation.preset_names()
+RUNS = 50
 
 
 def strategy(mode: str, seed: int) -> Strategy:
@@ -72,12 +73,14 @@ def chosen(mode: str, timer: SimulatedTimer, seed: int = 0, **limits: float) -> 
 
 
 @functools.cache
-def runs(mode: str, preset: str, count: int) -> tuple[Selection, ...]:
-    return tuple(chosen(mode, simulation.preset(preset, seed), seed) for seed in range(count))
+def runs(mode: str, preset: str) -> tuple[Selection, ...]:
+    """The selections of some seeds, which all tests share."""
+    return tuple(chosen(mode, simulation.preset(preset, seed), seed) for seed in range(RUNS))
 
 
-def picks(mode: str, preset: str, count: int) -> Counter[str]:
-    return Counter(s.winner.candidate.text for s in runs(mode, preset, count))
+def share(mode: str, preset: str, text: str) -> float:
+    """The share of runs that choose a candidate."""
+    return sum(s.winner.candidate.text == text for s in runs(mode, preset)) / RUNS
 
 
 def measured(selection: Selection) -> list[Measurement]:
@@ -142,13 +145,13 @@ def logged(mode: str, timer: SimulatedTimer, **limits: float) -> tuple[Selection
 
 
 def test_one_sample_takes_the_engine_that_wins_on_a_cool_board() -> None:
-    assert picks("sample_once", "forum-l4", 200)["128x128"] >= 160
+    assert share("sample_once", "forum-l4", "128x128") >= 0.8
 
 
 @pytest.mark.parametrize("mode", ["sustained", "auto"])
 def test_the_heat_resistant_engine_is_taken(mode: str) -> None:
     """The forum's pair: 3.50 against 3.61 ms at first, 5.77 against 3.62 ms under the cap."""
-    assert picks(mode, "forum-l4", 200)["128x64"] >= 196
+    assert share(mode, "forum-l4", "128x64") >= 0.98
 
 
 @pytest.mark.parametrize("seed", [19, 286])
@@ -159,7 +162,7 @@ def test_a_board_that_heats_slowly_is_not_taken_for_one_that_settles_at_once(see
 
 
 def test_a_race_alone_does_not_see_heat() -> None:
-    assert picks("race", "forum-l4", 100)["128x128"] >= 95
+    assert share("race", "forum-l4", "128x128") >= 0.95
 
 
 def pair_under_a_cap(behind_in_turns: float, ahead_alone: float) -> SimulatedTimer:
@@ -351,7 +354,7 @@ def test_where_nothing_else_runs_all_of_mode_fallback_is_looked_at(mode: str) ->
 
 
 def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> SearchState:
-    """A field after a race of six rounds, the first of ``times_ms`` leading."""
+    """A search after a race of six rounds, the first of ``times_ms`` leading."""
     outcome = RaceOutcome(survivors=[next(iter(times_ms))], rounds=6, clocks_mhz=[1900.0])
     outcome.round_clocks_mhz = [1900.0]
     outcome.log_time = {c: math.log(ms) for c, ms in times_ms.items()}
@@ -497,32 +500,33 @@ def test_the_h200_under_its_cap(mode: str) -> None:
     """Among engines a few percent apart alone, most picks are the best, few are far off."""
     truth = simulation.preset("h200-capped").truth("sustained", "hot")
     best = min(truth.values())
-    regrets = [truth[text] / best - 1 for text in picks(mode, "h200-capped", 100).elements()]
-    assert sum(regret <= 0.01 for regret in regrets) >= 90
-    assert sum(regret > 0.035 for regret in regrets) <= 5
+    chosen_ = [selection.winner.candidate.text for selection in runs(mode, "h200-capped")]
+    regrets = [truth[text] / best - 1 for text in chosen_]
+    assert sum(regret <= 0.01 for regret in regrets) >= 0.9 * RUNS
+    assert sum(regret > 0.035 for regret in regrets) <= 0.05 * RUNS
 
 
 @pytest.mark.parametrize("mode", OURS)
 @pytest.mark.parametrize("preset", ["quiet", "small-kernels"])
 def test_without_a_cap_all_take_the_fastest(preset: str, mode: str) -> None:
-    assert picks(mode, preset, 100)["engine0"] >= 99
+    assert share(mode, preset, "engine0") >= 0.98
 
 
 @pytest.mark.parametrize("mode", [*OURS, *FRONTENDS, "heuristic"])
 def test_pytorchs_depthwise_kernel_is_taken(mode: str) -> None:
-    assert picks(mode, "depthwise", 30) == {ATEN.text: 30}
+    assert share(mode, "depthwise", ATEN.text) == 1
 
 
 def test_another_process_does_not_decide() -> None:
     """It slows down whoever runs while it does: at the first look, too."""
-    assert picks("race", "co-tenant", 200)["engine0"] >= 185
+    assert share("race", "co-tenant", "engine0") >= 0.925
 
 
 @pytest.mark.parametrize("mode", OURS)
 def test_twins_are_a_tie(mode: str) -> None:
     twins = {"leader", "leader-twin"}
-    selections = runs(mode, "aa", 100)
-    assert sum(twins <= set(s.evidence.tied) for s in selections) >= 95
+    selections = runs(mode, "aa")
+    assert sum(twins <= set(s.evidence.tied) for s in selections) >= 0.95 * RUNS
     assert {s.winner.candidate.text for s in selections} <= twins
     for selection in selections:
         assert selection.winner.candidate.text in selection.evidence.tied
@@ -548,15 +552,14 @@ def test_the_bound_covers_the_regret(preset: str, mode: str) -> None:
         cold, hot = timer.truth("burst", "cold"), timer.truth("burst", "hot")
         truth = {text: math.sqrt(cold[text] * hot[text]) for text in cold}
     best = min(truth.values())
-    count = 100 if preset == "aa" else 200
     covered = 0
-    for selection in runs(mode, preset, count):
+    for selection in runs(mode, preset):
         bound = selection.evidence.regret_bound
         assert bound is not None
         assert 0 <= bound < math.inf
         assert selection.evidence.confidence == 0.95
         covered += truth[selection.winner.candidate.text] / best - 1 <= bound + 1e-9
-    assert covered >= 0.95 * count
+    assert covered >= 0.95 * RUNS
 
 
 FRUGAL = {
@@ -568,13 +571,13 @@ FRUGAL = {
 
 @pytest.mark.parametrize("mode", ["sustained", "auto"])
 @pytest.mark.parametrize("which", FRUGAL)
-def test_the_bound_covers_rivals_that_never_ran_alone(which: str, mode: str) -> None:
+def test_the_bound_covers_contenders_that_never_ran_alone(which: str, mode: str) -> None:
     """Five engines of 900 W on a board of 700 W, and one that needs much less, or little."""
     time_ms, knobs = FRUGAL[which]
     watts = 860.0 if knobs else 450.0
     known = replace(candidate("frugal", 0), knobs=knobs)
     covered = 0
-    for seed in range(30):
+    for seed in range(12):
         engines = [engine(f"e{i}", 1.0 + i / 80, 900.0) for i in range(5)]
         if knobs:
             like = replace(engines[0].candidate, knobs={"TILE_SIZE": 1, "TILE_CGA_M": 1})
@@ -591,14 +594,14 @@ def test_the_bound_covers_rivals_that_never_ran_alone(which: str, mode: str) -> 
         alone = {e.candidate.text for e in measured(selection) if e.sustained_ms is not None}
         if "frugal" not in alone and regret > 0.01:
             assert any("not run alone" in remark for remark in selection.evidence.remarks)
-    assert covered >= 29
+    assert covered >= 11
 
 
 @pytest.mark.parametrize("mode", ["sustained", "auto"])
 def test_the_steady_clock_is_that_of_the_chosen_one(mode: str) -> None:
     """A tie may fall on another one than the leader that was probed."""
     others = 0
-    for selection in runs(mode, "aa", 50):
+    for selection in runs(mode, "aa"):
         alone = {e.candidate.text for e in measured(selection) if e.sustained_ms is not None}
         is_known = selection.winner.candidate.text in alone
         assert (selection.evidence.sustained_clock_mhz is not None) == is_known
@@ -629,7 +632,7 @@ def test_intervals_cover_the_times(mode: str) -> None:
     cold, hot = timer.truth("burst", "cold"), timer.truth("burst", "hot")
     truth = {text: math.sqrt(cold[text] * hot[text]) for text in cold}
     inside = total = 0
-    for selection in runs(mode, "quiet", 50):
+    for selection in runs(mode, "quiet"):
         winner = selection.winner
         assert winner.low_ms is not None
         assert winner.high_ms is not None
@@ -678,7 +681,7 @@ def test_every_candidate_is_told_of_once(preset: str, mode: str) -> None:
 
 
 def test_the_evidence_of_a_throttled_choice() -> None:
-    (selection, *_) = runs("auto", "forum-l4", 200)
+    selection = runs("auto", "forum-l4")[0]
     evidence = selection.evidence
     assert evidence.throttle_reasons == ("sw_power_cap",)
     assert evidence.sustained_clock_mhz is not None
@@ -1008,7 +1011,7 @@ def test_a_clock_that_falls_in_the_race_spares_who_left_before() -> None:
     scene = simulation.preset("h200-capped")
     gpu = replace(scene.gpu, control_every_ms=25.0)  # it falls within the first rounds
     errors = []
-    for seed in range(40):
+    for seed in range(16):
         timer = SimulatedTimer(gpu, scene.engines, seed)
         selection = sampling.get("race").select(timer.candidates, timer, Limits())
         assert selection is not None
@@ -1020,7 +1023,7 @@ def test_a_clock_that_falls_in_the_race_spares_who_left_before() -> None:
             assert best.time_ms is not None
             right = exact[entry.candidate.text] / exact[best.candidate.text]
             errors.append(abs(math.log(entry.time_ms / best.time_ms / right)))
-    assert len(errors) > 150
+    assert len(errors) > 60
     assert sorted(errors)[int(0.9 * len(errors))] < 0.06, "nine in ten"
 
 
