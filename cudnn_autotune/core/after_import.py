@@ -16,7 +16,7 @@ _pending: dict[str, Callable[[ModuleType], None]] = {}
 
 
 def after_import(name: str, register: Callable[[ModuleType], None]) -> None:
-    """Calls ``register(module)`` once: now if the module ``name`` is loaded, else when it is."""
+    """Calls ``register(module)`` once: now if the module is loaded, else when it is imported."""
     if name in sys.modules:
         register(sys.modules[name])
         return
@@ -26,7 +26,7 @@ def after_import(name: str, register: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the other finders find a module that is waited for, and adds to its loading."""
+    """Finds awaited modules by the other finders, and wraps their loading."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""Writing a file in one step: who reads it finds the old one or the new one, whole."""
+"""Writes a file in one step: a reader finds the old or the new content, and all of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from secrets import token_hex
 
 
 def write(path: Path, data: bytes) -> None:
-    """Replaces the file, or the one that a link leads to; when this returns, it is on the disk.
-    (On a file system that syncs no folders, a power failure may bring the old one back.)
+    """Replaces the file, or the one that a link leads to, and waits until it is on the disk.
+
+    On a file system that cannot sync folders, a power failure may bring the old content back.
 
     Raises:
-        OSError: the file is then as it was. PermissionError: also where it is read-only.
+        OSError: the file cannot be written, and is as it was.
+        PermissionError: among others, the file is read-only.
     """
     path = Path(os.path.realpath(path))
     if is_read_only(path):
@@ -24,7 +26,7 @@ def write(path: Path, data: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(4)}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        # 0o666: the umask decides, so that a shared folder can be shared.
+        # With 0o666 the umask decides on the permissions, so that folders can be shared.
         with open(os.open(partial, flags, 0o666), "wb") as file:
             with suppress(OSError):
                 os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
@@ -36,7 +38,7 @@ def write(path: Path, data: bytes) -> None:
         with suppress(OSError):
             partial.unlink()
         raise
-    # The file has been replaced: whoever heard of a failure now would take it for the old one.
+    # The file has been replaced. An error from here on would claim that the old one is still there.
     with suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -46,8 +48,10 @@ def write(path: Path, data: bytes) -> None:
 
 
 def is_read_only(path: Path) -> bool:
-    """Whether it is a file that nobody may write to, as its mode says (0444): that its folder would
-    let it be replaced, and that root may do anything, does not count."""
+    """Whether a file's mode lets nobody write to it (0444).
+
+    It counts as read-only even if its folder allows replacing it, and for root.
+    """
     try:
         return not os.stat(path).st_mode & 0o222
     except OSError:
@@ -55,5 +59,5 @@ def is_read_only(path: Path) -> bool:
 
 
 def partials(path: Path) -> list[Path]:
-    """What writers that were killed have left beside ``path``."""
+    """The partial files that killed writers have left beside ``path``."""
     return list(path.parent.glob(f".{glob.escape(path.name)}.*.part"))

@@ -1,8 +1,8 @@
 """Loads `_C`, the compiled part, after checking that it was built for the torch that runs.
 
-A C++ extension of torch fits the torch minor release and the CUDA version that it was built with,
-and no other: loaded into another, it fails with an undefined symbol at best and corrupts memory at
-worst. So the build records both in `_build_info`, and they are compared before the library is
+A C++ extension of torch fits only the torch minor release and the CUDA version that it was built
+with. Loaded into another, it fails with an undefined symbol at best and corrupts memory at worst.
+So the build records both in `_build_info`, and they are compared before the library is
 loaded.
 """
 
@@ -24,7 +24,7 @@ _HOW_TO_REBUILD = (
 
 
 def _release(version: str) -> str:
-    """`2.11` of `2.11.0+cu130`: torch keeps its C++ ABI within a minor release."""
+    """The minor release, as `2.11` of `2.11.0+cu130`; torch keeps its C++ ABI within it."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
@@ -38,7 +38,7 @@ def check_build(built: tuple[str, str | None, bool], running: tuple[str, str | N
     """Compares (torch version, CUDA version or None, C++11 ABI) of the build and of this process.
 
     Raises:
-        ImportError: they do not fit; says what was built, what runs, and the cure.
+        ImportError: they do not fit. The message names the build, what runs, and the cure.
     """
     if (_release(built[0]), *built[1:]) != (_release(running[0]), *running[1:]):
         raise ImportError(
@@ -73,15 +73,15 @@ except ImportError as error:
 
 
 def extension_available() -> bool:
-    """Whether `_C` holds the search: False where it was built with a CPU-only torch.
+    """Whether `_C` holds the search, which a build with a CPU-only torch lacks.
 
-    It says nothing of a GPU: candidates for a GPU that is not there need none.
+    It says nothing of a GPU: the candidates for an absent GPU can be listed without one.
     """
     return _build_info.CUDA_VERSION is not None
 
 
 def require_cuda_build() -> Any:
-    """`_C`, where it holds the search.
+    """Returns `_C` if it holds the search.
 
     Raises:
         RuntimeError: the extension was built with a CPU-only torch.

@@ -1,4 +1,4 @@
-"""Dataclasses to plain JSON and back, strictly. Fields at their default are left out."""
+"""Turns dataclasses into plain JSON and back. Fields at their default are left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DIGITS = 6
 
 
 def encode(value: Any) -> Any:
-    """A tree of dicts, lists, texts, bools, None and finite numbers of 6 significant digits.
+    """The value as dicts, lists, texts, bools, None and numbers of 6 significant digits.
 
     Infinity and NaN become None.
     """
@@ -41,7 +41,8 @@ def decode(kind: type[T], tree: Any, where: str = "") -> T:
     """The inverse of :func:`encode` for a dataclass ``kind``, whose floats are 0 or more.
 
     Raises:
-        ValueError: naming the field (``where`` goes before it), what it must be and what it is.
+        ValueError: a field is wrong; the message names it (after ``where``), what it must be and
+            what it is.
     """
     return typing.cast(T, _decode(kind, Node(tree, where or kind.__name__)))
 

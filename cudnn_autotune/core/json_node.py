@@ -1,4 +1,4 @@
-"""Reading JSON that others wrote: every value with its place, every complaint with it."""
+"""Reads JSON that others wrote. Every value has its place, and every error names it."""
 
 from __future__ import annotations
 
@@ -13,38 +13,42 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MOST = 1e15
-"""The largest number; above it JSON readers of other languages may give up."""
+"""The largest number that is allowed; readers of other languages may not take larger ones."""
 _MOST_DEPTH = 64
-"""What this package writes is nested less than ten levels deep."""
+"""The deepest nesting that is read; this package writes less than ten levels."""
 _MOST_SHOWN = 80
-_short = reprlib.Repr()  # it neither looks at all of a long list nor goes down all of a deep one
+# It looks neither at all of a long list nor into all of a deep one.
+_short = reprlib.Repr()
 _short.maxlevel = 3
 _short.maxstring = _short.maxother = _short.maxlong = _MOST_SHOWN
 
 
 def shown(value: object) -> str:
-    """What a message says of a value that is not allowed: its ``repr``, cut short; at once however
-    long or deeply nested the value is."""
+    """A value's ``repr`` for an error message, cut short.
+
+    It takes no longer for a long or deeply nested value.
+    """
     try:
         text = _short.repr(value)
-    except Exception:  # whatever it is, the message is to come out
+    except Exception:  # a `__repr__` that fails must not hide the message
         return f"a {type(value).__name__}"
     return cut(text)
 
 
 def cut(text: str) -> str:
-    """A text that somebody else wrote, as a message says it: the first of its characters."""
+    """The first characters of a text that somebody else wrote, for an error message."""
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 def read_json(path: Path | Traversable, most_bytes: int) -> Any:
-    """The tree in a JSON file, compressed where its name ends in ``.gz``.
+    """The tree in a JSON file, which is compressed if its name ends in ``.gz``.
 
     Args:
-        most_bytes: of the file, and of what it holds uncompressed; no more of either is read.
+        most_bytes: the largest size of the file and of its uncompressed content; no more is read.
 
     Raises:
-        ValueError: saying what is wrong with it. OSError: it cannot be read.
+        ValueError: the file is too large or no JSON; the message says what is wrong.
+        OSError: it cannot be read.
     """
     with path.open("rb") as file:
         data = file.read(most_bytes + 1)
@@ -73,8 +77,11 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def loads(data: bytes) -> Any:
-    """The value of a JSON text; ValueError where it is none, and where it is nested too deeply,
-    which does not depend on how deep the caller is in calls."""
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than 64 levels, however deep the call stack is.
+    """
     try:
         value = json.loads(data)
     except RecursionError as error:
@@ -93,7 +100,7 @@ def loads(data: bytes) -> Any:
 
 
 class Node:
-    """A value in a JSON tree. Every method raises ValueError, ``place: what is wrong``."""
+    """A value in a JSON tree. Each method raises ValueError as ``place: what is wrong``."""
 
     __slots__ = ("place", "value")
 
@@ -105,7 +112,7 @@ class Node:
         return ValueError(f"{self.place}: must be {allowed}, got {shown(self.value)}")
 
     def fields(self, *names: str) -> dict[str, Node]:
-        """Of an object that has exactly these."""
+        """The values of an object that has exactly these names."""
         given = self.object()
         for name in names:
             if name not in given:
@@ -121,7 +128,7 @@ class Node:
         return {name: Node(value, self._under(name)) for name, value in self.value.items()}
 
     def items(self) -> Iterator[Node]:
-        """Of a list, one after the other: it may be long."""
+        """The values of a list, which may be long, one after another."""
         if not isinstance(self.value, list):
             raise self.error("a list")
         return (Node(value, f"{self.place}[{i}]") for i, value in enumerate(self.value))
@@ -150,10 +157,10 @@ class Node:
         return int(value)
 
     def number(self, *, above: float | None = None) -> float:
-        """At most 1e15, and at least 0, or more than ``above``."""
+        """A number of at most 1e15 that is at least 0, or more than ``above``."""
         value = self.value
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        # NaN is in no range.
+        # NaN fails every comparison.
         if is_number and (value >= 0 if above is None else above < value) and value <= MOST:
             return float(value)
         limit = "from 0" if above is None else f"above {above:g}"

@@ -1,4 +1,4 @@
-"""What a measurement or a choice depends on, besides the problem."""
+"""The versions and the GPU, on which a measurement depends beside its problem."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def environment(device: int | None = None) -> dict[str, Any]:
     """Versions and GPU, as plain JSON values.
 
     Args:
-        device: index of a CUDA device; None: the current one.
+        device: index of a CUDA device; None stands for the current one.
 
     Returns:
-        ``cudnn_autotune``, ``python``, ``torch``, ``cuda``, ``cudnn``, ``cudnn_frontend``
-        (versions; the last three None with a CPU-only torch), ``gpu``, ``compute_capability``,
-        ``multiprocessors`` and ``memory_bytes`` (None where there is no GPU), ``driver`` (None
-        where it cannot be read).
+        The versions ``cudnn_autotune``, ``python``, ``torch``, ``cuda``, ``cudnn`` and
+        ``cudnn_frontend``, of which the last three are None with a CPU-only torch; ``gpu``,
+        ``compute_capability``, ``multiprocessors`` and ``memory_bytes``, which are None without a
+        GPU; and ``driver``, which is None if it cannot be read.
     """
     found: dict[str, Any] = {
         "cudnn_autotune": version(),

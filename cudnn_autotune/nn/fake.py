@@ -1,7 +1,8 @@
-"""Fake kernels: shapes and real strides, for ``torch.compile``, ``torch.export`` and ``meta``.
+"""Fake kernels of the operators, for ``torch.compile``, ``torch.export`` and meta tensors.
 
-A device without cuDNN gets what ATen's convolution gives there. On CUDA the layout is that of the
-kernels (csrc/conv_cuda.cpp): channels_last where either operand is, never in float64.
+They compute shapes and strides. On CUDA these are the strides of the kernels (csrc/conv_cuda.cpp):
+channels_last if either operand is, and never in float64. Elsewhere they are those of ATen's
+convolution, which runs there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def _check_least(name: str, values: Ints, least: int) -> None:
 def _output_size(
     input_size: Ints, weight_size: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> list[int]:
-    """Of the forward convolution, which it checks as the CUDA kernels do."""
+    """The size of the forward convolution's output. It checks what the CUDA kernels check."""
     n = len(stride)
     lists = (len(input_size) - 2, len(weight_size) - 2, len(dilation))
     torch._check(
@@ -87,7 +88,7 @@ def _check_gradient(grad_output: Tensor, other: Tensor, expected: Sequence[int])
 
 
 def split_padding(padding: Ints, n: int) -> tuple[list[int], list[int]]:
-    """Padding on both sides alike, and what is left for ``constant_pad_nd``."""
+    """The padding that both sides share, and the rest as ``constant_pad_nd`` takes it."""
     if len(padding) == n:
         return list(padding), []
     both = [min(padding[d], padding[n + d]) for d in range(n)]
@@ -102,6 +103,7 @@ def pad(input: Tensor, extra: list[int]) -> Tensor:
 
 
 def conv_memory_format(a: Tensor, b: Tensor) -> torch.memory_format:
+    """The memory format that the CUDA kernels compute in for these operands."""
     if a.dtype == torch.float64 or a.dim() not in _CHANNELS_LAST:
         return torch.contiguous_format
     wanted = _CHANNELS_LAST[a.dim()]
@@ -114,6 +116,7 @@ def _empty(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
 
 
 def _placeholder(size: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+    """An operand that ATen's convolution wants only for its size and layout."""
     suggest = torch._prims_common.suggest_memory_format
     plain = suggest(a) == torch.contiguous_format
     layout = suggest(b) if plain else suggest(a)
@@ -127,7 +130,10 @@ def _backward(
     geometry: tuple[Ints, Ints, Ints, int],
     of_input: bool,
 ) -> tuple[Tensor, Tensor]:
-    """ATen's, of the input or of the weight; ``geometry`` is stride, padding, dilation, groups."""
+    """ATen's gradients of the input or of the weight; the other one is None.
+
+    ``geometry`` is stride, padding, dilation, groups.
+    """
     stride, padding, dilation, groups = geometry
     grads = torch.ops.aten.convolution_backward(
         grad_output,
@@ -190,7 +196,7 @@ def _(
     input = _placeholder(padded, grad_output, weight)
     geometry = (stride, both, dilation, groups)
     grad_input, _ = _backward(grad_output, input, weight, geometry, of_input=True)
-    # Where it was padded: narrowed, then made dense again in its own layout.
+    # The gradient of a padded input is narrowed, then made dense again in its own layout.
     return _placeholder(input_size, grad_input, grad_input) if extra else grad_input
 
 

@@ -1,8 +1,8 @@
-"""FLOPs of the operators, for ``torch.utils.flop_counter.FlopCounterMode``: as PyTorch counts those
-of its own convolutions, two for a multiplication and an addition.
+"""The FLOPs of the operators, for ``torch.utils.flop_counter.FlopCounterMode``.
 
-That module imports triton where it is installed, which this package must not do on its own: the
-formulas are registered when something else imports it.
+They are counted as PyTorch counts its own convolutions: two for a multiplication and an addition.
+``torch.utils.flop_counter`` imports triton if it is installed, which this package must not do. So
+the formulas are registered when something else imports that module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``conv2d`` by the chosen engine; PyTorch's own where there is none to choose."""
+"""``conv2d`` by the chosen engine, or by PyTorch where this package has no choice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudnn_autotune.tuning.settings import check_policy
 
 Ints = int | Sequence[int]
 
-# The short way: NotImplemented for all that `conv2d` has to look at.
+# The fast path in C++. It returns NotImplemented for every call that `conv2d` below must handle.
 fast_conv2d = _C.conv2d
 
 _SPATIAL_DIMS = 2
@@ -39,11 +39,11 @@ def conv2d(
 ) -> Tensor:
     """``torch.nn.functional.conv2d``, by the cuDNN engine that a search chose for the shape.
 
-    The first call of a shape on a CUDA device searches; later ones run the engine that was
-    chosen. Differentiable to any order; the backward searches for its own two convolutions in the
-    mode that the forward used. On tensors that are not on a CUDA device this *is*
-    ``torch.nn.functional.conv2d``, and so it is while ``torch.export``, ``torch.onnx`` or
-    ``torch.jit.trace`` record a program: what they save runs without this package.
+    The first call of a shape on a CUDA device searches; later calls run the engine that was chosen.
+    The function is differentiable to any order. Its backward searches for its own two convolutions
+    in the mode that the forward used. For tensors that are not on a CUDA device this is
+    ``torch.nn.functional.conv2d``. It is that as well while ``torch.export``, ``torch.onnx`` or
+    ``torch.jit.trace`` record a program, so what they save runs without this package.
 
     Args:
         input: ``(N, C, H, W)`` or ``(C, H, W)``.
@@ -51,15 +51,17 @@ def conv2d(
             float64. Others go to PyTorch.
         bias: ``(K,)``, or None.
         stride, padding, dilation, groups: as PyTorch's; padding may be ``"same"`` or ``"valid"``.
-        sampling: a mode (one of ``cudnn_autotune.SAMPLING_MODES``, or a registered one); None: the
+        sampling: one of ``cudnn_autotune.SAMPLING_MODES`` or a registered mode; None stands for the
             settings'.
-        workspace_limit: the most bytes of workspace that the engine may need; None: the settings'.
+        workspace_limit: the most bytes of workspace that the engine may need; None stands for the
+            settings'.
 
     Returns:
         ``(N, K, P, Q)`` or ``(K, P, Q)``, channels_last where input or weight is.
 
     Raises:
-        ValueError: an unknown mode, a negative limit. RuntimeError, TypeError: as PyTorch.
+        ValueError: the mode is unknown, or the limit negative.
+        RuntimeError, TypeError: PyTorch's, for arguments that do not fit.
     """
     if not torch.compiler.is_compiling():
         fast = fast_conv2d(
@@ -90,10 +92,10 @@ def conv2d(
         or paddings is None
         or group_count is None
     ):
-        # PyTorch's own, or refused in PyTorch's words.
+        # PyTorch computes it, or refuses it in its own words.
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     if len(paddings) > _SPATIAL_DIMS and torch.compiler.is_compiling():
-        # As PyTorch does it: a compiler fuses the padding with what comes before.
+        # PyTorch pads in the same way. A compiler fuses the padding with what comes before.
         (top, left), (bottom, right) = paddings[:2], paddings[2:]
         input, paddings = F.pad(input, (left, right, top, bottom)), (0, 0)
     output: Tensor = torch.ops.cudnn_autotune.conv_fprop(
@@ -111,17 +113,17 @@ def conv2d(
 
 
 def _is_exported() -> bool:
-    """Whether a program is being recorded for processes that may lack this package."""
-    # torch.compiler.is_exporting() is True whenever Dynamo traces; the flag behind it is right.
+    """Whether a program is being recorded that may run in processes without this package."""
+    # torch.compiler.is_exporting() is True whenever Dynamo traces; this flag only while exporting.
     is_exporting: bool = getattr(torch.compiler, "_is_exporting_flag", False)
     is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]
     return is_exporting or is_traced
 
 
 def _has_rules_of_its_own(tensor: Tensor | None) -> bool:
-    """Whether it is of a class (DTensor, a quantized one) that knows ATen's operators by name."""
+    """Whether the tensor's class handles ATen's operators itself, as DTensor does."""
     if torch.compiler.is_compiling():
-        return False  # Dynamo has unwrapped it, or unwraps what comes of it
+        return False  # Dynamo has unwrapped the tensor, or unwraps the result
     dispatch = type(tensor).__torch_dispatch__ if isinstance(tensor, Tensor) else None
     if dispatch in (None, Tensor.__torch_dispatch__):
         return False
@@ -129,19 +131,19 @@ def _has_rules_of_its_own(tensor: Tensor | None) -> bool:
 
 
 def _pair(value: Ints) -> Sequence[int] | None:
-    """One number for each dimension; None where PyTorch would not take ``value``."""
+    """One number for each dimension, or None if PyTorch would not take ``value``."""
     numbers = [_integer(one) for one in (value if isinstance(value, (tuple, list)) else [value])]
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers):
         return None
-    # PyTorch takes a list of one as well.
+    # PyTorch takes a list of one number as well.
     return {1: known * 2, _SPATIAL_DIMS: known}.get(len(known))
 
 
 def _integer(value: object) -> int | None:
-    """Also of NumPy's integers and of tensors of one integer; None for what is no integer."""
+    """The integer, also of NumPy's and of a tensor of one; None for what is no integer."""
     if isinstance(value, (int, torch.SymInt)):
-        return cast("int", value)  # a symbolic one's index would fix it in what is traced
+        return cast("int", value)  # taking the index of a symbolic one would fix its value
     try:
         return operator.index(cast("SupportsIndex", value))
     except TypeError:
@@ -154,7 +156,7 @@ def _paddings(
     dilation: Sequence[int] | None,
     weight: Tensor,
 ) -> Sequence[int] | None:
-    """One list, or two where they differ; None where PyTorch would not take ``padding``."""
+    """The padding of both sides, twice as long if they differ; None if PyTorch refuses it."""
     if not isinstance(padding, str):
         return _pair(padding)
     if padding == "valid":
@@ -166,5 +168,5 @@ def _paddings(
     return before if before == after else both
 
 
-# Seen by torch.fx's symbolic tracer as one call.
+# torch.fx's symbolic tracer records the function as one call.
 torch.fx.wrap("conv2d")

@@ -59,7 +59,7 @@ def conv_fprop(
     sampling: str = "",
     workspace_limit: int = -1,
 ) -> Tensor:
-    """The operator of this name as ``aten.convolution``, of a marked input on a CUDA device."""
+    """Decomposes the operator into ``aten.convolution``, of a marked input if on CUDA."""
     both, extra = split_padding(padding, len(stride))
     input = pad(input, extra)
     if input.is_cuda:
@@ -70,7 +70,7 @@ def conv_fprop(
 
 
 class _MarkedConvolution:
-    """Stands in for Inductor's choice of ATen's convolution (an ``ExternKernelChoice``)."""
+    """Takes the place of Inductor's ``ExternKernelChoice`` for ATen's convolution."""
 
     def __init__(self, choice: Any, sampling: str, workspace_limit: int) -> None:
         self._choice = choice
@@ -87,14 +87,14 @@ class _MarkedConvolution:
 
 
 def _stride_order(rank: int, memory_format: torch.memory_format) -> list[int]:
-    """As Inductor's ``get_stride_order`` gives it: the innermost dimension has 0."""
+    """The order of strides as Inductor writes it, in which the innermost dimension has 0."""
     if memory_format == torch.contiguous_format:
         return list(range(rank - 1, -1, -1))
     return [rank - 1, 0, *range(rank - 2, 0, -1)]
 
 
 def _register(conv: Any) -> None:
-    """Registers all that ``torch._inductor`` has to know; ``conv`` is its ``kernel.conv``."""
+    """Registers lowerings and decomposition; ``conv`` is ``torch._inductor.kernel.conv``."""
     from torch._inductor import config, decomposition, ir, lowering, select_algorithm
     from torch._inductor.virtualized import V
 
@@ -103,7 +103,7 @@ def _register(conv: Any) -> None:
 
     class Choice(select_algorithm.ExternKernelChoice):  # type: ignore[misc, unused-ignore]
         def call_name(self) -> str:
-            """As the generated code names it, which another process may load from a cache."""
+            """The name in the generated code, which another process may load from a cache."""
             return "torch.ops.cudnn_autotune.conv_fprop.default"
 
     choice = Choice(
@@ -117,7 +117,7 @@ def _register(conv: Any) -> None:
         input: Any = V.graph.current_node.args[0]
         is_autotuned = config.max_autotune or config.max_autotune_gemm
         if getattr(input, "target", None) is not _mark_input or (
-            # There a choice may be made after the graph is gone that a C++ call is made from.
+            # In that mode Inductor may choose after the graph is gone that a C++ call is made from.
             V.graph.cpp_wrapper and is_autotuned
         ):
             return lower_aten(*args, **kwargs)
@@ -132,10 +132,11 @@ def _register(conv: Any) -> None:
     lowering.lowerings[aten_convolution] = lower_convolution
     lowering.register_lowering(_mark_input, type_promotion_kind=None)(lambda input, *_: input)
 
-    laid_out: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()  # of each graph
+    # For each graph the gradients that were laid out for one operator, and serve the other.
+    laid_out: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
     def lay_out(node: Any, grad_output: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
-        """The arguments of an operator of the backward, in the layouts that it takes them in."""
+        """Puts the arguments of an operator of the backward into the layouts that it needs."""
         others, _ = lowering.constrain_to_fx_strides(node, None, *others)
         values = [argument.meta["val"] for argument in node.args[:2]]
         order = _stride_order(values[0].dim(), conv_memory_format(*values))

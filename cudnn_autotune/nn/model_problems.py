@@ -1,4 +1,4 @@
-"""The problems that a model's convolutions have on given inputs, forward and backward."""
+"""Finds the problems of a model's convolutions on given inputs, forward and backward."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _log = logging.getLogger(__name__)
 class Found:
     problems: tuple[ConvProblem, ...]
     device: int | None
-    """Index of the CUDA device that all of them run on; None: this package serves nothing."""
+    """Index of the CUDA device that all of them run on; None if this package serves nothing."""
 
 
 def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProblem]:
-    """What ``model(*inputs, **kwargs)`` asks of this package, each problem once, in order.
+    """The problems that ``model(*inputs, **kwargs)`` asks for, each once, in order.
 
     The model runs once, with cuDNN's heuristics: forward, and backward from the sum of its outputs,
-    unless gradients are off (``torch.no_grad()``) or nothing asks for them. It is in the state
-    (training, autocast, ...) that the caller has put it in; its gradients and buffers, the inputs
-    and the random number generators are as before afterwards. Nobody hears of it
-    (``on_decision``). What other threads ask for meanwhile, be they the model's own, is not
-    counted, and is tuned as ever.
+    unless gradients are off (``torch.no_grad()``) or nothing requires them. It runs in the state
+    (training, autocast, ...) that the caller has put it in. Afterwards its gradients and buffers,
+    the inputs and the random number generators are what they were. ``on_decision`` handlers are not
+    called. What other threads ask for meanwhile is not counted, and is tuned as usual.
 
     Returns:
-        Without those for which an engine is pinned: there is nothing to tune.
+        The problems, without those for which an engine is pinned, which need no tuning.
 
     Raises:
-        ValueError: there are none, they are spread over several devices, or the model has lazy
-            parameters. Whatever the model raises.
+        ValueError: there are no problems, they are spread over several devices, or the model has
+            lazy parameters.
+        Exception: whatever the model raises.
     """
     found = find(model, inputs, kwargs)
     if found.device is None:
@@ -55,11 +55,11 @@ def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProbl
 
 
 def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
-    """:func:`problems_of`, and where they run; there may be none."""
+    """As :func:`problems_of`, with the device; it does not fail if there are no problems."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     layers = [module for module in model.modules() if isinstance(module, Conv2d)]
-    # Asked beforehand: FSDP changes them.
+    # This is asked before the run, because FSDP replaces parameters in it.
     learns = torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
     with probe() as made:
         run_once(model, inputs, kwargs)

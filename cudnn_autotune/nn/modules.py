@@ -1,4 +1,4 @@
-"""``Conv2d``: a drop-in for ``torch.nn.Conv2d`` that remembers the chosen engine per shape."""
+"""``Conv2d``, a drop-in for ``torch.nn.Conv2d`` that runs the engine chosen for each shape."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class _WithPolicy(nn.Module):
-    """The two arguments that our modules take beside PyTorch's."""
+    """Adds the two arguments that our modules take beside PyTorch's."""
 
-    # Of the class too: modules that were pickled as, or turned into, ours without __init__.
+    # The class has them too, for modules that became ours without __init__ (pickle, __class__).
     sampling: str | None = None
     workspace_limit: int | None = None
 
@@ -46,22 +46,22 @@ class _WithPolicy(nn.Module):
 
 
 class Conv2d(_WithPolicy, nn.Conv2d):
-    """``torch.nn.Conv2d`` by the cuDNN engine that a search chose for each shape.
+    """``torch.nn.Conv2d`` that runs the cuDNN engine chosen for each shape by a search.
 
-    Takes what ``torch.nn.Conv2d`` takes, holds the same parameters and state dict, and is one for
-    ``isinstance``. On a device that is not CUDA it computes what ``torch.nn.Conv2d`` does, bit for
+    It takes what ``torch.nn.Conv2d`` takes, has the same parameters and state dict, and is a
+    subclass of it. On a device that is not CUDA it computes what ``torch.nn.Conv2d`` does, bit for
     bit.
 
     Args:
         sampling: how engines are chosen: one of ``cudnn_autotune.SAMPLING_MODES``, a registered
-            one, or None for ``cudnn_autotune.get_sampling()`` at the time of the call.
+            mode, or None for ``cudnn_autotune.get_sampling()`` at the time of the call.
         workspace_limit: the most bytes of workspace that an engine may need, or None for
             ``cudnn_autotune.get_workspace_limit()``.
 
     Both are plain attributes and may be changed at any time.
 
     Raises:
-        ValueError: an unknown mode, a negative limit; else as ``torch.nn.Conv2d``.
+        ValueError: the mode is unknown, or the limit negative; or as ``torch.nn.Conv2d``.
     """
 
     def __init__(

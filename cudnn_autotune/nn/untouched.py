@@ -1,4 +1,4 @@
-"""Running a user's model once without leaving a trace in it."""
+"""Runs a user's model once and restores what the run changed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from torch.nn.parameter import is_lazy
 
 
 def run_once(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """The model's forward, and the backward of its summed outputs if they have one.
+    """Runs the model's forward, and the backward of its summed outputs if they have one.
 
-    Afterwards gradients, buffers (the statistics of a BatchNorm), what the tensors in ``inputs``
-    and ``kwargs`` hold, and random number generators (PyTorch's and Python's) are what they were.
-    Hooks that are registered on the model run, but those by which a DistributedDataParallel
-    averages gradients do not.
+    Afterwards gradients, buffers (the statistics of a BatchNorm), the contents of the tensors in
+    ``inputs`` and ``kwargs``, and random number generators (PyTorch's and Python's) are what they
+    were. Hooks that are registered on the model run, except those by which a
+    DistributedDataParallel averages gradients.
 
     Raises:
-        ValueError: lazy parameters that no call has given a shape. What the model raises;
-        RuntimeError by PyTorch for ``torch.utils.checkpoint`` with ``use_reentrant=True``.
+        ValueError: the model has lazy parameters that no call has given a shape.
+        RuntimeError: PyTorch's, for ``torch.utils.checkpoint`` with ``use_reentrant=True``.
+        Exception: whatever the model raises.
     """
     if any(is_lazy(entry) for entry in (*model.parameters(), *model.buffers())):
         raise ValueError(
@@ -44,17 +45,17 @@ def run_once(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any
         outputs = [t for t in _tensors(model(*inputs, **kwargs)) if t.grad_fn is not None]
         leaves = _leaves(outputs, given) if torch.is_grad_enabled() else []
         if leaves:
-            # Not `backward()`: it adds to what is in `.grad`, and runs the hooks with which
-            # gradients are averaged over ranks, or parameters updated. Ones in the outputs' own
-            # layout are what a sum's gradient is, but for its strides of 0.
+            # `backward()` would add to `.grad`, and run the hooks that average gradients over ranks
+            # or update parameters. The gradient of a sum is ones; these have the outputs' own
+            # layout, where those of a sum have strides of 0.
             ones = [torch.ones_like(output) for output in outputs]
             torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Those in ``value``, each once: it may be any nest of containers and objects."""
+    """The tensors in any nest of containers and objects, each once."""
     found: list[Tensor] = []
-    seen: dict[int, Any] = {}  # holds them: no number is used again
+    seen: dict[int, Any] = {}  # it holds the entries, so that no id is used again
     left = [value]
     while left:
         entry = left.pop()
@@ -77,9 +78,11 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _leaves(outputs: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-    """What a backward from ``outputs`` leads to: what was given, and the parameters as the forward
-    had them, which are no longer those of the model where FSDP has put parts in their place."""
-    ends = {tensor.grad_fn for tensor in given}  # a graph of the user's own begins there
+    """The leaves that a backward from ``outputs`` reaches: given tensors and parameters.
+
+    The parameters are those of the forward. FSDP may have put others in their place since.
+    """
+    ends = {tensor.grad_fn for tensor in given}  # behind a given tensor is the user's own graph
     leaves = {id(tensor): tensor for tensor in given if tensor.requires_grad}
     seen: set[Any] = set()
     left: list[Any] = [output.grad_fn for output in outputs]
@@ -96,7 +99,7 @@ def _leaves(outputs: Iterable[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def generators_kept(devices: Iterable[int]) -> Iterator[None]:
-    """PyTorch's random numbers, of the CPU and of these CUDA devices, and Python's."""
+    """Restores the generators of PyTorch (CPU and these CUDA devices) and of Python."""
     python = random.getstate()
     with torch.random.fork_rng(sorted(devices)):
         try:
@@ -107,7 +110,7 @@ def generators_kept(devices: Iterable[int]) -> Iterator[None]:
 
 @contextmanager
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Also where the forward puts other tensors in their place, or adds some."""
+    """Restores buffers, also if the forward replaces or adds some."""
     tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     with _contents_kept(list(model.buffers())):
         try:
@@ -120,7 +123,7 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _contents_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Of dense tensors that hold something."""
+    """Restores the contents of the dense tensors among these."""
     dense = [
         t
         for t in tensors
@@ -131,24 +134,26 @@ def _contents_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
         yield
     finally:
         for tensor, copy in copies:
-            # A write, even of the same values, would spoil a graph of the user's that has yet to be
-            # run backward. (Versions of tensors do not tell: a BatchNorm writes past them.)
+            # Any write, even of the same values, would spoil a graph of the user's that has yet to
+            # run backward. The tensor's version does not tell, since a BatchNorm does not raise it.
             if not torch.equal(_bits(tensor), _bits(copy)):
                 with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.copy_(copy)
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """What it holds, NaN included, so that it can be compared."""
+    """The tensor's bytes, by which NaN can be compared too."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.reshape(-1).contiguous().view(torch.uint8)
 
 
 @contextmanager
 def _gradients_not_averaged(model: nn.Module) -> Iterator[None]:
-    """A DistributedDataParallel in the model only calls its module. Its own forward prepares for
-    hooks on gradients that never run here; with ``static_graph`` it learns from its first backward
-    which there are, and would average none ever after."""
+    """Makes each DistributedDataParallel in the model call only its module.
+
+    Its own forward prepares for hooks on gradients, which never run here. With ``static_graph`` it
+    learns from its first backward which hooks there are, and would then average no gradient ever.
+    """
     replicas = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
     before = [replica.__dict__.get("forward") for replica in replicas]
     try:
