@@ -1,8 +1,8 @@
 """The command line, ``cudnn-autotune``.
 
-It lies beside the package because whatever is imported from a package imports the package, and with
-it torch, which takes seconds. So the help and the version come at once, and Ctrl-C ends it quietly
-while the rest is imported, too.
+It lies beside the package because importing anything from the package imports torch, which takes
+seconds. So the help and the version come at once, and Ctrl-C ends the process quietly while torch
+is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 import click
 
-# Where each is, and the first sentence of its help.
+# The place of each command under cli/commands/, and the first sentence of its help.
 COMMANDS = {
     "audit": (
         "audit:audit",
@@ -81,8 +81,11 @@ class Commands(click.Group):
 
 @contextmanager
 def _ending_quietly() -> Iterator[None]:
-    """Ctrl-C ends the process there and then: a KeyboardInterrupt would be a traceback from the
-    depth of whatever is being imported, where it is not swallowed."""
+    """Makes Ctrl-C end the process at once.
+
+    A KeyboardInterrupt would show a traceback from the depth of what is being imported, or be
+    swallowed there.
+    """
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
@@ -94,8 +97,11 @@ def _ending_quietly() -> Iterator[None]:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """What a terminal shows in place of what it cannot: as wide, so that tables stay in line, where
-    it is of our own words; else escaped."""
+    """What a terminal shows in place of characters that it cannot.
+
+    Characters of our own texts become ASCII of the same width, so that tables stay in line. Others
+    are escaped.
+    """
     assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end].translate(_ASCII)
     return text.encode("ascii", "backslashreplace").decode("ascii"), error.end

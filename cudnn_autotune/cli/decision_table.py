@@ -1,4 +1,4 @@
-"""Decisions as a table for a terminal."""
+"""Prints decisions as a table."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.store import Decision
 
 _PIPE_WIDTH = 150
-# Below it the columns of small facts become lines of the others.
+# In a narrower terminal the columns of small facts become lines of the other columns.
 _WIDE = 120
 
 
 def console() -> Console:
-    """Of standard output. Read in logs and pipes as well: 80 columns would cut the numbers."""
+    """The console of standard output; wide in logs and pipes, where 80 columns cut numbers."""
     found = Console()
     return found if found.is_terminal else Console(width=_PIPE_WIDTH)
 
 
 def show(console: Console, decisions: Iterable[Decision], title: str, note: str = "") -> None:
-    """Prints the table, in the columns that the console has room for."""
+    """Prints the table in the columns that the console has room for."""
     made = Table(title=Text(wording.printable(title)), title_justify="left", caption_justify="left")
     made.caption = Text(wording.printable(note), overflow="fold") if note else None
     made.add_column("problem", overflow="fold", ratio=3)
@@ -42,7 +42,7 @@ def show(console: Console, decisions: Iterable[Decision], title: str, note: str 
 
 
 def _cells(decision: Decision, is_wide: bool) -> list[tuple[str, ...]]:
-    """The lines of each column."""
+    """The lines of each cell in a decision's row."""
     problem, chosen = decision.problem, decision.chosen
     candidate = chosen.candidate if chosen else ATEN
     types = f"{wording.dtype(problem)} {wording.layout(problem)}"
@@ -78,7 +78,7 @@ def _constraints(decision: Decision) -> Iterable[str]:
 
 
 def _cell(first: str, *others: str) -> Text:
-    # Text: square brackets are no markup.
+    # In a Text square brackets are no markup.
     cell = Text(wording.printable(first))
     for line in filter(None, others):
         cell.append(f"\n{wording.printable(line)}", style="dim")

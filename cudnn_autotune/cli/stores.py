@@ -1,4 +1,4 @@
-"""``--store``, and how a command reads what it names; nothing here writes."""
+"""``--store``, and how a command reads the files that it names. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -34,38 +34,41 @@ def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _expanded(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    # No shell does it in `--store=~/tuned`, and a Store does.
+    # No shell expands `--store=~/tuned`, and a Store does.
     return None if value is None else Path(os.path.expanduser(value))
 
 
 MayPass = Callable[[str], bool]
-"""Whether an entry is worth parsing, by its ``Decision.key``."""
+"""Tells by a ``Decision.key`` whether the decision has to be parsed."""
 
 
 def nothing(key: str) -> bool:
-    """For those who only count."""
+    """Passes no decision, for those who only count them."""
     return False
 
 
 @dataclass(frozen=True)
 class StoreFile:
-    """What a file holds."""
+    """The content of a store's file."""
 
     path: Path
     environment: Environment
     decisions: tuple[Decision, ...]
-    """Those that were asked for."""
+    """The decisions that were asked for."""
     count: int
-    """Entries, of all there are."""
+    """The number of all entries."""
     size: int
-    """Bytes."""
+    """The file's bytes."""
     complaints: tuple[str, ...] = ()
-    """What of it cannot be read, and why: printable."""
+    """What cannot be read, and why, as printable sentences."""
 
 
 def kind_of(place: Path, option: str = "--store") -> str:
-    """``file``, ``folder``, ``other``; empty where nothing is there. Raises click.BadParameter
-    where that cannot be known."""
+    """``file``, ``folder`` or ``other``; empty if nothing is there.
+
+    Raises:
+        click.BadParameter: it cannot be known, for want of permission or the like.
+    """
     try:
         mode = os.stat(place).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -76,14 +79,17 @@ def kind_of(place: Path, option: str = "--store") -> str:
 
 
 def folder_of(store_path: Path | None) -> Path:
-    """The folder that a store's files lie in."""
+    """The folder of a store's files."""
     place = default_folder() if store_path is None else store_path
     return place.parent if names_file(place) else place
 
 
 def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
-    """The files of a store's folder, or the one that is named; those that are there. Raises
-    click.BadParameter where that cannot be known."""
+    """The files that exist of a store's folder, or the one that is named.
+
+    Raises:
+        click.BadParameter: it cannot be known, for want of permission or the like.
+    """
     place = default_folder() if store_path is None else store_path
     files = [place]
     if not names_file(place):
@@ -93,7 +99,7 @@ def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
             return []
         except OSError as error:
             raise refuse(option, f"{place}: {error.strerror}") from error
-        # What cannot even be looked at, as a link to itself, is for who reads it to name.
+        # A file that cannot even be looked at, as a link to itself, is named when it is read.
         return [
             place / name
             for name in sorted(names)
@@ -103,13 +109,13 @@ def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
 
 
 def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
-    """A store's file, without touching it.
+    """Reads a store's file.
 
     Args:
-        may_pass: which of its decisions; None: all. (A thousand take most of a second.)
+        may_pass: which decisions to parse; None stands for all.
 
     Raises:
-        ValueError: it cannot be read, or is no store.
+        ValueError: the file cannot be read, or is no store.
     """
     try:
         data, stamp = disk_file.read(path)
@@ -140,7 +146,7 @@ def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
 
 
 def read_whole(path: Path) -> StoreFile:
-    """As :func:`read`; also raises ValueError where anything in the file cannot be read."""
+    """As :func:`read`, but raises ValueError if anything in the file cannot be read."""
     found = read(path)
     if found.complaints:
         raise ValueError(f"{path}: {'; '.join(found.complaints[:_TOLD])}")
@@ -150,15 +156,15 @@ def read_whole(path: Path) -> StoreFile:
 def open_store(
     store_path: Path | None, may_pass: MayPass | None = None, option: str = "--store"
 ) -> StoreFile | None:
-    """The file that a command is about; what of it cannot be read is said on standard error.
+    """Reads the file that a command is about; None if the folder has no file yet.
 
-    Of a folder the file of this machine's environment, else the only one that is there, so that a
-    store copied from elsewhere can be looked at. A file in its way that cannot be read is named on
-    standard error, and is among the complaints. None where the folder has none yet.
+    In a folder this is the file of this machine's environment, else the only file, so that a store
+    copied from elsewhere can be looked at. What cannot be read is said on standard error, and is
+    among the complaints.
 
     Raises:
-        click.BadParameter: what is not there, cannot be read, or is no store; several files, none
-            of them of this environment.
+        click.BadParameter: the path is not there, cannot be read, or is no store; or there are
+            several files, and none of them is of this environment.
     """
     files = None
     if store_path is not None and (kind := kind_of(store_path, option)) != "folder":
@@ -170,7 +176,7 @@ def open_store(
     own = folder / file_in(folder, Environment.of()).name
     unreadable: list[str] = []
     readable: list[Path] = []
-    # That of this machine first: the others are not even looked at where it can be read.
+    # The file of this machine comes first. If it can be read, the others are not looked at.
     for path in sorted(files, key=lambda path: path != own):
         try:
             read(path, nothing)
@@ -190,14 +196,14 @@ def open_store(
         return None
     try:
         found = read(readable[0], may_pass)
-    except ValueError as error:  # it changed meanwhile
+    except ValueError as error:  # the file changed meanwhile
         raise refuse(option, str(error)) from error
     _complain([f"{found.path}: {complaint}" for complaint in found.complaints])
     return replace(found, complaints=(*unreadable, *found.complaints))
 
 
 def _complain(lines: Sequence[str]) -> None:
-    """On standard error, of the first few; of the others, how many."""
+    """Says the first few lines on standard error, and how many others there are."""
     for line in lines[:_TOLD]:
         say(line, err=True)
     if len(lines) > _TOLD:
@@ -205,5 +211,5 @@ def _complain(lines: Sequence[str]) -> None:
 
 
 def nothing_there(store_path: Path | None) -> str:
-    """What is said of a store without a file."""
+    """The message for a store without a file."""
     return f"{folder_of(store_path)}: nothing is stored there yet"

@@ -27,7 +27,7 @@ _KINDS = {
 @dataclass(frozen=True)
 class Difference:
     kind: str
-    """One of ``_KINDS``."""
+    """A key of ``_KINDS``."""
     line: str
 
 
@@ -87,10 +87,10 @@ def _between(a: Environment, b: Environment) -> Iterator[str]:
 def differences(
     a: Iterable[Decision], b: Iterable[Decision], tolerance: float
 ) -> Iterator[Difference]:
-    """In the order of ``a``, then what only ``b`` has.
+    """The differences in the order of ``a``, and then what only ``b`` has.
 
     Args:
-        tolerance: how much times may differ, relative to that in ``a``.
+        tolerance: how much a time may differ, relative to the one in ``a``.
     """
     left = {entry.name_of(decision): decision for decision in a}
     right = {entry.name_of(decision): decision for decision in b}
@@ -130,7 +130,7 @@ def _told(decision: Decision) -> str:
 
 
 def _times(a: Decision, b: Decision) -> tuple[float, float] | None:
-    """Of one kind: alone where both were measured so, else in short batches."""
+    """Two times measured in one way: of sustained runs if both have them, else of batches."""
     one, other = a.chosen, b.chosen
     if one is None or other is None:
         return None

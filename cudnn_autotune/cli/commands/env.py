@@ -80,8 +80,7 @@ def _store(store_path: Path | None) -> dict[str, Any]:
 
 
 def _why_unwritable(folder: Path) -> str:
-    """Why no file can be made in ``folder``, by its permissions; empty where one can. What of it is
-    not there yet would be made."""
+    """Why no file can be made in ``folder``, which need not exist yet; empty if one can."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     if not os.path.isdir(folder):
@@ -90,7 +89,7 @@ def _why_unwritable(folder: Path) -> str:
 
 
 def _not_understood(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that mean nothing here, and why: a sentence each."""
+    """A sentence for each variable that has no meaning or a value that is not allowed."""
     found = {}
     for variable, text in variables.items():
         check = _CHECKS.get(variable)

@@ -1,4 +1,4 @@
-"""``cudnn-autotune export`` and ``import``: decisions as files that ship."""
+"""``cudnn-autotune export`` and ``import``: decisions in files that ship."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of a file's decisions."""
+    """How many of a file's decisions the store took, and why not the others."""
 
     new: int
     newer: int
-    """In the place of one that was there."""
+    """Taken in the place of an older one."""
     older: int
-    """Not taken: what was there is newer, the same, or measured under looser constraints."""
+    """Not taken, since the store's is newer, the same, or measured under looser constraints."""
 
     def __str__(self) -> str:
         return f"{self.new} new, {self.newer} newer, {self.older} not newer than what is there"
@@ -115,8 +115,11 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
 
 
 def _only(store_path: Path | None, files: Sequence[StoreFile]) -> Environment | None:
-    """The environment that a single file is bound to: its own, or where it is to be made, that of
-    the first of ``files``; None for a folder."""
+    """The only environment that ``store_path`` takes; None for a folder, which takes any.
+
+    A file takes its own environment. A file that is still to be made takes that of the first of
+    ``files``.
+    """
     if store_path is None or store_path.suffix != SUFFIX:
         return None
     kind = kind_of(store_path)

@@ -54,7 +54,7 @@ def prune(
 ) -> None:
     """Remove decisions from a store: those that all of the given options are about.
 
-    A file with nothing left in it is deleted.
+    A file that is left without decisions is deleted.
     """
     if age is None and environment is None and not wanted.words:
         raise click.UsageError(
@@ -102,13 +102,13 @@ def _time(decision: Decision) -> datetime:
 
 
 def _removed(file: StoreFile, decisions: Sequence[Decision]) -> int:
-    """How many of them were there still; they are gone."""
+    """Removes the decisions that are still in the file, and returns how many."""
     store = Store(file.path, file.environment)
     removed = store.discard(decisions)
     if not store.is_writable:
         raise refuse("--store", f"{file.path} cannot be written to")
     if len(store) == 0:
-        # Another process may have written meanwhile, or removed it.
+        # Another process may have written to the file meanwhile, or removed it.
         with suppress(OSError, ValueError), disk_file.locked(file.path):
             if not read(file.path, nothing).count:
                 file.path.unlink()

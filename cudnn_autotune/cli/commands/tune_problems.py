@@ -63,7 +63,7 @@ def of_model(
         click.ClickException: the model's own code fails.
     """
     dtype, channels_last = DTYPES_BY_NAME[given["dtype"]], given["channels_last"]
-    # Any: torch's annotations before 2.15 lack the form of `to` that takes a memory format alone.
+    # The type is Any because torch before 2.15 does not annotate `to` with a memory format alone.
     model: Any = adopted(load(text))
     others = not_served(model)
     if others:
