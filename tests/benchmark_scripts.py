@@ -23,9 +23,12 @@ def run(script: str, *arguments: str | Path, **more: Any) -> subprocess.Complete
 
 def main(script: str, *arguments: str | Path) -> int | str:
     """Runs the script in this process, for what ends before anything is measured; returns its exit
-    status, or the message that it exits with. Wants the fixture ``modules``."""
+    status, or the message that it exits with."""
     path = str(BENCHMARKS / f"{script}.py")
-    with mock.patch.object(sys, "argv", [path, *map(str, arguments)]):
+    with (
+        mock.patch.object(sys, "argv", [path, *map(str, arguments)]),
+        mock.patch.object(sys, "path", [str(BENCHMARKS), *sys.path]),
+    ):
         try:
             runpy.run_path(path, run_name="__main__")
         except SystemExit as ended:
@@ -71,8 +74,7 @@ def assert_rendered(folder: Path, scripts: Collection[str], place: Path) -> None
     tables, and their plots are drawn."""
     results, pages = place / "results", place / "pages"
     publish(folder, scripts, results)
-    done = run("render_results", "--results", results, "--pages", pages)
-    assert done.returncode == 0, done.stderr
+    assert main("render_results", "--results", results, "--pages", pages) == 0
     text = (pages / "gpu.md").read_text()
     assert "DRY RUN" not in text
     for script in scripts:
