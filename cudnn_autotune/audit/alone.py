@@ -15,14 +15,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cudnn_autotune.audit.judging import CACHES, JudgedTurns
 from cudnn_autotune.audit.model import Truth
 from cudnn_autotune.audit.pairing import of_blocks
 from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power, steady_time
-from cudnn_autotune.audit.turns import Turns
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
-_CACHES: tuple[Cache, ...] = ("cold", "hot")
 _BATCH_MS = 10.0
 _STRETCH = 5
 """Batches of each cache state between two looks at whether the time is steady."""
@@ -36,7 +35,7 @@ _NEAR = 1.04
 class Alone:
     """Sustained runs of candidates that have taken turns before."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: JudgedTurns) -> None:
         self.turns = turns
         self.clocks_mhz: list[float] = []
         """At the end of each block."""
@@ -107,16 +106,16 @@ class Alone:
     def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
         """Runs a candidate alone until its time is steady; None where it fails."""
         calls = self.turns.calls(candidate, _BATCH_MS)
-        times: dict[Cache, list[float]] = {cache: [] for cache in _CACHES}
+        times: dict[Cache, list[float]] = {cache: [] for cache in CACHES}
         ran: list[tuple[Cache, Sample]] = []
         spent_ms = 0.0
-        round_ms = len(_CACHES) * calls * self.turns.rough_ms[candidate.text]
+        round_ms = len(CACHES) * calls * self.turns.rough_ms[candidate.text]
         while spent_ms < most_ms and not (
-            spent_ms >= least_ms and all(_is_steady(times[cache]) for cache in _CACHES)
+            spent_ms >= least_ms and all(_is_steady(times[cache]) for cache in CACHES)
         ):
             # What is wanted in one go: a reading counts only where its moment lies within a run.
             stretch = max(_STRETCH, math.ceil((least_ms - spent_ms) / round_ms))
-            batches = [Batch(candidate, calls, cache) for cache in _CACHES] * stretch
+            batches = [Batch(candidate, calls, cache) for cache in CACHES] * stretch
             for batch, sample in zip(batches, self.turns.timer.run(batches), strict=True):
                 if not math.isfinite(sample.time_ms):
                     self.turns.failed[candidate.text] = sample.error or "fails to run"
@@ -124,7 +123,7 @@ class Alone:
                 ran.append((batch.cache, sample))
                 times[batch.cache].append(sample.time_ms)
                 spent_ms += sample.time_ms * calls
-            round_ms = spent_ms * len(_CACHES) / len(ran)
+            round_ms = spent_ms * len(CACHES) / len(ran)
         return steady_time(ran)
 
 

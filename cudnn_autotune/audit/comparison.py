@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from cudnn_autotune.audit.alone import Alone
+from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.config import OracleSettings
-from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, SUSTAINED, Ratio
-from cudnn_autotune.audit.oracle import interleaved_ratios, solo_ratio
+from cudnn_autotune.audit.judging import JudgedTurns
+from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Ratio
+from cudnn_autotune.audit.oracle import CACHE_OF, burst_truths
 from cudnn_autotune.audit.pairing import relative_error
 from cudnn_autotune.engines.configs import ATEN, Candidate, parse_engine_text
 from cudnn_autotune.timers.timer import Timer
@@ -15,9 +18,11 @@ from cudnn_autotune.timers.timer import Timer
 def against_pytorch(
     timer: Timer, reference: Candidate, settings: OracleSettings
 ) -> dict[str, Ratio]:
-    """Truth -> time of PyTorch's call over that of ``reference``, which is runnable.
+    """Measures the time of PyTorch's call over that of ``reference``, which is runnable.
 
-    The sustained ratio is there where ``settings.solo`` asks for it.
+    Returns:
+        Ratios by truth. The sustained one is there if both run alone: as ``settings.solo`` asks for
+        it, and, unless that is ``always``, if the faster one's clock does not hold.
 
     Raises:
         RuntimeError: one of the two does not run.
@@ -27,26 +32,31 @@ def against_pytorch(
         # nothing, and it is the same call.
         truths = [BURST_COLD, BURST_HOT, *([] if settings.solo == "never" else [SUSTAINED])]
         return dict.fromkeys(truths, Ratio(1.0, 1.0, 1.0))
-    rows = interleaved_ratios(timer, ATEN, reference, settings)
-    if not rows:
+    pair = [ATEN, reference]
+    turns = JudgedTurns(timer, settings, [c.text for c in pair])
+    times = turns.interleaved(turns.screen(pair), settings.rounds)
+    if any(len(row) < 2 for row in times.values()):
         raise RuntimeError(f"PyTorch's call or {reference.text} does not run")
     found = {}
-    for truth, ratios in rows.items():
+    for name, cache in CACHE_OF.items():
+        ratios = np.array(times[cache][ATEN.text]) / np.array(times[cache][reference.text])
         low, median, high = (float(q) for q in np.quantile(ratios, (0.25, 0.5, 0.75)))
-        found[truth] = Ratio(median, low, high, relative_error(ratios))
-    if settings.solo != "never":
-        alone = solo_ratio(timer, ATEN, reference, settings)
-        if alone is not None:
-            ratio, error = alone
+        found[name] = Ratio(median, low, high, relative_error(ratios))
+    burst = truth_of(Oracle(burst_truths(times)), BURST)
+    if burst is not None and settings.solo != "never":
+        alone = Alone(turns).sustained(pair, burst)
+        if alone is not None and len(alone.times_ms) == len(pair):
+            ratio = alone.times_ms[ATEN.text] / alone.times_ms[reference.text]
+            error = max(alone.errors.values())
             found[SUSTAINED] = Ratio(ratio, ratio * (1 - error), ratio * (1 + error), error)
     return found
 
 
 def candidate_of(text: str, known: list[Candidate]) -> Candidate:
-    """The candidate of that text: one of ``known``, or an engine config that no heuristic lists.
+    """Returns the candidate of that text: one of ``known``, or a config that no heuristic lists.
 
     Raises:
-        ValueError: a text that is neither.
+        ValueError: the text is neither.
     """
     for candidate in known:
         if candidate.text == text:

@@ -22,8 +22,7 @@ from cudnn_autotune.audit.pairing import relative_error
 from cudnn_autotune.audit.picks import pick_of
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
-from cudnn_autotune.timers.offline.recording_format import Recording
-from cudnn_autotune.timers.offline.recording_parts import Rounds
+from cudnn_autotune.timers.offline.recording import Recording, Rounds
 from cudnn_autotune.timers.offline.replay import ReplayTimer
 
 
@@ -89,7 +88,7 @@ def _mean(cold: Mapping[str, float], hot: Mapping[str, float]) -> dict[str, floa
 
 def _errors(recording: Recording, rounds: Rounds, times: Mapping[str, float]) -> dict[str, float]:
     """Returns relative standard errors of the ratios to the fastest time, paired by round."""
-    column = {r.candidate.text: i for i, r in enumerate(recording.candidates)}
+    column = {r.text: i for i, r in enumerate(recording.candidates)}
     best = column[min(times, key=times.__getitem__)]
     found = {}
     for text in times:

@@ -20,7 +20,7 @@ from cudnn_autotune.audit.model import BURST, SUSTAINED, Record
 from cudnn_autotune.audit.summary import geometric_mean
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
-from cudnn_autotune.timers.offline.recording_format import ENVIRONMENT
+from cudnn_autotune.timers.offline.recording import ENVIRONMENT
 
 _RUNS = 10
 _BAR_WIDTH = 12

@@ -40,6 +40,8 @@ def encode(value: Any) -> Any:
 def decode(kind: type[T], tree: Any, where: str = "") -> T:
     """The inverse of :func:`encode` for a dataclass ``kind``, whose floats are 0 or more.
 
+    A field whose value is of its dataclass already, and no tree, is taken as it is.
+
     Raises:
         ValueError: a field is wrong; the message names it (after ``where``), what it must be and
             what it is.
@@ -67,7 +69,8 @@ def _decode(kind: Any, node: Node) -> Any:
     if kind is Any:
         return node.value
     if dataclasses.is_dataclass(kind):
-        return _decode_fields(kind, node)
+        is_decoded = isinstance(kind, type) and isinstance(node.value, kind)
+        return node.value if is_decoded else _decode_fields(kind, node)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         if node.value is None and type(None) in arguments:
@@ -76,7 +79,7 @@ def _decode(kind: Any, node: Node) -> Any:
         return _decode(inner, node)
     if origin is typing.Literal:
         return node.one_of(arguments)
-    if origin is dict:
+    if origin in (dict, Mapping):
         return {key: _decode(arguments[1], item) for key, item in node.object().items()}
     if origin in (list, tuple):
         return origin(_decode(arguments[0], item) for item in node.items())

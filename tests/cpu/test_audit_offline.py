@@ -18,7 +18,7 @@ from cudnn_autotune.audit.model import BURST, BURST_COLD, STEADY, SUSTAINED, Pic
 from cudnn_autotune.audit.picks import pick_of
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.sampling import Candidates, Evidence, Limits, Measurement, Selection, Timer
-from cudnn_autotune.timers.offline.recording import record as record_samples
+from cudnn_autotune.timers.offline.recorder import record as record_samples
 
 PROBLEM = ConvProblem(
     "dgrad",

@@ -30,7 +30,8 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.offline.recorded_times import smoothed
-from cudnn_autotune.timers.offline.recording import Recording, SoloTrace, record
+from cudnn_autotune.timers.offline.recorder import record
+from cudnn_autotune.timers.offline.recording import Recording, SoloTrace
 from cudnn_autotune.timers.offline.replay import POWER, ReplayTimer
 from cudnn_autotune.timers.timer import Batch, Cache
 
@@ -210,9 +211,7 @@ def test_the_default_mode_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> 
         recording,
         version=1,
         solo=tuple(replace(trace, power_w=None) for trace in recording.solo),
-        readings=tuple(
-            replace(r, state=replace(r.state, reports_throttling=False)) for r in recording.readings
-        ),
+        readings=tuple(replace(r, reports_throttling=False) for r in recording.readings),
     )
     auto: Any = replace(sampling.get("auto"), seed=1)  # type: ignore[type-var]
     remarks: list[str] = []
@@ -364,10 +363,10 @@ def test_pytorchs_own_path_needs_no_plan(recordings: dict[str, Recording]) -> No
 
 def test_the_board_reads_as_recorded(forum: Recording) -> None:
     timer = ReplayTimer(forum)
-    assert timer.state() == forum.readings[0].state
+    assert timer.state() == forum.readings[0]
     candidates = built(timer)
     (sample,) = timer.run([Batch(candidates["64x64"])])
-    assert timer.state() == replace(forum.readings[1].state, clock_mhz=sample.clock_mhz)
+    assert timer.state() == replace(forum.readings[1], clock_mhz=sample.clock_mhz)
     assert ReplayTimer(replace(forum, readings=())).state().power_w is None
 
 

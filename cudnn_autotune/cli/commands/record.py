@@ -18,8 +18,8 @@ from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.output_files import check_new, check_output, force_option, writing
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.timers.offline.recording import record as record_samples
-from cudnn_autotune.timers.offline.recording_format import Recording
+from cudnn_autotune.timers.offline.recorder import record as record_samples
+from cudnn_autotune.timers.offline.recording import Recording
 from cudnn_autotune.timers.timer import Timer
 
 _SUFFIXES = (".json.gz", ".json")

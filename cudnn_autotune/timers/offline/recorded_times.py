@@ -6,8 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from cudnn_autotune.timers.offline.recording_format import Recording
-from cudnn_autotune.timers.offline.recording_parts import Rounds, SoloTrace
+from cudnn_autotune.timers.offline.recording import Recording, Rounds, SoloTrace
 from cudnn_autotune.timers.timer import Cache
 
 _SMOOTHED = 4
@@ -41,9 +40,9 @@ def burst_ms(recording: Recording, cache: Cache) -> dict[str, float]:
         ]
         alone_ms = recorded.warm_ms or recorded.first_run_ms
         if logs:
-            found[recorded.candidate.text] = math.exp(statistics.median(logs))
+            found[recorded.text] = math.exp(statistics.median(logs))
         elif alone_ms is not None:
-            found[recorded.candidate.text] = alone_ms
+            found[recorded.text] = alone_ms
     return found
 
 
@@ -82,7 +81,7 @@ def sustained_ms(recording: Recording, cache: Cache, bursts: Bursts) -> dict[str
 
 def sound_traces(recording: Recording) -> list[SoloTrace]:
     """Those of candidates that did not fail."""
-    failed = {r.candidate.text for r in recording.candidates if r.error}
+    failed = {r.text for r in recording.candidates if r.error}
     return [trace for trace in recording.solo if trace.text not in failed]
 
 

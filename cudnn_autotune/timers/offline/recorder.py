@@ -1,40 +1,121 @@
-"""How ``recording.record`` goes about it.
+"""``record``: measures a problem's candidates through a timer and keeps the raw samples.
 
-It shares no loop with ``sampling``: raw samples must not inherit a strategy's cuts, or its bugs.
+1. Screening: each candidate is built and run once or twice.
+2. Passes of cuDNN's own search.
+3. Rounds: all candidates take turns, in random and then mirrored order, cold and hot.
+4. Long sustained runs of the leading ones, each right after some rounds, as a strategy would run
+   them.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
-import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
+from cudnn_autotune.core.versions import environment as this_environment
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.timers.offline import solo_trace
-from cudnn_autotune.timers.offline.recording_format import Recording
-from cudnn_autotune.timers.offline.recording_parts import (
+from cudnn_autotune.timers.offline.recording import (
+    ENVIRONMENT,
     Reading,
     RecordedCandidate,
+    Recording,
     Rounds,
     Row,
     SoloTrace,
 )
-from cudnn_autotune.timers.offline.recording_screening import Screening
 from cudnn_autotune.timers.timer import Batch, Cache, Sample, Timer
+from cudnn_autotune.timers.turns import Turns
 
+# The shares of the time limit at which cuDNN's search and the rounds end.
+_PASSES_SHARE = 0.3
+_ROUNDS_SHARE = 0.6
+_PASSES = 10
+# A first run up to 150 ms is always repeated; a longer one only up to ten times the fastest.
+_REPEATED_MS = 150.0
+_REPEATED_RATIO = 10.0
+# Candidates three times slower than the fastest engine take part in three rounds only.
 _SLOW_RATIO = 3.0
 _SLOW_ROUNDS = 3
-_MOST_CALLS = 64
-_PASSES = 10
 _ROUNDS_BEFORE_SOLO = 3
 _SOLO_WITHIN = 1.25
+# A sustained run is made of runs of about 250 ms, in batches of about 10 ms.
+_CHUNK_MS = 250.0
+_SOLO_BATCH_MS = 10.0
+_LEAST_SOLO_MS = 600.0
+_STEADY = 0.003
 
 
-class Recorder:
+def record(
+    timer: Timer,
+    candidates: Candidates,
+    problem: ConvProblem,
+    *,
+    rounds: int = 40,
+    solo: int = 6,
+    solo_ms: float = 2500.0,
+    batch_ms: float = 1.0,
+    time_limit_ms: float = 20_000.0,
+    seed: int = 0,
+    environment: Mapping[str, str | int | float | None] | None = None,
+) -> Recording:
+    """Measures all candidates of ``problem``, PyTorch's own path included.
+
+    A candidate whose first run takes more than 150 ms and ten times as long as the fastest so far,
+    loading aside, is not run again. One that is three times slower than the fastest takes part in
+    three rounds only. A candidate that fails takes part in nothing more.
+
+    Args:
+        timer: a fresh one.
+        rounds: how often all take turns, cold and hot.
+        solo: how many of the leading ones run alone (of those within 25 % of the fastest).
+        solo_ms: the longest sustained run; it ends earlier once time and clock are steady.
+        batch_ms: how long a candidate's turn in a round is, about.
+        time_limit_ms: wall time, plan building included; what cannot be afforded is left out, and
+            a remark says so. Screening stops at it, cuDNN's search at 30 %, the rounds at 60 % of
+            it; one pass and one round are always measured.
+        seed: of the order.
+        environment: added to, or instead of, what ``cudnn_autotune.environment()`` finds.
+
+    Returns:
+        What was measured; if the timer raises RuntimeError (device lost, out of memory) after the
+        first round, what was measured until then.
+
+    Raises:
+        ValueError: an argument out of its range, or no candidate at all.
+        RuntimeError: the timer's, before the first round was complete.
+    """
+    for name, count, least in (("rounds", rounds, 1), ("solo", solo, 0)):
+        if not isinstance(count, int) or isinstance(count, bool) or count < least:
+            raise ValueError(f"{name} must be an int of {least} or more, got {count!r}")
+    limits = {"solo_ms": solo_ms, "batch_ms": batch_ms, "time_limit_ms": time_limit_ms}
+    for name, number in limits.items():
+        if not 0 < number < math.inf:
+            raise ValueError(f"{name} must be finite and above 0, got {number!r}")
+    every = [*candidates.all(), *candidates.beyond()]
+    if not every:
+        raise ValueError("candidates must not be empty")
+    recorder = _Recorder(timer, every, batch_ms, time_limit_ms, seed)
+    recorder.screen()
+    try:
+        recorder.run_passes(time_limit_ms * _PASSES_SHARE)
+        recorder.run_rounds(rounds, time_limit_ms * (_ROUNDS_SHARE if solo else 1))
+        recorder.run_solo(solo, solo_ms)
+    except RuntimeError as error:
+        if not recorder.complete_rounds and recorder.takes_part:
+            raise
+        recorder.remarks.append(f"stopped by {type(error).__name__}: {error}")
+    found: dict[str, Any] = {**dict.fromkeys(ENVIRONMENT), **this_environment()}
+    found["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return recorder.recording({**found, **(environment or {})}, problem, candidates)
+
+
+class _Recorder:
     """The state of one ``record``."""
 
     def __init__(
@@ -46,20 +127,18 @@ class Recorder:
         seed: int,
     ) -> None:
         self._timer = timer
+        self._turns = Turns(timer, seed)
         self._all = list(candidates)
         self._batch_ms = batch_ms
         self._limit_ms = time_limit_ms
-        self._rng = random.Random(seed)
         self._screened: dict[str, RecordedCandidate] = {}
-        self._calls: dict[str, int] = {}  # of a batch, for all that took part
-        self._alive: set[str] = set()
         self._slow: set[str] = set()
         self._rows: dict[Cache, list[dict[str, Sample]]] = {"cold": [], "hot": []}
         self._lone: list[dict[str, float]] = []
         self._solo: list[SoloTrace] = []
         self._readings: list[Reading] = []
         self._overheads: list[float] = []
-        self._threads = 1
+        self._build_threads = 1
         self.remarks: list[str] = []
 
     @property
@@ -67,39 +146,99 @@ class Recorder:
         return len(self._rows["hot"])
 
     @property
-    def runs(self) -> bool:
-        """Whether any candidate takes part in rounds."""
-        return bool(self._alive)
+    def takes_part(self) -> list[Candidate]:
+        """The candidates that run twice in the screening and have not failed since."""
+        known = self._turns.rough_ms
+        return [c for c in self._all if c.text in known and not self._screened[c.text].error]
 
     def screen(self) -> None:
+        """Builds each candidate and runs it once or twice; past the limit only until one runs."""
         self._read("start")
-        screening = Screening(self._timer, self._limit_ms)
-        screening.screen(self._all)
-        self._screened = screening.recorded
-        self._threads = screening.build_threads
+        for candidate in self._all:
+            if not candidate.is_compiled and self._has_time(candidate):
+                build_ms, built = self._build([candidate])
+                self._run_first(candidate, build_ms, candidate in built)
+        compiled = [c for c in self._all if c.is_compiled and self._has_time(c)]
+        build_ms, built = self._build(compiled[:1])
+        together_ms, others = self._build(compiled[1:])
+        if together_ms:
+            count = len(compiled) - 1
+            self._build_threads = max(1, round(min(build_ms / together_ms, 1) * count))
+        for candidate in compiled:
+            if self._has_time(candidate):
+                self._run_first(candidate, build_ms, candidate in [*built, *others])
         untried = sum(r.build_ms is None for r in self._screened.values())
         if untried:
             self.remarks.append(f"time limit: {untried} candidates were not tried")
-        for text, recorded in self._screened.items():
-            if recorded.warm_ms is not None:
-                calls = math.ceil(self._batch_ms / recorded.warm_ms)
-                self._calls[text] = min(max(calls, 1), _MOST_CALLS)
-                self._alive.add(text)
-                # Not against what is not cuDNN's: where that is far ahead, the engines' own order
-                # still matters to the modes that know nothing else.
-                if recorded.warm_ms > _SLOW_RATIO * screening.best_ms(engines_only=True):
-                    self._slow.add(text)
+        # PyTorch's own path does not count: where it is far ahead, the engines' order still matters
+        # to the modes that know nothing else.
+        warm_ms = {c.text: self._turns.rough_ms[c.text] for c in self.takes_part}
+        engines = [warm_ms[c.text] for c in self.takes_part if c.engine is not None]
+        limit = _SLOW_RATIO * min(engines, default=math.inf)
+        self._slow = {text for text, time_ms in warm_ms.items() if time_ms > limit}
+
+    def _has_time(self, candidate: Candidate) -> bool:
+        if self._timer.elapsed_ms() < self._limit_ms or not self._turns.rough_ms:
+            return True
+        self._keep(candidate, False, error="not tried: time limit")
+        return False
+
+    def _build(self, candidates: Sequence[Candidate]) -> tuple[float, list[Candidate]]:
+        if not candidates:
+            return 0.0, []
+        before_ms = self._timer.elapsed_ms()
+        built = self._timer.runnable(candidates)
+        return self._timer.elapsed_ms() - before_ms, built
+
+    def _run_first(self, candidate: Candidate, build_ms: float, built: bool) -> None:
+        first = warm = None
+        error = "" if built else "does not build, or its workspace cannot be had"
+        if built:
+            first = self._turns.once(candidate)
+            best_ms = min(self._turns.rough_ms.values(), default=math.inf)
+            if first and first.time_ms <= max(_REPEATED_MS, _REPEATED_RATIO * best_ms):
+                warm = self._turns.once(candidate)
+            error = self._turns.failed.get(candidate.text, "")
+        if warm:
+            self._turns.rough_ms[candidate.text] = warm.time_ms
+        self._keep(
+            candidate,
+            built,
+            build_ms,
+            first.loading_ms + first.time_ms if first else None,
+            warm.time_ms if warm else None,
+            error,
+        )
+
+    def _keep(
+        self,
+        candidate: Candidate,
+        built: bool,
+        build_ms: float | None = None,
+        first_run_ms: float | None = None,
+        warm_ms: float | None = None,
+        error: str = "",
+    ) -> None:
+        own = {f.name: getattr(candidate, f.name) for f in fields(candidate)}
+        self._screened[candidate.text] = RecordedCandidate(
+            **own,
+            built=built,
+            build_ms=build_ms,
+            first_run_ms=first_run_ms,
+            warm_ms=warm_ms,
+            error=error,
+        )
 
     def run_passes(self, until_ms: float) -> None:
-        """cuDNN's own search, first of all: it meets a cool board in real life, too.
+        """Runs cuDNN's own search before the rounds, since it meets a cool board in real life, too.
 
-        One candidate at a time, as of two with equal times it reports one only.
+        It gets one candidate at a time, because of two with equal times it reports only one.
         """
         for number in range(_PASSES):
             if number and self._timer.elapsed_ms() >= until_ms:
                 break
             times: dict[str, float] = {}
-            for candidate in self._taking_part(self._members(), number):
+            for candidate in self._of_round(number):
                 if candidate.engine is not None:
                     found = self._timer.frontend_find("sample_once", [candidate], 0)
                     times.update((t.candidate.text, t.time_ms) for t in found.ranking if t.time_ms)
@@ -107,90 +246,99 @@ class Recorder:
                 self._lone.append(times)
 
     def run_rounds(self, rounds: int, until_ms: float) -> None:
-        order = self._members()
         for number in range(rounds):
             if number and self._timer.elapsed_ms() >= until_ms:
                 self.remarks.append(f"time limit: {number} of {rounds} rounds")
                 break
-            if number % 2 == 0:
-                self._rng.shuffle(order)
-            else:
-                order.reverse()
-            taking_part = self._taking_part(order, number)
+            order = self._turns.next_order(self._of_round(number))
             for cache in ("cold", "hot"):
-                self._rows[cache].append(self._round(taking_part, cache))
+                self._rows[cache].append(self._round(order, cache))
         self._read("rounds")
 
-    def _round(self, candidates: Sequence[Candidate], cache: Cache) -> dict[str, Sample]:
-        batches = [Batch(c, self._calls[c.text], cache) for c in candidates]
+    def _of_round(self, number: int) -> list[Candidate]:
+        """Returns who takes part in a round: slow candidates do not after the first three."""
+        return [c for c in self.takes_part if number < _SLOW_ROUNDS or c.text not in self._slow]
+
+    def _round(self, order: Sequence[Candidate], cache: Cache) -> dict[str, Sample]:
         before_ms = self._timer.elapsed_ms()
-        samples = self._timer.run(batches)
+        ran = self._turns.round(order, cache, self._batch_ms)
         wall_ms = self._timer.elapsed_ms() - before_ms
-        ran: dict[str, Sample] = {}
-        for batch, sample in zip(batches, samples, strict=True):
-            wall_ms -= sample.time_ms * batch.calls
-            if math.isfinite(sample.time_ms):
-                ran[batch.candidate.text] = sample
+        for candidate in order:
+            if candidate.text in ran:
+                calls = self._turns.calls(candidate, self._batch_ms)
+                wall_ms -= ran[candidate.text].time_ms * calls
             else:
-                self._drop(batch.candidate.text, sample.error)
-        if math.isfinite(wall_ms):
+                self._drop(candidate.text)
+        if len(ran) == len(order):
             self._overheads.append(max(0.0, wall_ms))
         return ran
 
     def run_solo(self, count: int, longest_ms: float) -> None:
+        """Runs the leading candidates alone."""
         rows = self._rows["cold"]
         cold_ms = {
             c.text: statistics.median(row[c.text].time_ms for row in rows if c.text in row)
-            for c in self._members()
+            for c in self.takes_part
             if any(c.text in row for row in rows)
         }
-        if not cold_ms:
-            return
-        best_ms = min(cold_ms.values())
-        leading = sorted(
-            (c for c in self._members() if cold_ms.get(c.text, math.inf) <= _SOLO_WITHIN * best_ms),
-            key=lambda c: cold_ms[c.text],
-        )[:count]
+        limit = _SOLO_WITHIN * min(cold_ms.values(), default=0.0)
+        leading = [c for c in self.takes_part if cold_ms.get(c.text, math.inf) <= limit]
+        leading = sorted(leading, key=lambda c: cold_ms[c.text])[:count]
         for number, candidate in enumerate(leading):
             left_ms = self._limit_ms - self._timer.elapsed_ms()
-            if left_ms < min(solo_trace.CHUNK_MS, longest_ms):
-                self.remarks.append(f"time limit: {number} of {len(leading)} sustained runs")
+            if left_ms < min(_CHUNK_MS, longest_ms):
+                self.remarks.append(f"time limit: {number} of {len(leading)} solo blocks")
                 break
             for _ in range(_ROUNDS_BEFORE_SOLO):
-                self._round(self._taking_part(self._members(), _SLOW_ROUNDS), "cold")
-            if candidate.text in self._alive:
-                text = candidate.text
-                trace, error = solo_trace.trace(
-                    self._timer, candidate, cold_ms[text], min(longest_ms, left_ms)
-                )
-                self._solo += [trace] if trace else []
-                if error:
-                    self._drop(text, error)
-                self._read(text)
+                self._round(self._of_round(_SLOW_ROUNDS), "cold")
+            if candidate in self.takes_part:
+                self._trace(candidate, cold_ms[candidate.text], min(longest_ms, left_ms))
+                self._read(candidate.text)
 
-    def _drop(self, text: str, error: str) -> None:
-        if text in self._alive:
-            self._alive.remove(text)
-            failed = f"failed after {self.complete_rounds} rounds: {error or 'no reason given'}"
-            self._screened[text] = replace(self._screened[text], error=failed)
-            self.remarks.append(f"{text} {failed}")
+    def _trace(self, candidate: Candidate, time_ms: float, longest_ms: float) -> None:
+        """Runs a candidate alone until it is steady, or until a run ends after ``longest_ms``."""
+        text = candidate.text
+        calls = math.ceil(_SOLO_BATCH_MS / time_ms)
+        batches = max(1, round(min(_CHUNK_MS, longest_ms) / (calls * time_ms)))
+        at_ms: list[float] = []
+        samples: list[Sample] = []
+        start_ms = self._timer.elapsed_ms()
+        now_ms = 0.0
+        while text not in self._turns.failed and now_ms < longest_ms:
+            now_ms = self._timer.elapsed_ms() - start_ms
+            for sample in self._timer.run([Batch(candidate, calls)] * batches):
+                if not math.isfinite(sample.time_ms):
+                    self._turns.failed[text] = sample.error or "failed"
+                    break
+                at_ms.append(now_ms + sample.time_ms * calls / 2)
+                now_ms += sample.time_ms * calls
+                samples.append(sample)
+            if _is_steady(samples, calls):
+                break
+        if samples:
+            times = tuple(s.time_ms for s in samples)
+            clocks = tuple(_whole(s.clock_mhz) for s in samples)
+            powers = tuple(s.power_w for s in samples)
+            trace = SoloTrace(text, "cold", calls, tuple(at_ms), times, clocks, powers)
+            self._solo.append(trace)
+        if text in self._turns.failed:
+            self._drop(text)
 
-    def _members(self) -> list[Candidate]:
-        return [c for c in self._all if c.text in self._alive]
-
-    def _taking_part(self, candidates: Sequence[Candidate], number: int) -> list[Candidate]:
-        running = [c for c in candidates if c.text in self._alive]
-        return [c for c in running if number < _SLOW_ROUNDS or c.text not in self._slow]
+    def _drop(self, text: str) -> None:
+        """A candidate that failed takes part in nothing more."""
+        failed = f"failed after {self.complete_rounds} rounds: {self._turns.failed[text]}"
+        self._screened[text] = replace(self._screened[text], error=failed)
+        self.remarks.append(f"{text} {failed}")
 
     def _read(self, phase: str) -> None:
-        self._readings.append(Reading(self._timer.elapsed_ms(), phase, self._timer.state()))
+        state = self._timer.state()
+        values = {f.name: getattr(state, f.name) for f in fields(state)}
+        self._readings.append(Reading(at_ms=self._timer.elapsed_ms(), phase=phase, **values))
 
     def recording(
-        self,
-        environment: Mapping[str, str | int | float | None],
-        problem: ConvProblem,
-        candidates: Candidates,
+        self, environment: dict[str, Any], problem: ConvProblem, candidates: Candidates
     ) -> Recording:
+        """Returns everything that was measured."""
         return Recording(
             environment=environment,
             problem=problem,
@@ -201,23 +349,38 @@ class Recorder:
             lone=tuple(tuple(p.get(c.text) for c in self._all) for p in self._lone),
             solo=tuple(self._solo),
             readings=tuple(self._readings),
-            build_threads=self._threads,
+            build_threads=self._build_threads,
             run_overhead_ms=statistics.median(self._overheads) if self._overheads else 0.0,
             remarks=tuple(self.remarks),
         )
 
     def _rounds(self, cache: Cache) -> Rounds:
-        """The complete ones: cold and hot have equally many."""
+        """Returns the complete rounds: there are as many cold as hot ones."""
         rows = self._rows[cache][: self.complete_rounds]
+        times: list[Row] = []
+        clocks: list[Row] = []
+        for row in rows:
+            samples = [row.get(c.text) for c in self._all]
+            times.append(tuple(s.time_ms if s else None for s in samples))
+            clocks.append(tuple(_whole(s.clock_mhz) if s else None for s in samples))
+        took_part = {text for row in rows for text in row}
+        calls = tuple(
+            self._turns.calls(c, self._batch_ms) if c.text in took_part else 0 for c in self._all
+        )
+        return Rounds(calls, tuple(times), tuple(clocks))
 
-        def clock(row: dict[str, Sample], text: str) -> float | None:
-            return row[text].clock_mhz if text in row else None
 
-        texts = [c.text for c in self._all]
-        times: list[Row] = [
-            tuple(row[t].time_ms if t in row else None for t in texts) for row in rows
-        ]
-        clocks = tuple(tuple(clock(row, t) for t in texts) for row in rows)
-        part = {t for t in texts if any(t in row for row in rows)}
-        calls = tuple(self._calls[t] if t in part else 0 for t in texts)
-        return Rounds(calls, tuple(times), clocks)
+def _whole(clock_mhz: float | None) -> float | None:
+    """Returns a clock in whole MHz, which takes less room in the file."""
+    return None if clock_mhz is None else float(round(clock_mhz))
+
+
+def _is_steady(samples: Sequence[Sample], calls: int) -> bool:
+    """Whether the last quarter of a run agrees with the second quarter, in time and clock."""
+    if sum(s.time_ms for s in samples) * calls < _LEAST_SOLO_MS or len(samples) < 8:
+        return False
+    quarter = len(samples) // 4
+    parts = samples[quarter : 2 * quarter], samples[-quarter:]
+    times = [statistics.median(s.time_ms for s in part) for part in parts]
+    clocks = [statistics.median(s.clock_mhz or 1.0 for s in part) for part in parts]
+    return all(abs(b / a - 1) < _STEADY for a, b in (times, clocks))

@@ -1,106 +1,318 @@
-"""``record``: measures a problem's candidates through a timer and keeps the raw samples.
+"""Raw samples of one problem on one GPU, and the file that holds them.
 
-In this order: screening (each candidate built and run once or twice); passes of cuDNN's own search;
-interleaved rounds in random and then mirrored order, cold and hot; and long sustained runs of the
-leading ones, each right after some rounds, as a strategy would run them.
+The file is JSON (gzip if its name ends in ``.gz``): an object with ``format`` and the fields of
+:class:`Recording`. Times are in milliseconds. A candidate has the same place in every list; null
+says that it took no part.
 """
 
 from __future__ import annotations
 
-import datetime
+import functools
+import gzip
+import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
-from cudnn_autotune.core.versions import environment as this_environment
-from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.core import atomic_file
+from cudnn_autotune.core.json_dataclass import decode, encode
+from cudnn_autotune.core.json_node import read_json, shown
+from cudnn_autotune.engines.configs import HEURISTIC_MODES, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.timers.offline.recorder import Recorder
-from cudnn_autotune.timers.offline.recording_format import ENVIRONMENT, Recording
-from cudnn_autotune.timers.offline.recording_parts import (
-    Reading,
-    RecordedCandidate,
-    Rounds,
-    SoloTrace,
+from cudnn_autotune.engines.problem_json import problem_from_json, problem_to_json
+from cudnn_autotune.timers.telemetry import GpuState
+from cudnn_autotune.timers.timer import Cache
+
+FORMAT = "cudnn-autotune recording"
+VERSION = 2
+ENVIRONMENT = (
+    "gpu",
+    "multiprocessors",
+    "compute_capability",
+    "driver",
+    "cuda",
+    "cudnn",
+    "cudnn_frontend",
+    "torch",
+    "cudnn_autotune",
+    "date",
 )
-from cudnn_autotune.timers.timer import Timer
+"""The least that ``Recording.environment`` has; values may be None."""
 
-__all__ = [
-    "ENVIRONMENT",
-    "Reading",
-    "RecordedCandidate",
-    "Recording",
-    "Rounds",
-    "SoloTrace",
-    "record",
-]
+# Fifty times the size of a usual recording, uncompressed.
+_MOST_BYTES = 4 * 2**20
+_MOST_CANDIDATES = 1000
+_MOST_THREADS = 4096
+_LEAST = 1e-9
+"""Every time and clock is above it, so that a division by one does not overflow."""
 
-_PASSES_SHARE = 0.3
-_ROUNDS_SHARE = 0.6
+Row = tuple[float | None, ...]
+"""One value for each candidate, in the recording's order; None: it took no part."""
 
 
-def record(
-    timer: Timer,
-    candidates: Candidates,
-    problem: ConvProblem,
-    *,
-    rounds: int = 40,
-    solo: int = 6,
-    solo_ms: float = 2500.0,
-    batch_ms: float = 1.0,
-    time_limit_ms: float = 20_000.0,
-    seed: int = 0,
-    environment: Mapping[str, str | int | float | None] | None = None,
-) -> Recording:
-    """Measures all candidates of ``problem``, PyTorch's own path included.
+@dataclass(frozen=True)
+class RecordedCandidate(Candidate):
+    """A candidate and what its first runs showed."""
 
-    A candidate whose first run takes more than 150 ms and ten times as long as the fastest so far,
-    loading aside, is not run again; one that is three times slower than the fastest takes part in
-    three rounds only. A candidate that fails is left out from there on.
+    built: bool
+    build_ms: float | None
+    """Host time of building its plan, or of trying to; None if nobody tried. Of the candidates that
+    are compiled at run time only the first is timed, and stands for all."""
+    first_run_ms: float | None
+    """Its first call, and the loading of its kernel before; None if it did not run."""
+    warm_ms: float | None
+    """Its second call; None if it did not run, or if the first call was absurdly slow."""
+    error: str = ""
+    """Why it did not build or run, or was not tried. The samples of a candidate that failed later
+    on are kept, but it has no true time."""
 
-    Args:
-        timer: a fresh one.
-        rounds: how often all take turns, cold and hot.
-        solo: how many of the leading ones run alone (those within 25 % of the fastest).
-        solo_ms: the longest sustained run; it ends earlier once time and clock are steady.
-        batch_ms: how long a candidate's turn in a round is, about.
-        time_limit_ms: wall time, plan building included; what cannot be afforded is left out, and
-            a remark says so. Screening stops at it, cuDNN's search at 30 %, the rounds at
-            60 % of it; one pass and one round are always measured.
-        seed: of the order.
-        environment: added to, or instead of, what ``cudnn_autotune.environment()`` finds.
+    @functools.cached_property
+    def candidate(self) -> Candidate:
+        """The candidate alone, as a mode sees it."""
+        return Candidate(**{f.name: getattr(self, f.name) for f in fields(Candidate)})
 
-    Returns:
-        What was measured; if the timer raises RuntimeError (device lost, out of memory) after the
-        first round, what was measured until then.
+
+@dataclass(frozen=True)
+class Rounds:
+    """Short batches of candidates that took turns."""
+
+    calls: tuple[int, ...]
+    """Calls in a batch, by candidate; 0: it took no part."""
+    time_ms: tuple[Row, ...]
+    """Milliseconds of a call, by round and candidate."""
+    clock_mhz: tuple[Row, ...]
+    """Mean SM clock of each batch; None if it is unknown."""
+
+
+@dataclass(frozen=True)
+class SoloTrace:
+    """A candidate that ran alone for long, right after rounds: batch after batch."""
+
+    text: str
+    cache: Cache
+    calls: int
+    """Calls in a batch."""
+    at_ms: tuple[float, ...]
+    """Time from the begin of the run to the middle of each batch."""
+    time_ms: tuple[float, ...]
+    """Milliseconds of a call."""
+    clock_mhz: Row
+    power_w: Row | None = None
+    """Power of the board, as ``Sample.power_w``. None in recordings of version 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(GpuState):
+    """The state of the board at some time."""
+
+    at_ms: float
+    """Wall time since the recording's timer was made."""
+    phase: str
+    """``start``, ``rounds``, or the text of the candidate that has just run alone."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Everything that ``recorder.record`` measured; ``ReplayTimer`` plays it.
 
     Raises:
-        ValueError: an argument out of its range, or no candidate at all.
-        RuntimeError: the timer's, before the first round was complete.
+        ValueError: a value out of range, lists whose lengths do not fit, or a trace or reading of
+            an unknown candidate; the message names the field.
     """
-    for name, value in (("rounds", rounds), ("solo", solo)):
-        least = 1 if name == "rounds" else 0
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be an int of {least} or more, got {value!r}")
-    for name, number in (
-        ("solo_ms", solo_ms),
-        ("batch_ms", batch_ms),
-        ("time_limit_ms", time_limit_ms),
-    ):
-        if not 0 < number < math.inf:
-            raise ValueError(f"{name} must be finite and above 0, got {number!r}")
-    every = [*candidates.all(), *candidates.beyond()]
-    if not every:
-        raise ValueError("candidates must not be empty")
-    recorder = Recorder(timer, every, batch_ms, time_limit_ms, seed)
-    recorder.screen()
-    try:
-        recorder.run_passes(time_limit_ms * _PASSES_SHARE)
-        recorder.run_rounds(rounds, time_limit_ms * (_ROUNDS_SHARE if solo else 1))
-        recorder.run_solo(solo, solo_ms)
-    except RuntimeError as error:
-        if not recorder.complete_rounds and recorder.runs:
-            raise
-        recorder.remarks.append(f"stopped by {type(error).__name__}: {error}")
-    found = {**dict.fromkeys(ENVIRONMENT), **this_environment()}
-    found["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return recorder.recording({**found, **(environment or {})}, problem, candidates)
+
+    environment: dict[str, Any]
+    """Numbers, texts and None, at least under the names of :data:`ENVIRONMENT`."""
+    problem: ConvProblem
+    aten_uses_cudnn: bool
+    candidates: tuple[RecordedCandidate, ...]
+    cold: Rounds
+    hot: Rounds
+    lone: tuple[Row, ...]
+    """Single launches that the host waited for, with a hot cache, as cuDNN's own search times them:
+    by pass and candidate."""
+    solo: tuple[SoloTrace, ...]
+    readings: tuple[Reading, ...]
+    build_threads: int
+    """How many plans were compiled at run time side by side."""
+    run_overhead_ms: float
+    """Host time that the ``Timer.run`` of a round took beyond its batches, to queue launches and to
+    cool operands."""
+    remarks: tuple[str, ...] = ()
+    """What cut the recording short."""
+    version: int = VERSION
+    """The file's format. Version 1 kept neither ``SoloTrace.power_w`` nor
+    ``Reading.reports_throttling``."""
+
+    @property
+    def lacks_power(self) -> bool:
+        """Whether the board's power was not kept, so that modes that decide by it decide otherwise
+        than on the GPU."""
+        return self.version < 2
+
+    def __post_init__(self) -> None:
+        self._check_environment()
+        self._check_candidates()
+        texts = {c.text for c in self.candidates}
+        for name, rounds in (("cold", self.cold), ("hot", self.hot)):
+            _check_length(f"{name}.calls", rounds.calls, len(texts))
+            _check_rows(f"{name}.time_ms", rounds.time_ms, len(texts))
+            _check_rows(f"{name}.clock_mhz", rounds.clock_mhz, len(texts))
+            _check_length(f"{name}.clock_mhz", rounds.clock_mhz, len(rounds.time_ms))
+            _check_calls(name, rounds)
+        _check_rows("lone", self.lone, len(texts))
+        ran = {c.text for c in self.candidates if c.first_run_ms is not None}
+        for i, trace in enumerate(self.solo):
+            if trace.text not in ran:
+                raise ValueError(f"solo[{i}].text: {shown(trace.text)} is no candidate that ran")
+            self._check_trace(f"solo[{i}]", trace)
+        for i, reading in enumerate(self.readings):
+            if reading.phase not in ("start", "rounds") and reading.phase not in texts:
+                raise ValueError(
+                    f"readings[{i}].phase: must be start, rounds or a candidate's text, "
+                    f"got {shown(reading.phase)}"
+                )
+        if not 1 <= self.build_threads <= _MOST_THREADS:
+            most = f"must be a whole number from 1 to {_MOST_THREADS}"
+            raise ValueError(f"build_threads: {most}, got {self.build_threads}")
+        if not 0 <= self.run_overhead_ms < math.inf:
+            raise ValueError(f"run_overhead_ms: must be finite, got {self.run_overhead_ms}")
+
+    def _check_environment(self) -> None:
+        for name in ENVIRONMENT:
+            if name not in self.environment:
+                raise ValueError(f"environment.{name}: is missing")
+        for name, value in self.environment.items():
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (value is None or isinstance(value, str) or (is_number and abs(value) < 1e15)):
+                told = f"must be a number, a text or null, got {shown(value)}"
+                raise ValueError(f"environment.{name}: {told}")
+
+    def _check_candidates(self) -> None:
+        if len(self.candidates) > _MOST_CANDIDATES:
+            most = f"must be at most {_MOST_CANDIDATES}"
+            raise ValueError(f"candidates: {most}, got {len(self.candidates)}")
+        texts: set[str] = set()
+        for i, candidate in enumerate(self.candidates):
+            if why := _wrong(candidate, texts):
+                raise ValueError(f"candidates[{i}].{why}")
+            texts.add(candidate.text)
+
+    def _check_trace(self, place: str, trace: SoloTrace) -> None:
+        if trace.calls < 1:
+            raise ValueError(f"{place}.calls: must be a whole number from 1, got {trace.calls}")
+        if not trace.at_ms:
+            raise ValueError(f"{place}.at_ms: must not be empty")
+        if any(b <= a for a, b in zip(trace.at_ms, trace.at_ms[1:], strict=False)):
+            raise ValueError(f"{place}.at_ms: must rise")
+        if (trace.power_w is None) != self.lacks_power:
+            raise ValueError(f"{place}.power_w: must be there from version 2 on, and not before")
+        for name in ("time_ms", "clock_mhz", "power_w"):
+            values = getattr(trace, name)
+            if values is not None:
+                _check_length(f"{place}.{name}", values, len(trace.at_ms))
+                _check_times(f"{place}.{name}", values)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file in one step; if this raises, an older file is as it was.
+
+        Raises:
+            ValueError: the recording is larger than :meth:`load` reads.
+            OSError: the file cannot be written.
+        """
+        tree = {"format": FORMAT, "version": self.version, **encode(self)}
+        tree["problem"] = problem_to_json(self.problem)
+        data = (json.dumps(tree, separators=(",", ":"), allow_nan=False) + "\n").encode()
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"a recording may have {_MOST_BYTES} bytes at most, got {len(data)}")
+        target = Path(path)
+        if target.name.endswith(".gz"):
+            data = gzip.compress(data, mtime=0)
+        atomic_file.write(target, data)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recording:
+        """Reads a file that :meth:`save` wrote, in any version.
+
+        Raises:
+            ValueError: the message names the file and the field, and says what is wrong with it.
+            OSError: the file cannot be read.
+        """
+        try:
+            return _from_json(read_json(Path(path), _MOST_BYTES))
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+
+def _from_json(tree: Any) -> Recording:
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise ValueError(f"format: must be {FORMAT!r}; this is no recording")
+    version = tree.get("version")
+    if type(version) is not int or not 1 <= version <= VERSION:
+        told = f"must be 1 to {VERSION}; this package reads no other, got {shown(version)}"
+        raise ValueError(f"version: {told}")
+    del tree["format"]
+    if "problem" in tree:
+        tree["problem"] = problem_from_json(tree["problem"], "problem")
+    readings = tree.get("readings")
+    for reading in readings if isinstance(readings, list) else ():
+        # Earlier releases wrote this field under another name.
+        if isinstance(reading, dict) and "tells_throttling" in reading:
+            reading["reports_throttling"] = reading.pop("tells_throttling")
+    return decode(Recording, tree, "recording")
+
+
+def _wrong(candidate: RecordedCandidate, texts: set[str]) -> str:
+    """Says what is wrong with a candidate, beginning with its field; empty if nothing is."""
+    if not candidate.text:
+        return "text: must be a text that is not empty"
+    if candidate.text in texts:
+        return f"text: {shown(candidate.text)} is listed twice"
+    mode = candidate.heuristic_mode
+    if mode not in ("", *HEURISTIC_MODES):
+        allowed = ", ".join(HEURISTIC_MODES)
+        return f"heuristic_mode: must be empty or one of {allowed}, got {shown(mode)}"
+    # Only cuDNN's heuristics are sure to list engines of cuDNN.
+    if candidate.engine is None and mode:
+        return "engine: must be a whole number, got None"
+    for name in ("engine", "workspace_bytes", "rank"):
+        if (getattr(candidate, name) or 0) < 0:
+            return f"{name}: must be a whole number from 0, got {getattr(candidate, name)}"
+    for name in ("first_run_ms", "warm_ms"):
+        time_ms = getattr(candidate, name)
+        if time_ms is not None and not _LEAST < time_ms < math.inf:
+            return f"{name}: must be a number above {_LEAST:g}, got {time_ms}"
+    if candidate.first_run_ms is None and not candidate.error:
+        return "error: must say why first_run_ms is null"
+    if not candidate.built and candidate.first_run_ms is not None:
+        return "first_run_ms: must be null, as it was not built"
+    return ""
+
+
+def _check_length(place: str, values: tuple[Any, ...], length: int) -> None:
+    if len(values) != length:
+        raise ValueError(f"{place}: must have {length} entries, got {len(values)}")
+
+
+def _check_rows(place: str, rows: tuple[Row, ...], length: int) -> None:
+    for i, row in enumerate(rows):
+        _check_length(f"{place}[{i}]", row, length)
+        _check_times(f"{place}[{i}]", row)
+
+
+def _check_times(place: str, values: Iterable[float | None]) -> None:
+    for j, value in enumerate(values):
+        if value is not None and not _LEAST < value < math.inf:
+            raise ValueError(f"{place}[{j}]: must be a number above {_LEAST:g}, got {value}")
+
+
+def _check_calls(name: str, rounds: Rounds) -> None:
+    for j, calls in enumerate(rounds.calls):
+        if calls < 0:
+            raise ValueError(f"{name}.calls[{j}]: must be a whole number from 0, got {calls}")
+    for i, row in enumerate(rounds.time_ms):
+        for j, (time_ms, calls) in enumerate(zip(row, rounds.calls, strict=True)):
+            if time_ms is not None and not calls:
+                raise ValueError(f"{name}.time_ms[{i}][{j}]: must be null, as calls[{j}] is 0")

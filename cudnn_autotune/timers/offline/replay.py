@@ -13,8 +13,7 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.timers.offline import frontend_rules, recorded_times
 from cudnn_autotune.timers.offline.build_time import Build, Builds
-from cudnn_autotune.timers.offline.recording_format import Recording
-from cudnn_autotune.timers.offline.recording_parts import RecordedCandidate
+from cudnn_autotune.timers.offline.recording import RecordedCandidate, Recording
 from cudnn_autotune.timers.offline.solo_curve import MOST_AVERAGED, Played, SoloCurve
 from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
 from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
@@ -64,7 +63,7 @@ class ReplayTimer:
             [r.candidate for r in recording.candidates], recording.aten_uses_cudnn
         )
         self._rng = random.Random(seed)
-        self._column = {r.candidate.text: i for i, r in enumerate(recording.candidates)}
+        self._column = {r.text: i for i, r in enumerate(recording.candidates)}
         self._curves: dict[str, list[SoloCurve]] = {}
         self._bursts = recorded_times.bursts(recording)
         for trace in recorded_times.sound_traces(recording):
@@ -84,9 +83,9 @@ class ReplayTimer:
         self._clock_mhz: float | None = None
         self._passes: dict[str, int] = {}
         self._missing: dict[str, None] = {}
-        self._states = {r.phase: r.state for r in recording.readings}
-        in_turns = [r.state for r in recording.readings if r.phase in ("rounds", "start")]
-        self._state = in_turns[-1] if in_turns else GpuState()
+        self._states: dict[str, GpuState] = {r.phase: r for r in recording.readings}
+        in_turns = [r for r in recording.readings if r.phase in ("rounds", "start")]
+        self._state: GpuState = in_turns[-1] if in_turns else GpuState()
         self._of_column: dict[tuple[str, int], list[float]] = {}
 
     @property
@@ -192,7 +191,7 @@ class ReplayTimer:
 
     def _load_ms(self, recorded: RecordedCandidate) -> float:
         """The first run's loading of the kernel; 0 from the second on."""
-        text = recorded.candidate.text
+        text = recorded.text
         if text in self._loaded:
             return 0.0
         self._loaded.add(text)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cudnn_autotune.timers.offline import recorded_times
 from cudnn_autotune.timers.offline.recorded_times import Bursts
-from cudnn_autotune.timers.offline.recording_parts import SoloTrace
+from cudnn_autotune.timers.offline.recording import SoloTrace
 from cudnn_autotune.timers.timer import Cache
 
 MOST_AVERAGED = 16

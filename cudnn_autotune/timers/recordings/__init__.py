@@ -1,6 +1,6 @@
 """Recordings of real GPUs: raw samples of every candidate of a problem, to replay without a GPU.
 
-`cudnn-autotune record` made them (see `offline.recording`); the GPU, the versions and the date are
+`cudnn-autotune record` made them (see `offline.recorder`); the GPU, the versions and the date are
 in each file's `environment`. `h200_forum` is the convolution of
 https://discuss.pytorch.org/t/torch-cudnn-benchmark-true-picks-slower-algorithm/215906, the others
 are layers of ResNet-50 and VGG in float16. What a replay tells of a strategy holds for that problem
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from importlib import resources
 from pathlib import Path
 
-from cudnn_autotune.timers.offline.recording_format import Recording
+from cudnn_autotune.timers.offline.recording import Recording
 
 __all__ = ["load", "names", "path"]
 
