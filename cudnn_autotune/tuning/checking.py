@@ -1,12 +1,12 @@
-"""Is a chosen way of computing right? Its output against a reference, on the caller's own tensors.
+"""Compares an engine's output with a reference, on the caller's own tensors.
 
 The reference is the convolution's definition: the sum over taps, gathered from the operands and
-multiplied out in a wider type, at a sample of the output: its corners, where padding shows, and
-places drawn at random. It shares no code with any engine. The whole output is looked at as well: it
-was filled with NaN before, and none may be left.
+multiplied in a wider type, at a sample of the output's places: its corners, where padding matters,
+and places drawn at random. It shares no code with any engine. The whole output is filled with NaN
+before the engine runs, and none may be left.
 
-Engines do go wrong: of cuDNN 9.19's, two ignore that padding may differ before and after, and one
-rounds float32 without saying so (csrc/core/errata.cpp).
+Some engines are wrong: two of cuDNN 9.19's ignore that padding may differ before and after, and one
+rounds float32 without a note that says so (csrc/core/errata.cpp).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from cudnn_autotune.engines.problem import ConvProblem
 
-# Relative errors (Frobenius norm) above which an engine is wrong. Right ones stay below a fifth of
-# these in tests/gpu/test_every_candidate.py; wrong ones are off by 1e-1 and more, or by the
-# rounding of a narrower type.
+# Relative errors (Frobenius norm) above which an engine is wrong. In
+# tests/gpu/test_every_candidate.py right engines stay below a fifth of these, and wrong ones have
+# errors of 1e-1 and more, or the rounding error of a narrower type.
 TOLERANCES = {
     torch.float64: 1e-10,
     torch.float32: 1e-4,
@@ -31,12 +31,12 @@ TOLERANCES = {
 }
 TOLERANCE_TF32 = 1e-2
 
-# Places of the output (fprop, dgrad) that are compared, in every channel, as far as gathering
-# what they depend on takes no more than so many numbers.
+# How many places of the output of fprop and dgrad are compared, in every channel. Fewer than
+# _MOST_PLACES are, if the inputs that they depend on are more than _MOST_GATHERED numbers.
 _MOST_PLACES = 256
 _LEAST_PLACES = 32
 _MOST_GATHERED = 2**24
-# Of the weight's gradient: taps, kernels and channels.
+# How many taps, and how many kernels and channels, of the weight's gradient are compared.
 _TAPS = 9
 _CHANNELS = 16
 
@@ -51,17 +51,17 @@ def tolerance(problem: ConvProblem) -> float:
 def relative_error(
     problem: ConvProblem, run: Callable[[], None], x: Tensor, w: Tensor, y: Tensor
 ) -> float | None:
-    """Calls ``run`` over an output of NaN, and compares.
+    """Fills the output with NaN, calls ``run``, and compares the output with the reference.
 
     Args:
-        problem: of the tensors.
+        problem: the problem that the tensors belong to.
         run: computes ``problem`` on ``x``, ``w`` and ``y``, writing one of them.
-        x, w, y: the forward's input, weight and output, any device.
+        x, w, y: the forward's input, weight and output, on any device.
 
     Returns:
-        ``|output - reference| / |reference|`` (infinity where the output has NaN that the
-        reference has not); None where nothing can be said: operands that are not finite, or no
-        memory for the workspace or the reference.
+        ``|output - reference| / |reference|``, infinity where the output has NaN that the
+        reference has not. None where they cannot be compared: the operands are not finite, or
+        there is no memory for the workspace or the reference.
     """
     output = {"fprop": y, "dgrad": x, "wgrad": w}[problem.op]
     output.fill_(math.nan)
@@ -73,7 +73,7 @@ def relative_error(
 
 
 def _compare(output: Tensor, compared: Tensor, reference: Tensor) -> float | None:
-    """As :func:`relative_error`; ``compared`` is what of ``output`` has a reference."""
+    """As :func:`relative_error`; ``compared`` is the part of ``output`` that has a reference."""
     norm = reference.norm()
     error = (compared.to(reference.dtype) - reference).norm()
     found_norm, found_error, whole = torch.stack(
@@ -82,25 +82,26 @@ def _compare(output: Tensor, compared: Tensor, reference: Tensor) -> float | Non
     if not math.isfinite(found_norm):
         return None
     if not math.isfinite(found_error) or not whole:
-        # An overflow of the output's own type is the caller's; NaN left from before is not.
+        # Infinities are an overflow of the output's own type; NaN was left from before.
         return math.inf if bool(output.isnan().any()) else None
     return found_error / found_norm if found_norm > 0 else (0.0 if found_error == 0 else math.inf)
 
 
 def _wide_type(problem: ConvProblem) -> torch.dtype:
-    """One whose matrix products are exact enough, also where float32's may be rounded to TF32."""
+    """A type with exact enough matrix products; those of float32 may be rounded to TF32."""
     is_exact = problem.dtype == torch.float32 and not problem.allow_tf32
     return torch.float64 if is_exact or problem.dtype == torch.float64 else torch.float32
 
 
 def _taps(problem: ConvProblem) -> Tensor:
-    """Every tap of the kernel: (taps, spatial dimensions)."""
+    """The index of every tap of the kernel, of shape (taps, spatial dimensions)."""
     kernel = problem.weight_shape[2:]
     return torch.tensor(list(itertools.product(*(range(k) for k in kernel))))
 
 
 def _places(problem: ConvProblem, shape: Sequence[int], channels: int) -> Tensor:
-    """Places of a tensor of ``shape``, without its channels: (places, 1 + spatial dimensions)."""
+    """Places of a tensor of ``shape`` (batch and spatial index), of shape (places, 1 + spatial
+    dimensions)."""
     sizes = [shape[0], *shape[2:]]
     taps = math.prod(problem.weight_shape[2:])
     most = min(max(_MOST_GATHERED // (taps * channels), _LEAST_PLACES), _MOST_PLACES)
@@ -121,13 +122,14 @@ def _at(tensor: Tensor, batch: Tensor, place: Tensor) -> Tensor:
 def _gathered(
     tensor: Tensor, batch: Tensor, place: Tensor, inside: Tensor, wide: torch.dtype
 ) -> Tensor:
-    """As :func:`_at` at (places, taps), zero where ``inside`` is not."""
+    """As :func:`_at`, of shape (places, taps, channels); zero where ``inside`` is False."""
     values = _at(tensor, batch[:, None].expand(inside.shape), place * inside[..., None])
     return values.to(wide) * inside[..., None].to(tensor.device)
 
 
 def _product(problem: ConvProblem, gathered: Tensor, weight: Tensor) -> Tensor:
-    """(places, taps, groups * in) by (groups, taps * in, out): (places, groups * out)."""
+    """Multiplies (places, taps, groups * in) by (groups, taps * in, out), for each group; returns
+    (places, groups * out)."""
     places, taps, channels = gathered.shape
     g = problem.groups
     rows = gathered.reshape(places, taps, g, channels // g).permute(2, 0, 1, 3)
@@ -136,7 +138,8 @@ def _product(problem: ConvProblem, gathered: Tensor, weight: Tensor) -> Tensor:
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, also where torch refuses cuBLAS for not being deterministic."""
+    """``a @ b`` without cuBLAS where deterministic algorithms are demanded, since torch may then
+    refuse it."""
     if not torch.are_deterministic_algorithms_enabled():
         return a @ b
     return torch.stack([(row[..., None] * b).sum(-2) for row in a.unbind(-2)], dim=-2)
@@ -196,15 +199,15 @@ def _wgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tenso
 
 
 def _spread(size: int, most: int) -> Tensor:
-    """Up to ``most`` indices below ``size``, evenly spread, the first and the last among them."""
-    # In the default type, which may be bfloat16, the last index would be rounded out of bounds.
+    """Up to ``most`` indices below ``size``, evenly spread, including the first and the last."""
+    # The default type may be bfloat16, which would round the last index out of bounds.
     return torch.linspace(0, size - 1, min(size, most), dtype=torch.float64).round().long()
 
 
 def _overlap(
     problem: ConvProblem, x: Tensor, y: Tensor, tap: Sequence[int], n: int
 ) -> tuple[list[slice], list[slice]]:
-    """Where a tap meets the input, and the outputs that it then belongs to."""
+    """The places of the input that a tap reads, and the places of the output that it adds to."""
     inner, outer = [], []
     for d in range(n):
         stride = problem.stride[d]

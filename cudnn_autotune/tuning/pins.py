@@ -1,4 +1,4 @@
-"""Engines that users force upon problems."""
+"""Pins: engines that users force on problems."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _pins: dict[ConvProblem, str] = {}
 
 
 def pin(problem: ConvProblem, engine_text: str) -> None:
-    """From its next call on ``problem`` is computed by ``engine_text``, whatever any mode says.
+    """Makes ``engine_text`` compute ``problem`` from its next call on, in every sampling mode.
 
-    Nothing is timed. The output is checked at the first call; a wrong one is complained of, and
-    stays. Where there is a GPU the config must build on it.
+    Nothing is timed. The output is checked at the first call; if it is wrong a warning is logged,
+    and the engine serves all the same. Where there is a GPU the config must build on it.
 
     Args:
         problem: exactly as it occurs, as ``Choice.problem`` has it.
@@ -28,8 +28,9 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
             a 1x1 convolution.
 
     Raises:
-        TypeError: a problem, or a text, that is none.
-        ValueError: a text that does not parse; ``"matmul"`` where the problem is none.
+        TypeError: ``problem`` is no ConvProblem, or ``engine_text`` is no str.
+        ValueError: ``engine_text`` does not parse, or is ``"matmul"`` where the problem is no
+            matrix product.
         CudnnError: the config does not exist for the problem, or does not build.
     """
     check_problem(problem)
@@ -51,10 +52,11 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
 
 
 def unpin(problem: ConvProblem | None = None) -> None:
-    """Ends :func:`pin` for a problem, or for all: the next call chooses as ever.
+    """Ends :func:`pin` for a problem, or for all (None): the next call chooses as without a pin.
 
     Raises:
-        TypeError: a problem that is none; KeyError: it is not pinned.
+        TypeError: ``problem`` is no ConvProblem.
+        KeyError: ``problem`` is not pinned.
     """
     if problem is not None:
         check_problem(problem)
@@ -69,11 +71,12 @@ def unpin(problem: ConvProblem | None = None) -> None:
 
 
 def pins() -> dict[ConvProblem, str]:
-    """Every problem that is pinned, and its engine."""
+    """Returns every pinned problem with the text of its engine."""
     with _lock:
         return dict(_pins)
 
 
 def pinned(problem: ConvProblem) -> str | None:
+    """The text of the engine that ``problem`` is pinned to, if it is."""
     with _lock:
         return _pins.get(problem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,13 +202,20 @@ def test_a_model_whose_gradients_are_averaged_over_ranks(tmp_path: Path) -> None
         dist.destroy_process_group()
 
 
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
 @pytest.mark.parametrize("wrapping", ["ddp inside", "fsdp1", "fsdp2"])
-def test_a_model_that_is_spread_over_ranks_trains_on_as_if_nothing_had_been(wrapping: str) -> None:
-    with Ranks(2) as two:
-        for masks, plain, after in two.values(spread_model.trained, wrapping):
-            # (input, weight, bias) of each backward, from the last layer to the first.
-            assert masks == [(True, True, True)] * 2 + [(False, True, True)]
-            assert after == plain
+def test_a_model_that_is_spread_over_ranks_trains_on_as_if_nothing_had_been(
+    two: Ranks, wrapping: str
+) -> None:
+    for masks, plain, after in two.values(spread_model.trained, wrapping):
+        # (input, weight, bias) of each backward, from the last layer to the first.
+        assert masks == [(True, True, True)] * 2 + [(False, True, True)]
+        assert after == plain
 
 
 def test_what_is_pinned_needs_no_tuning() -> None:
