@@ -46,18 +46,16 @@ def _share(text: str) -> tuple[int, int]:
     return part, parts
 
 
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise ValueError
-    return number
+def _number(least: float) -> Callable[[str], float]:
+    """Reads a finite number of ``least`` or more."""
 
+    def read(text: str) -> float:
+        number = float(text)
+        if not least <= number < math.inf:
+            raise ValueError
+        return number
 
-def _tolerance(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < math.inf:
-        raise ValueError
-    return number
+    return read
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -106,8 +104,8 @@ def _word(text: str) -> str:
 
 
 SHARE = Parsed(_share, "I/N with 1 <= I <= N, as 1/4")
-POSITIVE = Parsed(_positive, "a finite number above 0")
-TOLERANCE = Parsed(_tolerance, "a number of 0 or more, as 0.03")
+POSITIVE = Parsed(_number(math.nextafter(0, 1)), "a finite number above 0")
+TOLERANCE = Parsed(_number(0), "a number of 0 or more, as 0.03")
 NAMES = Parsed(_names, "names with commas between, each once")
 RUNS = Parsed(_runs, "a number of 1 or more, or MODE=NUMBER, with commas between")
 SIZES = Parsed(_sizes, "whole numbers of 1 or more with commas between")
