@@ -122,12 +122,12 @@ void bind_choice_table(py::module_& m) {
   // released, because misses may come as long as the process lives.
   m.def("set_miss_handler", [](const py::function& function) {
     auto* handler = new py::function(function);
-    set_miss_handler([handler](const TuneRequest& request) {
+    set_miss_handler([handler](const ChoiceKey& key, const Operands& operands) {
       const py::gil_scoped_acquire gil;
-      const Policy& policy = request.key.policy;
+      const Policy& policy = key.policy;
       const py::tuple answer =
-          (*handler)(request.key.problem, sampling_name(policy.sampling), policy.workspace_limit,
-                     policy.benchmark_limit, policy.device, request.x, request.w, request.y);
+          (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
+                     policy.benchmark_limit, policy.device, operands.x, operands.w, operands.y);
       return TuneResult{answer[0].cast<std::string>(), answer[1].cast<std::shared_ptr<ConvPlan>>(),
                         answer[2].cast<std::shared_ptr<OnlineTrial>>(),
                         make_after_unlock(answer[3].cast<std::optional<py::function>>())};

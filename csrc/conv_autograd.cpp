@@ -32,8 +32,9 @@ struct Arguments {
   int64_t workspace_limit = -1;
   bool has_bias = false;  // whether the forward has a third edge
 
-  // The mode is settled here, in the forward call: the settings may differ by the time that, and
-  // on the thread where, the backward runs.
+  // Saves the mode and limits of the forward call, because the settings may have changed when the
+  // backward runs. The forward's kernel gets the call's own arguments and reads them itself: what
+  // torch.compile and torch.export record must not depend on the settings of this moment.
   static void save(AutogradContext* ctx, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
                    c10::SymIntArrayRef dilation, const c10::SymInt& groups,
                    std::string_view sampling, int64_t workspace_limit, bool has_bias = false) {

@@ -4,6 +4,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "aten_conv.h"
 #include "conv_geometry.h"
@@ -17,11 +19,11 @@
 namespace cudnn_autotune {
 namespace {
 
-// Why cuDNN is not asked at all; null where it is.
+// Why a call is left to ATen before any engine is looked up; null if it is not.
 const char* why_not_cudnn(const at::Tensor& a, const at::Tensor& b, const ConvGeometry& geometry) {
   if (!at::globalContext().userEnabledCuDNN()) return "torch.backends.cudnn.enabled is False";
   if (!data_type(a.scalar_type())) return "a dtype that cuDNN has no convolution for";
-  // First: the output's extent would overflow with them.
+  // This comes first, because with such values the size of the output would overflow.
   if (!geometry.fits_int32()) return "a stride, padding, dilation or group count of 2**31 or more";
   if (a.scalar_type() != b.scalar_type() || a.device() != b.device() || !geometry.is_valid()) {
     return "arguments that PyTorch refuses, or takes in a way of its own";
@@ -44,29 +46,39 @@ bool bias_fits(const at::Tensor& input, const at::Tensor& weight, const at::Tens
          bias.scalar_type() == input.scalar_type() && bias.device() == input.device();
 }
 
-// One of the forward's three tensors: an operand, or the result, which is allocated when an engine
-// is to write it.
+// One of the forward convolution's three tensors: a tensor of the caller's, or the result, which is
+// allocated only once it is known that an engine writes it.
 struct Part {
   const at::Tensor* given = nullptr;  // null: the result
-  at::IntArrayRef size = {};
+  at::IntArrayRef size = {};          // of the result
 
-  // Memory that the caching allocator gives anew is aligned to more than is looked at.
+  // The caching allocator aligns new memory to more than kMostAligned.
   uint8_t alignment_in(at::MemoryFormat format) const {
     return given != nullptr && given->is_contiguous(format) ? alignment(*given) : kMostAligned;
   }
-  // at::empty would fill the result under deterministic algorithms, for which no engine needs it.
+  // The tensor in this layout: the caller's own, a copy of it, or the new result. The result is not
+  // made by at::empty, which fills it under deterministic algorithms: every engine writes all of
+  // it.
   at::Tensor in(at::MemoryFormat format, const at::Tensor& like) const {
     if (given != nullptr) return given->contiguous(format);
     return at::Tensor(at::detail::empty_cuda(size, like.options().memory_format(format)));
   }
 };
 
-// The result by the chosen engine; undefined where ATen is the choice.
-at::Tensor run(ConvOp op, const Part& x, const Part& w, const Part& y, at::MemoryFormat format,
-               const ConvGeometry& geometry, std::string_view sampling, int64_t workspace_limit) {
-  const at::Tensor& like = *(op == ConvOp::fprop ? x : y).given;
-  TuneRequest request;
-  ConvProblem& problem = request.key.problem;
+// One call of an operator: the operation, and the forward's three tensors in the layout in which it
+// runs.
+struct Call {
+  ConvOp op;
+  Part x, w, y;
+  at::MemoryFormat format;
+
+  const at::Tensor& first_operand() const { return *(op == ConvOp::fprop ? x : y).given; }
+};
+
+// The key of the call's choice.
+ChoiceKey key_of(const Call& call, const ConvGeometry& geometry, const CallPolicy& policy) {
+  ChoiceKey key;
+  ConvProblem& problem = key.problem;
   const size_t n = geometry.spatial_dims();
   for (size_t d = 0; d < n + 2; ++d) {
     problem.x[d] = geometry.input_size[d];
@@ -80,46 +92,63 @@ at::Tensor run(ConvOp op, const Part& x, const Part& w, const Part& y, at::Memor
   }
   problem.groups = static_cast<int32_t>(geometry.groups);
   problem.spatial_dims = static_cast<uint8_t>(n);
-  problem.op = op;
-  problem.dtype = *data_type(like.scalar_type());
+  problem.op = call.op;
+  problem.dtype = *data_type(call.first_operand().scalar_type());
   problem.layout =
-      format == at::MemoryFormat::Contiguous ? Layout::channels_first : Layout::channels_last;
+      call.format == at::MemoryFormat::Contiguous ? Layout::channels_first : Layout::channels_last;
   const GlobalFlags flags = global_flags(problem.dtype);
   problem.deterministic = flags.deterministic;
   problem.allow_tf32 = flags.allow_tf32;
   problem.allow_reduced_precision = flags.allow_reduced_precision;
-  problem.x_alignment = x.alignment_in(format);
-  problem.w_alignment = w.alignment_in(format);
-  problem.y_alignment = y.alignment_in(format);
+  problem.x_alignment = call.x.alignment_in(call.format);
+  problem.w_alignment = call.w.alignment_in(call.format);
+  problem.y_alignment = call.y.alignment_in(call.format);
+  key.policy.sampling = policy.sampling;
+  key.policy.workspace_limit = policy.workspace_limit;
+  key.policy.benchmark_limit = benchmark_limit_of_call();
+  key.policy.device = call.first_operand().device().index();
+  return key;
+}
 
-  const CallPolicy call = resolve(sampling, workspace_limit);
-  Policy& policy = request.key.policy;
-  policy.sampling = call.sampling;
-  policy.workspace_limit = call.workspace_limit;
-  policy.benchmark_limit = benchmark_limit_of_call();
-  policy.device = like.device().index();
-  if (!is_atens(request.key)) {
-    request.x = x.in(format, like);
-    request.w = w.in(format, like);
-    request.y = y.in(format, like);
-    if (run_chosen(request)) {
-      return op == ConvOp::fprop ? request.y : op == ConvOp::dgrad ? request.x : request.w;
+// The result, computed by the engine chosen for this call; undefined if PyTorch's own path is the
+// choice. Then no memory is allocated, neither for the result nor for copies in another layout,
+// unless the choice has to be made first.
+at::Tensor compute(const Call& call, const ConvGeometry& geometry, const CallPolicy& policy) {
+  const ChoiceKey key = key_of(call, geometry, policy);
+  Operands operands;
+  const auto allocated = [&]() -> const Operands& {
+    if (!operands.x.defined()) {
+      const at::Tensor& like = call.first_operand();
+      operands = {call.x.in(call.format, like), call.w.in(call.format, like),
+                  call.y.in(call.format, like)};
+    }
+    return operands;
+  };
+  const ChosenPath path = lookup(key, allocated);
+  if (!path.is_aten() && run(path, key, allocated())) {
+    switch (call.op) {
+      case ConvOp::fprop:
+        return std::move(operands.y);
+      case ConvOp::dgrad:
+        return std::move(operands.x);
+      case ConvOp::wgrad:
+        return std::move(operands.w);
     }
   }
   count_fallback("PyTorch's own path was chosen (see choices())");
   return {};
 }
 
-// Where ATen serves a call, its result is brought into the layout that the fake kernels promise,
-// which it mostly has already.
+// The three kernels. Each reads the call's mode and limits once. Where ATen computes a call, the
+// result is brought into the layout that the fake kernels promise, which it mostly has already.
 
 at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view sampling, int64_t workspace_limit) {
+  const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input.sizes(), weight.sizes(), stride, padding, dilation, groups};
   const auto aten = [&] {
-    resolve(sampling, workspace_limit);
     return aten_fprop(input, weight, bias, c10::fromIntArrayRefSlow(stride),
                       c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups)
         .contiguous(conv_memory_format(input, weight));
@@ -136,8 +165,8 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
   const c10::cuda::CUDAGuard device(input.device());
   const auto format = conv_memory_format(input, weight);
   const auto output_size = geometry.output_size();
-  const auto y = run(ConvOp::fprop, {&input}, {&weight}, {nullptr, output_size}, format, geometry,
-                     sampling, workspace_limit);
+  const auto y = compute({ConvOp::fprop, {&input}, {&weight}, {nullptr, output_size}, format},
+                         geometry, policy);
   if (!y.defined()) return aten();
   if (has_bias) {
     std::vector<int64_t> over_channels(input.dim(), 1);
@@ -151,10 +180,10 @@ at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weig
                            at::IntArrayRef input_size, at::IntArrayRef stride,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view sampling, int64_t workspace_limit) {
+  const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input_size, weight.sizes(), stride, padding, dilation, groups};
   check_gradient("conv_dgrad", grad_output, geometry);
   const auto aten = [&] {
-    resolve(sampling, workspace_limit);
     return aten_dgrad(grad_output, weight, c10::fromIntArrayRefSlow(input_size),
                       c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
                       c10::fromIntArrayRefSlow(dilation), groups)
@@ -166,8 +195,8 @@ at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weig
   }
   const c10::cuda::CUDAGuard device(grad_output.device());
   const auto format = conv_memory_format(grad_output, weight);
-  const auto x = run(ConvOp::dgrad, {nullptr, input_size}, {&weight}, {&grad_output}, format,
-                     geometry, sampling, workspace_limit);
+  const auto x = compute({ConvOp::dgrad, {nullptr, input_size}, {&weight}, {&grad_output}, format},
+                         geometry, policy);
   return x.defined() ? x : aten();
 }
 
@@ -175,10 +204,10 @@ at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& inpu
                            at::IntArrayRef weight_size, at::IntArrayRef stride,
                            at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                            std::string_view sampling, int64_t workspace_limit) {
+  const CallPolicy policy = resolve(sampling, workspace_limit);
   const ConvGeometry geometry{input.sizes(), weight_size, stride, padding, dilation, groups};
   check_gradient("conv_wgrad", grad_output, geometry);
   const auto aten = [&] {
-    resolve(sampling, workspace_limit);
     return aten_wgrad(grad_output, input, c10::fromIntArrayRefSlow(weight_size),
                       c10::fromIntArrayRefSlow(stride), c10::fromIntArrayRefSlow(padding),
                       c10::fromIntArrayRefSlow(dilation), groups)
@@ -190,8 +219,8 @@ at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& inpu
   }
   const c10::cuda::CUDAGuard device(grad_output.device());
   const auto format = conv_memory_format(grad_output, input);
-  const auto w = run(ConvOp::wgrad, {&input}, {nullptr, weight_size}, {&grad_output}, format,
-                     geometry, sampling, workspace_limit);
+  const auto w = compute({ConvOp::wgrad, {&input}, {nullptr, weight_size}, {&grad_output}, format},
+                         geometry, policy);
   return w.defined() ? w : aten();
 }
 

@@ -6,15 +6,12 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include <mutex>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "captured_plans.h"
 #include "core/check.h"
 #include "core/choice_table.h"
 #include "core/engine_search.h"
-#include "core/plan_cache.h"
 #include "fallback_counts.h"
 #include "non_cudnn_paths.h"
 #include "online_trial.h"
@@ -34,17 +31,24 @@ CaptureMissHandler& capture_miss_handler() {
   return handler;
 }
 
-// Throws CudnnError where the text names nothing that builds.
-CachedPlan build(const ChoiceKey& key, const std::string& text, const ChoiceVersion& version) {
-  CachedPlan plan{key, version};
-  plan.is_matmul = text == kMatmul && is_matmul(key.problem);
-  if (text != kAten && !plan.is_matmul) {
-    plan.plan = EngineSearch(key.problem, current_handle()).build(text);
+// Lets this thread allocate memory and load kernels while a stream of any thread is captured. In
+// CUDA's default mode that would break the capture.
+struct DuringCapture {
+  c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+};
+
+// Throws CudnnError if the text names no config that builds.
+ChosenPath build(const ConvProblem& problem, const std::string& text) {
+  ChosenPath path;
+  path.is_matmul = text == kMatmul && is_matmul(problem);
+  if (text != kAten && !path.is_matmul) {
+    const DuringCapture guard;
+    path.plan = EngineSearch(problem, current_handle()).build(text);
   }
-  return plan;
+  return path;
 }
 
-// The first config of the heuristics that builds; null where there is none.
+// The first config of cuDNN's heuristics that builds; null if there is none.
 std::shared_ptr<ConvPlan> heuristic_plan(const ChoiceKey& key) {
   EngineSearch search(key.problem, current_handle());
   for (const char* mode : {"A", "FALLBACK"}) {
@@ -53,21 +57,21 @@ std::shared_ptr<ConvPlan> heuristic_plan(const ChoiceKey& key) {
       try {
         return search.build(candidate.config);
       } catch (const CudnnError&) {
-        // The next one.
+        continue;
       }
     }
   }
   return nullptr;
 }
 
-// The remembered choice, as a plan of this thread; nullopt where there is none, or where its
-// config no longer builds: it is then forgotten.
-std::optional<CachedPlan> remembered(const ChoiceKey& key) {
+// An entry for what was already chosen in this process. nullopt if nothing was chosen, or if the
+// chosen config no longer builds; that choice is then removed.
+std::optional<CacheEntry> remembered(const ChoiceKey& key) {
   auto& table = ChoiceTable::instance();
   const auto [text, version] = table.find(key);
   if (!text) return std::nullopt;
   try {
-    return build(key, *text, version);
+    return CacheEntry{key, version, build(key.problem, *text)};
   } catch (const CudnnError&) {
     count_fallback("a remembered choice no longer builds: tuned again");
     table.erase(key, *text);
@@ -75,112 +79,101 @@ std::optional<CachedPlan> remembered(const ChoiceKey& key) {
   }
 }
 
-// What serves a problem that is first met while a stream is being captured: what an earlier process
-// or a pin says of it, else the heuristics' plan. Its output cannot be checked now: it is served
-// properly, and checked, at the next call outside.
-CachedPlan provisional_plan(const ChoiceKey& key) {
-  // To build allocates and loads, which would break the capture.
-  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-  CachedPlan plan{key, ChoiceTable::instance().find(key).version};
-  // Padding that differs before and after needs a check of the output, which waits for the GPU.
+// An entry for a problem whose first call is captured: what an earlier process or a pin says of it,
+// or else the heuristics' plan. Its output cannot be checked now. The next call outside of a
+// capture is a miss, in which it is chosen properly and checked.
+CacheEntry provisional(const ChoiceKey& key) {
+  const DuringCapture guard;
+  CacheEntry entry{key, ChoiceTable::instance().find(key).version, {}, /*is_provisional=*/true};
+  // Some engines are wrong where the padding differs before and after (core/errata.cpp). Their
+  // output has to be checked first, which waits for the GPU.
   const bool needs_check = key.problem.pre_padding != key.problem.post_padding;
   if (auto known = capture_miss_handler()(key)) {
-    plan.plan = std::move(known->plan);
-    plan.is_matmul = known->text == kMatmul;
+    entry.path = {std::move(known->plan), nullptr, known->text == kMatmul};
   } else if (!needs_check) {
-    plan.plan = heuristic_plan(key);
+    entry.path.plan = heuristic_plan(key);
   }
-  plan.provisional = true;
-  return plan;
+  return entry;
 }
 
-CachedPlan& miss(const TuneRequest& request) {
+CacheEntry miss(const ChoiceKey& key, c10::function_ref<const Operands&()> operands) {
   auto& table = ChoiceTable::instance();
-  auto& cache = PlanCache::of_this_thread();
-  const ChoiceKey& key = request.key;
-  // The order of locks is: tuning mutex, then GIL. A thread that waits here with the GIL would
-  // stop the one that tunes.
+  // The tuning mutex is locked before the GIL is taken. A thread that waited for the mutex with the
+  // GIL would block the one that tunes.
   const WithoutGil without_gil;
-  if (auto plan = remembered(key)) return cache.put(*std::move(plan));
-  if (is_capturing()) return cache.put(provisional_plan(key));
+  if (auto entry = remembered(key)) return *std::move(entry);
+  if (is_capturing()) return provisional(key);
+  const Operands& tensors = operands();
   std::unique_lock tuning(table.tuning_mutex());
-  if (auto plan = remembered(key)) return cache.put(*std::move(plan));
+  // Another thread may have tuned it while this one waited.
+  if (auto entry = remembered(key)) return *std::move(entry);
   const ChoiceVersion asked = table.find(key).version;
   TuneResult result = [&] {
-    // A backward may run under autocast, which would recast what is measured and compared.
+    // In a backward, autocast may be active: it would cast what is measured and compared.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    return miss_handler()(request);
+    return miss_handler()(key, tensors);
   }();
-  CachedPlan plan{key, asked, std::move(result.plan), result.text == kMatmul,
-                  std::move(result.trial)};
-  // A trial's outcome is remembered when there is one. Where the problem was forgotten meanwhile
-  // this serves one call, and the next one looks again.
-  if (plan.trial == nullptr) plan.version = table.put_unless_forgotten(key, result.text, asked);
+  CacheEntry entry{
+      key, asked, {std::move(result.plan), std::move(result.trial), result.text == kMatmul}};
+  // What a trial chooses is recorded when it ends. If the problem was forgotten during the search,
+  // the version is not current: this call uses the entry, and the next one is a miss again.
+  if (entry.path.trial == nullptr) {
+    entry.version = table.put_unless_forgotten(key, std::move(result.text), asked);
+  }
   tuning.unlock();
   if (result.after_unlock) result.after_unlock();
-  return cache.put(std::move(plan));
+  return entry;
 }
 
-CachedPlan& chosen(const TuneRequest& request) {
-  CachedPlan* cached = PlanCache::of_this_thread().find(request.key);
-  if (cached != nullptr && (!cached->provisional || is_capturing())) return *cached;
-  return miss(request);
-}
-
-// How often a trial looks whether another thread has decided the same problem.
+// In one of so many calls a trial looks whether another thread has decided the same problem.
 constexpr int64_t kLookEvery = 64;
 
-// Ends the trial where it is decided, here or by another thread: the entry is then an ordinary one.
-bool is_over(CachedPlan& cached) {
-  OnlineTrial& trial = *cached.trial;
+// Replaces the trial of an entry by the choice, if it is decided, here or by another thread.
+void end_trial_if_decided(CacheEntry& entry) {
   auto& table = ChoiceTable::instance();
-  if (const OnlineTrial::Implementation* winner = trial.decided()) {
-    auto chosen = table.find(cached.key).text;
-    if (chosen && *chosen != winner->text) {
-      // Another thread was faster: all threads use one choice.
-      if (auto other = remembered(cached.key)) {
-        cached = *std::move(other);
-        return true;
-      }
-      chosen.reset();
-    }
-    if (!chosen) {
-      cached.version = table.put_unless_forgotten(cached.key, winner->text, cached.version);
-    }
-    cached.plan = winner->plan;
-    cached.is_matmul = winner->text == kMatmul;
-    cached.trial = nullptr;
-    return true;
+  const OnlineTrial& trial = *entry.path.trial;
+  const OnlineTrial::Implementation* winner = trial.decided();
+  if (winner == nullptr) {
+    if (trial.schedule()->calls() % kLookEvery != kLookEvery - 1) return;
+    if (auto other = remembered(entry.key)) entry = *std::move(other);
+    return;
   }
-  if (trial.schedule()->calls() % kLookEvery != kLookEvery - 1) return false;
-  auto other = remembered(cached.key);
-  if (!other) return false;
-  cached = *std::move(other);
-  return true;
+  auto chosen = table.find(entry.key).text;
+  if (chosen && *chosen != winner->text) {
+    // Another thread has decided first: all threads use one choice.
+    if (auto other = remembered(entry.key)) {
+      entry = *std::move(other);
+      return;
+    }
+    chosen.reset();
+  }
+  if (!chosen) entry.version = table.put_unless_forgotten(entry.key, winner->text, entry.version);
+  // This destroys the trial, and `winner` with it.
+  entry.path = ChosenPath{winner->plan, nullptr, winner->text == kMatmul};
 }
 
-// Without any workspace: what is left when the memory for the chosen engine's cannot be had.
-TuneRequest without_workspace(const TuneRequest& request) {
-  TuneRequest other = request;
-  other.key.policy.sampling = register_sampling("heuristic");
-  other.key.policy.workspace_limit = 0;
+// The key of the same problem without any workspace, for when memory is short.
+ChoiceKey without_workspace(const ChoiceKey& key) {
+  ChoiceKey other = key;
+  other.policy.sampling = register_sampling("heuristic");
+  other.policy.workspace_limit = 0;
   return other;
 }
 
-// A range of the profiler, named by what runs; nothing while nobody listens.
-class NamedRange {
+// A range in PyTorch's profiler with the name of what runs. Costs nothing when no profiler runs.
+class ProfilerRange {
  public:
-  NamedRange(const CachedPlan& cached, bool is_undecided) {
+  explicit ProfilerRange(const ChosenPath& path) {
     auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
     if (C10_LIKELY(!callbacks.has_value())) return;
     range_.emplace(std::move(*callbacks));
-    range_->before("cudnn_autotune::" + name(cached, is_undecided));
+    range_->before("cudnn_autotune::" + name(path));
   }
 
  private:
-  static std::string name(const CachedPlan& cached, bool is_undecided) {
-    if (is_undecided) return "online";
-    return cached.is_matmul ? kMatmul : cached.plan->config().text();
+  static std::string name(const ChosenPath& path) {
+    if (path.trial != nullptr) return "online";
+    return path.is_matmul ? kMatmul : path.plan->config().text();
   }
 
   std::optional<at::RecordFunction> range_;
@@ -193,38 +186,39 @@ void set_capture_miss_handler(CaptureMissHandler handler) {
   capture_miss_handler() = std::move(handler);
 }
 
-bool is_atens(const ChoiceKey& key) {
-  const CachedPlan* cached = PlanCache::of_this_thread().find(key);
-  return cached != nullptr && cached->plan == nullptr && !cached->is_matmul &&
-         cached->trial == nullptr && !cached->provisional;
+ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> operands) {
+  auto& cache = PlanCache::of_this_thread();
+  CacheEntry* entry = cache.find(key);
+  if (entry == nullptr || (entry->is_provisional && !is_capturing())) {
+    entry = &cache.put(miss(key, operands));
+  }
+  if (entry->path.trial != nullptr) end_trial_if_decided(*entry);
+  return entry->path;
 }
 
-bool run_chosen(const TuneRequest& request) {
-  CachedPlan& cached = chosen(request);
-  const bool is_undecided = cached.trial != nullptr && !is_over(cached);
-  if (cached.plan == nullptr && !cached.is_matmul && !is_undecided) return false;
-  const NamedRange range(cached, is_undecided);
-  if (cached.is_matmul && !is_undecided) {
-    run_matmul(request.key.problem, request.x, request.w, request.y);
+bool run(const ChosenPath& path, const ChoiceKey& key, const Operands& operands) {
+  const auto& [x, w, y] = operands;
+  const ProfilerRange range(path);
+  if (path.is_matmul) {
+    run_matmul(key.problem, x, w, y);
     return true;
   }
-  // The cache may drop its own references while the launch is under way.
-  const auto plan = cached.plan;
-  const auto trial = cached.trial;
   try {
-    if (is_undecided) {
-      trial->run(request.key.problem, request.x, request.w, request.y);  // keeps what is captured
+    if (path.trial != nullptr) {
+      path.trial->run(key.problem, x, w, y);
     } else {
       const bool captures = is_capturing();
-      if (captures) keep_for_graphs(plan);
-      execute(*plan, pointers(request.x, request.w, request.y), captures);
+      if (captures) keep_for_graphs(path.plan);
+      execute(*path.plan, pointers(x, w, y), captures);
     }
     return true;
   } catch (const c10::OutOfMemoryError&) {
-    if (request.key.policy.workspace_limit == 0) throw;
+    if (key.policy.workspace_limit == 0) throw;
     count_fallback("the workspace of the chosen engine could not be allocated");
   }
-  return run_chosen(without_workspace(request));
+  const ChoiceKey other = without_workspace(key);
+  const ChosenPath smaller = lookup(other, [&]() -> const Operands& { return operands; });
+  return !smaller.is_aten() && run(smaller, other, operands);
 }
 
 }  // namespace cudnn_autotune

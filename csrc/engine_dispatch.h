@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <functional>
 #include <memory>
@@ -9,38 +10,47 @@
 
 #include "core/conv_plan.h"
 #include "core/conv_problem.h"
+#include "core/plan_cache.h"
 
 namespace cudnn_autotune {
 
 class OnlineTrial;
 
-// What the policy (Python) is asked on a miss, and what it answers. The tensors are the forward's
-// three, in the problem's layout; the one that the operation writes may be overwritten freely.
-struct TuneRequest {
-  ChoiceKey key;
+// The forward convolution's three tensors, dense in the problem's layout. fprop writes y, dgrad
+// writes x and wgrad writes w.
+struct Operands {
   at::Tensor x, w, y;
 };
+
+// What a handler in Python answers to a miss.
 struct TuneResult {
   std::string text;                    // an engine config, kAten or kMatmul
-  std::shared_ptr<ConvPlan> plan;      // built while tuning; null for those without an engine
-  std::shared_ptr<OnlineTrial> trial;  // to be decided in the calls to come; else null
-  // What is to be done once other threads may tune: it may wait for other processes. May be empty.
+  std::shared_ptr<ConvPlan> plan;      // null for kAten and kMatmul
+  std::shared_ptr<OnlineTrial> trial;  // compares candidates in the calls to come; mostly null
+  // Called after the tuning mutex is unlocked, since it may wait for other processes. May be empty.
   std::function<void()> after_unlock;
 };
-using MissHandler = std::function<TuneResult(const TuneRequest&)>;
+
+// Chooses an engine for a problem, by a search where nothing is known of it. It may overwrite the
+// tensor that the operation writes.
+using MissHandler = std::function<TuneResult(const ChoiceKey& key, const Operands& operands)>;
 void set_miss_handler(MissHandler handler);
 
-// What the policy is asked while a stream is being captured, when nothing may be timed or run: what
-// is known of the key, and was checked where it was tuned; nullopt where there is none.
-using CaptureMissHandler = std::function<std::optional<TuneResult>(const ChoiceKey&)>;
+// Answers a miss while a stream is captured, when nothing may be timed or run: with what is known
+// of the key and was checked when it was tuned, or nullopt.
+using CaptureMissHandler = std::function<std::optional<TuneResult>(const ChoiceKey& key)>;
 void set_capture_miss_handler(CaptureMissHandler handler);
 
-// Whether ATen is the choice, as far as this thread knows: then no memory need be had for an
-// engine.
-bool is_atens(const ChoiceKey& key);
+// Finds what computes `key`. On a hit that is one lookup in this thread's plan cache. On a miss it
+// is built from the choice that is known in this process, or else the miss handler chooses; only
+// then is `operands` called, which may allocate. The result keeps its plan or trial alive, because
+// the cache may drop its entry while the call runs. Throws what the handlers and `operands` throw.
+ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> operands);
 
-// Runs the engine chosen for `request.key`, choosing it first where it is not chosen yet. False
-// where ATen is the choice and nothing was run. Throws CudnnError, c10::OutOfMemoryError.
-bool run_chosen(const TuneRequest& request);
+// Computes the problem on the current stream. `path` is the result of lookup(key), and not
+// PyTorch's own path. If the memory for its workspace cannot be had, the best engine without a
+// workspace runs instead; if there is none, nothing is run and the result is false. Throws
+// CudnnError, c10::Error, and c10::OutOfMemoryError where no workspace is needed.
+bool run(const ChosenPath& path, const ChoiceKey& key, const Operands& operands);
 
 }  // namespace cudnn_autotune

@@ -6,7 +6,7 @@
 namespace cudnn_autotune {
 namespace {
 
-std::atomic<size_t> plans_per_thread{256};
+std::atomic<size_t> entries_per_thread{256};
 
 }  // namespace
 
@@ -15,32 +15,32 @@ PlanCache& PlanCache::of_this_thread() {
   return cache;
 }
 
-void PlanCache::set_capacity(size_t plans) { plans_per_thread = plans; }
-size_t PlanCache::capacity() { return plans_per_thread; }
+void PlanCache::set_capacity(size_t entries) { entries_per_thread = entries; }
+size_t PlanCache::capacity() { return entries_per_thread; }
 
-bool PlanCache::touch(const ChoiceKey& key) {
+bool PlanCache::move_to_front(const ChoiceKey& key) {
   const auto found = where_.find(key);
   if (found == where_.end()) return false;
-  plans_.splice(plans_.begin(), plans_, found->second);
+  entries_.splice(entries_.begin(), entries_, found->second);
   return true;
 }
 
-CachedPlan& PlanCache::put(CachedPlan plan) {
-  for (auto old = plans_.begin(); old != plans_.end();) {
-    if (old->key == plan.key || !old->version.is_current()) {
+CacheEntry& PlanCache::put(CacheEntry entry) {
+  for (auto old = entries_.begin(); old != entries_.end();) {
+    if (old->key == entry.key || !old->version.is_current()) {
       where_.erase(old->key);
-      old = plans_.erase(old);
+      old = entries_.erase(old);
     } else {
       ++old;
     }
   }
-  plans_.push_front(std::move(plan));
-  where_[plans_.front().key] = plans_.begin();
-  while (plans_.size() > capacity() && plans_.size() > 1) {
-    where_.erase(plans_.back().key);
-    plans_.pop_back();
+  entries_.push_front(std::move(entry));
+  where_[entries_.front().key] = entries_.begin();
+  while (entries_.size() > capacity() && entries_.size() > 1) {
+    where_.erase(entries_.back().key);
+    entries_.pop_back();
   }
-  return plans_.front();
+  return entries_.front();
 }
 
 }  // namespace cudnn_autotune

@@ -13,46 +13,55 @@ namespace cudnn_autotune {
 
 class OnlineTrial;
 
-struct CachedPlan {
-  ChoiceKey key;
-  // Of the choice that it was made of; of a trial or what is provisional: as of when it was begun.
-  ChoiceVersion version;
-  std::shared_ptr<ConvPlan> plan = nullptr;  // null: PyTorch's own path was chosen, or a matmul
-  bool is_matmul = false;
-  // Not decided yet: candidates take turns in the calls. `plan` is then not used.
+// What computes a problem: a plan, a matrix product, an undecided trial, or, where it is none of
+// these, PyTorch's own path.
+struct ChosenPath {
+  std::shared_ptr<ConvPlan> plan = nullptr;
   std::shared_ptr<OnlineTrial> trial = nullptr;
-  // Made while a stream was being captured, when nothing may be timed: to be tuned at the next
-  // call outside a capture.
-  bool provisional = false;
+  bool is_matmul = false;
+
+  bool is_aten() const { return plan == nullptr && trial == nullptr && !is_matmul; }
 };
 
-// One thread's built plans, least recently used last. A plan costs about 200 KiB of host memory
-// (pytorch issue 104369) and is not safe to share between threads, hence the bound and the
-// thread. A choice whose plan was dropped here is rebuilt, not tuned again.
+struct CacheEntry {
+  ChoiceKey key;
+  ChoiceVersion version;  // of the choice; of a trial or a provisional plan: when it was begun
+  ChosenPath path;
+  // Made without a search while a stream was captured. The next call outside of a capture replaces
+  // it.
+  bool is_provisional = false;
+};
+
+// The built plans of one thread, in order of their last use. A plan takes about 200 KiB of host
+// memory (pytorch issue 104369), so their number is bounded, and it may not be used by two threads
+// at once, so each thread has its own cache. A choice whose plan was dropped here is built again,
+// not tuned again.
 class PlanCache {
  public:
   static PlanCache& of_this_thread();
 
-  // Null where the key is not there, or where choices of its problem have changed since.
-  CachedPlan* find(const ChoiceKey& key) {
-    if (plans_.empty() || !(plans_.front().key == key)) {
-      if (!touch(key)) return nullptr;
+  // The entry of `key`; null if there is none, or if a choice of its problem has changed since it
+  // was made. It is valid until put() is called.
+  CacheEntry* find(const ChoiceKey& key) {
+    if (entries_.empty() || !(entries_.front().key == key)) {
+      if (!move_to_front(key)) return nullptr;
     }
-    return plans_.front().version.is_current() ? &plans_.front() : nullptr;
+    return entries_.front().version.is_current() ? &entries_.front() : nullptr;
   }
-  // Also where it is stale already: it then serves one call. Drops the others that are.
-  CachedPlan& put(CachedPlan plan);
+  // Adds an entry, or replaces the one of its key, and drops those that are not current. If the new
+  // entry is not current itself, find() does not return it; the caller may use it once.
+  CacheEntry& put(CacheEntry entry);
 
-  // Plans that each thread may keep. 0 or less is refused by the caller.
-  static void set_capacity(size_t plans);
+  // How many entries each thread keeps, 1 or more. The caller checks it.
+  static void set_capacity(size_t entries);
   static size_t capacity();
 
  private:
-  // Brings it to the front; false where it is not there.
-  bool touch(const ChoiceKey& key);
+  // Returns false if there is no entry of this key.
+  bool move_to_front(const ChoiceKey& key);
 
-  std::list<CachedPlan> plans_;
-  std::unordered_map<ChoiceKey, std::list<CachedPlan>::iterator, ChoiceKeyHash> where_;
+  std::list<CacheEntry> entries_;  // last used first
+  std::unordered_map<ChoiceKey, std::list<CacheEntry>::iterator, ChoiceKeyHash> where_;
 };
 
 }  // namespace cudnn_autotune

@@ -18,7 +18,8 @@ from cudnn_autotune.tuning.settings import check_policy
 
 Ints = int | Sequence[int]
 
-# The fast path in C++. It returns NotImplemented for every call that `conv2d` below must handle.
+# The fast path takes plain CUDA tensors, ints and tuples of ints. It returns NotImplemented for all
+# else, which `general_conv2d` takes.
 fast_conv2d = _C.conv2d
 
 _SPATIAL_DIMS = 2
@@ -69,6 +70,23 @@ def conv2d(
         )
         if fast is not NotImplemented:
             return fast
+    return general_conv2d(
+        input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
+    )
+
+
+def general_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
+    groups: int,
+    sampling: str | None,
+    workspace_limit: int | None,
+) -> Tensor:
+    """:func:`conv2d`, with the same arguments and errors, for calls that the fast path refuses."""
     check_policy(sampling, workspace_limit)
     takes_part = (
         not _is_exported()

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.common_types import _size_2_t
 from torch.types import Device
 
-from cudnn_autotune.nn import functional
-from cudnn_autotune.nn.functional import fast_conv2d
+from cudnn_autotune.nn.functional import fast_conv2d, general_conv2d
 from cudnn_autotune.tuning.settings import check_policy
 
 _PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -116,7 +115,7 @@ class Conv2d(_WithPolicy, nn.Conv2d):
             )
             if output is not NotImplemented:
                 return output
-        return functional.conv2d(
+        return general_conv2d(
             input,
             weight,
             bias,
@@ -124,8 +123,8 @@ class Conv2d(_WithPolicy, nn.Conv2d):
             padding,
             self.dilation,
             self.groups,
-            sampling=self.sampling,
-            workspace_limit=self.workspace_limit,
+            self.sampling,
+            self.workspace_limit,
         )
 
 
