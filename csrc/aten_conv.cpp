@@ -12,10 +12,11 @@ namespace {
 
 using SymInts = std::vector<c10::SymInt>;
 
-// ATen pads both sides alike: what one side has more is padded onto the input beforehand.
+// ATen's convolution pads both sides alike. This splits the padding into what both sides have, and
+// what one side has more, which is padded onto the input beforehand.
 struct SplitPadding {
   SymInts both;   // for ATen's convolution, one entry a spatial dimension
-  SymInts extra;  // for constant_pad_nd: last dimension first, (before, after) each; empty: none
+  SymInts extra;  // for constant_pad_nd: (before, after) for each dimension, the last one first
 
   SplitPadding(c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
                c10::SymIntArrayRef dilation, size_t spatial_dims) {
@@ -79,8 +80,8 @@ at::Tensor backward(const at::Tensor& grad_output, const at::Tensor& input,
   return of_input ? std::get<0>(grads) : std::get<1>(grads);
 }
 
-// convolution_backward reads the shape and layout of the tensor whose gradient is asked for, never
-// its values.
+// A tensor without values in place of the one whose gradient is computed: convolution_backward
+// reads only its shape and layout.
 at::Tensor placeholder(c10::SymIntArrayRef size, const at::Tensor& first,
                        const at::Tensor& second) {
   const auto format = first.suggest_memory_format();
@@ -96,7 +97,8 @@ at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                       const c10::SymInt& groups) {
   const SplitPadding split(stride, padding, dilation, spatial_dims(weight.dim()));
-  // By rank, as torch.nn.functional does: these say what is wrong in the words that users know.
+  // at::conv1d, conv2d and conv3d are called, as torch.nn.functional does, because their error
+  // messages are those that users know.
   switch (stride.size()) {
     case 1:
       return at::conv1d_symint(split.pad(input), weight, bias, stride, split.both, dilation,

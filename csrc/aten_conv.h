@@ -6,9 +6,11 @@
 
 namespace cudnn_autotune {
 
-// The same three operators by ATen alone, on any device: the CPU kernels, what runs where cuDNN
-// has no engine, and what functorch and forward-mode derivatives see. Arguments as in conv_ops.h;
-// padding that differs before and after is applied as PyTorch's padding="same" does it.
+// The three operators computed by ATen alone, on any device. They are the CPU kernels, they run
+// where cuDNN has no engine, and functorch and forward-mode derivatives use them. The arguments are
+// those of conv_ops.h. Padding that differs before and after is applied as PyTorch's padding="same"
+// does it: the input is padded first. Throws c10::ValueError for lists of a wrong length, and what
+// ATen throws.
 at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,

@@ -6,8 +6,9 @@
 
 namespace cudnn_autotune {
 
-// A graph replays a plan's kernels, which may be unloaded with the plan; and plans are dropped as a
-// matter of course. So those that were captured stay, for as long as the process lives.
+// Keeps a plan alive until the process ends. It is called for each plan that a CUDA graph captures:
+// the graph replays the plan's kernels, which may be unloaded with the plan when the plan cache
+// drops it. Does nothing if `plan` is null. Safe to call from several threads.
 void keep_for_graphs(const std::shared_ptr<ConvPlan>& plan);
 
 }  // namespace cudnn_autotune

@@ -10,8 +10,8 @@ namespace {
 
 using at::autocast::cached_cast;
 
-// As ATen's convolutions: everything in the autocast type of the device. Only the forward needs
-// it: autograd runs a backward in the types that its forward saved.
+// Casts all operands to the device's autocast dtype, as autocast does for ATen's convolutions. Only
+// the forward needs this: a backward runs in the dtypes that its forward saved.
 template <c10::DispatchKey autocast_key, c10::DeviceType device>
 at::Tensor conv_fprop_autocast(const at::Tensor& input, const at::Tensor& weight,
                                const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,

@@ -21,8 +21,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// The geometry and policy that a backward needs, in one entry of the context: each entry costs a
-// hash-map insertion on the path of every call that needs a gradient.
+// The geometry, mode and limits that a backward needs. They are packed into one entry of the
+// autograd context, because each entry costs an insertion into a hash map in every call that needs
+// a gradient.
 struct Arguments {
   static constexpr std::ptrdiff_t kHeader = 5;
 
@@ -30,7 +31,7 @@ struct Arguments {
   c10::SymInt groups;
   std::string_view sampling;
   int64_t workspace_limit = -1;
-  bool has_bias = false;  // whether the forward has a third edge
+  bool has_bias = false;  // whether the forward had a bias, whose gradient may be needed
 
   // Saves the mode and limits of the forward call, because the settings may have changed when the
   // backward runs. The forward's kernel gets the call's own arguments and reads them itself: what
@@ -85,7 +86,8 @@ bool is_dual(const at::Tensor& tensor) {
   return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
 }
 
-// A backward that records nothing, for a gradient without a tangent, need not pass autograd again.
+// Skips the Autograd key in a backward that records nothing (no double backward is wanted), unless
+// the gradient has a forward-mode tangent.
 class BelowAutogradUnlessRecording {
  public:
   explicit BelowAutogradUnlessRecording(const at::Tensor& gradient) {
@@ -96,8 +98,9 @@ class BelowAutogradUnlessRecording {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
-// Whether a gradient has memory to be laid out: a batch of gradients (`is_grads_batched`) knows no
-// memory format, and what a compiler traces is laid out by the compiler.
+// Whether the backward may bring a gradient into the forward's layout. A batch of gradients
+// (`is_grads_batched`) has no memory format, and the layout of what a compiler traces is the
+// compiler's choice.
 bool has_layout(const at::Tensor& tensor) {
   return tensor.is_cuda() && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
          !tensor.key_set().has_any(
@@ -131,7 +134,8 @@ struct ConvFprop : torch::autograd::Function<ConvFprop> {
     const auto saved = ctx->get_saved_variables();
     const Arguments arguments(ctx);
     const BelowAutogradUnlessRecording guard(grads[0]);
-    // Once for both gradients, and in the forward's layout.
+    // The gradient is copied into the forward's layout here, so that dgrad and wgrad need not copy
+    // it each.
     const Variable grad_output = has_layout(grads[0])
                                      ? grads[0].contiguous(conv_memory_format(saved[0], saved[1]))
                                      : grads[0];
@@ -204,9 +208,10 @@ struct ConvWgrad : torch::autograd::Function<ConvWgrad> {
   }
 };
 
-// torch.func's transforms and forward-mode derivatives know ATen's convolution, and would find no
-// rule, or silent zeros, in ours. (functorchTLSAccessor() would not do: it stays set on a thread
-// once a transform was used there. This key is included for as long as one is under way.)
+// Whether a transform of torch.func is under way. Such transforms, and forward-mode derivatives,
+// have rules for ATen's convolution only: with our operators they would fail or give zeros. (It
+// cannot be read from functorchTLSAccessor(), which stays set on a thread once a transform was used
+// there. This dispatch key is included only as long as one is under way.)
 bool in_transform() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }

@@ -8,7 +8,8 @@
 namespace cudnn_autotune {
 namespace {
 
-// Through ATen, bit for bit. A mode or limit that is not allowed is refused here as on a GPU.
+// The CPU kernels call ATen. They only check the mode and the limit, so that what is refused on a
+// GPU is refused on a CPU too.
 at::Tensor conv_fprop_cpu(const at::Tensor& input, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                           c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,

@@ -10,12 +10,13 @@
 
 namespace cudnn_autotune {
 
-// The arguments of one convolution as the kernels get them, all of the forward's shapes.
+// The arguments of one convolution as the kernels get them. All shapes are the forward's, also for
+// dgrad and wgrad. It refers to the caller's lists.
 struct ConvGeometry {
   at::IntArrayRef input_size;   // (N, C, spatial...)
   at::IntArrayRef weight_size;  // (K, C / groups, kernel...)
   at::IntArrayRef stride;
-  at::IntArrayRef padding;  // one list, or two: before, then after
+  at::IntArrayRef padding;  // one entry a dimension, or twice as many: all before, then all after
   at::IntArrayRef dilation;
   int64_t groups;
 
@@ -25,10 +26,10 @@ struct ConvGeometry {
     return padding[padding.size() == spatial_dims() ? d : d + spatial_dims()];
   }
 
-  // Where the kernel has one element, the dilation says nothing.
+  // Where the kernel has one element, the dilation has no effect; 1 makes equal problems equal.
   int64_t dilation_of(size_t d) const { return weight_size[2 + d] == 1 ? 1 : dilation[d]; }
 
-  // cuDNN counts in 32 bits.
+  // cuDNN computes sizes in 32 bits.
   static constexpr int64_t kMostCounted = std::numeric_limits<int32_t>::max();
 
   bool fits_int32() const {
@@ -38,8 +39,8 @@ struct ConvGeometry {
     return groups <= kMostCounted && fit(stride) && fit(padding) && fit(dilation);
   }
 
-  // As fits_int32, of what cuDNN multiplies and adds: 9.19 divides by zero where that overflows. Of
-  // what is valid, without empty tensors.
+  // Whether the sums and products that cuDNN computes fit too: cuDNN 9.19 divides by zero where
+  // they overflow. The geometry must be valid, and its tensors not empty.
   bool products_fit_int32() const {
     const auto product_fits = [](const auto& sizes) {
       int64_t product = 1;
@@ -56,7 +57,7 @@ struct ConvGeometry {
     return product_fits(input_size) && product_fits(weight_size) && product_fits(output_size());
   }
 
-  // Whether all of it fits together; where it does not, ATen says why in its own words.
+  // Whether these arguments make a convolution. For those that do not, ATen raises the error.
   bool is_valid() const {
     const size_t n = spatial_dims();
     if (n < 1 || n > 3 || input_size.size() != n + 2 || weight_size.size() != n + 2 ||
@@ -73,7 +74,8 @@ struct ConvGeometry {
     return true;
   }
 
-  // Below 1 where the kernel does not fit into the padded input. Of a valid stride only.
+  // The size of the output in one spatial dimension; below 1 if the kernel does not fit into the
+  // padded input. The stride must be 1 or more.
   int64_t output_extent(size_t d) const {
     const int64_t room = input_size[2 + d] + pre_padding(d) + post_padding(d) -
                          dilation[d] * (weight_size[2 + d] - 1) - 1;
@@ -87,7 +89,8 @@ struct ConvGeometry {
   }
 };
 
-// A gradient of another shape would be read out of bounds: ATen's backward does not look.
+// Throws c10::Error unless the arguments make a convolution and `grad_output` has the shape of its
+// output. ATen's backward does not check that, and would read out of bounds.
 inline void check_gradient(const char* op, const at::Tensor& grad_output,
                            const ConvGeometry& geometry) {
   TORCH_CHECK(geometry.is_valid(), op, ": input of size ", geometry.input_size, ", weight of size ",

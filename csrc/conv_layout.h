@@ -15,8 +15,8 @@ inline at::MemoryFormat channels_last_format(int64_t dims) {
   }
 }
 
-// The layout in which a convolution of `a` and `b` runs on CUDA, as PyTorch has it: channels_last
-// where either operand is, never in float64.
+// The layout in which a convolution of `a` and `b` runs on CUDA. It is the one that PyTorch
+// chooses: channels_last if either operand is, but never in float64.
 inline at::MemoryFormat conv_memory_format(const at::Tensor& a, const at::Tensor& b) {
   const auto channels_last = channels_last_format(a.dim());
   if (a.scalar_type() == at::kDouble) return at::MemoryFormat::Contiguous;

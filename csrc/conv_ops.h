@@ -9,11 +9,12 @@
 
 namespace cudnn_autotune {
 
-// The three operators, by their C++ signatures. Each is differentiable through the other two, so
-// derivatives of any order come for free.
-//   stride, dilation: one entry a spatial dimension
-//   padding: one entry a spatial dimension, or two lists of them: before, then after
-//   sampling: a mode's name, "" for the settings'; workspace_limit: bytes, -1 for the settings'
+// The C++ signatures of the three operators. The derivatives of each are computed by the other two,
+// so that derivatives of any order exist.
+//   stride, dilation: one entry for each spatial dimension
+//   padding: one entry for each spatial dimension, or twice as many: all before, then all after
+//   sampling: the name of a mode; "" takes the setting
+//   workspace_limit: bytes; -1 takes the setting
 using FpropSignature = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
                                   const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
@@ -30,6 +31,7 @@ using WgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tenso
                                   c10::SymInt groups, std::string_view sampling,
                                   int64_t workspace_limit);
 
+// The operators in torch's dispatcher.
 const c10::TypedOperatorHandle<FpropSignature>& conv_fprop_op();
 const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op();
 const c10::TypedOperatorHandle<WgradSignature>& conv_wgrad_op();

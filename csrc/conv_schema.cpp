@@ -2,8 +2,8 @@
 
 #include "conv_ops.h"
 
-// Every operator takes and returns plain tensors and mutates nothing. The fake kernels are
-// cudnn_autotune/nn/fake.py.
+// The operators take and return plain tensors and change none of their arguments. Their fake
+// kernels are in cudnn_autotune/nn/fake.py.
 TORCH_LIBRARY(cudnn_autotune, m) {
   m.def(
       "conv_fprop(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "

@@ -6,7 +6,7 @@
 namespace cudnn_autotune {
 namespace {
 
-// torch.vmap: the batching rule of ATen's convolution.
+// Under torch.vmap each operator calls ATen's convolution, which has a batching rule.
 at::Tensor conv_fprop_batched(const at::Tensor& input, const at::Tensor& weight,
                               const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                               c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,

@@ -18,7 +18,7 @@ namespace py = pybind11;
 namespace cudnn_autotune {
 namespace {
 
-// A probe as a `with` block; both ends of it are of one thread.
+// ProbeGuard as a context manager of Python. It must be entered and left on one thread.
 class Probe {
  public:
   explicit Probe(int32_t number) : number_(number) {}

@@ -18,7 +18,7 @@ SymInts leading(const Array& values, size_t count) {
   return {values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)};
 }
 
-// (N, C, spatial...), channels last, as (N * pixels, C).
+// Views a channels-last tensor of shape (N, C, spatial...) as a matrix of shape (N * pixels, C).
 at::Tensor as_rows(const at::Tensor& tensor) {
   const int64_t channels = tensor.size(1);
   return tensor.as_strided({tensor.numel() / channels, channels}, {channels, 1});
@@ -28,7 +28,7 @@ at::Tensor as_rows(const at::Tensor& tensor) {
 
 at::Tensor run_aten(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                     const at::Tensor& y) {
-  // The problem's types are those of the tensors, also in a backward under autocast.
+  // In a backward, autocast may be active. It must not cast: the tensors have the problem's dtype.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const size_t n = problem.spatial_dims;
   const SymInts stride = leading(problem.stride, n);
@@ -60,7 +60,8 @@ bool is_matmul(const ConvProblem& problem) {
       return false;
     }
   }
-  // cuBLAS promises the same bits only under conditions of its own.
+  // A deterministic problem is left out, because cuBLAS is deterministic only under conditions of
+  // its own.
   return problem.groups == 1 && problem.layout == Layout::channels_last && !problem.deterministic &&
          (problem.dtype == DataType::float16 || problem.dtype == DataType::bfloat16);
 }

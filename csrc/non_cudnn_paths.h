@@ -6,22 +6,25 @@
 
 namespace cudnn_autotune {
 
-// Ways of computing a problem that are no engine of cuDNN. Tensors are the forward's three, dense
-// in the problem's layout.
+// The implementations of a problem that are no engines of cuDNN. x, w and y are the forward
+// convolution's three tensors, dense in the problem's layout. Everything runs on the current
+// stream, and throws c10::Error where ATen or cuBLAS refuse.
 
-// The text of a choice that is a matrix product (core/choice_table.h has kAten).
+// The text of the choice to compute a convolution as a matrix product. (kAten, the text of
+// PyTorch's own path, is in core/choice_table.h.)
 constexpr const char* kMatmul = "matmul";
 
-// What PyTorch itself runs, with the layout of the result brought in order as the operators do it.
-// Returns the result: ATen allocates it.
+// Computes the problem by PyTorch's own path, and returns the result, which ATen allocates, in the
+// layout that the operators promise.
 at::Tensor run_aten(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                     const at::Tensor& y);
 
-// Whether a problem is one matrix product over all pixels: a 1x1 kernel without stride, padding or
-// groups, channels last, in a half type (in float32 cuBLAS follows another TF32 switch).
+// Whether a problem can be computed as one matrix product over all pixels: its kernel is 1x1,
+// without stride, padding or groups, its layout is channels last, and its dtype is a half type (in
+// float32 cuBLAS obeys another TF32 switch than cuDNN).
 bool is_matmul(const ConvProblem& problem);
 
-// Writes the operation's result (y, x or w) by cuBLAS, through ATen.
+// Writes the operation's result (y, x or w) by cuBLAS, through ATen. is_matmul(problem) must hold.
 void run_matmul(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
                 const at::Tensor& y);
 

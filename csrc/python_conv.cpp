@@ -17,10 +17,11 @@ namespace {
 constexpr Py_ssize_t kArguments = 9;
 constexpr Py_ssize_t kSpatialDims = 2;
 
-// An int for both dimensions, or a tuple of two.
+// An argument that is an int for both spatial dimensions, or a tuple of two ints; none is negative.
 struct Ints {
   std::array<int64_t, kSpatialDims> values;
 
+  // Returns false for an argument that is neither.
   bool read(PyObject* object) {
     if (read_int(object, values[0])) {
       values[1] = values[0];
@@ -40,10 +41,11 @@ struct Ints {
     return overflow == 0;
   }
 
-  // Not negative: read() has seen to it.
+  // read() has made sure that the values are not negative.
   c10::SymIntArrayRef symbolic() const { return c10::fromIntArrayRefKnownNonNegative(values); }
 };
 
+// Whether a tensor is on a CUDA device and of a dtype that cuDNN convolves.
 bool is_taken(const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return false;
   const auto dtype = tensor.scalar_type();
@@ -85,7 +87,8 @@ PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_ssize_t size = 0;
     const char* text = PyUnicode_AsUTF8AndSize(sampling, &size);
     if (text == nullptr) return nullptr;
-    // "" means the settings' to the operator; as an argument it is an unknown mode.
+    // To the operator "" means the setting. As an argument it is an unknown mode, an error that
+    // nn/functional.py raises.
     if (size == 0) Py_RETURN_NOTIMPLEMENTED;
     mode = {text, static_cast<size_t>(size)};
   }

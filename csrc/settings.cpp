@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMostNames = 100;
 
-// Only ever appended to: those below `names_size` are read without the lock.
+// Names are only ever appended, so that those below `names_size` can be read without the lock.
 std::mutex names_mutex;
 std::array<std::string, kMostNames> names;
 std::atomic<int16_t> names_size{0};
@@ -29,7 +29,7 @@ int16_t find_name(std::string_view name) {
   return -1;
 }
 
-// Of a kind that PyTorch itself never sets.
+// PyTorch itself never sets debug info of this kind.
 const auto kProbeKind = c10::DebugInfoKind::PRODUCER_INFO;
 
 struct Probe : c10::DebugInfoBase {

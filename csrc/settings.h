@@ -9,45 +9,52 @@
 
 namespace cudnn_autotune {
 
-// Sampling modes have small numbers, so that the key of a choice holds no string.
-// Registering a known name returns its number again.
+// All functions of this file are safe to call from several threads.
+
+// Gives a sampling mode a small number, so that the key of a choice holds no string. A name that is
+// registered already keeps its number. Throws c10::ValueError beyond 100 modes.
 int16_t register_sampling(const std::string& name);
+// The registered names, by number.
 std::vector<std::string> sampling_names();
+// The name of a number that register_sampling() returned. The reference is valid for good.
 const std::string& sampling_name(int16_t id);
 
-// What a call does not say itself; process-wide.
+// The process-wide settings, for calls that do not give their own.
 struct Settings {
-  int16_t sampling = 0;
+  int16_t sampling = 0;          // number of a sampling mode
   int64_t workspace_limit = -1;  // bytes; -1: no limit
   int32_t benchmark_limit = 0;   // candidates to time; 0: all
 };
 Settings settings();
-// Each on its own, so that no thread undoes what another sets meanwhile.
+// Each setting has a function of its own, so that a thread that sets one does not undo what another
+// thread does to the others.
 void set_sampling(int16_t id);
 void set_workspace_limit(int64_t bytes);
 void set_benchmark_limit(int32_t candidates);
 
-// The mode and limit of one call: its own arguments, or the settings where it gives "" and -1.
-// Throws c10::ValueError (Python's ValueError) naming the argument and what is allowed.
+// The sampling mode and workspace limit of one call.
 struct CallPolicy {
   int16_t sampling;
-  int64_t workspace_limit;
+  int64_t workspace_limit;  // bytes; -1: no limit
 };
+// Takes them from the call's arguments, or from the settings where these are "" and -1. Throws
+// c10::ValueError (Python's ValueError), which names the argument and what is allowed.
 CallPolicy resolve(std::string_view sampling, int64_t workspace_limit);
 
-// While it lives, the calls of this thread are a probe's, and so is what autograd's threads do of a
-// backward that begins here: autograd hands debug info on. Calls of other threads are not.
+// Marks the calls of this thread as those of a probe, which looks at what a model calls, as long as
+// the guard lives. Autograd hands this mark (c10's debug info) on to the threads that run a
+// backward begun here. Calls of other threads are not marked.
 class ProbeGuard {
  public:
-  // `number` is below 0, so that no benchmark limit is like it.
+  // `number` must be below 0, so that no benchmark limit equals it. Else c10::ValueError is thrown.
   explicit ProbeGuard(int32_t number);
 
  private:
   c10::DebugInfoGuard guard_;
 };
 
-// The benchmark limit in the key of a call that is made here and now: the settings', or the number
-// of its probe. So what a probe leads to is chosen under a policy of its own.
+// The benchmark limit for the key of a call on this thread: the number of its probe, or else the
+// setting. So the choices that a probe's calls lead to have keys of their own.
 int32_t benchmark_limit_of_call();
 
 }  // namespace cudnn_autotune

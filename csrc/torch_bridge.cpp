@@ -57,7 +57,7 @@ GlobalFlags global_flags(DataType dtype) {
 cudnnHandle_t current_handle() { return at::native::getCudnnHandle(); }
 
 bool is_capturing() {
-  // The legacy stream cannot capture: the common case costs no call of CUDA.
+  // The legacy default stream cannot be captured. So the common case needs no call of CUDA.
   if (c10::cuda::getCurrentCUDAStream().stream() == nullptr) return false;
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }

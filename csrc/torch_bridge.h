@@ -10,16 +10,18 @@
 
 namespace cudnn_autotune {
 
-// Torch's words for the core's, and torch's resources: handle, stream, memory.
+// Translates torch's types and switches into the core's, and takes torch's resources (the cuDNN
+// handle, the current stream, memory) for it.
 
+// nullopt if cuDNN has no convolution for it.
 std::optional<DataType> data_type(at::ScalarType dtype);
 
-constexpr uint8_t kMostAligned = 32;  // bytes: more is not looked at
+constexpr uint8_t kMostAligned = 32;  // bytes; no engine needs more
 // The largest power of two, up to kMostAligned, that the tensor's address is a multiple of.
 uint8_t alignment(const at::Tensor& tensor);
 
-// What torch's global switches say: cudnn.deterministic or use_deterministic_algorithms, TF32
-// for convolutions, reduced-precision reductions of half types.
+// The state of torch's global switches, for a convolution of this dtype: cudnn.deterministic or
+// use_deterministic_algorithms, TF32 for convolutions, reduced-precision reductions of half types.
 struct GlobalFlags {
   bool deterministic;
   bool allow_tf32;
@@ -27,22 +29,24 @@ struct GlobalFlags {
 };
 GlobalFlags global_flags(DataType dtype);
 
-// The handle that torch pools for this thread and the current device, on the current stream.
+// The handle that torch keeps for this thread and the current device, set to the current stream.
 cudnnHandle_t current_handle();
 
+// Whether the current stream is being captured into a CUDA graph.
 bool is_capturing();
 
 ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y);
 
-// For the time of one launch on the current stream, which captures or not: a small one lies where
-// it is fastest (workspace_pages.h), any other is from torch's caching allocator. Throws
-// c10::OutOfMemoryError.
+// Memory for the workspace of one launch on the current stream. `captures` says whether that stream
+// is being captured. A workspace of at most one page is taken from the pages where it is fastest
+// (workspace_pages.h), a larger one from torch's caching allocator. Throws c10::OutOfMemoryError.
 c10::DataPtr workspace_of(const ConvPlan& plan, bool captures);
 
-// With a workspace of its own. Throws c10::OutOfMemoryError, CudnnError.
+// Runs the plan on the current stream, with a workspace from workspace_of(). Throws
+// c10::OutOfMemoryError, CudnnError.
 void execute(ConvPlan& plan, const ConvPointers& pointers, bool captures);
 
-// Lets go of the GIL, where this thread holds it, while in scope.
+// Releases the GIL while it lives, if this thread holds it.
 class WithoutGil {
  public:
   WithoutGil();
