@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import click
 
-from cudnn_autotune.cli.options import WORD, group
-from cudnn_autotune.cli.stores import StoreFile
+from cudnn_autotune.cli.options import WORD, group, refuse
+from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.cli.wording import count
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import DTYPES, OPERATIONS
@@ -113,6 +114,21 @@ def none_of(found: StoreFile, wanted: Filter) -> str:
     if not found.count or not wanted.words:
         return "it holds no decisions that can be read"
     return f"none of its {count(found.count, 'decision')} has {wanted.words}"
+
+
+def passing(store_path: Path | None, wanted: Filter) -> tuple[StoreFile, list[Decision]]:
+    """The store's file that a command is about, and its decisions that pass.
+
+    Raises:
+        click.BadParameter: there is no such file, or no decision of it passes.
+    """
+    found = open_store(store_path, wanted.may_pass)
+    if found is None:
+        raise refuse("--store", nothing_there(store_path))
+    decisions = wanted.of(found.decisions)
+    if not decisions:
+        raise refuse("--store", f"{found.path}: {none_of(found, wanted)}")
+    return found, decisions
 
 
 def in_order(decisions: Iterable[Decision], by: str) -> list[Decision]:

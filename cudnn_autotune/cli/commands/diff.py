@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -16,19 +16,13 @@ from cudnn_autotune.cli.wording import count, milliseconds
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.store import Decision, Environment, entry
 
-_KINDS = {
-    "only_a": "only in A",
-    "only_b": "only in B",
-    "engine": "by another engine",
-    "time": "of another time",
+# What the first character of a difference's line says.
+_MARKS = {
+    "-": "only in A",
+    "+": "only in B",
+    "!": "by another engine",
+    "~": "of another time",
 }
-
-
-@dataclass(frozen=True)
-class Difference:
-    kind: str
-    """A key of ``_KINDS``."""
-    line: str
 
 
 @click.command()
@@ -57,16 +51,16 @@ def diff(ctx: click.Context, a: Path, b: Path, wanted: Filter, tolerance: float)
         say(f"{mark * 3} {name}: {file.path}")
     for line in _between(files[0].environment, files[1].environment):
         say(line)
-    found = list(differences(left, right, tolerance))
-    for difference in found:
-        say(difference.line)
-    told = [f"{sum(d.kind == kind for d in found)} {words}" for kind, words in _KINDS.items()]
-    common = {entry.name_of(d) for d in left} & {entry.name_of(d) for d in right}
-    alike = len(common) - sum(d.kind in ("engine", "time") for d in found)
-    click.echo(f"{', '.join(told)}; {count(alike, 'decision')} alike")
+    lines = list(differences(left, right, tolerance))
+    for line in lines:
+        say(line)
+    counts = {mark: sum(line.startswith(mark) for line in lines) for mark in _MARKS}
+    told = ", ".join(f"{counts[mark]} {words}" for mark, words in _MARKS.items())
+    alike = len(left) - sum(counts[mark] for mark in "-!~")
+    click.echo(f"{told}; {count(alike, 'decision')} alike")
     if any(file.complaints for file in files):
         ctx.exit(2)
-    if found:
+    if lines:
         ctx.exit(1)
 
 
@@ -84,10 +78,8 @@ def _between(a: Environment, b: Environment) -> Iterator[str]:
             yield f"{field.name}: {one or 'none'} -> {other or 'none'}"
 
 
-def differences(
-    a: Iterable[Decision], b: Iterable[Decision], tolerance: float
-) -> Iterator[Difference]:
-    """The differences in the order of ``a``, and then what only ``b`` has.
+def differences(a: Iterable[Decision], b: Iterable[Decision], tolerance: float) -> Iterator[str]:
+    """A line for each difference, in the order of ``a``, and then for what only ``b`` has.
 
     Args:
         tolerance: how much a time may differ, relative to the one in ``a``.
@@ -95,24 +87,19 @@ def differences(
     left = {entry.name_of(decision): decision for decision in a}
     right = {entry.name_of(decision): decision for decision in b}
     for name, decision in left.items():
-        label = _label(decision)
-        if name not in right:
-            yield Difference("only_a", f"- {label}: {_told(decision)}")
-            continue
-        other = right[name]
-        if _engine(decision) != _engine(other):
-            yield Difference("engine", f"! {label}: {_told(decision)} -> {_told(other)}")
-            continue
-        times = _times(decision, other)
-        if times and abs(times[1] / times[0] - 1) > tolerance:
-            before, after = map(milliseconds, times)
-            change = 100 * (times[1] / times[0] - 1)
-            yield Difference(
-                "time", f"~ {label}: {_engine(decision)} {before} -> {after} ms ({change:+.1f} %)"
-            )
-    for name, decision in right.items():
-        if name not in left:
-            yield Difference("only_b", f"+ {_label(decision)}: {_told(decision)}")
+        label, engine = _label(decision), _engine(decision)
+        other = right.pop(name, None)
+        if other is None:
+            yield f"- {label}: {_told(decision)}"
+        elif engine != _engine(other):
+            yield f"! {label}: {_told(decision)} -> {_told(other)}"
+        elif times := _times(decision, other):
+            before, after = times
+            if abs(after / before - 1) > tolerance:
+                change = f"{milliseconds(before)} -> {milliseconds(after)} ms"
+                yield f"~ {label}: {engine} {change} ({100 * (after / before - 1):+.1f} %)"
+    for decision in right.values():
+        yield f"+ {_label(decision)}: {_told(decision)}"
 
 
 def _label(decision: Decision) -> str:

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import click
 
-from cudnn_autotune.cli.filters import Filter, filter_options, none_of
+from cudnn_autotune.cli.filters import Filter, filter_options, passing
 from cudnn_autotune.cli.options import FILE, refuse
 from cudnn_autotune.cli.output_files import check_new, force_option, write
 from cudnn_autotune.cli.stores import (
     StoreFile,
     kind_of,
     nothing,
-    nothing_there,
-    open_store,
     read,
     read_whole,
     store_option,
@@ -40,12 +38,7 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
     """
     if out.suffix != SUFFIX:
         raise refuse("FILE", f"must end in {SUFFIX}, got {out}")
-    found = open_store(store_path, wanted.may_pass)
-    if found is None:
-        raise refuse("--store", nothing_there(store_path))
-    decisions = wanted.of(found.decisions)
-    if not decisions:
-        raise refuse("--store", f"{found.path}: {none_of(found, wanted)}")
+    found, decisions = passing(store_path, wanted)
     if kind_of(out, "FILE") and os.path.samefile(out, found.path):
         raise refuse("FILE", f"{out} is there already; it is the store itself")
     check_new("FILE", out, force)

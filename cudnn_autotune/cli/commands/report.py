@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from cudnn_autotune.cli.filters import Filter, filter_options, in_order, none_of, sort_option
+from cudnn_autotune.cli.filters import Filter, filter_options, in_order, passing, sort_option
 from cudnn_autotune.cli.options import FILE, refuse
 from cudnn_autotune.cli.output_files import check_new, force_option, write
-from cudnn_autotune.cli.stores import nothing_there, open_store, store_option
+from cudnn_autotune.cli.stores import store_option
 from cudnn_autotune.cli.wording import count
 
 _SUFFIXES = (".html", ".htm")
@@ -33,19 +33,14 @@ def report(out: Path, store_path: Path | None, wanted: Filter, sort: str, force:
     if out.suffix.lower() not in _SUFFIXES:
         raise refuse("FILE.html", f"must end in {' or '.join(_SUFFIXES)}, got {out}")
     check_new("FILE.html", out, force)
-    found = open_store(store_path, wanted.may_pass)
-    if found is None:
-        raise refuse("--store", nothing_there(store_path))
-    decisions = in_order(wanted.of(found.decisions), sort)
-    if not decisions:
-        raise refuse("--store", f"{found.path}: {none_of(found, wanted)}")
+    found, decisions = passing(store_path, wanted)
     if len(decisions) > _MOST:
         raise click.UsageError(
             f"{len(decisions)} decisions are more than the {_MOST} that a page may have; choose "
             "some by --op, --dtype, --engine, --contains or --sampling"
         )
     html = page.render(
-        decisions,
+        in_order(decisions, sort),
         found.environment,
         source=found.path.name,
         selected=wanted.words,
