@@ -11,30 +11,30 @@ from cudnn_autotune.engines.configs import Candidate
 
 @dataclass(frozen=True)
 class Work:
-    """What one call of a problem does, however it is computed."""
+    """The work of one call of a problem, whichever candidate computes it."""
 
     flops: float
     bytes: float
-    """Of the three tensors."""
+    """Size of the three tensors."""
     device: str
     dtype: str
 
 
 class Candidates(Protocol):
-    """The candidates of one problem that the filters admit; asked of cuDNN when first needed."""
+    """The candidates of one problem. cuDNN is asked for them when they are first needed."""
 
     def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
-        """Those that cuDNN's heuristic mode ``A``, ``B`` or ``FALLBACK`` lists first."""
+        """Returns those that no heuristic mode before ``A``, ``B`` or ``FALLBACK`` lists."""
 
     def all(self) -> Sequence[Candidate]:
-        """Those of all three modes, in this order."""
+        """Returns those of all three modes, in this order."""
 
     def beyond(self) -> Sequence[Candidate]:
-        """Those that no heuristic lists: PyTorch's own path (``engines.ATEN``) first, always."""
+        """Returns those that no heuristic lists: PyTorch's own path (``ATEN``), then others."""
 
     def similar(self) -> Sequence[Candidate]:
-        """Those that were chosen for problems like this one, of the nearest problem first; listed
-        by a heuristic or not."""
+        """Returns those that were chosen for similar problems, the nearest problem's first, whether
+        a heuristic lists them or not."""
 
     @property
     def aten_uses_cudnn(self) -> bool:
@@ -42,4 +42,4 @@ class Candidates(Protocol):
 
     @property
     def work(self) -> Work | None:
-        """What the problem takes; None where that is not known."""
+        """The work of a call; None: not known."""

@@ -1,4 +1,4 @@
-"""The engine configs that cuDNN offers for a problem, on any GPU, here or not."""
+"""The engine configs that cuDNN offers for a problem, on a GPU of this machine or on another."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ class Candidate:
     numerical_notes: tuple[str, ...]
     behavior_notes: tuple[str, ...]
     text: str
-    """``eng67:KERNEL_CFG=3,WORKSPACE=0``: leads back to the same plan by :func:`build_plan`;
-    ``aten`` and ``matmul`` where cuDNN has no part in it."""
+    """The config as a text, such as ``eng67:KERNEL_CFG=3,WORKSPACE=0``, from which
+    :func:`build_plan` builds the same plan. It is ``aten`` or ``matmul`` where cuDNN has no part in
+    it."""
     heuristic_mode: str
-    """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``; empty
+    """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``. It is empty
     where none does."""
     rank: int
-    """Its place among those that were asked for with it, of one heuristic mode or of all, from 0;
-    :attr:`place` compares candidates however they were asked for."""
+    """Its place, from 0, in the answer to the query that it comes from. :attr:`place` compares
+    candidates of different queries, too."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Sorts candidates as cuDNN's heuristics list them: mode A, B, FALLBACK, then the rest."""
+        """A key that sorts candidates as cuDNN's heuristics list them: A, B, FALLBACK, the rest."""
         mode = self.heuristic_mode
         behind = len(HEURISTIC_MODES)
         return HEURISTIC_MODES.index(mode) if mode in HEURISTIC_MODES else behind, self.rank
 
     @property
     def is_compiled(self) -> bool:
-        """Whether its plan is compiled at run time: some 0.3 s on one core."""
+        """Whether cuDNN compiles its plan at run time, which takes some 0.3 s on one core."""
         return "RUNTIME_COMPILATION" in self.behavior_notes
 
     @property
@@ -63,7 +64,7 @@ class Candidate:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Numerical and behaviour notes, without the prefix of cuDNN's enums."""
+        """cuDNN's numerical and behaviour notes, without the prefix of its enums."""
         return self.numerical_notes + self.behavior_notes
 
 
@@ -77,11 +78,11 @@ ATEN = Candidate(
     heuristic_mode="",
     rank=2**31 - 1,
 )
-"""What PyTorch itself would run; ranked behind every engine of cuDNN."""
+"""PyTorch's own path. It ranks behind every engine of cuDNN."""
 
 
 def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearch:
-    """cuDNN's engines for ``problem`` on ``device`` (see :func:`candidates`)."""
+    """Opens cuDNN's list of engines for ``problem`` on ``device`` (see :func:`candidates`)."""
     check_problem(problem)
     extension = require_cuda_build()
     index = cuda_index(device)
@@ -92,7 +93,11 @@ def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearc
 
 
 def cuda_index(device: Device) -> int | None:
-    """The index of a CUDA device that is here; None where ``device`` names a property file."""
+    """Returns the index of a CUDA device; None where ``device`` names a property file.
+
+    Raises:
+        ValueError: ``device`` is no CUDA device of this machine, and names no property file.
+    """
     if isinstance(device, str) and not (device == "cuda" or device.startswith("cuda:")):
         return None
     if isinstance(device, PathLike):
@@ -125,6 +130,7 @@ def query(
     workspace_limit: int | None = None,
     filtered: bool = True,
 ) -> list[Candidate]:
+    """Asks heuristic modes for candidates; see :func:`candidates` for the arguments."""
     extension = require_cuda_build()
     native = problem.native()
     limit = -1 if workspace_limit is None else workspace_limit
@@ -149,8 +155,8 @@ def described(
     *,
     workspace_limit: int | None = None,
 ) -> Candidate | None:
-    """A config that was written down elsewhere, as cuDNN describes it here; None where it does not
-    exist here, or where :func:`query` would leave it out."""
+    """Returns a config that is given by its text, as cuDNN describes it here; None where it does
+    not exist, or where :func:`query` would leave it out."""
     extension = require_cuda_build()
     limit = -1 if workspace_limit is None else workspace_limit
     try:
@@ -181,10 +187,10 @@ def candidates(
     workspace_limit: int | None = None,
     filtered: bool = True,
 ) -> list[Candidate]:
-    """The engine configs that cuDNN's heuristics list for ``problem``, best guess first.
+    """Returns the engine configs that cuDNN's heuristics list for ``problem``, best guess first.
 
-    Modes A, B and FALLBACK in this order, each config once. Nothing is built or run: a config may
-    still turn out not to build.
+    Modes A, B and FALLBACK follow in this order, with each config once. Nothing is built or run, so
+    that a config may still turn out not to build.
 
     Args:
         problem: the convolution.
@@ -192,13 +198,14 @@ def candidates(
             the package ships (``"h200"``, ``"h100"``, ``"a100"``, ``"l4"``, ``"t4"``) or a path
             to one (cuDNN 9.8 and later).
         workspace_limit: the most bytes of workspace that a config may need; None: no limit.
-        filtered: leave out what PyTorch would: engines that are not deterministic where
-            ``problem`` asks for it, that convert inputs to a narrower type, that use tensor cores
-            for float32 without TF32.
+        filtered: whether to leave out what PyTorch would: engines that are not deterministic where
+            ``problem`` asks for it, that convert inputs to a narrower type, or that use tensor
+            cores for float32 without TF32.
 
     Raises:
-        TypeError: a problem that is none.
-        ValueError: an unknown device, a property file that cuDNN does not take, a negative limit.
+        TypeError: ``problem`` is not a ConvProblem.
+        ValueError: the device is unknown, cuDNN does not take the property file, or
+            ``workspace_limit`` is negative.
         CudnnError: cuDNN has no graph for the problem.
     """
     check_workspace_limit(workspace_limit)
@@ -207,6 +214,7 @@ def candidates(
 
 
 def check_workspace_limit(workspace_limit: int | None, argument: str = "workspace_limit") -> None:
+    """Raises ValueError naming ``argument`` where it is neither None nor a number of bytes."""
     if workspace_limit is None:
         return
     is_int = isinstance(workspace_limit, int) and not isinstance(workspace_limit, bool)
@@ -220,11 +228,12 @@ def check_workspace_limit(workspace_limit: int | None, argument: str = "workspac
 def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") -> _C.Plan:
     """Builds the plan of an engine config, on any device that :func:`candidates` takes.
 
-    Returns a plan with ``.text`` and ``.workspace_bytes``.
+    Returns:
+        A plan with ``.text`` and ``.workspace_bytes``.
 
     Raises:
-        TypeError: a problem, or a text, that is none.
-        ValueError: a text that does not parse; an unknown device.
+        TypeError: ``problem`` is not a ConvProblem, or ``engine_text`` is not a str.
+        ValueError: ``engine_text`` does not parse, or the device is unknown.
         CudnnError: the config does not exist for the problem, or does not build.
     """
     check_problem(problem)
@@ -234,25 +243,29 @@ def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") 
 
 
 def check_engine_text(text: object, argument: str = "engine_text") -> None:
-    """Raises TypeError naming ``argument`` where it is no text."""
+    """Raises TypeError naming ``argument`` where it is not a str."""
     if not isinstance(text, str):
         raise TypeError(f"{argument} must be a text, got {shown(text)}")
 
 
 def parse_engine_text(text: str) -> tuple[int, dict[str, int]]:
-    """``"eng67:KERNEL_CFG=3"`` -> ``(67, {"KERNEL_CFG": 3})``; else ValueError, or TypeError of
-    what is no text."""
+    """Parses ``"eng67:KERNEL_CFG=3"`` to ``(67, {"KERNEL_CFG": 3})``.
+
+    Raises:
+        TypeError: ``text`` is not a str.
+        ValueError: ``text`` does not parse.
+    """
     check_engine_text(text, "text")
     engine, knobs = require_cuda_build().parse_engine_text(text)
     return engine, dict(knobs)
 
 
 def engine_text(engine: int, knobs: Mapping[str, int]) -> str:
-    """``(67, {"KERNEL_CFG": 3})`` -> ``"eng67:KERNEL_CFG=3"``, the knobs by name.
+    """Writes ``(67, {"KERNEL_CFG": 3})`` as ``"eng67:KERNEL_CFG=3"``, with sorted knobs.
 
     Raises:
-        TypeError: an engine that is no int, knobs that are no mapping of names to ints.
-        ValueError: a knob of an unknown name.
+        TypeError: ``engine`` is not an int, or ``knobs`` is not a mapping of names to ints.
+        ValueError: a knob's name is unknown.
     """
     if not isinstance(engine, int) or isinstance(engine, bool):
         raise TypeError(f"engine must be an int, got {shown(engine)}")

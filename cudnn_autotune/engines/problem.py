@@ -1,4 +1,4 @@
-"""What is computed: the description of one convolution, and the key under which it is tuned."""
+"""The description of one convolution, which is the key under which it is tuned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = {
 }
 DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
-"""By number of spatial dimensions."""
+"""The memory format by the number of spatial dimensions."""
 _INT32_MAX = 2**31 - 1
 
 Ints = int | Iterable[int]
@@ -29,7 +29,7 @@ Ints = int | Iterable[int]
 
 @dataclass(frozen=True, init=False)
 class ConvProblem:
-    """A convolution in one direction, with all that decides which engine is fastest.
+    """A convolution in one direction, with everything that decides which engine is fastest.
 
     Shapes are those of the forward convolution, also for ``dgrad`` (the gradient of the input)
     and ``wgrad`` (the gradient of the weight). Tensors are dense in ``memory_format``.
@@ -40,21 +40,21 @@ class ConvProblem:
         weight_shape: ``(K, C / groups, *kernel)``.
         stride, dilation: an int, or one a spatial dimension. ``dilation`` is 1 where the kernel has
             one element.
-        padding: an int, one a spatial dimension, ``"valid"``, ``"same"``, or twice as many: before
-            each dimension, then after each.
-        groups: divides C and K.
+        padding: an int, one a spatial dimension, ``"valid"``, ``"same"``, or two a spatial
+            dimension: those before each dimension, then those after each.
+        groups: number of groups, which divides C and K.
         dtype: ``torch.float16``, ``bfloat16``, ``float32`` or ``float64``.
         memory_format: ``torch.contiguous_format``, ``torch.channels_last`` (2-d) or
             ``torch.channels_last_3d``.
-        deterministic: leave out engines that may give different bits from run to run.
+        deterministic: whether to leave out engines that may give other bits from run to run.
         allow_tf32: for float32, whether tensor cores may round the inputs to TF32.
         allow_reduced_precision: for the half types, whether partial sums may be kept in them.
         alignment: bytes (a power of two up to 32) that the addresses of input, weight and output
             are multiples of. Memory that torch allocates is aligned to 32 and more.
 
     Raises:
-        ValueError, TypeError: naming the argument, what is allowed and what was given. cuDNN counts
-            in 32 bits: tensors have fewer than 2**31 elements, and so on.
+        ValueError, TypeError: an argument is not allowed; the text names it, what is allowed and
+            what was given. Since cuDNN counts in 32 bits, a tensor has fewer than 2**31 elements.
     """
 
     op: str
@@ -98,7 +98,7 @@ class ConvProblem:
             )
         strides = _ints("stride", stride, n, least=1)
         dilations = _ints("dilation", dilation, n, least=1)
-        # Where the kernel has one element it says nothing, and must not make two keys of a problem.
+        # A dilation of one element says nothing, and must not make two keys of one problem.
         dilations = tuple(1 if k == 1 else d for d, k in zip(dilations, w[2:], strict=True))
         if not _is_int(groups) or not 1 <= groups <= _INT32_MAX:
             raise ValueError(f"groups must be an int of 1 or more, got {shown(groups)}")
@@ -128,7 +128,7 @@ class ConvProblem:
                 f"alignment must be three powers of two from 1 to 32 bytes, got {shown(alignment)}"
             )
         paddings = _padding(padding, n, strides, dilations, w[2:])
-        # TF32 and reduced-precision sums exist for some dtypes only: elsewhere the flag says
+        # TF32 and reduced-precision sums exist for some dtypes only. Elsewhere the flag says
         # nothing, and must not make two keys of one problem.
         is_half = dtype in (torch.float16, torch.bfloat16)
         values: dict[str, Any] = {
@@ -156,7 +156,7 @@ class ConvProblem:
         self._check_counts()
 
     def _check_counts(self) -> None:
-        """cuDNN counts in 32 bits; 9.19 divides by zero where what it multiplies overflows."""
+        """Checks what cuDNN counts in 32 bits; 9.19 divides by zero where a product overflows."""
         n = self.spatial_dims
         counts = [
             ("input_shape: the number of elements", math.prod(self.input_shape)),
@@ -177,7 +177,7 @@ class ConvProblem:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """``(N, K, *spatial)`` of the forward convolution."""
+        """The output's shape in the forward convolution, ``(N, K, *spatial)``."""
         n = self.spatial_dims
         spatial = (
             (
@@ -195,17 +195,17 @@ class ConvProblem:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of one call, a multiplication and an addition being two:
+        """Floating-point operations of one call, where a multiplication and an addition are two:
         ``2 N K P Q (C / groups) R S``, the same for all three operations."""
         return 2.0 * math.prod(self.weight_shape[1:]) * math.prod(self.output_shape)
 
     @property
     def text(self) -> str:
-        """One line, canonical: different problems have different texts."""
+        """The problem in one line. Different problems have different texts."""
         return str(self.native().text)
 
     def native(self) -> _C.ConvProblem:
-        """The extension's form of this problem."""
+        """Returns this problem as the extension's type."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["dtype"] = DTYPES[self.dtype]
         is_plain = self.memory_format == torch.contiguous_format
@@ -223,7 +223,7 @@ class ConvProblem:
 
 
 def check_problem(problem: object, argument: str = "problem") -> None:
-    """Raises TypeError naming ``argument`` where it is no :class:`ConvProblem`."""
+    """Raises TypeError naming ``argument`` where it is not a :class:`ConvProblem`."""
     if not isinstance(problem, ConvProblem):
         raise TypeError(f"{argument} must be a ConvProblem, got {shown(problem)}")
 
@@ -251,9 +251,9 @@ def _ints(name: str, value: Ints, n: int, least: int, twice: bool = False) -> tu
 
 
 def same_padding(dilation: Iterable[int], kernel: Iterable[int]) -> tuple[int, ...]:
-    """What ``padding="same"`` means: before each dimension, then after each.
+    """Returns the elements that ``padding="same"`` adds before each dimension, then after each.
 
-    As PyTorch, an odd total puts the extra element after.
+    As in PyTorch, an odd total puts the extra element after.
     """
     totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
     return (*(t // 2 for t in totals), *(t - t // 2 for t in totals))

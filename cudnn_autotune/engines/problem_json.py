@@ -1,4 +1,4 @@
-"""A convolution problem as plain JSON and as one line of text; neither needs the extension."""
+"""Writes a problem as JSON and as one line of text, and reads it, without the extension."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FULL_ALIGNMENT = (32, 32, 32)
 
 
 def problem_to_json(problem: ConvProblem) -> dict[str, Any]:
-    """A tree of texts, numbers, flags and lists; :func:`problem_from_json` is its inverse."""
+    """Returns a tree of texts, numbers, flags and lists, which :func:`problem_from_json` reads."""
     return {
         "op": problem.op,
         "input_shape": list(problem.input_shape),
@@ -42,7 +42,7 @@ def problem_to_json(problem: ConvProblem) -> dict[str, Any]:
 
 
 def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
-    """Raises ValueError naming the place and what is allowed there."""
+    """Reads a problem; raises ValueError naming the place and what is allowed there."""
     node = Node(tree, place)
     fields = node.fields("op", *_LISTS, "groups", "dtype", "memory_format", *_FLAGS)
     values: dict[str, Any] = {
@@ -65,10 +65,10 @@ def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
 
 
 def problem_text(problem: ConvProblem) -> str:
-    """One line, canonical: problems that differ have different texts.
+    """Returns the problem in one line. Problems that differ have different texts, except by
+    ``deterministic``, which is not in it.
 
-    ``deterministic`` is the one field that is not in it. Of a problem that does not ask for it this
-    is ``problem.text``, which the extension writes.
+    Where the problem is not ``deterministic``, it is ``problem.text``, which the extension writes.
     """
     n = problem.spatial_dims
     before, after = problem.padding[:n], problem.padding[n:]

@@ -1,4 +1,4 @@
-"""The candidates of a problem that a GPU which is here can run, as sampling modes ask for them."""
+"""The candidates of a problem on a GPU of this machine, as sampling modes ask for them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _UNLISTED_RANK = 10_000
 
 
 class QueriedCandidates:
-    """The candidates of one search, asked mode by mode (``sampling.Candidates``).
+    """The candidates of one search, which cuDNN is asked for mode by mode.
 
     Args:
-        search, problem: of one another.
+        search: cuDNN's engines for ``problem``.
         operands: the forward's input, weight and output, on the search's device.
-        workspace_limit: bytes; None: no limit.
+        workspace_limit: the most bytes of workspace; None: no limit.
         chosen_nearby: what was chosen for similar problems, the nearest first.
     """
 
@@ -60,9 +60,9 @@ class QueriedCandidates:
         return [*without_cudnn(self._problem.native()), *other_kernels(self.all())]
 
     def similar(self) -> Sequence[Candidate]:
-        """As cuDNN lists them for this problem, where it was asked already and does; else as it
-        describes them, ranked behind all that is listed. Without those that it has not here, or
-        that this problem does not allow."""
+        """Returns them as cuDNN lists them for this problem, where it was asked and does, else as
+        it describes them, behind all that is listed. Those that it does not have, or that this
+        problem does not allow, are left out."""
         listed = {c.text: c for mode in self._by_mode.values() for c in mode}
         found = (listed.get(text) or self._describe(text) for text in self._nearby)
         return [candidate for candidate in found if candidate is not None]

@@ -1,4 +1,4 @@
-"""What a strategy decides, and on what grounds. All of it round-trips through plain JSON."""
+"""What a sampling mode decides, and on what evidence. All of it can be written as plain JSON."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Measurement:
-    """A candidate and the time that a strategy credits it with."""
+    """A candidate and the time that a sampling mode measured for it."""
 
     candidate: Candidate
     time_ms: float | None
-    """Milliseconds a call in short batches, every candidate under the same clock; None where the
-    strategy does not time."""
+    """Milliseconds of a call in short batches, with all candidates under the same clock; None where
+    the mode does not time."""
     samples: int
     """Timed launches behind ``time_ms``."""
     low_ms: float | None = None
     high_ms: float | None = None
-    """The interval of ``time_ms`` at the strategy's confidence; None where it gives none."""
+    """The confidence interval of ``time_ms`` in milliseconds; None where the mode gives none."""
     sustained_ms: float | None = None
-    """Milliseconds a call when it runs alone until the clock is steady, the cache hot; what a cold
-    one costs it more than the race's leader is added. None: not measured."""
+    """Milliseconds of a call when it runs alone until the clock is steady, with a hot cache. What a
+    cold cache costs it more than the race's leader is added. None: not measured."""
     eliminated: str = ""
-    """Why it left the search early; empty for a candidate that stayed to the end."""
+    """Why it left the search early; empty for a candidate that stayed to the end. JSON calls it
+    ``cut``."""
     runs: str = ""
-    """The text of another candidate that this one is, and whose times it has: PyTorch's own path
-    where it runs one of cuDNN's plans; else empty."""
+    """The text of the candidate that this one runs and whose times it has, where PyTorch's own path
+    is one of cuDNN's plans; else empty."""
 
     @property
     def reported_ms(self) -> float | None:
-        """Milliseconds a call: alone where that was measured, else in short batches."""
+        """Milliseconds of a call, alone where that was measured, else in short batches."""
         return self.sustained_ms or self.time_ms
 
     def score(self, burst_weight: float) -> float:
-        """Of those that ran alone, the less the better, by ``Evidence.burst_weight``; of the others
-        infinite."""
+        """Returns ``sustained_ms * time_ms ** burst_weight``, of which the least wins; infinity
+        where the candidate did not run alone."""
         if self.sustained_ms is None:
             return math.inf
         return self.sustained_ms * (self.time_ms or 1.0) ** burst_weight
@@ -55,47 +56,46 @@ Timed = Measurement
 
 @dataclass(frozen=True)
 class Evidence:
-    """How a choice came about."""
+    """The evidence for a choice."""
 
     rule: str = ""
-    """What decided, in words: ``fastest``, ``tie: less workspace``, ..."""
+    """The rule that decided: ``fastest``, ``tie: less workspace``, ..."""
     tied: tuple[str, ...] = ()
-    """Texts of the candidates that the measurement could not tell from the chosen one, or found
-    within the tie width of the fastest; the chosen one among them."""
+    """Texts of the chosen candidate, of those that the measurement could not tell from it, and of
+    those within the tie width of the fastest."""
     burst_weight: float = 0.0
-    """Of candidates that ran alone, the least ``log(sustained_ms) + burst_weight * log(time_ms)``
-    was looked for; 0 to 1."""
+    """Among candidates that ran alone, the one with the least
+    ``log(sustained_ms) + burst_weight * log(time_ms)`` was looked for; 0 to 1."""
     sustained_reach: float = 1.1
-    """Nobody ran alone whose time in the race was this many times the leader's, or more. What was
-    written down before it was told has the value of the mode ``auto``."""
+    """Only candidates whose time in the race was less than this many times the leader's ran alone.
+    JSON calls it ``solo_reach``; where it is missing the mode was ``auto``."""
     regret_bound: float | None = None
-    """The chosen one is at most this much slower than the fastest (0.01: 1 %), at the strategy's
-    confidence; None where it claims nothing."""
+    """The chosen candidate is at most this much slower than the fastest (0.01: 1 %), at
+    ``confidence``; None where nothing is claimed."""
     confidence: float | None = None
-    """Of ``regret_bound`` and the intervals, as 0.95."""
+    """The confidence of ``regret_bound`` and of the intervals, such as 0.95."""
     gpu_ms: float = 0.0
-    """GPU time of all launches, the untimed ones included."""
+    """GPU time of all launches in milliseconds, the untimed ones included."""
     wall_ms: float = 0.0
-    """Wall time of the strategy, plan building included."""
+    """Wall time of the search in milliseconds, plan building included."""
     clock_mhz: float | None = None
     """Median SM clock of the short batches."""
     sustained_clock_mhz: float | None = None
-    """SM clock at the end of the chosen one's last sustained run."""
+    """SM clock at the end of the chosen candidate's last sustained run."""
     max_clock_mhz: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     """NVML's names of the reasons seen for a clock below the highest."""
     disturbed: int = 0
-    """Samples of the races that something disturbed: more than six standard deviations off."""
+    """Number of samples in races that are more than six standard deviations off."""
     budget_ms: float | None = None
-    """The wall time that the choice was allowed, where that left something out; None where nothing
-    was left out."""
+    """The budget of wall time in milliseconds, where it left something out; else None."""
     remarks: tuple[str, ...] = ()
-    """What else a reader should know: a budget that ran out, a probe that was not needed."""
+    """What else a reader should know, such as a budget that ran out."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The outcome of a strategy: every candidate that it looked at, the chosen one first."""
+    """The outcome of a search: every candidate that it looked at, the chosen one first."""
 
     ranking: tuple[Measurement, ...]
     total_samples: int
@@ -107,7 +107,7 @@ class Selection:
         return self.ranking[0]
 
     def to_json(self) -> dict[str, Any]:
-        """A tree of dicts, lists, texts and finite numbers; :meth:`from_json` is its inverse."""
+        """Returns a tree of dicts, lists, texts and numbers, which :meth:`from_json` reads."""
         tree = _plain(dataclasses.asdict(self))
         assert isinstance(tree, dict)
         for entry in tree["ranking"]:
@@ -117,7 +117,7 @@ class Selection:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Selection:
-        """Raises ValueError naming what is missing or malformed, and its place in the tree."""
+        """Reads a selection; raises ValueError naming what is missing or malformed, and where."""
         selection = _read(Node(tree, "selection"), cls, _SELECTION)
         if not selection.ranking:
             raise ValueError("selection.ranking: must not be empty")
@@ -147,7 +147,7 @@ def _factor(node: Node) -> float:
 
 
 def _read(node: Node, cls: Callable[..., _T], readers: Mapping[str, _Read]) -> _T:
-    """An object whose fields ``readers`` read; one that is missing gets its default, if any."""
+    """Reads an object field by field. A field that is missing gets its default, if it has one."""
     given = node.object()
     for name in given:
         if name not in readers:

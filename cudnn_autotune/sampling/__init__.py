@@ -1,4 +1,4 @@
-"""Sampling modes, by name. One file a strategy; :func:`register` adds another."""
+"""The sampling modes, one a file, by name; :func:`register` adds another one."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def register(strategy: Strategy) -> None:
     """Makes ``strategy`` available as ``sampling=strategy.name``.
 
     Raises:
-        TypeError: no object with a ``name`` and a ``select``; a class instead of an instance of it.
-        ValueError: a name that is empty, not printable or has quotes or backslashes in it, or
-            that is taken by another strategy.
+        TypeError: ``strategy`` has no ``name`` or no method ``select``, or is a class.
+        ValueError: the name is empty, is not printable, has quotes or backslashes in it, or belongs
+            to another strategy.
     """
     given = getattr(strategy, "name", None)
     if given is None or not callable(getattr(strategy, "select", None)):
@@ -61,14 +61,14 @@ def register(strategy: Strategy) -> None:
 
 
 def get(name: object, argument: str | None = None) -> Strategy:
-    """The mode of that name.
+    """Returns the mode of that name.
 
     Args:
-        argument: what names it; None: the variable of the environment where that does, else
-            ``sampling``.
+        argument: what the error text calls the name; None: the environment's variable where that
+            has the name, else ``sampling``.
 
     Raises:
-        ValueError: none is registered; says the argument and the modes that are.
+        ValueError: no mode of that name is registered; the text lists those that are.
     """
     if isinstance(name, str) and name in _strategies:
         return _strategies[name]
@@ -79,7 +79,7 @@ def get(name: object, argument: str | None = None) -> Strategy:
 
 
 def names() -> tuple[str, ...]:
-    """Every registered mode, in the order of registration."""
+    """Returns the names of all modes in the order of registration."""
     return tuple(_strategies)
 
 

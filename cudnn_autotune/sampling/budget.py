@@ -1,4 +1,4 @@
-"""How much wall time is left."""
+"""The budget of wall time of one search."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Timer
 
-# Compiling a config at run time takes one thread of the host some 0.3 s; where all threads compile,
-# 0.44 s were measured (docs/findings/kernel-portfolio.md: 37 ms a kernel on twelve of them).
+# Compiling a config at run time takes one thread of the host some 0.3 s, and 0.44 s where all
+# threads compile (docs/findings/kernel-portfolio.md: 37 ms a kernel on twelve of them).
 _COMPILING_MS = 450.0
 
 
 class Budget:
-    """``limits.budget_ms`` against the timer's own wall clock; without it, endless."""
+    """Compares ``limits.budget_ms`` with the timer's wall clock; None is no limit."""
 
     def __init__(self, timer: Timer, limits: Limits) -> None:
         self._timer = timer
@@ -26,7 +26,7 @@ class Budget:
 
     @property
     def cut_short_ms(self) -> float | None:
-        """The budget, where it has left something out so far (``Evidence.budget_ms``)."""
+        """The budget, where it has left something out so far; else None."""
         return self._budget_ms if self._has_refused else None
 
     def left_ms(self) -> float:
@@ -39,7 +39,7 @@ class Budget:
         return self._allows(self.left_ms() >= wall_ms)
 
     def compilable(self, count: int, share: float = 1.0) -> int:
-        """How many of ``count`` configs can be compiled at run time in a share of what is left."""
+        """Returns how many of ``count`` configs a share of what is left allows to compile."""
         if not self.is_limited:
             return count
         side_by_side = self._timer.build_threads
@@ -53,5 +53,5 @@ class Budget:
 
 
 def left_unseen(count: int, of: int) -> str:
-    """The remark on candidates that the budget did not allow to look at."""
+    """Returns the remark on candidates that the budget did not allow to look at."""
     return f"the budget left {count} of {of} candidates unseen"

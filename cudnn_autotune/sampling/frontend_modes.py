@@ -1,14 +1,12 @@
 """``sample_once``, ``median_of_three``, ``till_stable``: cuDNN's own sampling techniques.
 
-They are ``cudnn_frontend::time_sorted_plan`` itself, so that they mean what cuDNN means: one
-warm-up, then single launches between events, each waited for. ``till_stable`` takes samples until
-one is not at least 5 % faster than the best before it (100 at most), and reports the best: at 1 to
-2 % of jitter that is the best of two.
+They call ``cudnn_frontend::time_sorted_plan`` itself: one warm-up, then single launches between
+events, each of which is waited for. ``till_stable`` takes samples until one is not at least 5 %
+faster than the best before it (100 at most), and reports the best: with 1 to 2 % of jitter that is
+the best of two. These stopping rules are cuDNN's.
 
-Where PyTorch would not use cuDNN at all, its own kernels meet the winner in a short duel.
-
-A budget shortens the list: candidates are sampled in its order, each as the technique wants it,
-until the time is over.
+Where PyTorch would not use cuDNN at all, its own kernels meet the winner in a short duel. With a
+budget, candidates are sampled in the list's order until the time is over.
 """
 
 from __future__ import annotations
@@ -26,12 +24,14 @@ from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Batch, Timer
 
 _DUEL_ROUNDS = 5
-# Of a budget, what compiling at run time may take: the rest is for sampling.
+# Compiling at run time may take this share of a budget; the rest is for sampling.
 _COMPILING_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class FrontendMode:
+    """The mode of one of cuDNN's techniques, ``name``."""
+
     name: str
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
@@ -64,9 +64,12 @@ class FrontendMode:
 def _within(
     budget: Budget, technique: str, listed: Sequence[Candidate], timer: Timer, limit: int
 ) -> tuple[Selection, int]:
-    """cuDNN's search over as much of the list as the budget allows, and how many it left out.
+    """Runs cuDNN's search over as much of the list as the budget allows.
 
-    The first, which PyTorch would run, is built and sampled in any case.
+    The first candidate, which PyTorch would run, is built and sampled in any case.
+
+    Returns:
+        The selection, and how many candidates were left out.
     """
     compiled = [c for c in listed[1:] if c.is_compiled]
     too_many = set(compiled[budget.compilable(len(compiled), _COMPILING_SHARE) :])
@@ -86,11 +89,12 @@ def _within(
 
 
 def _time_ms(entry: Measurement) -> float:
-    assert entry.time_ms is not None  # cuDNN's search ranks what it has timed
+    assert entry.time_ms is not None  # cuDNN's search ranks only what it has timed
     return entry.time_ms
 
 
 def _against_aten(found: Selection, timer: Timer, budget: Budget) -> Selection:
+    """Lets PyTorch's own kernels and the winner take turns."""
     best = found.winner.candidate
     turns = [Batch(best, 1, "hot"), Batch(ATEN, 1, "hot")]
     timer.run(turns)  # untimed: loads the kernels

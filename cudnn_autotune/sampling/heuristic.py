@@ -10,6 +10,8 @@ from cudnn_autotune.timers.timer import Timer
 
 
 class Heuristic:
+    """The mode ``heuristic``."""
+
     name = "heuristic"
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
@@ -19,7 +21,7 @@ class Heuristic:
             return Selection(
                 (Measurement(ATEN, None, 0),), 0, Evidence(rule=rule, tied=(ATEN.text,))
             )
-        # Mode after mode: B and FALLBACK are only asked where A has nothing that runs.
+        # Modes B and FALLBACK are asked only where the ones before have nothing that runs.
         for mode in ("A", "B", "FALLBACK"):
             first = timer.runnable(candidates.of_mode(mode), limit=1)
             if first:

@@ -1,7 +1,8 @@
 """``neighbour``: what was chosen for the most similar problem; nothing is timed.
 
-Winners of near shapes are mostly good on a new one, better than the heuristics' first: for shapes
-that change from call to call. Where no similar problem is known, the heuristics' first plan serves.
+It is for shapes that change from call to call: the winner of a near shape is mostly better on a new
+one than the heuristics' first plan (docs/findings/neighbours.md), which serves where no similar
+problem is known.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from cudnn_autotune.timers.timer import Timer
 
 
 class Neighbour:
+    """The mode ``neighbour``."""
+
     name = "neighbour"
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:

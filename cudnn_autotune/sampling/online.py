@@ -1,18 +1,18 @@
-"""``online``: no long stall; candidates take turns in the caller's own calls.
+"""``online``: candidates take turns in the caller's own calls, none of which stalls for long.
 
 The heuristics' first plan serves the first call. In each of the next ones a candidate is built and
 checked on the call's own tensors, some milliseconds for which the call waits. Then one of each two
 calls, by lot, runs the candidate whose turn it is, between two events that nobody waits for, until
-one is the fastest or until it no longer matters; the other one runs the leader so far, and is not
-timed. It alone sees the true cache, power and tenants. Meanwhile consecutive calls may differ in
-the last bits; under deterministic settings the first plan stays, and while a stream is being
+one is the fastest or until it no longer matters. The other call runs the leader so far, and is not
+timed. No other mode sees the true cache, power and tenants. Meanwhile consecutive calls may differ
+in the last bits. Under deterministic settings the first plan stays, and while a stream is being
 captured the leader so far runs.
 
-A budget bounds what those calls wait for in all: once it is spent, nobody else joins, and the
-evidence says so. Turns are the calls that the caller makes anyway.
+A budget bounds what those calls wait for in all: once it is spent no further candidate joins, and
+the evidence says so. Turns are calls that the caller makes anyway.
 
-``online_race`` is what it believes; ``online_tuner`` and ``online_calls.OnlinePreparation``
-carry it out.
+``online_race`` judges the turns; ``tuning.online_tuner`` and ``tuning.online_calls`` carry the mode
+out.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ from cudnn_autotune.timers.timer import Batch, Timer
 
 
 def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
-    """Who takes part: what is built quickly, of heuristic mode A and of what no heuristic lists.
+    """Returns who takes part: what mode A lists, or none, as far as it is built quickly.
 
     Plans are built in the caller's calls. Engines that cuDNN compiles at run time would stall one
-    for some 0.3 s each: they stay out, and other modes find a faster one where it is one of them.
-    So do modes B and FALLBACK: they hold candidates that would stall the caller for a second, and
-    hardly ever a winner. ``limit`` is the most of cuDNN's that are offered, 0: all.
+    for some 0.3 s each, so that they stay out; other modes find a faster one among them. Modes B
+    and FALLBACK stay out, too: they list candidates that would stall the caller for a second, and
+    hardly ever a winner.
+
+    Args:
+        limit: most of cuDNN's engine configs; 0: all.
     """
     beyond = [c for c in candidates.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
     all_of_them = [*candidates.of_mode("A"), *beyond]
@@ -46,12 +49,12 @@ def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Online:
-    """The mode. Its :meth:`select` is for audits: there the calls are those of the timer."""
+    """The mode ``online``. Its :meth:`select` is for audits, where the calls are the timer's."""
 
     name: str = "online"
 
     def first(self, candidates: Candidates, timer: Timer) -> Selection | None:
-        """What serves the first call."""
+        """Returns what serves the first call."""
         return Heuristic().select(candidates, timer, Limits())
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
@@ -62,13 +65,13 @@ class Online:
         wanted = [c for c in offered(candidates, limits.benchmark_limit) if c.text != served.text]
         race = OnlineRace([served])
         budget, remarks = Budget(timer, limits), []
-        # In one go they are built side by side.
+        # Those that join in one go are built side by side.
         for seen, some in enumerate([[c] for c in wanted] if budget.is_limited else [wanted]):
             if budget.is_spent():
                 remarks.append(left_unseen(len(wanted) - seen, 1 + len(wanted)))
                 break
             race.join(timer.runnable(some))
-        for i in sorted(race.active):  # each one's first call loads its kernel, and does not count
+        for i in sorted(race.active):  # the first call loads the kernel and does not count
             if error := timer.run([Batch(race.candidates[i], 1, "hot")])[0].error:
                 race.fail(i, f"failed: {error}")
         chosen: int | None = None

@@ -1,6 +1,6 @@
-"""The statistics of a race: what interleaved rounds say about who is faster, and how surely.
+"""The statistics of a race: how interleaved rounds compare candidates, and how surely.
 
-The model of a sample is ``log(time of candidate i in round r) = mu_i + rho_r + noise``: candidates
+The model of a sample is ``log(time of candidate i in round r) = mu_i + rho_r + noise``. Candidates
 that take turns share a round's disturbance ``rho_r`` (clock, temperature, another tenant), which
 therefore cancels. It is fitted by Tukey's median polish (Exploratory Data Analysis, 1977), which a
 few spoilt samples do not move.
@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# Median absolute deviation to standard deviation, for normal noise.
+# Standard deviation over median absolute deviation, for normal noise.
 _MAD_TO_SIGMA = 1.4826
-# Variance of a median against that of a mean, for normal noise: pi / 2; its root is 1.25.
+# Standard error of a median over that of a mean, for normal noise: the root of pi / 2.
 _MEDIAN_COST = 1.25
 # Mean of |noise| in standard deviations, for normal noise.
 _MEAN_ABSOLUTE = math.sqrt(2 / math.pi)
-# The 90 % quantile of |noise| in standard deviations: tells of fat tails, which a median does not.
+# The 90 % quantile of |noise| is 1.645 standard deviations. It shows fat tails, and a median does
+# not.
 _TAIL = 0.9
 _TAIL_TO_SIGMA = 1 / 1.645
 # A residual this many sigmas away is a disturbance, not noise.
@@ -31,8 +32,8 @@ _DISTURBED = 6.0
 
 
 def medians(rows: Floats) -> Floats:
-    """``np.median`` of finite numbers along the last axis, without its checks: on small tables
-    those take most of the time, and while ``online`` judges, callers wait for Python's lock."""
+    """Returns ``np.median`` of finite numbers along the last axis, without its checks, which take
+    most of the time on small tables: while ``online`` judges, callers wait for Python's lock."""
     half, is_odd = divmod(rows.shape[-1], 2)
     parted = np.partition(rows, half if is_odd else (half - 1, half))
     middle = parted[..., half]
@@ -40,7 +41,7 @@ def medians(rows: Floats) -> Floats:
 
 
 def quantile(ordered: Floats, share: float) -> float:
-    """``np.quantile`` of sorted finite numbers, as quick."""
+    """Returns ``np.quantile`` of sorted finite numbers, without its checks."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -48,11 +49,11 @@ def quantile(ordered: Floats, share: float) -> float:
 
 
 def shrunk_medians(groups: Sequence[Sequence[float]]) -> list[float]:
-    """The groups' medians, each the nearer to 0 the more of it may be noise.
+    """Returns the groups' medians, each shrunk towards 0 by as much of it as may be noise.
 
-    ``m max(0, 1 - (s / m)^2)`` (James & Stein, 1961, its positive part for one value), with ``s``
-    the standard error of ``m``, from the residuals of all groups of three and more; 0 where there
-    are no such groups.
+    It is ``m max(0, 1 - (s / m)^2)`` (the positive part of James & Stein, 1961, for one value),
+    where ``s`` is the standard error of ``m`` from the residuals of all groups of three and more.
+    Without such a group it is 0.
     """
     middles = [float(np.median(group)) for group in groups]
     known = [(m, group) for m, group in zip(middles, groups, strict=True) if len(group) >= 3]
@@ -75,14 +76,14 @@ class Fit:
     log_time: Floats
     """Log time of each candidate."""
     residuals: Floats
-    """Rounds by candidates."""
+    """What the fit leaves of the log times, rounds by candidates."""
 
 
 def median_polish(log_times: Floats, iterations: int = 8) -> Fit:
-    """Fits ``mu_i + rho_r``, the median of ``rho`` being 0.
+    """Fits ``mu_i + rho_r``, where the median of ``rho`` is 0.
 
     Args:
-        log_times: rounds by candidates, finite.
+        log_times: finite log times, rounds by candidates.
     """
     residuals = log_times.copy()
     for _ in range(iterations):
@@ -92,23 +93,24 @@ def median_polish(log_times: Floats, iterations: int = 8) -> Fit:
         residuals -= step_rho[:, None]
         if np.abs(step).max() < 1e-9 and np.abs(step_rho).max() < 1e-9:
             break
-    # What was taken off is mu_i + rho_r, whose median over the rounds is mu_i.
+    # The fit is mu_i + rho_r, whose median over the rounds is mu_i.
     return Fit(medians((log_times - residuals).T), residuals)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What some rounds say."""
+    """The comparison of candidates by some rounds."""
 
     log_time: Floats
     """Log time of each candidate, averaged over the cache states."""
     half_width: float
-    """Of the difference of any two candidates, at the confidence asked for."""
+    """Half width of the confidence interval of the difference of any two candidates."""
     sigma: float
-    """Of one sample."""
+    """Standard deviation of one sample's log time."""
     disturbed: int
+    """Number of samples that something disturbed."""
     at_best: Floats
-    """Log time of each candidate in its best round, the round's own disturbance taken off."""
+    """Log time of each candidate in its best round, less the disturbance of that round."""
 
     @property
     def best(self) -> int:
@@ -116,7 +118,7 @@ class Comparison:
 
     @property
     def is_out(self) -> NDArray[np.bool_]:
-        """Who cannot be the fastest; even in its best round, so that one that was merely
+        """Whether each candidate cannot be the fastest, even by its best round: one that was only
         disturbed now and then stays."""
         lowest = np.minimum(self.log_time, self.at_best)
         return np.asarray(lowest - self.log_time[self.best] > self.half_width)
@@ -130,20 +132,20 @@ def compare(
     prior_sigma: float,
     prior_freedom: int,
 ) -> Comparison:
-    """Judges rounds, those of each cache state fitted on their own.
+    """Compares candidates by rounds. The rounds of each cache state are fitted on their own.
 
-    Where a cache state has one round only, all are fitted together: by itself it has no residuals,
-    and would believe anything.
+    Where a cache state has only one round all are fitted together, since one round by itself has no
+    residuals.
 
     The half width is ``1.25 s sqrt(2 / R) sqrt(2 ln(2 N log2(R + 1) / delta))``: a normal tail for
     the difference of two medians, with a union bound over the N candidates and over the looks that
     a race takes (Maron & Moore, Hoeffding Races, NIPS 1993, have the scheme).
 
     Args:
-        groups: rounds by candidates, log times, one array a cache state.
+        groups: log times, rounds by candidates, one array for each cache state.
         delta: 1 - confidence.
-        least_sigma: noise is never believed to be below this.
-        prior_sigma: nor below this while the residuals have fewer than ``prior_freedom`` degrees
+        least_sigma: lower bound of the noise.
+        prior_sigma: its lower bound while the residuals have fewer than ``prior_freedom`` degrees
             of freedom.
     """
     groups = [group for group in groups if len(group)]
@@ -165,6 +167,6 @@ def compare(
     looks = math.log2(rounds + 1)
     tail = math.sqrt(2 * math.log(2 * count * looks / delta))
     half_width = _MEDIAN_COST * sigma * math.sqrt(2 / rounds) * tail
-    mu = np.mean([fit.log_time for fit in fits], axis=0)
-    at_best = mu + np.min([np.min(fit.residuals, axis=0) for fit in fits], axis=0)
-    return Comparison(mu, half_width, sigma, disturbed, at_best)
+    log_time = np.mean([fit.log_time for fit in fits], axis=0)
+    at_best = log_time + np.min([np.min(fit.residuals, axis=0) for fit in fits], axis=0)
+    return Comparison(log_time, half_width, sigma, disturbed, at_best)

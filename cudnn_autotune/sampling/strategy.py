@@ -1,4 +1,4 @@
-"""The interface of a sampling mode: C++ measures, a strategy decides."""
+"""The interface of a sampling mode: a timer measures, the mode decides."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from cudnn_autotune.timers.timer import Timer
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a strategy may spend."""
+    """How much a sampling mode may spend."""
 
     benchmark_limit: int = 0
-    """How many of cuDNN's candidates may be timed, in their order; 0 for all."""
+    """How many of cuDNN's candidates may be timed, in their order; 0: all."""
     budget_ms: float | None = None
-    """Wall time that the choice may take, plan building included, in milliseconds; None: the
-    strategy's own. What cannot be afforded is left out, and the evidence says so; PyTorch's own
-    path (the heuristics' first plan where that is cuDNN) is looked at whatever it takes. Of
-    ``online`` what the caller's calls wait for: building and checking, not the turns."""
+    """Wall time in milliseconds that the choice may take, plan building included; None: no limit.
+    What cannot be afforded is left out, and the evidence says so. PyTorch's own path (the
+    heuristics' first plan where that is cuDNN) is looked at whatever it takes. For ``online`` it
+    bounds what the caller's calls wait for: building and checking, but not the turns."""
 
 
 def check_mode_name(name: object, argument: str) -> str:
-    """What a sampling mode may be called. It is part of the keys of decisions on disk.
+    """Returns ``name`` if a sampling mode may have it: it is part of the keys of decisions on disk.
 
     Raises:
-        ValueError: naming ``argument``.
+        ValueError: it may not; the text names ``argument``.
     """
     if isinstance(name, str) and name and name.isprintable() and not set(name) & set('"\\'):
         return name
@@ -38,10 +38,14 @@ def check_mode_name(name: object, argument: str) -> str:
 
 
 class Strategy(Protocol):
-    """A way of choosing. ``name`` is what users pass as ``sampling=``."""
+    """A sampling mode. ``name`` is what users pass as ``sampling=``."""
 
     @property
     def name(self) -> str: ...
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        """Chooses. None where no candidate runs: ATen's convolution then serves the problem."""
+        """Chooses a candidate.
+
+        Returns:
+            None where no candidate runs: ATen's convolution then serves the problem.
+        """

@@ -1,4 +1,4 @@
-"""Who is taken among candidates that are as good as equally fast, and how an outcome is told."""
+"""Rules that choose among candidates which are about equally fast."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cudnn_autotune.engines.configs import Candidate
 
-# Candidates within this of the fastest (relative) are equally fast: less than what one process
-# differs from the next by.
+# Candidates within this of the fastest (relative) are equally fast: processes differ by more.
 TIE_WIDTH = 0.005
-# What differs by less than this no measurement tells apart: cuDNN's order decides, so that runs
-# agree. Else time does: in 3 of 24 ties that its order had decided on H200s the other one, measured
-# as 0.3 to 0.5 % faster, was faster by 1.4 to 2.3 %.
-_UNTOLD = 0.002
+# No measurement tells apart what differs by less than this: cuDNN's order decides then, so that
+# runs agree. Otherwise time decides: in 3 of 24 ties that cuDNN's order had decided on H200s the
+# other one, measured as 0.3 to 0.5 % faster, was faster by 1.4 to 2.3 %.
+_INDISTINGUISHABLE = 0.002
 
 _ADVANTAGES: tuple[tuple[str, Callable[[Candidate], object]], ...] = (
     ("deterministic", lambda c: "NONDETERMINISTIC" in c.numerical_notes),
@@ -28,10 +27,13 @@ _RULES = (
 
 
 def break_ties(times: Mapping[Candidate, float]) -> tuple[list[Candidate], str]:
-    """The tied, the one to take first, and what decided: ``fastest`` where there is one only.
+    """Sorts tied candidates, the one to take first, and says what decided.
 
     Args:
-        times: of each of the tied, in any unit.
+        times: the time of each of the tied, in any unit.
+
+    Returns:
+        The candidates, and the rule: ``fastest`` where there is only one.
     """
     advantages = {c: tuple(key(c) for _, key in _ADVANTAGES) for c in times}
     least: dict[object, float] = {}
@@ -41,13 +43,13 @@ def break_ties(times: Mapping[Candidate, float]) -> tuple[list[Candidate], str]:
 
     def keys(candidate: Candidate) -> tuple[object, ...]:
         alike, time = advantages[candidate], times[candidate]
-        is_behind = time > (1 + _UNTOLD) * least[alike]
+        is_behind = time > (1 + _INDISTINGUISHABLE) * least[alike]
         return (*alike, time if is_behind else 0.0, candidate.place, candidate.text)
 
     ordered = sorted(times, key=keys)
     if len(ordered) < 2:
         return ordered, "fastest"
-    # The last rule that it took to tell the first from everybody.
+    # The last rule that was needed to tell the first one from all others.
     first, *others = map(keys, ordered)
     decisive = max(_first_difference(first, other) for other in others)
     return ordered, f"tie: {_RULES[decisive]}"

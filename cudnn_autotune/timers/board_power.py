@@ -1,4 +1,4 @@
-"""What a call takes at the board's power limit, by readings of the power that it drew.
+"""Corrects the time of a call to the board's power limit, by readings of the power.
 
 A board that is held at its limit is mostly not quite there. An H200's controller moves the clock,
 leaves it for a tenth of a second or more, and moves it again: blocks of 0.16 s of one engine run at
@@ -29,15 +29,15 @@ import numpy as np
 from cudnn_autotune.timers.telemetry import GpuState, PowerReading
 
 EXPONENT = 1.85
-"""Of the power, as a function of the clock, near the limit."""
+"""Exponent of the power as a function of the clock, near the limit."""
 WINDOW_S = 0.025
 LATE_S = 0.010
 ARRIVAL_MS = 30.0
-"""Until then the clock, and maybe a reading, are still those of what ran before."""
+"""Until this time the clock, and maybe a reading, still belong to what ran before."""
 NEAR = 0.1
-"""Further from the limit, relative, the controller is still on its way: a reading says less."""
+"""Readings further from the limit (relative) say less: the controller is still on its way."""
 FAR = 0.25
-"""And further than this nothing."""
+"""Readings further from the limit than this say nothing."""
 # Boards hold themselves a percent below their limit.
 _HELD = 0.99
 _LONGEST_S = 2 * WINDOW_S
@@ -48,13 +48,13 @@ _PRIOR_SQUARES = 4 * 0.01**2
 def of_batches(
     durations_s: Sequence[float], end_s: float, readings: Iterable[PowerReading]
 ) -> list[float | None]:
-    """For each batch the reading whose window has the batch's middle in it, or None.
+    """Returns for each batch the reading whose window has the batch's middle in it, or None.
 
-    Only readings while the power limit held the clock, and windows that the batches fill: what ran
-    before them is charged to nobody. Of a batch much longer than its window a reading says little.
+    Readings count only while the power limit held the clock, and where batches fill the whole
+    window. A reading says little about a batch that is much longer than its window.
 
     Args:
-        durations_s: of batches that ran one behind the other.
+        durations_s: durations of batches that ran one after another.
         end_s: when the last one was over, by the clock of the readings.
     """
     ends = end_s - sum(durations_s) + np.cumsum(durations_s)
@@ -72,15 +72,15 @@ def of_batches(
 
 
 def arrived(durations_ms: Sequence[float]) -> int:
-    """The first of the batches of a block that began after ``ARRIVAL_MS``."""
+    """Returns the number of the first batch of a sustained run that began after ``ARRIVAL_MS``."""
     starts = np.cumsum(durations_ms) - np.asarray(durations_ms, dtype=float)
     return int(np.searchsorted(starts, ARRIVAL_MS))
 
 
 def clock_sensitivity(times_ms: Sequence[float], clocks_mhz: Sequence[float | None]) -> float:
-    """``s`` of ``t ~ f ** -s``, from 0 to 1, for batches of one candidate.
+    """Returns ``s`` of ``t ~ f ** -s``, from 0 to 1, for batches of one candidate.
 
-    Where the clock hardly moved, or is not known, about 1: most convolutions are bound by it.
+    It is about 1 where the clock hardly moved or is not known: most convolutions are bound by it.
     """
     known = [(t, f) for t, f in zip(times_ms, clocks_mhz, strict=True) if f is not None]
     if not known:
@@ -100,16 +100,15 @@ def at_limit_ms(
     exponent: float = EXPONENT,
     within: float = NEAR,
 ) -> list[float]:
-    """For each reading what a call takes at the power limit; empty where nothing was read.
+    """Returns, for each reading, what a call takes at the power limit.
 
     Args:
-        times_ms, clocks_mhz, powers_w: of batches of one candidate, in their order, as the samples
-            of a timer tell them.
-        board: its power limit and its highest clock, beyond which no limit allows to go.
-        since: readings that are of an earlier batch, too, do not count.
-        exponent: of the power as a function of the clock.
-        within: of the limit, relative; readings that are further away do not count. Further than
-            ``NEAR`` none does where the clock is not known: it might be the highest already.
+        times_ms, clocks_mhz, powers_w: samples of batches of one candidate, in their order.
+        board: a reading of the board with its power limit and its highest clock.
+        since: number of the first batch that counts; readings of an earlier one do not.
+        exponent: exponent of the power as a function of the clock.
+        within: readings further from the limit (relative) do not count. Where the clock is not
+            known none beyond ``NEAR`` does: the clock might be the highest already.
     """
     if board.power_limit_w is None:
         return []
@@ -123,7 +122,7 @@ def at_limit_ms(
             continue
         times, clocks, _ = zip(*group, strict=True)
         known = [clock for clock in clocks if clock is not None]
-        most = None  # by so much it could be faster at all
+        most = None  # factor to the highest clock
         if known and board.max_clock_mhz:
             most = board.max_clock_mhz / float(np.median(known))
         if abs(power_w / held_w - 1) > (min(within, NEAR) if most is None else within):

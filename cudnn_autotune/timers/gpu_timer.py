@@ -1,4 +1,4 @@
-"""The timer of a GPU that is here."""
+"""The timer of a GPU of this machine."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from cudnn_autotune.timers.measuring import operands as random_operands
 from cudnn_autotune.timers.telemetry import Gpu, PowerWatch
 from cudnn_autotune.timers.timer import Batch, GpuState, Sample, in_portions
 
-# NVRTC compiles one config on one thread; more threads than this gain little and take memory.
+# NVRTC compiles each config on one thread. More threads than this gain little and take memory.
 _MOST_THREADS = 12
 # Calls shorter than this are replayed from a CUDA graph: the host could not enqueue them in time.
 _GRAPH_BELOW_MS = 0.05
-# Batches that the host enqueues before the GPU starts. It stays ahead, except of calls that are
-# shorter than enqueuing one takes (a graph's node, too): of those it enqueues all before. See
-# docs/findings/layer-in-its-model.md.
+# The host enqueues so many batches before the GPU starts, and stays ahead. Of calls that are
+# shorter than enqueuing one, or a graph's node, it enqueues all before
+# (docs/findings/layer-in-its-model.md).
 _LEAD = 3
 _OUTRUN_MS = 0.015
-# Sets of operands that a cold batch goes round; where so many do not fill the cache, a flush does
-# (docs/findings/cold-and-hot.md).
+# A cold batch goes round so many sets of operands at most. Where these do not fill the cache, it is
+# flushed (docs/findings/cold-and-hot.md).
 _MOST_SETS = 64
 _FLUSH_L2_MULTIPLE = 2
 
@@ -48,8 +48,8 @@ class GpuTimer:
     Args:
         problem: the convolution.
         search: cuDNN's engines for it, on the tensors' device.
-        operands: the forward's input, weight and output; the one that the operation writes is
-            overwritten.
+        operands: the forward's input, weight and output, of which the one that the operation writes
+            is overwritten.
     """
 
     def __init__(self, problem: ConvProblem, search: _C.EngineSearch, operands: Operands) -> None:
@@ -71,7 +71,7 @@ class GpuTimer:
 
     @classmethod
     def open(cls, problem: ConvProblem, device: torch.device | int | str = "cuda") -> GpuTimer:
-        """On normal random operands. ValueError where the device is not here."""
+        """Opens a timer on normal random operands; raises ValueError for another device."""
         index = cuda_index(device)
         if index is None:
             raise ValueError(f"device must be a CUDA device that is here, got {device!r}")
@@ -83,7 +83,7 @@ class GpuTimer:
         return max(1, min((os.cpu_count() or 1) - 1, _MOST_THREADS))
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
-        """Starts building in the background, on several threads; :meth:`runnable` collects."""
+        """Starts building in the background, on several threads; :meth:`runnable` waits for it."""
         self._collect()
         missing = [c for c in candidates if c.engine is not None and c.text not in self.plans]
         if not missing:
@@ -111,7 +111,7 @@ class GpuTimer:
                 self._numbers[text] = native.add(text, self.plans.get(text))
             as_graph = batch.calls > 1 and self._last_ms.get(text, math.inf) < _GRAPH_BELOW_MS
             wanted.append((self._numbers[text], batch.calls, batch.cache == "cold", as_graph))
-        # What is over sooner than a reading's window need not be watched.
+        # A run that is over before a reading's window need not be watched.
         is_long = self._expected_ms(batches) > _WATCHED_MS
         watch = PowerWatch(self._gpu)
         with watch if is_long else nullcontext():
@@ -135,7 +135,7 @@ class GpuTimer:
         return sum(b.calls * self._last_ms.get(b.candidate.text, 0.0) for b in batches)
 
     def _lead(self, batches: Sequence[Batch]) -> int:
-        """How many batches the host must be ahead of the GPU, never to be waited for."""
+        """Returns how many batches the host must be ahead so that the GPU never waits for it."""
         times = [self._last_ms.get(batch.candidate.text) for batch in batches]
         if any(time_ms is None for time_ms in times):
             return 0  # one has never run
@@ -166,7 +166,7 @@ class GpuTimer:
         )
 
     def broken_off(self, why: str) -> Selection | None:
-        """What was measured of a search that came to nothing; None where that is nothing."""
+        """Returns the partial selection of a search that failed, or None if nothing was timed."""
         known = sorted(self._last_ms.items(), key=lambda item: item[1])
         timed = [
             Measurement(self._seen[t], ms, 1, eliminated=why)
@@ -181,13 +181,13 @@ class GpuTimer:
         return Selection(ranking, len(timed), Evidence(remarks=(why,))) if ranking else None
 
     def progress_report(self, problem_text: str) -> str:
-        """The same for people, as a note of an error."""
+        """Returns what was measured so far as a sentence, for the note of an error."""
         known = sorted(self._last_ms.items(), key=lambda item: item[1])
         times = ", ".join(f"{text} {ms:.4g} ms" for text, ms in known) or "nothing yet"
         return f"While a convolution was tuned ({problem_text}); measured until then: {times}."
 
     def close(self) -> None:
-        """Gives its memory back; the plans stay."""
+        """Frees the timer's GPU memory. The plans stay."""
         self._collect()
         self._native = None
         self._workspace = None
@@ -212,7 +212,7 @@ class GpuTimer:
             if c.engine is not None and c.text not in self.plans and c not in self._being_built
         ]
         compiled = [c for c in missing if c.is_compiled]
-        # Precompiled engines build in microseconds: threads are for the others.
+        # Precompiled engines build in microseconds, and need no threads.
         for some, threads in (
             ([c for c in missing if not c.is_compiled], 1),
             (compiled, max(1, min(len(compiled), os.cpu_count() or 1, _MOST_THREADS))),
@@ -222,15 +222,16 @@ class GpuTimer:
         return [c for c in candidates if c.engine is None or c.text in self.plans]
 
     def _that_fit_in_memory(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those whose workspace can be had: one block, the largest that they need, serves all.
+        """Allocates one workspace for all and returns the candidates that it is large enough for.
 
-        It has room beside that, for the timer to move them about.
+        It is as large as the largest that can be had, and has room for the timer to place a
+        candidate's workspace on several pages.
         """
         had = self._workspace_bytes()
         room = (_C.PlanTimer.PLACES - 1) * _C.PlanTimer.PLACE_BYTES
         larger = {self._needs(c) + room for c in candidates if self._needs(c) > had}
         if larger:
-            # The old one goes first: memory need not hold both.
+            # The old one is freed first, so that memory need not hold both.
             self._use_workspace(0)
             for size in sorted(larger, reverse=True):
                 with suppress(torch.OutOfMemoryError):
@@ -242,7 +243,7 @@ class GpuTimer:
         return [c for c in candidates if self._needs(c) <= had]
 
     def _use_workspace(self, size: int) -> None:
-        """In bytes; raises OutOfMemoryError, and leaves what there is."""
+        """Allocates ``size`` bytes, or raises OutOfMemoryError and keeps the old workspace."""
         workspace = torch.empty(size, dtype=torch.uint8, device=self._device)
         if self._native is not None:
             self._native.set_workspace(workspace)
@@ -265,7 +266,7 @@ class GpuTimer:
         return self._native
 
     def _cold_operands(self) -> tuple[list[Operands], int]:
-        """The caller's operands and copies of them, and how much to write before a cold batch."""
+        """Returns the sets of operands of cold batches, and how many bytes to write before one."""
         sets = cold_sets(self._problem, self._operands, _MOST_SETS)
         if fills_cache(self._problem, self._operands):
             return sets, 0

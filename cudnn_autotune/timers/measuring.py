@@ -1,4 +1,4 @@
-"""Runs and measures engine configs by name: what benchmarks and audits stand on."""
+"""Runs and measures engine configs by name, for users, benchmarks and audits."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from cudnn_autotune.engines.problem import ConvProblem, check_problem
 # Shorter calls are replayed from a CUDA graph: the host could not enqueue them fast enough.
 _GRAPH_BELOW_MS = 0.05
 _MOST_CALLS = 1000
-# Of free memory, for the copies that keep the cache cold.
+# Share of free memory for the copies that keep the cache cold.
 _MEMORY_SHARE = 0.25
-# Traffic after which the L2 cache holds nothing of what was there before, in multiples of it.
+# After traffic of so many times its size the L2 cache holds nothing of what was there before.
 _L2_MULTIPLE = 5
 
 MOST_ALIGNED = 32
-"""Bytes: engines look at no more of an address."""
+"""The largest alignment, in bytes, that engines distinguish."""
 
 Operands = tuple[Tensor, Tensor, Tensor]
 WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
-"""The place of the operand (x, w, y) that an operation writes."""
+"""The index of the operand in (x, w, y) that an operation writes."""
 
 
 def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
-    """Input, weight and output of ``problem``: normal random data in its layout and dtype, each at
-    an address that has the problem's alignment for it, and no larger one.
+    """Returns input, weight and output of ``problem`` with normal random data, in its layout and
+    dtype. Each lies at an address that has the problem's alignment for it, and no larger one.
 
-    Never zeros: they draw less power, and engines run faster on them.
+    The data are never zeros, which draw less power, so that engines run faster on them.
 
     Raises:
-        ValueError: an alignment of less than one element.
+        ValueError: an alignment is less than one element.
     """
     shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
     size = problem.dtype.itemsize
@@ -65,7 +65,7 @@ def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") ->
 
 
 def _aligned(tensor: Tensor, alignment: int) -> Tensor:
-    """A new dense ``tensor``, which lies at a multiple of 32 bytes or more, or a copy of it that is
+    """Returns ``tensor``, which is new and lies at a multiple of 32 bytes, or a copy of it that is
     aligned to ``alignment`` bytes only."""
     if alignment == MOST_ALIGNED:
         return tensor
@@ -75,8 +75,8 @@ def _aligned(tensor: Tensor, alignment: int) -> Tensor:
 
 
 def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
-    """Computes ``problem`` by the package's own operator, as a layer would: the first call chooses
-    its engine in the mode ``sampling``."""
+    """Computes ``problem`` with the package's operator, as a layer would. The first call chooses
+    the engine in the mode ``sampling``."""
     x, w, y = data
     ops = torch.ops.cudnn_autotune
     tail = (problem.stride, problem.padding, problem.dilation, problem.groups, sampling, -1)
@@ -91,20 +91,21 @@ def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
 
 
 def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Tensor:
-    """Runs one engine config once, over an output that was filled with NaN before.
+    """Runs one engine config once. The output is filled with NaN before.
 
     Args:
         problem: the convolution, on the device of ``a``.
-        engine_text: the config, as :attr:`Candidate.text`.
+        engine_text: the config, as in :attr:`Candidate.text`.
         a, b: input and weight for fprop, grad_output and weight for dgrad, grad_output and input
-            for wgrad; of the problem's shapes and dtype, in any layout.
+            for wgrad, in the problem's shapes and dtype, and in any layout.
 
     Returns:
         The output (fprop), the input's gradient (dgrad) or the weight's (wgrad).
 
     Raises:
-        TypeError: a problem, text or tensor that is none.
-        ValueError: a tensor of another shape, dtype or device. CudnnError: as ``build_plan``.
+        TypeError: an argument is not a ConvProblem, a str or a tensor.
+        ValueError: a tensor has another shape, dtype or device.
+        CudnnError: the config does not build, as in :func:`build_plan`.
     """
     check_problem(problem)
     check_engine_text(engine_text)
@@ -144,27 +145,28 @@ def measure(
     device: Device = "cuda",
     cache: str = "hot",
 ) -> dict[str, list[float]]:
-    """Times engine configs side by side: rounds in random order, one batch of calls each.
+    """Times engine configs side by side, in rounds of one batch of calls each, in random order.
 
-    Taking turns, the configs share every drift of the clock. A batch lies between two CUDA events
-    with no synchronisation inside; calls under 50 microseconds are replayed from a CUDA graph.
+    Since they take turns, the configs share every drift of the clock. A batch lies between two CUDA
+    events without synchronisation; calls under 50 microseconds are replayed from a CUDA graph.
 
     Args:
-        problem: the convolution; data is normal random.
-        texts: engine configs, as :attr:`Candidate.text`.
-        rounds: samples of each config.
+        problem: the convolution, which runs on normal random data.
+        texts: engine configs, as in :attr:`Candidate.text`.
+        rounds: number of samples of each config.
         target_ms: about how long a batch should take, in milliseconds.
-        device: a CUDA device that is here.
-        cache: ``"hot"`` runs on one set of tensors, ``"cold"`` rotates over as many copies of what
-            is read as keep five times the L2 cache in use (within a quarter of free memory); all
-            write to one result.
+        device: a CUDA device of this machine.
+        cache: ``"hot"`` runs on one set of tensors. ``"cold"`` rotates over so many copies of what
+            is read that they fill five times the L2 cache (within a quarter of free memory), and
+            writes to one result.
 
     Returns:
         ``{text: [milliseconds a call, one for each round]}``.
 
     Raises:
-        TypeError: a problem, or texts, that are none.
-        ValueError: another bad argument. CudnnError: a config that does not build.
+        TypeError: ``problem`` is not a ConvProblem, or ``texts`` is not a list of str.
+        ValueError: another argument is not allowed.
+        CudnnError: a config does not build.
     """
     check_problem(problem)
     if isinstance(texts, str) or not isinstance(texts, Iterable):
@@ -203,7 +205,7 @@ def measure(
 
 
 def fills_cache(problem: ConvProblem, data: Operands) -> bool:
-    """Whether what one call reads leaves nothing in the L2 cache of what was there before."""
+    """Returns whether one call reads so much that the L2 cache keeps nothing from before."""
     return _read_bytes(problem, data) >= _wanted_bytes(data[0].device)
 
 
@@ -216,16 +218,17 @@ def _wanted_bytes(device: torch.device) -> int:
 
 
 def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) -> list[Operands]:
-    """``first`` and copies of the two that are read: going round them, each call finds that what it
-    reads has left the L2 cache. One set where it :func:`fills_cache` by itself.
+    """Returns ``first`` and sets with copies of the two operands that are read, so many that a call
+    which goes round them finds what it reads out of the L2 cache. Where one call
+    :func:`fills_cache` by itself, it is one set.
 
-    All write to the result of ``first``, as PyTorch's own path does: its result lies where the
-    allocator's last one did. With a result of its own in each set an engine would seem up to 4 %
-    slower than PyTorch running the same one. Where memory runs out, half of the copies stay.
+    All sets write to the result of ``first``, as PyTorch's own path does, whose result lies where
+    the allocator's last one did. With a result of its own in each set an engine would seem up to
+    4 % slower than the same one in PyTorch. Where memory runs out, half of the copies stay.
 
     Args:
         first: x, w and y on a CUDA device.
-        most: sets, at most. In any case they stay within a quarter of free memory.
+        most: most sets. In any case they stay within a quarter of free memory.
     """
     written = WRITTEN[problem.op]
     device, size = first[0].device, _read_bytes(problem, first)
@@ -246,7 +249,7 @@ def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) ->
 
 
 class _Batch:
-    """Some calls of one plan between two events, after a warm-up that finds how many."""
+    """Some calls of one plan between two events; a warm-up finds how many."""
 
     def __init__(self, plan: _C.Plan, tensors: list[Operands], target_ms: float) -> None:
         extension = require_cuda_build()

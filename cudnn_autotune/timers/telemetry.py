@@ -1,6 +1,6 @@
-"""What a GPU does, read through NVML (the package nvidia-ml-py) and never set.
+"""Reads a GPU through NVML (the package nvidia-ml-py), and never sets anything.
 
-Without NVML, and for every quantity that the GPU or the driver does not offer, readings are None.
+A reading is None without NVML, and where the GPU or the driver does not offer the quantity.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def reason_names(bits: int) -> tuple[str, ...]:
 
 
 def nvml_device(cuda_index: int, visible: str | None) -> int | str:
-    """NVML's index, or the UUID, of a CUDA device, given ``CUDA_VISIBLE_DEVICES``."""
+    """Returns NVML's index, or the UUID, of a CUDA device, given ``CUDA_VISIBLE_DEVICES``."""
     shown = [part.strip() for part in (visible or "").split(",") if part.strip()]
     if cuda_index >= len(shown):
         return cuda_index
@@ -48,7 +48,7 @@ def nvml_device(cuda_index: int, visible: str | None) -> int | str:
 
 @dataclass(frozen=True)
 class GpuState:
-    """A reading of the board. What the source cannot tell is None, or empty."""
+    """A reading of the board. A quantity that is not known is None, or empty."""
 
     power_w: float | None = None
     power_limit_w: float | None = None
@@ -61,16 +61,16 @@ class GpuState:
 
 
 class Gpu:
-    """One GPU as NVML knows it; never raises.
+    """One GPU as NVML knows it. No method raises an error.
 
     Args:
-        cuda_index: of the CUDA device. NVML numbers GPUs by their PCI bus: among unlike GPUs the
-            index is the right one under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+        cuda_index: index of the CUDA device. NVML numbers GPUs by their PCI bus, so that among
+            unlike GPUs it is right only under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
     """
 
     def __init__(self, cuda_index: int = 0) -> None:
         self.unavailable: str | None = None
-        """Why there are no readings."""
+        """Why there are no readings; None where there are."""
         self._nvml: Any = None
         self._handle: Any = None
         try:
@@ -86,11 +86,11 @@ class Gpu:
     @classmethod
     @functools.cache
     def of(cls, cuda_index: int) -> Gpu:
-        """The one and only reader of a device in this process: opening one takes milliseconds."""
+        """Returns the process's only reader of a device, since opening one takes milliseconds."""
         return cls(cuda_index)
 
     def state(self) -> GpuState:
-        """The board now."""
+        """Reads the board."""
         reasons = self._throttle_reasons()
         return GpuState(
             power_w=_thousandth(self._number("nvmlDeviceGetPowerUsage")),
@@ -109,7 +109,7 @@ class Gpu:
         return None if bits is None else reason_names(int(bits))
 
     def instant_power_w(self) -> float | None:
-        """The newest reading of the power of a moment; ``state`` has the mean of a second."""
+        """Returns the newest reading of instant power; :meth:`state` has the mean of a second."""
         if self._handle is None:
             return None
         try:
@@ -120,11 +120,11 @@ class Gpu:
         return value.value.uiVal / 1000 if has_value and value.value.uiVal > 0 else None
 
     def is_power_capped(self) -> bool:
-        """Whether the power limit holds the clock now."""
+        """Returns whether the power limit holds the clock now."""
         return "sw_power_cap" in (self._throttle_reasons() or ())
 
     def fixed(self) -> dict[str, Any]:
-        """Name, driver, the highest clocks and the power limit in force."""
+        """Returns name, driver, the highest clocks and the power limit in force."""
         return {
             "gpu": self._text("nvmlDeviceGetName", self._handle),
             "driver": self._text("nvmlSystemGetDriverVersion"),
@@ -157,7 +157,7 @@ def _thousandth(value: float | None) -> float | None:
 
 
 class _Background:
-    """What reads a GPU on a thread of its own until ``__exit__``."""
+    """A thread that reads a GPU until ``__exit__``."""
 
     def __init__(self, gpu: Gpu, period_s: float) -> None:
         self.gpu = gpu
@@ -183,11 +183,11 @@ class _Background:
 class Telemetry(_Background):
     """Reads a GPU on a thread of its own between ``__enter__`` and ``__exit__``.
 
-    Meant for a process that only waits: what is measured is then left alone.
+    It is meant for a process that only waits, so that it does not disturb what is measured.
 
     Args:
-        gpu: the one to read.
-        period_s: between two readings.
+        gpu: the GPU to read.
+        period_s: seconds between two readings.
     """
 
     def __init__(self, gpu: Gpu, period_s: float = 0.1) -> None:
@@ -204,7 +204,7 @@ class Telemetry(_Background):
             self.readings.append(self.gpu.state())
 
     def summary(self) -> dict[str, Any]:
-        """The range of each quantity, and for each throttle reason its share of the readings.
+        """Returns the range of each quantity and the share of readings with each throttle reason.
 
         ``{"readings", "period_s", "clock_mhz": {"least", "median", "most"} or None, "power_w",
         "temperature_c", "throttle_reasons": {name: share}, "unavailable"}``.
@@ -228,23 +228,23 @@ class Telemetry(_Background):
 
 @dataclass(frozen=True)
 class PowerReading:
-    """A reading of instant power that was new when it was looked at."""
+    """A new reading of instant power."""
 
     seen_s: float
-    """By ``time.perf_counter()``."""
+    """When it was first seen, by ``time.perf_counter()``."""
     power_w: float
     is_capped: bool
     """Whether the power limit held the clock then."""
 
 
 class PowerWatch(_Background):
-    """Notes, on a thread of its own, each new reading of a GPU's instant power.
+    """Collects each new reading of a GPU's instant power on a thread of its own.
 
     A look takes some ten microseconds; an H200 has a new reading every 100 ms.
 
     Args:
-        gpu: the one to read; where it has no such readings there is no thread.
-        period_s: between two looks.
+        gpu: the GPU to read. If it has no such readings there is no thread.
+        period_s: seconds between two looks.
     """
 
     def __init__(self, gpu: Gpu, period_s: float = 0.001) -> None:
