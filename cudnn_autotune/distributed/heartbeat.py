@@ -64,7 +64,7 @@ class Heartbeat(threading.Thread):
         try:
             stands = Verdict.from_text(self._mailbox.put_first(VERDICT, verdict.to_text()))
         except DistributedTuningError as lost:
-            # No other rank can be told, nor asked whether all have agreed.
+            # No other rank can be reached, nor can the store say whether all have agreed.
             stands = Verdict(lost.rank, lost.reason) if verdict.is_agreed else verdict
         return self._end(stands)
 

@@ -5,7 +5,7 @@ and NCCL's watchdog included, and a key that is removed meanwhile blocks them fo
 timeout (30 minutes). So a reader that waits for a key asks for it again and again.
 
 Where the process that hosts the store is stopped, or its network is gone, every method of a store
-blocks without limit. So a thread of its own asks the store, and a store that hangs holds up nobody.
+blocks without limit. So a thread of its own asks the store, and its callers give up in time.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StoreThread:
         while (question := self._questions.get()) is not None:
             operation, answer = question
             if self._is_lost:
-                continue  # nobody waits for it any more, and it must not be done late
+                continue  # its caller has given up, so it must not be done late
             try:
                 answer.set_result(operation(self._store))
             except BaseException as error:

@@ -40,7 +40,8 @@ def tune(
     the settings' mode goes on tuning itself at its first call.
 
     Args:
-        model: a DistributedDataParallel in it, or of it, averages nothing meanwhile.
+        model: where it is or contains a DistributedDataParallel, no gradients are averaged during
+            the run.
         inputs, kwargs: as for a call of the model; the local batch of this rank.
         group: the process group; None: the default one.
         timeout_s: how many seconds a rank may take to come, to run the model once, and for any one
@@ -85,11 +86,8 @@ def tune(
                 "budget_ms": settings.get_budget_ms(),
             }
             ranks = exchange.handshake(Environment.of(device), terms)
-            is_served = found.device is not None
-            everybody = range(members.size)
-            if not exchange.combine(
-                "served", is_served, everybody, lambda told: any(told.values())
-            ):
+            is_served, everybody = found.device is not None, range(members.size)
+            if not exchange.combine("served", is_served, everybody, lambda by: any(by.values())):
                 exchange.fail(None, NOTHING_SERVED)
             decisions = share_in(exchange, ranks, found.problems, tune_one, pins())
     remembering.install(decisions, device)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -136,7 +135,7 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
     except _C.CudnnError as error:
         # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))
-        return _served(miss, None, OutputChecks())
+        return _served(miss, None)
     timer = GpuTimer(problem, search, miss.tensors)
     try:
         nearby = remembering.similar(problem, miss.device)
@@ -149,7 +148,7 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
         # As text, since a handler that keeps log records would keep the tensors of its frames.
         message = f"out of memory: {error}"
         _log.warning("%s: PyTorch serves it, the search ran %s", problem.text, message)
-        return _served(miss, timer.broken_off(message), OutputChecks())
+        return _served(miss, timer.broken_off(message))
     except RuntimeError as error:
         # The device may be lost, so the error carries what was measured before it.
         error.add_note(timer.progress_report(problem.text))
@@ -157,24 +156,25 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
     finally:
         timer.close()  # from here on the check and the plans allocate their own workspace
     if selection is None:
-        return _served(miss, timer.broken_off("no candidate runs"), OutputChecks())
+        return _served(miss, timer.broken_off("no candidate runs"))
     return _first_right(miss, selection, timer)
 
 
 def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
     """The best of ``selection`` whose output is right; better ones are rejected."""
-    problem, plans, checks = miss.problem, timer.plans, OutputChecks()
-    if not _needs_check(problem, selection):
-        return _served(miss, selection, checks, selection.winner, plans)
+    checks = OutputChecks()
+    is_checked = _needs_check(miss.problem, selection)
     for timed in selection.ranking:
         text = timed.candidate.text
-        plan = plans.get(text)
+        plan = timer.plans.get(text)
+        if not is_checked:
+            return _served(miss, selection, checks, timed, plan)
         if plan is None and timed.candidate.engine is not None:
             continue  # it did not build
         if plan is not None and miss.limit is not None and plan.workspace_bytes > miss.limit:
             continue  # the workspace of an engine that no heuristic lists is known only now
-        if checks.is_right(problem, text, plan, miss.tensors):
-            return _served(miss, selection, checks, timed, plans)
+        if checks.is_right(miss.problem, text, plan, miss.tensors):
+            return _served(miss, selection, checks, timed, plan)
     return _served(miss, selection, checks)
 
 
@@ -192,16 +192,17 @@ def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
 def _served(
     miss: _Miss,
     selection: Selection | None,
-    checks: OutputChecks,
+    checks: OutputChecks | None = None,
     chosen: Measurement | None = None,
-    plans: Mapping[str, _C.Plan] = MappingProxyType({}),
+    plan: _C.Plan | None = None,
 ) -> Served:
     """The outcome of a search; without ``chosen``, PyTorch's own path serves the problem."""
     entry = chosen or Measurement(ATEN, None, 0)
     decision = untimed(miss.problem, miss.mode, miss.limit, max(miss.benchmark_limit, 0), entry)
-    if chosen is None or selection is None:
-        decision = replace(decision, rejected=tuple(checks.rejected))
-    else:
-        decision = with_selection(decision, selection, chosen, checks, miss.device)
+    if selection is not None and checks is not None:
+        if chosen is not None:
+            decision = with_selection(decision, selection, chosen, checks, miss.device)
+        else:
+            decision = replace(decision, rejected=tuple(checks.rejected))
     choice = Choice(decision, miss.device, searched=selection)
-    return Served(choice, plans.get(entry.candidate.text), is_found=chosen is not None)
+    return Served(choice, plan, is_found=chosen is not None)
