@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store import Decision, Environment, Provenance
+from cudnn_autotune.store import Decision, Environment, Provenance, entry
 
 H200 = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")
 L4 = Environment("NVIDIA L4", 58, "8.9", "", "9.19.0", "1.28.0")
@@ -106,6 +108,26 @@ def at_limit(
         deterministic=deterministic,
         selection=selection(fitting, dataclasses.replace(EVIDENCE, tied=())),
         **changes,
+    )
+
+
+def resealed(line: bytes, environment: Environment = H200) -> bytes:
+    """A line of a store's file that was changed, with the checksum that it should have."""
+    rest = line[18:]
+    return b'{"crc32":"%08x%s' % (zlib.crc32(rest, entry.seed(environment)), rest)
+
+
+def version1(known: Iterable[Decision], environment: Environment = H200) -> bytes:
+    """A store's file as the first version of the format has it."""
+    lines = []
+    for one in known:
+        tree = {"environment": environment.digest, **one.to_json()}
+        tree["struck"] = tree.pop("rejected")  # as it was called then
+        lines.append(entry.name_of(one) + b": " + json.dumps(tree).encode())
+    head = b'{"format": "cudnn-autotune store", "version": 1,\n"environment": '
+    body = b",\n".join(lines) + (b"\n" if lines else b"")
+    return (
+        head + json.dumps(environment.to_json()).encode() + b',\n"decisions": {\n' + body + b"}}\n"
     )
 
 

@@ -2,6 +2,7 @@
 
     python store_writers.py together FOLDER PROCESSES DECISIONS
     python store_writers.py killed FOLDER KILLS SEED
+    python store_writers.py replacing FOLDER
     python store_writers.py forked FOLDER FORKS
 
 Prints what happened as JSON.
@@ -51,11 +52,10 @@ def killed(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     each, the store is opened and must hold all that was acknowledged until then."""
     rng = random.Random(seed)
     keys: set[str] = set()
-    midway = 0
     store = Store(folder, H200)
-    store.add(decision(10**6 + number) for number in range(200))  # so that a write takes a while
+    store.add([decision(10**6)])
     begin = time.perf_counter()
-    Store(folder, H200).add([decision(10**6 + 200)])
+    Store(folder, H200).add([decision(10**6 + 1)])
     one_s = time.perf_counter() - begin  # however slow the disk is
     for kill in range(kills):
         reading, writing = os.pipe()
@@ -73,13 +73,42 @@ def killed(folder: Path, kills: int, seed: int) -> dict[str, Any]:
         with open(reading, "rb") as acknowledgements:
             told = acknowledgements.read()
         fresh = [decision(int(told[i : i + 8])) for i in range(0, len(told), 8)]
-        midway += any(folder.glob(".*.part"))
         store = Store(folder, H200)
         keys |= {known.key for known in fresh}
         assert keys <= set(store.keys())
         assert all(store.find(known.problem) == known for known in fresh)
-    assert len(store) >= len(keys) + 201
-    return {"acknowledged": len(keys), "midway": midway, "entries": len(list(store))}
+    unfinished = len(list(store)) - len(keys) - 2
+    return {"acknowledged": len(keys), "unfinished": unfinished}
+
+
+def replacing(folder: Path) -> dict[str, Any]:
+    """A writer is killed just before the file that it has written anew takes the old one's place;
+    before that it has changed one decision until most lines no longer counted."""
+
+    def kill(event: str, arguments: object) -> None:
+        if event == "os.rename":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store = Store(folder, H200)
+    store.add([decision(1), decision(2)])
+    child = os.fork()
+    if child == 0:
+        sys.addaudithook(kill)
+        for day in range(1, 1000):
+            store.put(decision(1).problem, selection(FRONTIER[: 1 + day % 2]))
+        os._exit(0)
+    was_killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    left = len(list(folder.glob(".*.part")))
+    lines = store.path.read_bytes().count(b"\n")
+    store = Store(folder, H200)
+    entries = len(list(store))
+    store.add([decision(3)])
+    return {
+        "was_killed": was_killed,
+        "left": left,
+        "lines": [lines, store.path.read_bytes().count(b"\n")],
+        "entries": [entries, len(list(Store(folder, H200)))],
+    }
 
 
 def forked(folder: Path, forks: int) -> dict[str, Any]:
@@ -130,5 +159,7 @@ def forked(folder: Path, forks: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    command = {"together": together, "killed": killed, "forked": forked}[sys.argv[1]]
+    command = {"together": together, "killed": killed, "replacing": replacing, "forked": forked}[
+        sys.argv[1]
+    ]
     print(json.dumps(command(Path(sys.argv[2]), *map(int, sys.argv[3:]))))

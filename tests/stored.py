@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,13 @@ from typing import Any
 
 import torch
 from click.testing import CliRunner, Result
+from decisions import resealed
 from simulation import preset as simulated_timer
 
 from cudnn_autotune import ConvProblem, sampling
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Decision, Environment, Provenance, Store
+from cudnn_autotune.store import Decision, Environment, Provenance, Store, entry
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.offline.replay import ReplayTimer
 from cudnn_autotune.timers.timer import Timer
@@ -95,13 +95,14 @@ def layer(op: str = "fprop", channels: int = 64, **changes: Any) -> ConvProblem:
 
 @functools.cache
 def decisions() -> tuple[Decision, ...]:
-    """Six: three of recordings, three of simulations."""
-    return (
+    """Six, as a store gives them back: three of recordings, three of simulations."""
+    made = (
         *map(recorded, recordings.names()),
         simulation("h200-capped", layer("dgrad")),
         simulation("depthwise", layer("wgrad", 128)),
         simulation("quiet", layer("fprop", 256, allow_tf32=False, dtype=torch.float32)),
     )
+    return tuple(entry.decode(entry.encode(one, H200), H200) for one in made)
 
 
 def fill(
@@ -115,9 +116,13 @@ def fill(
 
 def misspelt(data: bytes) -> bytes:
     """A store's file with an operation in it that there is not."""
-    spoilt = re.sub(rb'("op": ?)"wgrad"', rb'\1"wgrid"', data)
-    assert spoilt != data
-    return spoilt
+    lines = data.split(b"\n")
+    spoilt = [
+        resealed(line.replace(b'"wgrad x=', b'"wgrid x=')) if b'"wgrad x=' in line else line
+        for line in lines
+    ]
+    assert spoilt != lines
+    return b"\n".join(spoilt)
 
 
 def later(decision: Decision, time: str) -> Decision:

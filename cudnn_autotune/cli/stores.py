@@ -118,10 +118,10 @@ def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
         ValueError: the file cannot be read, or is no store.
     """
     try:
-        data, stamp = disk_file.read(path)
+        data = disk_file.read(path)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
-    if stamp is None:
+    if data is None:
         raise ValueError(f"{path}: there is no such file")
     try:
         environment = file_format.environment_of(data)
@@ -132,13 +132,15 @@ def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
         raise ValueError(printable(f"{path}: {content.why}"))
     found: list[Decision] = []
     complaints = []
-    entries = len(content.spans)
+    entries = len(content.entries)
     if content.state is file_format.State.DAMAGED:
         complaints.append(f"damaged ({content.why}): {count(entries, 'decision')} could be read")
-    for name, (begin, end) in content.spans.items():
+    elif content.tail and not content.is_tail_whole:
+        complaints.append("its last line is not whole")
+    for name, line in content.entries.items():
         try:
             if may_pass is None or may_pass(entry.key_of(name)):
-                found.append(entry.decode(content.data[begin:end], environment))
+                found.append(entry.decode(line, environment))
         except ValueError as error:
             complaints.append(f"left out: {error}")
     told = tuple(map(printable, complaints))

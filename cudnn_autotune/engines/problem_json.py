@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from cudnn_autotune.core.json_node import Node
+from cudnn_autotune.core.json_node import Node, shown
 from cudnn_autotune.engines.problem import (
     CHANNELS_LAST,
     DTYPES,
@@ -90,6 +91,51 @@ def problem_text(problem: ConvProblem) -> str:
     if problem.alignment != _FULL_ALIGNMENT:
         words.append(f"alignment={_joined(problem.alignment)}")
     return " ".join(words)
+
+
+_INTS = r"(\d{1,19}(?:,\d{1,19})*)"
+_SHAPE = r"(\d{1,19}(?:x\d{1,19})*)"
+_TEXT = re.compile(
+    rf"(\S+) x={_SHAPE} w={_SHAPE} padding={_INTS}(?::{_INTS})? stride={_INTS} dilation={_INTS} "
+    rf"groups=(\d{{1,19}}) (\S+) (\S+)( no_tf32)?( no_reduced_precision)?(?: alignment={_INTS})?",
+    re.ASCII,
+)
+
+
+def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
+    """The inverse of :func:`problem_text`; ValueError where the text is no problem's."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{shown(text)} is no problem's text")
+    op, x, w, before, after, stride, dilation, groups, dtype, layout, *flags, alignment = (
+        match.groups()
+    )
+    shape = _ints(x, "x")
+    if op not in OPERATIONS or dtype not in DTYPES_BY_NAME or layout not in _MEMORY_FORMATS:
+        raise ValueError(f"{shown(text)} is no problem's text")
+    is_plain = layout == _MEMORY_FORMATS[0]
+    try:
+        return ConvProblem(
+            op=op,
+            input_shape=shape,
+            weight_shape=_ints(w, "x"),
+            stride=_ints(stride),
+            padding=_ints(before) + _ints(after or before),
+            dilation=_ints(dilation),
+            groups=int(groups),
+            dtype=DTYPES_BY_NAME[dtype],
+            memory_format=torch.contiguous_format if is_plain else CHANNELS_LAST[len(shape) - 2],
+            deterministic=deterministic,
+            allow_tf32=not flags[0],
+            allow_reduced_precision=not flags[1],
+            alignment=_ints(alignment) if alignment else _FULL_ALIGNMENT,
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{shown(text)} is no problem's text") from error
+
+
+def _ints(text: str, separator: str = ",") -> tuple[int, ...]:
+    return tuple(map(int, text.split(separator)))
 
 
 def _joined(values: Iterable[int], separator: str = ",") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, cast
 
 from cudnn_autotune.core.json_node import MOST, Node, shown
@@ -31,6 +32,8 @@ class Decision:
         relative_error: of the chosen one's output against a reference; None: not checked.
         rejected: ``(engine text, relative error)`` of candidates whose output was wrong; an error
             that is no finite number is kept as infinity.
+        omitted: how many more candidates were timed that ``selection`` does not list: a store keeps
+            those that a later question needs.
 
     Raises:
         TypeError, ValueError: naming the argument and what is allowed.
@@ -44,6 +47,7 @@ class Decision:
     relative_error: float | None = None
     rejected: tuple[tuple[str, float], ...] = ()
     provenance: Provenance = field(default_factory=Provenance)
+    omitted: int = 0
 
     def __post_init__(self) -> None:
         for name, wanted in (("problem", ConvProblem), ("selection", Selection)):
@@ -52,6 +56,7 @@ class Decision:
                 raise TypeError(f"{name} must be a {wanted.__name__}, got {told}")
         check_mode_name(self.sampling, "sampling")
         Node(self.benchmark_limit, "benchmark_limit").integer()
+        Node(self.omitted, "omitted").integer()
         check_workspace_limit(self.workspace_limit)
         Node(self.relative_error, "relative_error").number_or_null()
         if not self.selection.ranking:
@@ -72,7 +77,7 @@ class Decision:
             ranking = tuple(kept.values())
             object.__setattr__(self, "selection", replace(self.selection, ranking=ranking))
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The problem, without determinism, and who measured: one line, for people too.
 
@@ -133,17 +138,19 @@ class Decision:
             "relative_error": self.relative_error,
             "rejected": [[text, e if math.isfinite(e) else None] for text, e in self.rejected],
             "provenance": self.provenance.to_json(),
+            **({"omitted": self.omitted} if self.omitted else {}),
         }
 
     @classmethod
     def from_json(cls, tree: Any, place: str = "decision") -> Decision:
         """Raises ValueError naming the place and what is allowed there."""
-        if isinstance(tree, dict) and "struck" in tree and "rejected" not in tree:
-            # As this field was once called.
+        if isinstance(tree, dict):
+            # "struck" is what "rejected" was once called.
             tree = {("rejected" if k == "struck" else k): v for k, v in tree.items()}
+            tree.setdefault("omitted", 0)
         fields = Node(tree, place).fields(
             *("problem", "sampling", "benchmark_limit", "workspace_limit", "selection"),
-            *("relative_error", "rejected", "provenance"),
+            *("relative_error", "rejected", "provenance", "omitted"),
         )
         limit = fields["workspace_limit"]
         selection = fields["selection"]
@@ -160,6 +167,7 @@ class Decision:
                 provenance=Provenance.from_json(
                     fields["provenance"].value, fields["provenance"].place
                 ),
+                omitted=fields["omitted"].integer(),
             )
         except ValueError as error:
             if str(error).startswith(place):

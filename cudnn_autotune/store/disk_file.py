@@ -1,4 +1,4 @@
-"""A file that processes share: read whole, replaced whole, under a lock beside it."""
+"""A file that processes share: read by anyone, appended to or replaced under a lock beside it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,27 @@ def _stamp(status: os.stat_result) -> Stamp:
     return Stamp(status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)
 
 
-def read(path: Path) -> tuple[bytes, Stamp | None]:
-    """The whole file, and the stamp of what was read; ``(b"", None)`` where there is none.
+class OpenFile:
+    """A file that is being read: the same one, even where another takes its place meanwhile."""
+
+    def __init__(self, descriptor: int, stamp: Stamp) -> None:
+        self._descriptor = descriptor
+        self.stamp = stamp
+
+    def read(self, begin: int = 0, size: int | None = None) -> bytes:
+        """Its bytes from ``begin`` on, ``size`` of them if there are so many; None: all that there
+        were at the time of ``stamp``."""
+        size = self.stamp.size - begin if size is None else size
+        parts = []
+        while size > 0 and (part := os.pread(self._descriptor, size, begin)):
+            parts.append(part)
+            begin, size = begin + len(part), size - len(part)
+        return b"".join(parts)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[OpenFile | None]:
+    """The file, for reading; None where there is none.
 
     Raises:
         OSError: it is there, but cannot be read, is no regular file, or is larger than
@@ -57,13 +76,49 @@ def read(path: Path) -> tuple[bytes, Stamp | None]:
         # Not to wait for the writer of a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
-        return b"", None
-    with open(descriptor, "rb") as file:
+        yield None
+        return
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is no regular file")
         _check_size(status.st_size)
-        return file.read(), _stamp(status)
+        yield OpenFile(descriptor, _stamp(status))
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> bytes | None:
+    """The whole file; None where there is none. Raises as :func:`opened`."""
+    with opened(path) as file:
+        return None if file is None else file.read()
+
+
+def append(path: Path, data: bytes, end: int) -> Stamp:
+    """Writes ``data`` behind the first ``end`` bytes of a file, in the place of what is there; to
+    be called under the lock. When this returns, it is on the disk.
+
+    Raises:
+        OSError: what was behind ``end`` may be gone, the rest is as it was. PermissionError: also
+            where the file is read-only.
+    """
+    if atomic_file.is_read_only(path):
+        raise PermissionError(errno.EACCES, "the file is read-only", str(path))
+    _check_size(end + len(data))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, end)
+        try:
+            if os.pwrite(descriptor, data, end) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fdatasync(descriptor)
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(descriptor, end)
+            raise
+        return _stamp(os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -106,8 +161,8 @@ def _check_size(size: int) -> None:
 
 
 def is_writable(path: Path) -> bool:
-    """Whether it could be replaced, as far as permissions tell."""
-    if atomic_file.is_read_only(path):
+    """Whether it could be changed, as far as permissions tell."""
+    if atomic_file.is_read_only(path) or not (os.access(path, os.W_OK) or not os.path.exists(path)):
         return False
     folder = next(folder for folder in path.parents if os.path.exists(folder))
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
@@ -122,9 +177,9 @@ def remove_partials(path: Path) -> None:
 
 def set_aside(path: Path) -> Path:
     """A second name for the file as it is: ``<path>.damaged-<UTC time>``. Raises OSError."""
-    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for number in range(1000):
-        aside = path.with_name(f"{path.name}.damaged-{moment}" + (f"-{number}" if number else ""))
+        aside = path.with_name(f"{path.name}.damaged-{now}" + (f"-{number}" if number else ""))
         try:
             os.link(path, aside)
         except FileExistsError:

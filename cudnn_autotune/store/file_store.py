@@ -14,17 +14,16 @@ from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.store import entry
-from cudnn_autotune.store.content import Content
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.folder import file_in
+from cudnn_autotune.store.journal import Changes, Journal
 from cudnn_autotune.store.lookup import Lookup
 from cudnn_autotune.store.notices import warn_once
-from cudnn_autotune.store.pending import Pending
+from cudnn_autotune.store.pending import Pending, Taken
 from cudnn_autotune.store.precedence import measured_at
 from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.store.provenance import Provenance
-from cudnn_autotune.store.synced_file import SyncedFile
 
 _log = logging.getLogger(__name__)
 
@@ -60,11 +59,10 @@ class Store(Lookup):
             raise TypeError(f"environment must be an Environment, got {shown(environment)}")
         self.environment = Environment.of() if environment is None else environment
         place = Path(os.path.realpath(file_in(path, self.environment)))
-        self._file = SyncedFile(place, self.environment, read_only)
+        self._file = Journal(place, self.environment, read_only)
         # Name of an entry -> what of it is not on the disk yet; None: that it is gone.
-        self._unwritten: dict[bytes, bytes | None] = {}
+        self._unwritten: Changes = {}
         self._parsed: dict[bytes, Decision | None] = {}
-        self._is_suspect = False
         with LOCK:
             self._file.refresh()
 
@@ -121,10 +119,11 @@ class Store(Lookup):
             ValueError: one that could not be read back, as for a negative time; none is kept then.
             TypeError: no decisions.
         """
-        decisions = _checked(decisions)
-        lines = [entry.encode(decision, self.environment) for decision in decisions]
-        given = [entry.decode(line, self.environment) for line in lines]
-        self._change(given, are_latest=are_latest)
+        self._change(self._as_read_back(decisions), {}, are_latest=are_latest)
+
+    def take(self, decisions: Iterable[Decision]) -> Taken:
+        """As :meth:`add`; returns how many were new, and how many have replaced another one."""
+        return self._change(self._as_read_back(decisions), {})
 
     def merge(self, other: Store) -> int:
         """Takes over what ``other`` knows; returns how many were new, newer, or of looser
@@ -137,23 +136,23 @@ class Store(Lookup):
                 f"other must be a store of {self.environment.file_name}, got one of "
                 f"{other.environment.file_name}"
             )
-        return self._change(list(other))
+        taken = self._change(list(other), {})
+        return taken.new + taken.replaced
 
     def discard(self, decisions: Iterable[Decision]) -> int:
         """Forgets these, each only where it stands there still and nothing that was measured
         meanwhile; returns how many did. TypeError where they are no decisions."""
         gone = {entry.name_of(decision): decision for decision in _checked(decisions)}
-        return self._change([], gone) if gone else 0
+        return self._change([], gone).removed if gone else 0
 
     def reject(self, answer: Decision) -> None:
         """Notes that the chosen one of what :meth:`find` has answered cannot serve: it no longer
         builds, or its output is wrong. The next best of the same measurement takes its place."""
         if not isinstance(answer, Decision):
             raise TypeError(f"answer must be a Decision, got {shown(answer)}")
-        constraints = (answer.problem.deterministic, answer.workspace_limit)
         failed = (answer.selection.winner.candidate.text, math.inf)
         with LOCK:
-            known = [d for d in self._known(answer.key) if d.restricted_to(*constraints) == answer]
+            known = [d for d in self._known(answer.key) if _has_answered(d, answer)]
         if known:
             rejected = [replace(d, rejected=(*d.rejected, failed)) for d in known]
             self._change(rejected, {entry.name_of(d): d for d in known})
@@ -165,9 +164,7 @@ class Store(Lookup):
     def __iter__(self) -> Iterator[Decision]:
         for name in self._names():
             with LOCK:
-                line = self._line(name)
-                decision = None if line is None else self._decoded(line)
-                self._check()
+                decision = self._decision(name)
             if decision is not None:
                 yield decision
 
@@ -190,92 +187,76 @@ class Store(Lookup):
             self._parsed.clear()
         return changed
 
-    def _check(self) -> None:
-        """To be called once an entry may have been parsed."""
-        if self._is_suspect:
-            self._is_suspect = False
-            self._file.check()
-            self._parsed.clear()
-
     def _looked_up(self, look: Callable[[], Decision | None]) -> Decision | None:
         with LOCK:
             found = look()
             if found is None and self._refresh():
                 found = look()
-            self._check()
             return found
 
     def _names(self) -> list[bytes]:
         with LOCK:
             self._refresh()
-            names = dict.fromkeys([*self._file.content.spans, *self._unwritten])
+            names = dict.fromkeys([*self._file.content.entries, *self._unwritten])
             return [name for name in names if self._unwritten.get(name, b"") is not None]
 
-    def _line(self, name: bytes) -> bytes | None:
-        if name in self._unwritten:
-            return self._unwritten[name]
-        return self._file.content.line(name)
-
     def _known(self, key: str) -> list[Decision]:
-        found = []
-        for name in entry.names(key):
-            if name not in self._parsed:
-                line = self._line(name)
-                self._parsed[name] = None if line is None else self._decoded(line)
-            decision = self._parsed[name]
-            if decision is not None:
-                found.append(decision)
-        return found
+        found = (self._decision(name) for name in entry.names(key))
+        return [decision for decision in found if decision is not None]
 
-    def _decoded(self, line: bytes) -> Decision | None:
-        try:
-            return self._decoded_if_whole(line)
-        except entry.NoEntryError:
-            self._is_suspect = True
+    def _decision(self, name: bytes) -> Decision | None:
+        if name not in self._parsed:
+            entries = self._unwritten if name in self._unwritten else self._file.content.entries
+            self._parsed[name] = self._decoded(entries.get(name))
+        return self._parsed[name]
+
+    def _encoded(self, decision: Decision) -> bytes:
+        return entry.encode(decision, self.environment)
+
+    def _decoded(self, line: bytes | None) -> Decision | None:
+        if line is None:
             return None
-
-    def _decoded_if_whole(self, line: bytes) -> Decision | None:
         try:
             return entry.decode(line, self.environment)
-        except entry.NoEntryError:
-            raise
         except ValueError as error:
             message = f"{self.path}: an entry is not served: {error} ({line[:200]!r})"
             _log.debug(message)
             warn_once((self.path, "entry"), message)
             return None
 
+    def _as_read_back(self, decisions: Iterable[Decision]) -> list[Decision]:
+        """As the file keeps them."""
+        here = self.environment
+        return [
+            one if entry.is_as_read(one, here) else entry.decode(entry.encode(one, here), here)
+            for one in _checked(decisions)
+        ]
+
     def _change(
         self,
         given: Collection[Decision],
-        gone: Mapping[bytes, Decision] | None = None,
+        gone: Mapping[bytes, Decision],
         *,
         are_latest: bool = False,
-    ) -> int:
-        """Returns how many of ``given`` were taken in, or of ``gone`` have gone. Lookups go on
-        while it waits for the file's lock."""
-        taken = 0
+    ) -> Taken:
+        """Takes ``given`` in, where they prevail, and drops ``gone``, where they stand there still.
+        Lookups go on while it waits for the file's lock."""
+        taken = Taken()
 
-        def settled(
-            content: Content, decode: Callable[[bytes], Decision | None]
-        ) -> dict[bytes, bytes | None]:
+        def changes_of(entries: Mapping[bytes, bytes]) -> Changes:
             nonlocal taken
-            pending = Pending(self._unwritten, given, gone or {}, are_latest)
-            changes, taken = pending.settled(content, self.environment, decode)
+            pending = Pending(self._unwritten, given, gone, are_latest)
+            changes, taken = pending.reconciled(entries, self._encoded, self._decoded)
             return changes
 
         with LOCK:
             is_left_alone = self._file.is_left_alone()
         with nullcontext() if is_left_alone else self._file.locked() as failure, LOCK:
-            if not is_left_alone and self._file.update(
-                lambda content: settled(content, self._decoded_if_whole), failure
-            ):
+            if not is_left_alone and self._file.update(changes_of, failure):
                 self._unwritten = {}
             else:
-                self._unwritten = settled(self._file.content, self._decoded)
+                self._unwritten = dict(changes_of(self._file.content.entries))
             self._parsed.clear()
-        with LOCK:
-            self._check()
         return taken
 
 
@@ -287,3 +268,14 @@ def _checked(decisions: Iterable[Decision]) -> list[Decision]:
         if not isinstance(one, Decision):
             raise TypeError(f"decisions must hold nothing but Decision, got {shown(one)}")
     return found
+
+
+def _has_answered(known: Decision, answer: Decision) -> bool:
+    """Whether ``answer`` is what ``known`` says under the same constraints; the one may list more
+    candidates than the other."""
+    found = known.restricted_to(answer.problem.deterministic, answer.workspace_limit)
+    return (
+        found is not None
+        and found.provenance == answer.provenance
+        and found.selection.winner.candidate.text == answer.selection.winner.candidate.text
+    )

@@ -57,7 +57,7 @@ def file_in(path: str | os.PathLike[str] | None, environment: Environment) -> Pa
 
 def _is_of(path: Path, environment: Environment) -> bool:
     try:
-        return file_format.environment_of(disk_file.read(path)[0]) == environment
+        return file_format.environment_of(disk_file.read(path) or b"") == environment
     except (OSError, ValueError):
         return False
 

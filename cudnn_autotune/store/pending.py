@@ -1,15 +1,24 @@
-"""What is to change in a store's file, reconciled with what the file holds by then."""
+"""A change to a store's file, reconciled with what the file holds by then."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from cudnn_autotune.store import entry
-from cudnn_autotune.store.content import Changes, Content
 from cudnn_autotune.store.decision import Decision
-from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.journal import Changes
 from cudnn_autotune.store.precedence import as_latest, prevailing
+
+
+class Taken(NamedTuple):
+    """How many decisions a change has brought in, or taken out."""
+
+    new: int = 0
+    replaced: int = 0
+    """Brought in, in the place of one of the same name."""
+    removed: int = 0
 
 
 @dataclass(frozen=True)
@@ -18,56 +27,56 @@ class Pending:
 
     unwritten: Changes
     given: Collection[Decision]
-    gone: Mapping[bytes, Decision] = field(default_factory=dict)
+    gone: Mapping[bytes, Decision]
     """Names of entries to drop: only where this decision stands there still."""
-    are_latest: bool = False
+    are_latest: bool
     """Whether ``given`` were measured after all that the file holds by then."""
 
-    def settled(
+    def reconciled(
         self,
-        content: Content,
-        environment: Environment,
-        decode: Callable[[bytes], Decision | None],
-    ) -> tuple[dict[bytes, bytes | None], int]:
-        """The changes to make in ``content``, and how many of ``given`` they bring in, and of
-        ``gone`` take out.
+        entries: Mapping[bytes, bytes],
+        encode: Callable[[Decision], bytes],
+        decode: Callable[[bytes | None], Decision | None],
+    ) -> tuple[Changes, Taken]:
+        """The changes to make in ``entries`` (name -> line), and what they come to.
 
         Args:
-            decode: an entry's decision; None where it is not to be served.
+            decode: a line's decision; None where it is not to be served.
         """
-        dropped = {name for name, line in self.unwritten.items() if line is None}
-        going = set()
-        for name, decision in self.gone.items():
-            line = self.unwritten[name] if name in self.unwritten else content.line(name)
-            if line is not None and decode(line) == decision:
-                going.add(name)
-        dropped |= going
-        changes: dict[bytes, bytes | None] = {
-            name: None for name in dropped if content.line(name) is not None
+        going = {
+            name
+            for name, decision in self.gone.items()
+            if decode(self.unwritten.get(name, entries.get(name))) == decision
         }
-        taken = len(going)
+        dropped = going | {name for name, line in self.unwritten.items() if line is None}
+        changes: dict[bytes, bytes | None] = {name: None for name in dropped if name in entries}
+        new = replaced = 0
         waiting = _by_key(
             one
             for name, line in self.unwritten.items()
-            if line is not None and name not in dropped and (one := decode(line)) is not None
+            if name not in dropped and (one := decode(line)) is not None
         )
         given = _by_key(self.given)
         for key in dict.fromkeys([*waiting, *given]):
-            lines = [content.line(name) for name in entry.names(key) if name not in dropped]
-            known = [d for line in lines if line is not None and (d := decode(line)) is not None]
+            lines = [entries.get(name) for name in entry.names(key) if name not in dropped]
+            known = [decision for line in lines if (decision := decode(line)) is not None]
             earlier = [*known, *waiting.get(key, ())]
-            new = given.get(key, [])
+            fresh = given.get(key, [])
             if self.are_latest:
-                new = [as_latest(decision, earlier) for decision in new]
-            kept = prevailing([*earlier, *new])
+                fresh = [as_latest(decision, earlier) for decision in fresh]
+            kept = prevailing([*earlier, *fresh])
             for decision in known:
                 if decision not in kept:
                     changes[entry.name_of(decision)] = None
+            names = {entry.name_of(decision) for decision in earlier}
             for decision in kept:
                 if decision not in known:
-                    changes[entry.name_of(decision)] = entry.encode(decision, environment)
-                    taken += any(decision is one for one in new)
-        return changes, taken
+                    name = entry.name_of(decision)
+                    changes[name] = encode(decision)
+                    if any(decision is one for one in fresh):
+                        new += name not in names
+                        replaced += name in names
+        return changes, Taken(new, replaced, len(going))
 
 
 def _by_key(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:

@@ -35,9 +35,7 @@ def restricted_to(
 
     def fits(candidate: Candidate) -> bool:
         is_small = workspace_limit is None or candidate.workspace_bytes <= workspace_limit
-        # cuBLAS promises the same bits only under conditions of its own.
-        varies = "NONDETERMINISTIC" in candidate.numerical_notes or candidate.text == MATMUL.text
-        return is_small and not (deterministic and varies)
+        return is_small and not (deterministic and varies(candidate))
 
     def may_serve(entry: Measurement) -> bool:
         if entry.candidate.text in rejected or not fits(entry.candidate):
@@ -71,6 +69,12 @@ def restricted_to(
         )
     others = [entry for entry in serving if entry is not first]
     return replace(selection, ranking=(first, *others), evidence=evidence)
+
+
+def varies(candidate: Candidate) -> bool:
+    """Whether its bits may differ from run to run."""
+    # cuBLAS promises the same bits only under conditions of its own.
+    return "NONDETERMINISTIC" in candidate.numerical_notes or candidate.text == MATMUL.text
 
 
 def _fastest(entries: Sequence[Measurement], evidence: Evidence) -> dict[Candidate, float]:

@@ -118,7 +118,7 @@ def test_a_new_file_takes_one_environment(tmp_path: Path) -> None:
         lambda data: data[: len(data) // 2],
         misspelt,
         lambda data: data.replace(b"wgrad x=", b"fprop x="),
-        lambda data: data.replace(b'"version": 1', b'"version": 2'),
+        lambda data: data.replace(b'"version": 2', b'"version": 3'),
         lambda data: data.replace(b"cudnn-autotune store", b"another store"),
         lambda data: b"",
         lambda data: b"\xff\xfe" + data,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decisions import resealed
 from stored import (
     H200,
     NEWER_CUDNN,
@@ -142,8 +143,9 @@ def test_what_cannot_be_read_is_said_and_the_rest_shown(file: Path) -> None:
 
 
 def test_an_entry_that_is_nested_deeply_is_damage_to_every_verb(file: Path, tmp_path: Path) -> None:
-    deep = b'"problem":' + b"[" * 900 + b"]" * 900 + b',"was":'
-    data = file.read_bytes().replace(b'"problem":', deep, 1)
+    head, first, *rest = file.read_bytes().split(b"\n")
+    deep = b'"decision":' + b"[" * 200_000 + b"]" * 200_000 + b',"was":'
+    data = b"\n".join([head, resealed(first.replace(b'"decision":', deep, 1)), *rest])
     file.write_bytes(data)
     out = tmp_path / "out"
     for arguments in (
@@ -170,7 +172,7 @@ def test_a_truncated_file(file: Path) -> None:
     (damage,) = done.stderr.splitlines()
     kept = int(damage.rpartition(" decision")[0].rpartition(" ")[2])
     assert 0 < kept < 6
-    assert damage.startswith(f"{file}: damaged (it is no whole JSON: ")
+    assert damage.startswith(f"{file}: damaged (its end is missing): ")
     assert f"{kept} of {kept} decision" in done.stdout
 
 
@@ -248,15 +250,18 @@ def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "\x1b" not in done.output
     assert "\u202e" not in done.output
-    tree = json.loads(file.read_bytes())
+    data = file.read_bytes()
+    head, body = data.split(b"\n", 1)
+    tree = json.loads(head)
     for name in ("\x1b[31mHOSTILE", "\ud800"):
-        file.write_text(json.dumps({**tree, "environment": {**tree["environment"], name: 1}}))
+        hostile_head = {**tree, "environment": {**tree["environment"], name: 1}}
+        file.write_bytes(json.dumps(hostile_head).encode() + b"\n" + body)
         for command in (("show",), ("env",)):
             done = run(*command, "--store", file)
             assert done.exit_code in (0, 2), done.exception
             assert "is not a known field" in done.output
             assert "\x1b" not in done.output
-    file.write_text(json.dumps(tree))
+    file.write_bytes(data)
     assert "[bold red]" in run("show", "--store", file).stdout
 
 
@@ -281,15 +286,15 @@ def test_paths_that_are_no_store(tmp_path: Path) -> None:
     assert "it is no file of 'cudnn-autotune store'" in refused("show", "--store", text)
     future = tmp_path / "future.json"
     sound = fill(tmp_path / "sound.json").read_bytes()
-    future.write_bytes(sound.replace(b'"version": 1', b'"version": 9'))
+    future.write_bytes(sound.replace(b'"version": 2', b'"version": 9'))
     assert "'--store'" in refused("show", "--store", future)
     assert "version 9" in refused("show", "--store", future)
     for data in (
-        sound.replace(b'"version": 1', b'"version": 2').replace(b'"gpu"', b'"new": 1, "gpu"'),
-        b'{"format": "cudnn-autotune store", "version": 2,\n# in a form yet unknown',
+        sound.replace(b'"version": 2', b'"version": 3').replace(b'"gpu"', b'"new": 1, "gpu"'),
+        b'{"format": "cudnn-autotune store", "version": 3,\n# in a form yet unknown',
     ):
         future.write_bytes(data)
-        assert "it is of version 2, this package reads 1" in refused("show", "--store", future)
+        assert "it is of version 3, this package reads 2" in refused("show", "--store", future)
 
 
 def test_a_path_in_the_users_home(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,9 +304,8 @@ def test_a_path_in_the_users_home(file: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_entry_without_a_name(file: Path) -> None:
-    lines = file.read_bytes().splitlines(keepends=True)
-    lines.insert(3, b'"": {},\n')
-    file.write_bytes(b"".join(lines))
+    line = resealed(b'{"crc32":"........","name":"","decision":{}}')
+    file.write_bytes(file.read_bytes() + line + b"\n")
     assert "of 7 decisions" in succeeded("show", "--store", file, "--op", "dgrad")
 
 

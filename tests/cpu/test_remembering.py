@@ -302,8 +302,9 @@ def test_another_process_knows_it(folder: Path) -> None:
 def test_what_is_on_disk_can_be_read_by_people(folder: Path) -> None:
     remembering.commit(choice())
     (file,) = folder.glob("*.json")
-    tree = json.loads(file.read_text())
-    assert tree["environment"] == Environment.of(None).to_json()
+    head, line = map(json.loads, file.read_text().splitlines())
+    assert head["environment"] == Environment.of(None).to_json()
+    assert line["name"].startswith("fprop x=")
     assert "eng1" in file.read_text()
 
 

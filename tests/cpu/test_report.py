@@ -11,7 +11,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from stored import H200, decisions, fill, layer, refused, run, simulation, slower, succeeded
+from stored import (
+    H200,
+    decisions,
+    fill,
+    layer,
+    recorded,
+    refused,
+    run,
+    simulation,
+    slower,
+    succeeded,
+)
 
 from cudnn_autotune.cli.report import page
 from cudnn_autotune.cli.report.against import against_pytorch, pytorchs_entry, total
@@ -135,7 +146,7 @@ def test_every_decision_is_told(parsed: Page) -> None:
 
 def test_rows_of_a_decision() -> None:
     """All that the page is to say of a decision: numbers as they are in it."""
-    decision = decisions()[1]  # resnet50, fprop
+    decision = recorded("h200_resnet50_fprop")
     parsed = Page(rendered([decision]))
     (chosen, tied), evidence = decision.selection.ranking[:2], decision.selection.evidence
     assert evidence.tied == (chosen.candidate.text, tied.candidate.text)
@@ -155,10 +166,15 @@ def test_rows_of_a_decision() -> None:
     rest = len(decision.selection.ranking) - MOST_CANDIDATES - 1  # and `aten`
     assert f"{rest} more candidates of " in parsed.text
     assert parsed.of("details")[0] == {"class": "decision", "open": None}
+    kept = decisions()[1]  # the same, as the store keeps it
+    assert kept.omitted == len(decision.selection.ranking) - len(kept.selection.ranking) > 0
+    parsed = Page(rendered([kept]))
+    assert f"The store counts {kept.omitted} others that were timed." in parsed.text
+    assert f"{len(kept.selection.ranking)} kept of {len(decision.selection.ranking)}" in parsed.text
 
 
 def test_marks_lie_where_their_times_are() -> None:
-    decision = decisions()[1]
+    decision = recorded("h200_resnet50_fprop")
     html = rendered([decision])
     places = [
         tuple(map(float, found))

@@ -192,11 +192,12 @@ def test_a_read_only_file_in_a_folder_with_permission(tmp_path: Path) -> None:
     assert store.path.stat().st_mode & 0o777 == 0o444
     # A damaged one is read as far as it goes.
     store.path.chmod(0o644)
-    store.path.write_bytes(data[:-3])
+    damaged = data + b"what is no entry\n"
+    store.path.write_bytes(damaged)
     store.path.chmod(0o444)
     with pytest.warns(UserWarning, match="damaged"):
         assert list(Store(tmp_path, H200)) == [decision(1)]
-    assert store.path.read_bytes() == data[:-3]
+    assert store.path.read_bytes() == damaged
     assert not list(tmp_path.glob("*.damaged-*"))
     store.path.chmod(0o644)
     store.path.write_bytes(data)

@@ -129,13 +129,5 @@ def _only(store_path: Path | None, files: Sequence[StoreFile]) -> Environment | 
 def take(store: Store, decisions: Iterable[Decision]) -> Taken:
     """Adds decisions to a store of their environment, and tells what became of them."""
     decisions = list(decisions)
-    before = {entry.name_of(decision): decision for decision in store}
-    store.add(decisions)
-    after = {entry.name_of(decision): decision for decision in store}
-    new = newer = 0
-    for decision in decisions:
-        name = entry.name_of(decision)
-        if after.get(name) == decision and before.get(name) != decision:
-            newer += name in before
-            new += name not in before
-    return Taken(new, newer, len(decisions) - new - newer)
+    taken = store.take(decisions)
+    return Taken(taken.new, taken.replaced, len(decisions) - taken.new - taken.replaced)

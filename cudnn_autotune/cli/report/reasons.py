@@ -60,7 +60,7 @@ def facts(decision: Decision) -> tuple[tuple[str, str], ...]:
     limit = decision.workspace_limit
     found = [
         ("sampling mode", decision.sampling),
-        ("candidates", f"{len(decision.selection.ranking)} kept"),
+        ("candidates", _candidates(decision)),
         ("launches timed", f"{decision.selection.total_samples:,}"),
         ("search took", f"{wording.duration(evidence.wall_ms)}, "
                         f"{wording.duration(evidence.gpu_ms)} of it on the GPU"),
@@ -78,6 +78,11 @@ def facts(decision: Decision) -> tuple[tuple[str, str], ...]:
         ("cudnn_autotune", provenance.cudnn_autotune),
     ]  # fmt: skip
     return tuple((name, text) for name, text in found if text)
+
+
+def _candidates(decision: Decision) -> str:
+    kept = len(decision.selection.ranking)
+    return f"{kept} kept" + (f" of {kept + decision.omitted}" if decision.omitted else "")
 
 
 def _clock(decision: Decision) -> str:

@@ -1,21 +1,25 @@
-"""A store's file as this process last saw it, and changes to it. Whatever is wrong with it is said
-once, and raises nothing."""
+"""A store's file as this process last saw it, and changes to it: lines that are appended, and a new
+file once most lines no longer count. Whatever is wrong with the file is said once, and raises
+nothing."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 
 from filelock import Timeout
 
-from cudnn_autotune.store import disk_file, file_format
-from cudnn_autotune.store.content import Changes, Content, State
-from cudnn_autotune.store.entry import NoEntryError
+from cudnn_autotune.store import disk_file, entry, file_format
 from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.file_format import Content, State
 from cudnn_autotune.store.notices import warn_once
+
+Changes = Mapping[bytes, bytes | None]
+"""Name of an entry -> its new line; None: it goes."""
 
 _log = logging.getLogger(__name__)
 
@@ -23,9 +27,11 @@ _log = logging.getLogger(__name__)
 _BLOCKED = (State.FOREIGN, State.NO_STORE, State.NEWER, State.UNREADABLE)
 _RETRY_TIMEOUT_S = 0.5
 _IN_MEMORY = "new decisions stay in the memory of this process"
+_FEW_LINES = 64
+"""So many lines that no longer count are worth no new file."""
 
 
-class SyncedFile:
+class Journal:
     """Not for several threads at once, but for :meth:`locked`.
 
     Args:
@@ -54,18 +60,16 @@ class SyncedFile:
             stamp = disk_file.stamp(self.path)
         except OSError:
             stamp = None  # reading it tells why
-        before = self.content
-        if stamp != self._stamp or before.state is State.UNREADABLE:
-            self._read()
-            if self.content.state is State.DAMAGED:
-                self._set_aside()
-            self._tell_blocked()
-        return self.content is not before
-
-    def check(self) -> None:
-        """Looks through every entry, one of them being no JSON; what is damaged is set aside."""
-        self.content = file_format.checked(self.content, self._environment)
-        self._set_aside(is_thorough=True)
+        if stamp == self._stamp and self.content.state is not State.UNREADABLE:
+            return False
+        self._read()
+        if self.content.state is State.DAMAGED and not self.is_left_alone():
+            # Where others hold the lock this is left to the next change: a lookup waits for nobody.
+            with _held(self.path, 0) as failure:
+                if not isinstance(failure, Timeout):
+                    self.update(lambda entries: {}, failure)
+        self._tell_blocked()
+        return True
 
     def is_left_alone(self) -> bool:
         """Whether nothing may be written, not even a lock beside it; then it says why."""
@@ -92,35 +96,25 @@ class SyncedFile:
             yield failure
 
     def update(
-        self,
-        changes_of: Callable[[Content], Changes],
-        failure: OSError | None,
-        *,
-        is_thorough: bool = False,
+        self, changes_of: Callable[[Mapping[bytes, bytes]], Changes], failure: OSError | None
     ) -> bool:
-        """Changes the file, under its lock; when this returns True, the changes are on the disk.
+        """Changes the file, under its lock; when this returns True, the changes are on the disk,
+        and what is damaged is set aside.
 
         Args:
-            changes_of: is called with what the file holds, while no other process can write. It
-                may raise NoEntryError; what is damaged is then set aside first.
+            changes_of: is called with the entries of the file while no other process can write.
             failure: why the lock could not be had.
-            is_thorough: whether every entry is looked at, for damage.
         """
         try:
             if failure is not None:
                 raise failure
             self._read()
-            if is_thorough:
-                self.content = file_format.checked(self.content, self._environment)
             if self.content.state in _BLOCKED:
                 self._tell_blocked()
                 return False
-            try:
-                changes = changes_of(self.content)
-            except NoEntryError:
-                self.content = file_format.checked(self.content, self._environment)
-                changes = changes_of(self.content)
-            self._write(changes)
+            changes = changes_of(self.content.entries)
+            if changes or self.content.state is State.DAMAGED:
+                self._write(changes)
         except OSError as error:
             self._has_failed = True
             if self.content.state is State.DAMAGED:
@@ -135,54 +129,77 @@ class SyncedFile:
         self._has_failed = False
         return True
 
-    def _set_aside(self, is_thorough: bool = False) -> None:
-        """Where the lock is held by others, what is damaged is left to the next change: a lookup
-        waits for nobody."""
-        if self.is_left_alone():
-            return
-        with _held(self.path, 0) as failure:
-            if not isinstance(failure, Timeout):
-                self.update(lambda content: {}, failure, is_thorough=is_thorough)
-
     def _read(self) -> None:
+        """Only what is new where the file is the one that is known, and has grown."""
         before = self.content
         try:
-            data, self._stamp = disk_file.read(self.path)
+            with disk_file.opened(self.path) as file:
+                if file is None:
+                    self.content, self._stamp = Content(State.ABSENT), None
+                    return
+                if file.stamp == self._stamp and before.state is not State.UNREADABLE:
+                    return
+                is_longer = _is_continued(before, file)
+                if not is_longer or before.extend(file.read(before.end), self._environment):
+                    self.content = file_format.decode(file.read(), self._environment)
+                self._stamp = file.stamp
         except OSError as error:
             # What was read before is still served.
             why = str(error)
             if (before.state, before.why) != (State.UNREADABLE, why):
                 self.content = replace(before, state=State.UNREADABLE, why=why)
             self._stamp = None
-            return
-        if self._stamp is None:
-            self.content = Content(State.ABSENT)
-        elif before.state is not State.SOUND or data != before.data:
-            self.content = file_format.decode(data, self._environment, before)
 
     def _write(self, changes: Changes) -> None:
         """To be called under the lock, on what was read under it."""
-        is_damaged = self.content.state is State.DAMAGED
-        if not changes and not is_damaged:
-            return
         if not self._has_written:
             disk_file.remove_partials(self.path)
             self._has_written = True
-        content = file_format.changed(self.content, changes, self._environment)
-        aside = disk_file.set_aside(self.path) if is_damaged else None
+        content = self.content
+        dead = content.lines + len(changes) - len(content.entries)
+        is_worn = dead > max(len(content.entries), _FEW_LINES)
+        if content.state is not State.SOUND or not content.head or is_worn:
+            self._write_anew(changes)
+            return
+        lines = [
+            entry.removal(name, self._environment) if line is None else line
+            for name, line in changes.items()
+        ]
+        data = b"".join(line + b"\n" for line in lines)
+        if content.is_tail_whole:
+            self._stamp = disk_file.append(self.path, b"\n" + data, content.end + len(content.tail))
+        else:
+            self._stamp = disk_file.append(self.path, data, content.end)
+        content.extend(
+            content.tail + b"\n" + data if content.is_tail_whole else data, self._environment
+        )
+
+    def _write_anew(self, changes: Changes) -> None:
+        content, environment = self.content, self._environment
+        merged = {**content.entries, **changes}
+        lines = []
+        for line in merged.values():
+            if line is not None:
+                with suppress(ValueError):  # of version 1, and never served
+                    lines.append(entry.of_this_version(line, environment))
+        gone = sum(line is None for line in merged.values())
+        if content.state is State.SOUND and len(lines) + gone < len(merged):
+            content.state, content.why = State.DAMAGED, "some of its entries are no decisions"
+        aside = disk_file.set_aside(self.path) if content.state is State.DAMAGED else None
+        before = self._stamp
+        data = file_format.encode(environment, lines, token_hex(4))
         try:
-            stamp = disk_file.replace(self.path, content.data)
+            self._stamp = disk_file.replace(self.path, data)
         except BaseException:
             # Unless the file has been replaced by then: it is the only one that is left.
             with suppress(OSError):
                 now = disk_file.stamp(self.path)
-                if aside and now and self._stamp and now.inode == self._stamp.inode:
+                if aside and now and before and now.inode == before.inode:
                     aside.unlink()
             raise
-        before = (self.content, self._stamp)
-        self.content, self._stamp = content, stamp
+        self.content = file_format.decode(data, environment)
         if aside is not None:
-            self._tell_damaged(f"set aside as {aside.name}", *before)
+            self._tell_damaged(f"set aside as {aside.name}", content, before)
 
     def _tell_damaged(self, done: str, content: Content, stamp: disk_file.Stamp | None) -> None:
         if content.state is State.DAMAGED:
@@ -190,7 +207,7 @@ class SyncedFile:
                 # Setting it aside has changed its ctime.
                 (self.path, "damaged", stamp and stamp[:3]),
                 f"{self.path} is damaged ({content.why}); {done}; decisions in it that are intact "
-                f"and served: {len(content.spans)}",
+                f"and served: {len(content.entries)}",
             )
 
     def _tell_blocked(self) -> None:
@@ -203,6 +220,17 @@ class SyncedFile:
             return
         done = "is not asked" if self._read_only else f"is left alone, {_IN_MEMORY}"
         warn_once((self.path, state), f"{self.path} {done}: {why}")
+
+
+def _is_continued(known: Content, file: disk_file.OpenFile) -> bool:
+    """Whether a file begins with what is known, whose header has an identity of its own."""
+    last = known.end - len(known.last)
+    return (
+        known.state is State.SOUND
+        and bool(known.head)
+        and file.read(0, len(known.head)) == known.head
+        and file.read(last, len(known.last)) == known.last
+    )
 
 
 @contextmanager

@@ -1,0 +1,256 @@
+"""A decision as a store's file keeps it: JSON of bounded size.
+
+Of the candidates that were timed, those are kept that a later question needs: the chosen one,
+PyTorch's own path and the plan that it runs, what determinism or any tighter workspace limit would
+choose, what was tied with the chosen one, and then the next in the ranking, as many as there is
+room for. The others are counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cudnn_autotune.core import json_dataclass
+from cudnn_autotune.core.json_node import MOST, shown
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
+from cudnn_autotune.store import rerank
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.provenance import Provenance
+
+COLUMNS = (
+    *("text", "workspace_bytes", "heuristic_mode", "rank", "numerical_notes", "behavior_notes"),
+    *(
+        "samples",
+        "time_ms",
+        "low_ms",
+        "high_ms",
+        "sustained_ms",
+        "eliminated",
+        "runs",
+        "engine",
+        "knobs",
+    ),
+)
+"""What a row of ``"ranking"`` holds. Those at its end that have their default are left out; the
+default of the engine and its knobs is what the text says."""
+_DEFAULTS: tuple[Any, ...] = (None, None, None, None, "", "", None, None)
+_OMITTED_BYTES = 24
+_EVIDENCE = {field.name: field.default for field in dataclasses.fields(Evidence)}
+_ENGINE = re.compile(r"eng(\d{1,18})(?::(\w+=-?\d{1,18}(?:,\w+=-?\d{1,18})*))?", re.ASCII)
+
+
+def encode(decision: Decision, most_bytes: int) -> str:
+    """ASCII, in one line. Longer than ``most_bytes`` only where the chosen candidate and the
+    evidence are. Encoding what :func:`decode` makes of it gives the same text."""
+    rows = [_dumped(_row(entry)) for entry in decision.selection.ranking]
+    text = _joined(decision, rows, range(len(rows)))
+    if len(text) <= most_bytes:
+        return text
+    room = most_bytes - (len(text) - sum(len(row) + 1 for row in rows)) - _OMITTED_BYTES
+    kept: set[int] = set()
+    places = {id(entry): place for place, entry in enumerate(decision.selection.ranking)}
+    for entry in _by_importance(decision):
+        place = places[id(entry)]
+        size = len(rows[place]) + 1
+        if place not in kept and (size <= room or not kept):
+            kept.add(place)
+            room -= size
+    return _joined(decision, rows, sorted(kept))
+
+
+def decode(tree: Any, problem: ConvProblem, sampling: str, benchmark_limit: int) -> Decision:
+    """The decision on a problem in the JSON that :func:`encode` writes; ValueError where it holds
+    none."""
+    try:
+        ranking = tuple(map(_timed, tree["ranking"]))
+        limit = tree.get("workspace_limit")
+        rejected = [
+            (_text(text), _number_or_null(e, "rejected")) for text, e in tree.get("rejected", ())
+        ]
+        return Decision(
+            problem=problem,
+            sampling=sampling,
+            benchmark_limit=benchmark_limit,
+            workspace_limit=None if limit is None else _count(limit, "workspace_limit"),
+            selection=Selection(
+                ranking, _count(tree["samples"], "samples"), _evidence(tree["evidence"], ranking)
+            ),
+            relative_error=_number_or_null(tree.get("relative_error"), "relative_error"),
+            rejected=tuple((text, math.inf if e is None else e) for text, e in rejected),
+            provenance=Provenance.from_json(tree["provenance"]),
+            omitted=_count(tree.get("omitted", 0), "omitted"),
+        )
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no decision: {error!r}") from error
+
+
+def _joined(decision: Decision, rows: Sequence[str], kept: Sequence[int]) -> str:
+    selection = decision.selection
+    ranking = [entry.candidate.text for entry in selection.ranking]
+    numbers = {ranking[place]: number for number, place in enumerate(kept)}
+    gone = set(ranking) - set(numbers)
+    tied = [numbers.get(text, text) for text in selection.evidence.tied if text not in gone]
+    tree = {
+        "workspace_limit": decision.workspace_limit,
+        "relative_error": _rounded(decision.relative_error),
+        "rejected": [[text, _rounded(error)] for text, error in decision.rejected] or None,
+        "samples": selection.total_samples,
+        "omitted": decision.omitted + len(rows) - len(kept) or None,
+        "evidence": {**json_dataclass.encode(selection.evidence), "tied": tied},
+        "provenance": decision.provenance.to_json(),
+    }
+    lean = {name: value for name, value in tree.items() if value is not None}
+    return f'{_dumped(lean)[:-1]},"ranking":[{",".join(rows[place] for place in kept)}]}}'
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def _by_importance(decision: Decision) -> Iterator[Measurement]:
+    """The entries of the ranking, what a later question needs most first; some repeatedly."""
+    selection, chosen = decision.selection, decision.chosen
+    by_text = {entry.candidate.text: entry for entry in selection.ranking}
+    if chosen is not None:
+        yield chosen
+    own = by_text.get(ATEN.text)
+    if own is not None:
+        yield own
+        if own.runs in by_text:
+            yield by_text[own.runs]
+    tied = list(selection.evidence.tied)
+    for limit, deterministic in _tighter(selection, chosen):
+        wrong = dict(decision.rejected)
+        assert chosen is not None
+        found = rerank.restricted_to(selection, chosen, wrong, deterministic, limit)
+        if found is not None:
+            yield by_text[found.winner.candidate.text]
+            tied += found.evidence.tied
+    yield from (by_text[text] for text in tied if text in by_text)
+    yield from selection.ranking
+
+
+def _tighter(selection: Selection, chosen: Measurement | None) -> Iterator[tuple[int, bool]]:
+    """Workspace limits, loosest first, and determinism, under which another one than the chosen one
+    may be chosen."""
+    if chosen is None:
+        return
+    sizes = {entry.candidate.workspace_bytes for entry in selection.ranking}
+    most = math.inf if chosen.runs else chosen.candidate.workspace_bytes
+    for deterministic in (False, True):
+        if deterministic and rerank.varies(chosen.candidate):
+            most = math.inf
+        yield from ((size, deterministic) for size in sorted(sizes, reverse=True) if size < most)
+
+
+def _row(entry: Measurement) -> list[Any]:
+    candidate = entry.candidate
+    times = (entry.time_ms, entry.low_ms, entry.high_ms, entry.sustained_ms)
+    row = [
+        *(candidate.text, candidate.workspace_bytes, candidate.heuristic_mode, candidate.rank),
+        *(candidate.numerical_notes, candidate.behavior_notes, entry.samples),
+        *map(_rounded, times),
+        *(entry.eliminated, entry.runs),
+    ]
+    if _parsed(candidate.text) != (candidate.engine, candidate.knobs):
+        return [*row, candidate.engine, dict(candidate.knobs)]
+    while row[-1] in (None, ""):
+        row.pop()
+    return row
+
+
+def _evidence(tree: dict[str, Any], ranking: Sequence[Measurement]) -> Evidence:
+    fields = dict(tree)
+    tied = [ranking[one].candidate.text if type(one) is int else one for one in fields.pop("tied")]
+    evidence = Evidence(
+        tied=tuple(map(_text, tied)),
+        **{name: _of_the_type(name, value) for name, value in fields.items()},
+    )
+    if evidence.burst_weight > 1 or evidence.sustained_reach < 1:
+        raise ValueError("burst_weight must be at most 1, and sustained_reach at least 1")
+    return evidence
+
+
+def _of_the_type(name: str, value: Any) -> Any:
+    """A value for a field of ``Evidence``, by the type of its default."""
+    default = _EVIDENCE[name]
+    if type(default) is str:
+        return _text(value)
+    if type(default) is tuple:
+        return tuple(map(_text, value))
+    if type(default) is int:
+        return _count(value, name)
+    number = _number_or_null(value, name)
+    if number is None and default is not None:
+        raise ValueError(f"{name} must be a number")
+    return number
+
+
+def _timed(row: Sequence[Any]) -> Measurement:
+    missing = len(COLUMNS) - len(row)
+    full = (*row, *_DEFAULTS[len(_DEFAULTS) - missing :]) if missing > 0 else row
+    text, workspace_bytes, mode, rank, numerical, behavior, samples, *times = full[:11]
+    eliminated, runs, engine, knobs = full[11:]
+    if knobs is None:
+        engine, knobs = _parsed(_text(text))
+    candidate = Candidate(
+        engine=None if engine is None else _count(engine, "engine"),
+        knobs={_text(name): _count(value, "knobs", -(2**63)) for name, value in knobs.items()},
+        workspace_bytes=_count(workspace_bytes, "workspace_bytes"),
+        numerical_notes=tuple(map(_text, numerical)),
+        behavior_notes=tuple(map(_text, behavior)),
+        text=_text(text),
+        heuristic_mode=_text(mode),
+        rank=_count(rank, "rank"),
+    )
+    time_ms, low_ms, high_ms, sustained_ms = map(_number_or_null, times, COLUMNS[7:])
+    return Measurement(
+        candidate,
+        time_ms,
+        _count(samples, "samples"),
+        low_ms,
+        high_ms,
+        sustained_ms,
+        _text(eliminated),
+        _text(runs),
+    )
+
+
+def _parsed(text: str) -> tuple[int | None, dict[str, int]]:
+    """Engine and knobs, as a text names them."""
+    match = _ENGINE.fullmatch(text)
+    if match is None:
+        return None, {}
+    knobs = (knob.split("=") for knob in match[2].split(",")) if match[2] else ()
+    return int(match[1]), {name: int(value) for name, value in knobs}
+
+
+def _text(value: Any) -> str:
+    if type(value) is str:
+        return value
+    raise ValueError(f"must be a text, got {shown(value)}")
+
+
+def _count(value: Any, name: str, least: int = 0) -> int:
+    if type(value) is int and least <= value < 2**63:
+        return value
+    raise ValueError(f"{name} must be a whole number from {least} to 2**63 - 1, got {shown(value)}")
+
+
+def _number_or_null(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    if type(value) in (int, float) and 0 <= value <= MOST:
+        return float(value)
+    raise ValueError(f"{name} must be a number from 0 to {MOST:g}, got {shown(value)}")
