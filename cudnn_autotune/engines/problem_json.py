@@ -128,7 +128,7 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
             deterministic=deterministic,
             allow_tf32=not flags[0],
             allow_reduced_precision=not flags[1],
-            alignment=_ints(alignment) if alignment else _FULL_ALIGNMENT,
+            alignment=_ints(alignment) if alignment else _FULL_ALIGNMENT,  # type: ignore[arg-type]
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{shown(text)} is no problem's text") from error
