@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""What a store on disk costs the host: opening it, lookups, puts; and writers at the same time.
+"""What a store on disk costs the host: its size, opening it and one lookup, an addition, an import.
 
-stores     stores of 1,000 to 100,000 decisions: opened (their lines are indexed), asked for 200
-           decisions that are there, again, and for 200 that are not; then some are put in
-writers    processes that each add 200 decisions to one store, one by one: how long, and whether
-           any is lost
+stores     stores of 1,000 and 10,000 decisions: opened by a process, which looks one of them up;
+           decisions are added one by one; `cudnn-autotune import` takes all into an empty store
+writers    processes that each add 50 decisions to the largest of them, one by one, at the same
+           time: how long each addition takes, and whether any is lost
 
 Files lie in a temporary folder (`TMPDIR`). No GPU is used; its readings are in the record as in
 every other.
@@ -14,7 +14,7 @@ every other.
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
 import tempfile
 import time
@@ -26,34 +26,19 @@ from common import arguments, ending
 DRY = {"entries": "20,200", "writers": "1,2", "decisions": 5, "repeat": 2}
 
 
-def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__)
-    p.add_argument("--entries", default="1000,10000,100000", help="decisions in a store")
-    p.add_argument("--candidates", type=int, default=12, help="of each decision")
-    p.add_argument("--repeat", type=int, default=5, help="openings and puts of each store")
-    p.add_argument("--writers", default="1,2,8", help="processes at the same time")
-    p.add_argument("--decisions", type=int, default=200, help="of each writer")
-    p.add_argument("--time-limit", type=float, default=300, help="seconds for all")
-    return p
-
-
-def counts(option: str, text: str) -> list[int]:
-    values = [int(part) if part.strip().isdecimal() else 0 for part in str(text).split(",")]
-    if min(values) < 1:
-        sys.exit(f"{option} must be whole numbers of 1 or more, got {text!r}")
-    return values
-
-
 def main() -> int:
-    p = parser()
+    p = arguments.parser(__doc__)
+    p.add_argument("--entries", type=arguments.counts, default="1000,10000", help="decisions")
+    p.add_argument("--candidates", type=int, default=40, help="timed for each decision")
+    p.add_argument("--repeat", type=int, default=20, help="openings and additions of each store")
+    p.add_argument("--writers", type=arguments.counts, default="1,8", help="processes at a time")
+    p.add_argument("--decisions", type=int, default=50, help="of each writer")
+    p.add_argument("--time-limit", type=float, default=300, help="seconds for all")
     options = p.parse_args()
     if options.device == "cpu":
         p.set_defaults(**DRY)
         options = p.parse_args()
-    entries = counts("--entries", options.entries)
-    processes = counts("--writers", options.writers)
-    for name in ("candidates", "repeat", "decisions"):
-        counts(f"--{name}", getattr(options, name))
+    arguments.check_least(options, candidates=1, repeat=1, decisions=1)
 
     from common.record import Record
     from common.telemetry import Telemetry
@@ -62,31 +47,27 @@ def main() -> int:
 
     begin = time.monotonic()
     record = Record("store", options.json, device=options.device, arguments=vars(options))
-    results = record.results
-    failures: list[str] = results.setdefault("failures", [])
-    todo = [("stores", count) for count in entries] + [("writers", count) for count in processes]
+    failures: list[str] = record.results.setdefault("failures", [])
+    todo = [(part, n) for part in ("entries", "writers") for n in getattr(options, part)]
     with tempfile.TemporaryDirectory() as folder, Telemetry(period_s=0.1) as telemetry:
-        for index, (part, count) in enumerate(todo):
+        path = Path(folder, "store.json")
+        for part, count in todo:
             left = options.time_limit - (time.monotonic() - begin)
             if left <= 0:
-                rest = ", ".join(f"{count} {part}" for part, count in todo[index:])
-                failures.append(f"time limit: not run: {rest}")
-                break
-            sizes = Path(folder), count
+                failures.append(f"time limit: not run: {count} {part}")
+                continue
             try:
                 found: dict[str, Any] = (
-                    measure.sizes(*sizes, options.candidates, options.repeat)
-                    if part == "stores"
-                    else measure.writers(*sizes, options.decisions, options.candidates, left)
+                    measure.store(path, count, options.candidates, options.repeat)
+                    if part == "entries"
+                    else measure.writers(path, count, options.decisions, options.candidates, left)
                 )
             except RuntimeError as error:
-                print(error, file=sys.stderr)
                 failures.append(str(error))
                 continue
-            results.setdefault(part, []).append(found)
+            found["load"] = os.getloadavg()[0]
+            record.results.setdefault(part, []).append(found)
             record.save(telemetry=telemetry.summary())
-            took = time.monotonic() - begin
-            print(f"{part} of {count}: {took:.0f} s", file=sys.stderr, flush=True)
     record.save(complete=not failures, telemetry=telemetry.summary())
     ending.show(record.data, tables, plot, options.plot)
     return 1 if failures else 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import random
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from multiprocessing.synchronize import Barrier
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ import torch
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store import Decision, Environment, Provenance, Store, entry, layout
+from cudnn_autotune.store import Decision, Environment, Provenance, Store, entry, file_format
+from cudnn_autotune.store.decision import key_of
 
 ENVIRONMENT = Environment("NVIDIA H200", 132, "9.0", "", "9.19.0", "1.28.0")
-_PLACE = 987654321  # no other number of a decision looks like it
-_START_S = 60.0  # for imports, on a machine that is busy
 
 
 def problem(number: int) -> ConvProblem:
@@ -43,7 +42,8 @@ def decision(number: int, candidates: int) -> Decision:
         knobs = {"KERNEL_CFG": rank, "SPLIT_K": 1, "TILE_CGA_M": 2, "WORKSPACE": 0}
         text = "eng66:" + ",".join(f"{name}={value}" for name, value in knobs.items())
         notes = (("TENSOR_CORE",), ("RUNTIME_COMPILATION",))
-        candidate = Candidate(66, knobs, 1 << rank, *notes, text, "A", rank)
+        workspace = 1 << (4 * rank % 28)
+        candidate = Candidate(66, knobs, workspace, *notes, text, "A", rank)
         ms = (1 + rank / 10) * rng.uniform(0.99, 1.01)
         ranking.append(Measurement(candidate, ms, 40, ms * 0.99, ms * 1.01))
     evidence = Evidence(
@@ -60,42 +60,30 @@ def decision(number: int, candidates: int) -> Decision:
     return Decision(problem(number), "auto", 0, None, selection, 2e-4, (), provenance)
 
 
-def filled(path: Path, entries: int, candidates: int) -> int:
-    """Writes a store's file; returns its bytes."""
-    template = entry.encode(decision(_PLACE, candidates), ENVIRONMENT)
-    place = str(_PLACE).encode()
-    lines = (template.replace(place, str(n + 1).encode()) for n in range(entries))
-    data = layout.encode(ENVIRONMENT, lines)
-    path.write_bytes(data)
-    return len(data)
+def store(path: Path, entries: int, candidates: int, repeat: int) -> dict[str, Any]:
+    """Fills the file at ``path``; times in milliseconds."""
+    line = entry.encode(decision(1, candidates), ENVIRONMENT)
+    value = line.partition(b',"decision":')[2][:-1]
+    names = (entry.names(key_of(problem(number + 1)))[0] for number in range(entries))
+    lines = [entry.sealed(name, value, ENVIRONMENT) for name in names]
+    path.write_bytes(file_format.encode(ENVIRONMENT, lines))
+    size = path.stat().st_size
 
+    def open_and_find() -> None:
+        assert Store(path, ENVIRONMENT).find(problem(entries // 2)) is not None
 
-def sizes(folder: Path, entries: int, candidates: int, repeat: int) -> dict[str, Any]:
-    """Times of one store; in milliseconds, those of lookups in microseconds."""
-    path = folder / f"{entries}.json"
-    size = filled(path, entries, candidates)
-    open_ms = [_ms(lambda: Store(path, ENVIRONMENT)) for _ in range(repeat)]
-    store = Store(path, ENVIRONMENT)
-    assert len(store) == entries
-    numbers = random.Random(0).sample(range(1, entries + 1), min(entries, 200))
-    problems = [problem(number) for number in numbers]
-    unknown = [problem(entries + 1 + number) for number in range(len(problems))]
-    first_us = [1e3 * _ms(lambda p=p: store.find(p)) for p in problems]
-    again_us = [1e3 * _ms(lambda p=p: store.find(p)) for p in problems]
-    miss_us = [1e3 * _ms(lambda p=p: store.find(p)) for p in unknown]
+    open_ms = [_ms(open_and_find) for _ in range(repeat)]
+    own = Store(path, ENVIRONMENT)
     new = [decision(entries + 1 + number, candidates) for number in range(repeat)]
-    put_ms = [_ms(lambda d=d: store.add([d])) for d in new]
-    assert len(Store(path, ENVIRONMENT)) == entries + repeat
-    path.unlink()
-    return {
-        "entries": entries,
-        "bytes": size,
-        "open_ms": open_ms,
-        "first_us": first_us,
-        "again_us": again_us,
-        "miss_us": miss_us,
-        "put_ms": put_ms,
-    }
+    add_ms = [_ms(lambda d=d: own.add([d])) for d in new]
+    target = path.parent / "imported.json"
+    command = [sys.executable, "-m", "cudnn_autotune", "import", path, "--store", target]
+    import_ms = _ms(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
+    if len(Store(target, ENVIRONMENT)) != entries + repeat:
+        raise RuntimeError(f"{entries} entries: not all of them were imported")
+    target.unlink()
+    times = {"open_ms": open_ms, "add_ms": add_ms, "import_ms": [import_ms]}
+    return {"entries": entries, "bytes": size, **times}
 
 
 def _ms(call: Callable[[], object]) -> float:
@@ -105,62 +93,52 @@ def _ms(call: Callable[[], object]) -> float:
 
 
 def writers(
-    folder: Path, processes: int, decisions: int, candidates: int, limit_s: float
+    path: Path, processes: int, decisions: int, candidates: int, limit_s: float
 ) -> dict[str, Any]:
-    """Processes that add decisions to one store, one by one.
+    """Processes that add decisions to the file at ``path``, one by one.
 
     Raises:
         RuntimeError: one failed, or they took longer than ``limit_s``; none is left running.
     """
-    path = folder / f"{processes}_writers.json"
     # Not "fork": this process has a thread that reads the GPU. The server imports torch for all.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch"])
-    start = context.Barrier(processes + 1)
+    before = len(Store(path, ENVIRONMENT))
+    pipes = [context.Pipe() for _ in range(processes)]
+    first = 10**8 + processes * 10**6
     workers = [
-        context.Process(target=_write, args=(path, start, index, decisions, candidates))
-        for index in range(processes)
+        context.Process(target=_write, args=(path, pipe, first + 10**4 * i, decisions, candidates))
+        for i, (_, pipe) in enumerate(pipes)
     ]
+    end = time.monotonic() + limit_s
+    add_ms: list[float] = []
     try:
         for worker in workers:
             worker.start()
-        start.wait(_START_S)
-        begin = time.perf_counter()
-        for worker in workers:
-            worker.join(max(0.0, begin + limit_s - time.perf_counter()))
-        seconds = time.perf_counter() - begin
-    except threading.BrokenBarrierError:
-        raise RuntimeError(f"{processes} writers: not all of them started") from None
+        for _, pipe in pipes:
+            pipe.close()  # the worker has it: where the worker ends, so does the pipe
+        for told in ("was ready", "has added"):
+            for own, _ in pipes:
+                if not own.poll(max(0.0, end - time.monotonic())):
+                    raise RuntimeError(f"{processes} writers: one of them never {told}")
+                add_ms += own.recv()
+            for own, _ in pipes:
+                own.send("go")
+    except EOFError as error:
+        raise RuntimeError(f"{processes} writers: one of them failed") from error
     finally:
         for worker in workers:
             if worker.pid is not None:
                 worker.kill()
                 worker.join()
-    if any(codes := [worker.exitcode for worker in workers]):
-        raise RuntimeError(f"{processes} writers ended with {codes} after {seconds:.0f} s")
-    found = len(Store(path, ENVIRONMENT))
-    size = path.stat().st_size
-    path.unlink()
-    return {
-        "processes": processes,
-        "decisions": decisions,
-        "seconds": seconds,
-        "bytes": size,
-        "lost": processes * decisions - found,
-    }
+    lost = before + processes * decisions - len(Store(path, ENVIRONMENT))
+    return {"processes": processes, "decisions": decisions, "add_ms": add_ms, "lost": lost}
 
 
-def _write(path: Path, start: Barrier, index: int, decisions: int, candidates: int) -> None:
-    try:
-        store = Store(path, ENVIRONMENT)
-        template = decision(1, candidates)
-        own = [
-            dataclasses.replace(template, problem=problem(1 + index * decisions + number))
-            for number in range(decisions)
-        ]
-    except BaseException:
-        start.abort()  # nobody waits for one that does not come
-        raise
-    start.wait(_START_S)
-    for one in own:
-        store.add([one])
+def _write(path: Path, pipe: Connection, first: int, decisions: int, candidates: int) -> None:
+    own = Store(path, ENVIRONMENT)
+    new = [decision(first + number, candidates) for number in range(decisions)]
+    pipe.send([])
+    pipe.recv()
+    pipe.send([_ms(lambda d=d: own.add([d])) for d in new])
+    pipe.recv()

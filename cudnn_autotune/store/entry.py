@@ -72,15 +72,16 @@ def encode(decision: Decision, environment: Environment) -> bytes:
         return decision.__dict__[_READ][1]
     name = name_of(decision)
     room = MOST_BYTES - _NAMED - len(name) - len(_DECISION) - len("}\n")
-    return _sealed(name, compact.encode(decision, room).encode(), environment)
+    return sealed(name, compact.encode(decision, room).encode(), environment)
 
 
 def removal(name: bytes, environment: Environment) -> bytes:
     """The line which says that there is no decision of this name any more."""
-    return _sealed(name, b"null", environment)
+    return sealed(name, b"null", environment)
 
 
-def _sealed(name: bytes, value: bytes, environment: Environment) -> bytes:
+def sealed(name: bytes, value: bytes, environment: Environment) -> bytes:
+    """A line, with its checksum, of a name and a decision's JSON."""
     rest = b"%s%s%s%s}" % (_NAME, name, _DECISION, value)
     return b"%s%08x%s" % (_BEGIN, zlib.crc32(rest, seed(environment)), rest)
 

@@ -21,12 +21,14 @@ def test_dry_run(dry_run: Path) -> None:
     assert data["complete"] is True
     results = data["results"]
     assert results["failures"] == []
-    assert [store["entries"] for store in results["stores"]] == [20, 200]
-    for store in results["stores"]:
-        for column in ("open_ms", "first_us", "again_us", "miss_us", "put_ms"):
+    assert [store["entries"] for store in results["entries"]] == [20, 200]
+    for store in results["entries"]:
+        assert 0 < store["bytes"] / store["entries"] < 2000
+        for column in ("open_ms", "add_ms", "import_ms"):
             assert store[column]
             assert min(store[column]) > 0
     assert [(w["processes"], w["lost"]) for w in results["writers"]] == [(1, 0), (2, 0)]
+    assert [len(w["add_ms"]) for w in results["writers"]] == [5, 10]
     assert (dry_run / "store.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -41,26 +43,24 @@ def test_a_time_limit_is_told(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     data = record(tmp_path, "store")
     assert data["complete"] is False
-    told = "time limit: not run: 20 stores, 200 stores, 1 writers, 2 writers"
-    assert data["results"] == {"failures": [told]}
+    todo = ("20 entries", "200 entries", "1 writers", "2 writers")
+    assert data["results"] == {"failures": [f"time limit: not run: {part}" for part in todo]}
     assert "time limit: not run" in " ".join(done.stdout.split())
 
 
-def test_a_writer_that_fails_before_it_starts_ends_the_others(
-    modules: None, tmp_path: Path
-) -> None:
+def test_a_writer_that_fails_ends_the_others(modules: None, tmp_path: Path) -> None:
     """Instead of being waited for. A decision without candidates is none."""
     from store_files.measure import writers
 
-    with pytest.raises(RuntimeError, match="2 writers: not all of them started"):
-        writers(tmp_path, 2, 1, candidates=0, limit_s=60)
+    with pytest.raises(RuntimeError, match="2 writers: one of them failed"):
+        writers(tmp_path / "store.json", 2, 1, candidates=0, limit_s=60)
 
 
 def test_writers_past_their_limit_are_ended(modules: None, tmp_path: Path) -> None:
     from store_files.measure import writers
 
-    with pytest.raises(RuntimeError, match=r"2 writers ended with \[-9, -9\]"):
-        writers(tmp_path, 2, 20_000, candidates=1, limit_s=0.2)
+    with pytest.raises(RuntimeError, match="2 writers: one of them never"):
+        writers(tmp_path / "store.json", 2, 20_000, candidates=1, limit_s=0.2)
 
 
 def test_bad_options_are_named() -> None:
