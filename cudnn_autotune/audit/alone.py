@@ -13,21 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from cudnn_autotune.audit.judging import CACHES, JudgedTurns
 from cudnn_autotune.audit.model import Truth
 from cudnn_autotune.audit.pairing import of_blocks
+from cudnn_autotune.audit.run_criterion import STRETCH, RunCriterion
 from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power, steady_time
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 _BATCH_MS = 10.0
-_STRETCH = 5
-"""Batches of each cache state between two looks at whether the time is steady."""
-_STEADY = 0.015
-"""Below what a power controller's hunting makes of it: an H200's blocks differ by 2 %, however long
-they are. So there are more of them rather than longer ones."""
 _NEAR = 1.04
 """Who is further from the fastest after a first pass is not measured again."""
 
@@ -104,33 +98,22 @@ class Alone:
         return probe.time_ms > (1 + drop) * burst.times_ms[burst.best]
 
     def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
-        """Runs a candidate alone until its time is steady; None where it fails."""
+        """Runs a candidate alone until its time is steady; returns None if it fails."""
         calls = self.turns.calls(candidate, _BATCH_MS)
-        times: dict[Cache, list[float]] = {cache: [] for cache in CACHES}
+        criterion = RunCriterion(calls, least_ms, most_ms)
         ran: list[tuple[Cache, Sample]] = []
-        spent_ms = 0.0
         round_ms = len(CACHES) * calls * self.turns.rough_ms[candidate.text]
-        while spent_ms < most_ms and not (
-            spent_ms >= least_ms and all(_is_steady(times[cache]) for cache in CACHES)
-        ):
-            # What is wanted in one go: a reading counts only where its moment lies within a run.
-            stretch = max(_STRETCH, math.ceil((least_ms - spent_ms) / round_ms))
+        while not criterion.is_finished():
+            # One call runs all that is wanted: a power reading counts only if it lies within one.
+            stretch = max(STRETCH, math.ceil((least_ms - criterion.spent_ms) / round_ms))
             batches = [Batch(candidate, calls, cache) for cache in CACHES] * stretch
-            for batch, sample in zip(batches, self.turns.timer.run(batches), strict=True):
+            samples = self.turns.timer.run(batches)
+            for sample in samples:
                 if not math.isfinite(sample.time_ms):
                     self.turns.failed[candidate.text] = sample.error or "fails to run"
                     return None
-                ran.append((batch.cache, sample))
-                times[batch.cache].append(sample.time_ms)
-                spent_ms += sample.time_ms * calls
-            round_ms = spent_ms * len(CACHES) / len(ran)
+            new = [(batch.cache, s) for batch, s in zip(batches, samples, strict=True)]
+            ran += new
+            criterion.add_measurement(new)
+            round_ms = criterion.spent_ms * len(CACHES) / len(ran)
         return steady_time(ran)
-
-
-def _is_steady(times: Sequence[float]) -> bool:
-    """Whether the last third of a block agrees with the third before it."""
-    third = len(times) // 3
-    if third < _STRETCH:
-        return False
-    last, before = times[-third:], times[-2 * third : -third]
-    return bool(abs(np.median(last) / np.median(before) - 1) < _STEADY)

@@ -11,7 +11,7 @@ def pick_of(selection: Selection | None, tuning_ms: float) -> Pick:
     if selection is None:
         return Pick(tuning_ms=tuning_ms, error="no candidate runs")
     winner, evidence = selection.winner, selection.evidence
-    # A leader that was probed alone, without rivals, was still chosen by the race.
+    # A leader that was probed alone, without contenders, was still chosen by the race.
     alone = sum(timed.sustained_ms is not None for timed in selection.ranking)
     return Pick(
         text=winner.candidate.text,

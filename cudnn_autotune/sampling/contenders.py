@@ -45,7 +45,7 @@ def could_win(
         behind = (found.ms(candidate) or math.inf) / leader_ms
         if behind >= rules.reach:
             continue
-        # Who gains less than what counts as a tie need not run.
+        # A candidate that gains less than what counts as a tie need not run.
         least_ms *= (1 - _RACE_ERROR) * max(1.0, behind) ** rules.burst_weight
         if least_ms >= steady_ms * (1 - TIE_WIDTH):
             continue

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FinalRules:
-    """Who takes part in the steady-state final, for how long, and what its times count for."""
+    """Which candidates run in the steady-state final, for how long, and what their times count."""
 
     reach: float = 1.1
     """Contenders whose time in the race is within this factor of the leader's take part."""

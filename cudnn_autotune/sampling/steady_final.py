@@ -1,4 +1,4 @@
-"""The steady-state final: who runs alone after a race, how often, and who wins in the long run.
+"""The steady-state final: sustained runs after a race, and which candidate wins in the long run.
 
 More runs tell more than longer ones (see ``sustained_run``): times are averaged, and what is near
 the best is measured again, in mirrored order. Even so a percent cannot be told apart; there the
@@ -22,10 +22,10 @@ from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_m
 # Chunks of 40 ms in a first run: in nine of ten runs of 160 ms an H200's power is read.
 _FIRST_CHUNKS = 4
 # A first run flatters the leader, whose clock still falls, by so much against contenders, whose
-# clocks still rise: only who is further behind is out after it.
+# clocks still rise: only a candidate that is further behind is out after it.
 _FIRST_RUN_BIAS = 0.02
 # On a board that settles slowly a first run says little, because the one before it may still count.
-# Only who is so far behind is out after it.
+# Only a candidate that is so far behind is out after it.
 _SLOW_BOARD_MARGIN = 0.2
 # Standard deviation of runs on a board whose clock is not held back: pairs of long runs have
 # standard errors of 0.02 to 0.3 % (31 layers on an H200, benchmarks/audit_layers.py).
@@ -70,7 +70,8 @@ class SteadyFinal:
     def run(self) -> SteadyTimes:
         """Runs all contenders once, then those near the best again until one leads or time is up.
 
-        Who fails is out, and the next one takes its place. Where all fail there are no finalists.
+        A candidate that fails is out, and the next one takes its place. Where all fail there are no
+        finalists.
         """
         times, leader = self._times, self._leader
         self._keep(self._probe)
@@ -88,7 +89,7 @@ class SteadyFinal:
             margin = max(margin, _SLOW_BOARD_MARGIN)
 
         def finalists() -> list[Candidate]:
-            """Nobody takes the place of the race's leader on the word of one run."""
+            """Returns the best contenders, and the leader, which no single run replaces."""
             left = [c for c in order if c in times.logs]
             best = [c for c in left if low[c] - high[left[0]] <= margin]
             return [*best[: self._rules.most_again], *(c for c in [leader] if c in times.logs)]

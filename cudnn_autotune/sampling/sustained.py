@@ -1,6 +1,6 @@
 """``sustained``: a race, then each candidate that could still win alone at its steady clock.
 
-Where the board does not throttle, the race decides. ``sustained_run`` says why turns cannot tell.
+Where the board does not throttle, the race decides. ``sustained_run`` says why turns cannot.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """Corrects the time of a call to the board's power limit, by readings of the power.
 
 A board that is held at its limit is mostly not quite there. An H200's controller moves the clock,
-leaves it for a tenth of a second or more, and moves it again: blocks of 0.16 s of one engine run at
-clocks, and take times, that differ by some 2 %. The power says by how much such a block was off.
+leaves it for a tenth of a second or more, and moves it again, so that sustained runs of 0.16 s of
+one engine differ by some 2 % in their clocks and times. The power says how far off such a run was.
 With ``P ~ f ** EXPONENT`` and ``t ~ f ** -s``, a call that took ``t`` at ``P`` takes
 ``t * (P / P_limit) ** (s / EXPONENT)`` in the long run, when ``P`` is the limit. ``s`` is 1 for an
-engine that waits for nothing but itself, 0 for one that waits for memory, and seen in how the times
-of a block's batches go with their clocks. By that, blocks of one engine differ by half a percent
-(``docs/findings/power-limit.md``, which is where the constants are from).
+engine that waits for nothing but itself and 0 for one that waits for memory. It is estimated from
+how the times of a run's batches go with their clocks. Corrected in this way, runs of one engine
+differ by half a percent. The constants are from docs/findings/power-limit.md.
 
-One block in twelve is nowhere near the limit: after too much power the controller takes the clock
-down by up to a fifth, and slowly back. Such a block takes up to a fifth more time than in the long
+One run in twelve is nowhere near the limit: after too much power the controller takes the clock
+down by up to a fifth, and slowly back. Such a run takes up to a fifth more time than in the long
 run; by its power that is known to 1 or 2 %.
 
 Readings are of instant power (NVML_FI_DEV_POWER_INSTANT). On an H200 each is a mean over some 25 ms
-that ended some 10 ms before the reading shows; a new one comes every 100 ms (compare Yang et al.,
+that ended some 10 ms before the reading appears. A new one comes every 100 ms (see Yang et al.,
 "Part-time Power Measurements", arXiv:2312.02741).
 """
 
@@ -41,7 +41,8 @@ FAR = 0.25
 # Boards hold themselves a percent below their limit.
 _HELD = 0.99
 _LONGEST_S = 2 * WINDOW_S
-# That a candidate is bound by the clock counts as four batches whose clocks differ by a percent.
+# The prior that a candidate is bound by the clock counts as four batches whose clocks differ by a
+# percent.
 _PRIOR_SQUARES = 4 * 0.01**2
 
 

@@ -171,7 +171,7 @@ class _Background:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
@@ -210,20 +210,20 @@ class Telemetry(_Background):
         "temperature_c", "throttle_reasons": {name: share}, "unavailable"}``.
         """
         readings = list(self.readings)
-        told: dict[str, Any] = {
+        found: dict[str, Any] = {
             "readings": len(readings),
             "period_s": self.period_s,
             "unavailable": self.gpu.unavailable,
         }
         for quantity in _QUANTITIES:
             values = [v for r in readings if (v := getattr(r, quantity)) is not None]
-            told[quantity] = _range(values) if values else None
+            found[quantity] = _range(values) if values else None
         seen = [r.throttle_reasons for r in readings]
         names = dict.fromkeys(name for reasons in seen for name in reasons)
-        told["throttle_reasons"] = {
+        found["throttle_reasons"] = {
             name: round(sum(name in reasons for reasons in seen) / len(seen), 3) for name in names
         }
-        return told
+        return found
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Property files: JSON descriptions of GPUs that are not here.
+"""Property files: JSON descriptions of GPUs, for machines that do not have them.
 
 cuDNN (9.8 and later) answers heuristic queries and builds execution plans from such a description
 (`CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`, `cudnn_frontend::DeviceProperties`). `h200.json` was
-serialised by cuDNN 9.19 on an H200; the others are the same fields, filled in by hand from the
+serialised by cuDNN 9.19 on an H200. The others have the same fields, filled in by hand from the
 published figures of each GPU. `deviceVer` is the compute capability times 100 (8.9 is 890), sizes
 are in bytes.
 """
@@ -20,8 +20,9 @@ __all__ = ["load", "names"]
 
 _FILES = resources.files(__name__)
 _SUFFIX = ".json"
-# The fields that cuDNN asks for, and what GPUs have, with room: cuDNN believes what it reads. 9.19
-# writes past its 256 bytes for a name, and divides by zero where a number is far too small.
+# The fields that cuDNN asks for, with a generous range of what GPUs have: cuDNN does not check what
+# it reads. 9.19 writes past its 256 bytes for a name, and divides by zero where a number is far too
+# small.
 _MOST = 2**31 - 1
 _RANGES = {
     "cudaDeviceId": (0, _MOST),
@@ -54,28 +55,28 @@ _FILE_BYTES = 2**16
 
 
 def names() -> tuple[str, ...]:
-    """The GPUs whose property files the package ships, sorted: the names that `load` takes."""
+    """Returns the sorted names of the GPUs whose property files the package ships."""
     files = (file.name for file in _FILES.iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
 
 
 def load(device: str | os.PathLike[str]) -> str:
-    """The text of a property file.
+    """Reads and checks a property file.
 
     Args:
-        device: a name out of `names()`, in upper or lower case, or the path of a property file (a
+        device: a name in `names()`, in upper or lower case, or the path of a property file (a
             `PathLike`, or a string that ends in `.json` or holds a path separator).
 
     Returns:
-        JSON text, checked to be an object with every field that cuDNN asks for, each in the range
-        of what GPUs have: cuDNN itself says no more than `CUDNN_STATUS_BAD_PARAM` where one is
-        missing, and may end the process where one is out of range.
+        The JSON text of an object with every field that cuDNN asks for, each in the range of what
+        GPUs have. cuDNN itself says only `CUDNN_STATUS_BAD_PARAM` where a field is missing, and may
+        end the process where one is out of range.
 
     Raises:
         ValueError: the name is unknown, or the file is missing, unreadable or not such an object.
     """
     if isinstance(device, str) and device.lower() in names():
-        return _read_shipped(device.lower())
+        return (_FILES / f"{device.lower()}{_SUFFIX}").read_text(encoding="utf-8")
     path = os.fspath(device)
     if isinstance(device, str) and not (path.endswith(_SUFFIX) or os.path.basename(path) != path):
         raise ValueError(
@@ -94,11 +95,8 @@ def load(device: str | os.PathLike[str]) -> str:
     return text
 
 
-def _read_shipped(name: str) -> str:
-    return (_FILES / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
-
-
 def _check(text: str) -> None:
+    """Raises ValueError saying what is wrong with the text of a property file."""
     if len(text.encode()) > _FILE_BYTES:
         raise ValueError(f"expected {_FILE_BYTES} bytes or fewer")
     try:
@@ -128,7 +126,7 @@ def _check(text: str) -> None:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a field that comes twice, cuDNN might read the one that is not checked."""
+    """Refuses a field that comes twice: cuDNN might read the one that is not checked."""
     fields: dict[str, Any] = {}
     for field, value in pairs:
         if field in fields:
