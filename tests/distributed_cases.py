@@ -117,7 +117,7 @@ def shared_where_one(
         time.sleep(2 * timeout_s)
 
     def tune_one(problem: ConvProblem) -> Decision:
-        time.sleep(0.05)  # all get some
+        time.sleep(0.0 if rank == culprit else 0.2)  # so that the culprit comes to its second one
         decision = decide(problem)
         if rank == culprit and len(tuned) == 2:
             misbehave(deed, timeout_s)
@@ -180,7 +180,7 @@ def shared_wrongly() -> list[dict[str, Any]]:
     wrong = make("one_dimension")
 
     def tune_one(problem: ConvProblem) -> Decision:
-        time.sleep(0.05)
+        time.sleep(0.0 if dist.get_rank() == 1 else 0.1)  # so that rank 1 gets some
         return decide(wrong if dist.get_rank() == 1 else problem)
 
     return trees(share(problems(12), tune_one, environment(), timeout_s=30.0))
