@@ -1,11 +1,11 @@
-"""Candidates alone, until the clock is steady.
+"""Candidates that run alone until the clock is steady.
 
-A power controller hunts, so that a block runs somewhat above or below the power that the board is
-held at. Where the power was read meanwhile, the blocks' times are brought to one power
+A power controller hunts, so that a run draws somewhat more or less than the power limit. If the
+power was read meanwhile, the times of runs are corrected to one power
 (``steady_time.at_one_power``).
 
-It shares no loop with ``sampling``: the judge must not inherit the cuts of whom it judges, or bugs.
-It shares what a timer tells.
+This file shares no loop with ``sampling``: a judge must not inherit the cuts of those whom it
+judges, or their bugs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 _BATCH_MS = 10.0
 _NEAR = 1.04
-"""Who is further from the fastest after a first pass is not measured again."""
+"""A candidate further behind the fastest after the first pass is not measured again."""
 
 
 class Alone:
@@ -32,14 +32,14 @@ class Alone:
     def __init__(self, turns: JudgedTurns) -> None:
         self.turns = turns
         self.clocks_mhz: list[float] = []
-        """At the end of each block."""
+        """The SM clock at the end of each run."""
         self.remarks: list[str] = []
 
     def sustained(self, candidates: Sequence[Candidate], burst: Truth) -> Truth | None:
-        """Steady times of those that could lead at the steady clock, and of what was picked.
+        """Returns steady times of candidates that could lead alone, and of what was picked.
 
-        None where nobody runs alone, or where it is not called for: the clock holds when the
-        fastest runs alone, unless the settings say ``always``.
+        Returns None if no candidate runs alone, or, unless the settings say ``always``, if the
+        clock holds when the fastest runs alone.
         """
         settings = self.turns.settings
         by_text = {c.text: c for c in candidates if c.text in burst.times_ms}
@@ -49,8 +49,8 @@ class Alone:
         if settings.solo == "throttled" and not self._throttled(probe, burst):
             self.remarks.append("the clock holds under load: sustained times not measured")
             return None
-        # Nobody gets faster alone than between others, but for a few percent (the clock, held by
-        # the power cap, no longer moves): whom the leader alone beats by 10 % is out.
+        # A candidate is at most a few percent faster alone than between others. So one that takes
+        # 10 % more in turns than the leader takes alone cannot win.
         limit = 1.1 * max(probe.time_ms, burst.times_ms[burst.best])
         order = sorted(burst.times_ms, key=burst.times_ms.__getitem__)
         wanted = [text for text in order if burst.times_ms[text] <= limit]
@@ -59,8 +59,10 @@ class Alone:
         return self._both_ways([by_text[text] for text in wanted])
 
     def _both_ways(self, candidates: Sequence[Candidate]) -> Truth | None:
-        """Steady times: of two blocks each, the second in mirrored order; of as many again for
-        those that are near the fastest or were picked."""
+        """Runs every candidate twice, the second time in mirrored order, and measures steady times.
+
+        Candidates near the fastest, and those that were picked, then run twice again.
+        """
         blocks: dict[str, list[SteadyTime]] = {c.text: [] for c in candidates}
         self._pass(candidates, blocks)
         pairs = at_one_power({text: some for text, some in blocks.items() if len(some) == 2})

@@ -1,11 +1,11 @@
-"""From a record to figures: how far from the best, how sure, at what cost.
+"""How far a pick is from the best, and which cases can be compared.
 
-*Regret* is a pick's time over the best time of its case, by the oracle: 1.0 is the best. A gap
-below the oracle's own standard error is a tie, and counts as 1.0. Means are geometric.
+The *regret* of a pick is its time over the best time of its case, by the oracle: 1.0 is the best. A
+gap below the oracle's own standard error is a tie, and counts as 1.0. Means are geometric.
 
-PyTorch does not say which engine it took. Its process timed its call and the pick of our
-reference mode in turns, so ``regret(PyTorch) = ratio(PyTorch / reference) * regret(reference)``,
-as measured, ties resolved last.
+PyTorch does not say which engine it took. Its process timed its call and the pick of our reference
+mode in turns, so ``regret(PyTorch) = ratio(PyTorch / reference) * regret(reference)``, where both
+are as measured, and a tie is resolved last.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from cudnn_autotune.audit.model import (
 )
 
 WITHIN = 0.01
-"""The share that counts as "as good as the best", and the least gap that counts as a flip."""
+"""A pick within this share of the best is as good; a smaller gap between picks is no flip."""
 NOT_YET = "not complete yet"
-"""Why a case is left out that is still to come."""
+"""The reason for leaving out a case that is still to come."""
 
 
 def truth_of(oracle: Oracle | None, name: str) -> Truth | None:
-    """One of ``model.TRUTHS``; None where it was not measured."""
+    """Returns the truth of that name (of ``model.TRUTHS``), or None if it was not measured."""
     if oracle is None:
         return None
     if name == STEADY:
@@ -61,25 +61,25 @@ def _mean_truth(cold: Truth | None, hot: Truth | None) -> Truth | None:
 
 
 def _error(truth: Truth, text: str, best: str) -> float:
-    """Of the distance of ``text`` from ``best``, which another one may beat in this truth."""
+    """Returns the error of the distance from ``best``, which may not be the best in this truth."""
     own = truth.errors.get(text, 0.0)
     return max(own, truth.errors.get(best, 0.0)) if best != truth.best else own
 
 
 def raw_regret(truth: Truth | None, text: str | None) -> float | None:
-    """As measured; None where the truth does not know the candidate."""
+    """Returns a pick's time over the best as measured; None if the truth lacks the candidate."""
     if truth is None or text not in truth.times_ms:
         return None
     return truth.times_ms[text] / truth.times_ms[truth.best]
 
 
 def tied(regret: float, error: float) -> float:
-    """1.0 for a gap below ``error``."""
+    """Returns the regret, or 1.0 if it differs from that by no more than ``error``."""
     return 1.0 if abs(regret - 1) <= error else regret
 
 
 def regret(truth: Truth | None, text: str | None) -> float | None:
-    """A pick's time over the best, ties as 1.0; None where the truth does not know it."""
+    """Returns a pick's time over the best, with ties as 1.0; None if the truth lacks it."""
     raw = raw_regret(truth, text)
     if raw is None or truth is None or text is None:
         return None
@@ -87,7 +87,7 @@ def regret(truth: Truth | None, text: str | None) -> float | None:
 
 
 def pytorch_regret(oracle: Oracle, row: PytorchRow, name: str) -> tuple[float, float] | None:
-    """The regret as measured, and its relative standard error."""
+    """Returns PyTorch's regret as measured, and its relative standard error."""
     truth = truth_of(oracle, name)
     raw = raw_regret(truth, row.reference)
     if name == STEADY:
@@ -99,7 +99,7 @@ def pytorch_regret(oracle: Oracle, row: PytorchRow, name: str) -> tuple[float, f
 
 
 def missed(truth: Truth | None, text: str | None) -> list[str]:
-    """Candidates that are faster than ``text`` by more than 1 %, fastest first."""
+    """Returns the candidates that are more than 1 % faster than ``text``, fastest first."""
     if truth is None or text not in truth.times_ms:
         return []
     limit = truth.times_ms[text] / (1 + WITHIN)
@@ -108,8 +108,10 @@ def missed(truth: Truth | None, text: str | None) -> list[str]:
 
 
 def keep_missed(record: Record, case: str) -> None:
-    """Of a case's picks that are judged: forgets what the modes said of candidates they were right
-    to pass over."""
+    """Drops what modes said of the candidates that they rightly passed over, once a case is judged.
+
+    That keeps the record small.
+    """
     truth = truth_of(record.oracle.get(case), STEADY)
     for runs in record.picks.values():
         for by_case in runs.values():
@@ -121,7 +123,7 @@ def keep_missed(record: Record, case: str) -> None:
 
 
 def ratio_of(row: PytorchRow, name: str) -> Ratio | None:
-    """PyTorch's time over our reference pick's; None where it was not measured."""
+    """Returns PyTorch's time over our reference pick's, or None if it was not measured."""
     if name != BURST:
         return row.ratios.get(name)
     cold, hot = row.ratios.get(BURST_COLD), row.ratios.get(BURST_HOT)
@@ -136,21 +138,23 @@ def ratio_of(row: PytorchRow, name: str) -> Ratio | None:
 
 
 def shared_cases(record: Record) -> list[str]:
-    """The cases that the oracle judged and every run of every mode picked for: modes are compared
-    on the same cases. Modes that picked nothing at all do not count."""
+    """Returns the cases on which modes are compared: judged, and picked for in every run.
+
+    Modes that picked nothing at all do not count.
+    """
     modes = _available(record)
     return [case for case in record.cases if not _lacking(record, case, modes)]
 
 
 def left_out(record: Record) -> dict[str, str]:
-    """The cases that are not compared, and why: what failed, or is still to come."""
+    """Returns the cases that are not compared, and why: something failed, or is still to come."""
     modes = _available(record)
     lacking = {case: _lacking(record, case, modes) for case in record.cases}
     return {case: why for case, why in lacking.items() if why}
 
 
 def unavailable(record: Record, mode: str) -> str:
-    """Why a mode picked nothing at all; empty where it picked something, or was not run yet."""
+    """Says why a mode picked nothing at all; empty if it picked something, or has not run yet."""
     rows: list[Pick | PytorchRow] = []
     for by_case in record.picks.get(mode, {}).values():
         rows += by_case.values()
@@ -165,7 +169,7 @@ def _available(record: Record) -> list[str]:
 
 
 def _lacking(record: Record, case: str, modes: list[str]) -> str:
-    """Why a case is not compared; empty where all of ``modes`` could do it."""
+    """Says why a case is not compared; empty if all of ``modes`` picked for it."""
     oracle = record.oracle.get(case)
     truth = truth_of(oracle, STEADY)
     for mode in modes:

@@ -1,4 +1,4 @@
-"""What does the work in a process of an audit."""
+"""The interface of what does the work in a process of an audit."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from cudnn_autotune.audit.model import Oracle, Pick, PytorchRow
 
 
 class Poisoned(RuntimeError):
-    """After this failure nothing works any more in this process."""
+    """Nothing works any more in this process after this failure."""
 
 
 class Backend(Protocol):
-    """What does the work, in the worker."""
+    """Does the work in a worker process."""
 
     def work(
         self, task: str, case: dict[str, Any], request: dict[str, Any]
     ) -> Pick | PytorchRow | Oracle:
-        """``task`` is ``pick``, ``pytorch`` or ``oracle``; returns a dataclass of ``model``.
+        """Does a ``task`` (``pick``, ``pytorch`` or ``oracle``) for a case.
 
         Raises:
             Poisoned: the process is of no more use.

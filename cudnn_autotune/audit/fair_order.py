@@ -15,18 +15,18 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def fair_order(items: Iterable[_T], strata: Callable[[_T], Sequence[Hashable]]) -> list[_T]:
-    """The items, so ordered that however few are taken, each stratum has about its share of them.
+    """Orders items so that, however few are taken, each stratum has about its share of them.
 
-    Each time the item follows whose strata are furthest behind their shares; among equals that
-    which comes first in ``items``.
+    The next item is always one whose strata are furthest behind their shares. Of equals it is the
+    one that comes first in ``items``.
 
     Args:
-        strata: what an item counts for, as its network, direction and dtype: one of each kind.
+        strata: returns what an item counts for, as its network, direction and dtype.
     """
     waiting: dict[tuple[tuple[int, Hashable], ...], deque[tuple[int, _T]]] = {}
     for place, item in enumerate(items):
         waiting.setdefault(tuple(enumerate(strata(item))), deque()).append((place, item))
-    # Items of the same strata are as far ahead of their shares: a row for all of them.
+    # Items of the same strata are as far ahead of their shares, and share a row.
     strata_of, rows = list(waiting), list(waiting.values())
     rows_with: dict[tuple[int, Hashable], list[int]] = {}
     for row, of in enumerate(waiting):
@@ -40,7 +40,7 @@ def fair_order(items: Iterable[_T], strata: Callable[[_T], Sequence[Hashable]]) 
     first = np.array([queue[0][0] for queue in rows])
     order: list[_T] = []
     while len(order) < total:
-        # Times the number of all items, so that it is whole: equals are equal.
+        # Shares times the number of all items are whole, so that equals are equal.
         ahead = taken * total - counts * (len(order) + 1)
         ahead[first < 0] = _NEVER
         least = np.flatnonzero(ahead == ahead.min())

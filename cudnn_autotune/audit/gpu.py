@@ -1,4 +1,4 @@
-"""The work of an audit's processes on a GPU, through what users call."""
+"""What an audit's processes do on a GPU: they call what users call."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 _STEADY_CALLS = 3
-# Of a mode that decides in the calls to come: most layers take some hundred.
+# Limits for a mode that decides in the calls to come; most layers take some hundred calls.
 _MOST_CALLS = 20_000
 _MOST_S = 30.0
-# A loop that waits for the GPU now and then, as one does that reads its loss.
+# The loop waits for the GPU as often, as a training loop does that reads its loss.
 _CALLS_AT_ONCE = 16
 
 Call = Callable[[], Tensor]
@@ -49,7 +49,7 @@ def open_backend(request: dict[str, Any]) -> GpuBackend:
 
 
 class GpuBackend:
-    """See ``backend.Backend``; a case is a ``layers.Case``."""
+    """A ``backend.Backend`` whose cases are ``layers.Case`` objects."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         if not torch.cuda.is_available():
@@ -57,7 +57,7 @@ class GpuBackend:
         self._settings = decode(OracleSettings, request["oracle"], "oracle")
         self._mode = request["mode"]
         self._budget_ms = request["budget_ms"]
-        store_settings.set_store(mode="off")  # what earlier processes chose is no answer
+        store_settings.set_store(mode="off")  # what earlier processes chose must not be served
         torch.manual_seed(self._settings.seed)
         torch.backends.cudnn.allow_tf32 = True
         if self._mode in PYTORCH_MODES:
@@ -89,14 +89,14 @@ class GpuBackend:
             torch.cuda.empty_cache()
 
     def _raise_if_lost(self, error: RuntimeError) -> None:
-        """A CUDA error that stays spoils every later call of the process."""
+        """Raises Poisoned if a CUDA error stays, which spoils every later call of the process."""
         try:
             torch.cuda.synchronize()
         except RuntimeError:
             raise Poisoned(f"{type(error).__name__}: {error}") from error
 
     def _prepare(self) -> None:
-        """What only a process's first call pays: context, cuDNN handle, libraries."""
+        """Does what a process's first call would pay for: context, cuDNN handle, libraries."""
         for op in ("fprop", "dgrad", "wgrad"):
             tiny = ConvProblem(
                 op,
@@ -160,7 +160,7 @@ class GpuBackend:
 
 
 def open_timer(problem: ConvProblem, device: int = 0) -> tuple[GpuTimer, QueriedCandidates]:
-    """On normal random operands, with all that could serve the problem."""
+    """Opens a timer with normal random operands, and all that could serve the problem."""
     data = operands(problem, torch.device("cuda", device))
     search = open_search(problem, device)
     return GpuTimer(problem, search, data), QueriedCandidates(search, problem, data)
@@ -172,7 +172,7 @@ def _opened(problem: ConvProblem) -> tuple[GpuTimer, list[Candidate]]:
 
 
 def _our_call(problem: ConvProblem, data: Operands, mode: str) -> Call:
-    """The package's operator; the first call of a problem tunes it."""
+    """Returns a call of the package's operator, which tunes the problem the first time."""
     return lambda: run_operator(problem, data, mode)
 
 
@@ -187,7 +187,7 @@ def _is_online(mode: str) -> bool:
 
 
 def _decide(call: Call) -> bool:
-    """Calls until the trials of this process are over; False where that takes too long."""
+    """Calls until the mode has decided; returns False if that takes too long."""
     deadline = time.monotonic() + _MOST_S
     for calls in range(1, _MOST_CALLS + 1):
         if not TUNER.undecided:
@@ -201,7 +201,7 @@ def _decide(call: Call) -> bool:
 
 
 def _wall_ms(call: Call) -> float:
-    """Of a call from an idle GPU until the GPU is idle again."""
+    """Returns the wall time of a call, from an idle GPU until the GPU is idle again."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     call()
@@ -210,14 +210,14 @@ def _wall_ms(call: Call) -> float:
 
 
 def _told(choice: Choice, tuning_ms: float, peak_mb: float) -> Pick:
-    # Infinite where NaN was left in the output, or the engine failed.
+    # The error is infinite if the output had a NaN, or if the engine failed.
     rejected = {text: error if 0 <= error <= MOST else None for text, error in choice.rejected}
     told = dataclasses.replace(
         pick_of(choice.selection, tuning_ms), peak_mb=peak_mb, rejected=rejected
     )
     if told.text == choice.text:
         return told
-    # What the mode chose was wrong: its claims are of another one.
+    # What the mode chose was wrong, so that its claims are of another candidate.
     return dataclasses.replace(
         told, text=choice.text, time_ms=choice.time_ms, regret_bound=None, rule="the next best"
     )

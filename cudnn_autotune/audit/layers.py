@@ -1,4 +1,4 @@
-"""Layer lists: the convolutions that an audit asks about.
+"""Layer lists name the convolutions of an audit.
 
 A list is a JSON file, ``{"about": text, "layers": [layer, ...]}``, each layer an object with
 
@@ -12,7 +12,7 @@ A list is a JSON file, ``{"about": text, "layers": [layer, ...]}``, each layer a
 - ``channels_last`` (default true);
 - ``ops``: which of ``fprop``, ``dgrad`` and ``wgrad`` (default all).
 
-Only ``name`` and the two shapes must be there. A layer is one case in each op and dtype.
+Only ``name`` and the two shapes are required. A layer is one case in each op and dtype.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERAT
 __all__ = ["Case", "load", "select"]
 
 _DEFAULT = resources.files(__package__) / "layers_default.json"
-# Some thousand layers.
+# This is enough for some thousand layers.
 _MOST_BYTES = 2**18
 _LAYOUTS = {1: ("ncw", "nwc"), 2: ("nchw", "nhwc"), 3: ("ncdhw", "ndhwc")}
 
@@ -64,7 +64,7 @@ def _are_some_of(allowed: Collection[str]) -> Callable[[object], bool]:
     return are
 
 
-# What JSON may hold in each field; whether the numbers fit together is for ConvProblem to say.
+# What JSON may hold in each field. ConvProblem checks whether the numbers fit together.
 _SHAPE = (_are_ints, "a list of ints")
 _INTS = (lambda value: _is_int(value) or _are_ints(value), "an int or a list of ints")
 _DTYPES_TEXT = f"out of {', '.join(DTYPES_BY_NAME)}"
@@ -90,12 +90,12 @@ _REQUIRED = ("name", "input_shape", "weight_shape")
 
 @dataclass(frozen=True)
 class Case:
-    """A layer in one direction and dtype. Fields are those of a layer list, and plain data.
+    """A layer in one direction and dtype; the fields are those of a layer list.
 
     Lists become tuples, so that a case comes back equal from ``dataclasses.asdict`` and JSON.
 
     Raises:
-        ValueError: no :class:`~cudnn_autotune.ConvProblem`; names the field.
+        ValueError: this is no :class:`~cudnn_autotune.ConvProblem`; the message names the field.
     """
 
     layer: str
@@ -128,19 +128,19 @@ class Case:
 
     @property
     def id(self) -> str:
-        """``resnet50_layer1_3x3/dgrad/float16/nhwc``"""
+        """The case's name in records, as ``resnet50_layer1_3x3/dgrad/float16/nhwc``."""
         layout = _LAYOUTS[len(self.input_shape) - 2][self.channels_last]
         return f"{self.layer}/{self.op}/{self.dtype}/{layout}"
 
     @property
     def network(self) -> str:
-        """What :attr:`source` begins with, up to its first comma or colon."""
+        """The beginning of :attr:`source`, up to its first comma or colon."""
         return re.split("[,:]", self.source, maxsplit=1)[0].strip()
 
     def problem(self) -> ConvProblem:
-        """With TF32 allowed where ``dtype`` is float32.
+        """Returns the convolution, with TF32 allowed.
 
-        Tensors of one pixel lie in memory in either format: torch calls them contiguous.
+        Tensors of one pixel are the same in either memory format; torch calls them contiguous.
         """
         is_of_pixels = math.prod(self.input_shape[2:]) == math.prod(self.weight_shape[2:]) == 1
         formats = CHANNELS_LAST if self.channels_last and not is_of_pixels else {}
@@ -159,10 +159,10 @@ class Case:
 
 
 def load(path: str | PathLike[str] | None = None) -> list[Case]:
-    """The cases of a layer list, in its order; None: the short list that the package ships.
+    """Reads the cases of a layer list in their order; None means the list that the package ships.
 
     Raises:
-        ValueError: not such a list; names the file, the layer and the field.
+        ValueError: it is no such list; the message names the file, the layer and the field.
     """
     file = _DEFAULT if path is None else Path(path)
     try:
@@ -193,20 +193,20 @@ def select(
     share: tuple[int, int] = (1, 1),
     seed: int = 0,
 ) -> list[Case]:
-    """A part of the cases, in an order that depends on them and ``seed`` alone.
+    """Returns a part of the cases, in an order that depends on them and ``seed`` alone.
 
-    A run that is cut short has seen a fair sample: of each network, direction and dtype about its
-    share (``fair_order``), which of their layers is pseudo-random.
+    A run that is cut short has seen about a fair share of each network, direction and dtype
+    (``fair_order``); which of their layers it has seen is pseudo-random.
 
     Args:
-        cases: as :func:`load` gives them.
-        pattern: comma-separated texts: only cases whose id contains one of them.
-        share: ``(i, n)``, 1 <= i <= n: an n-th of the cases, taken at random. The n shares are
-            disjoint and together complete; there may be none left for one.
-        seed: another order.
+        cases: as :func:`load` returns them.
+        pattern: comma-separated texts; only cases whose id contains one of them are taken.
+        share: ``(i, n)`` with 1 <= i <= n takes an n-th of the cases at random. The n shares are
+            disjoint and together complete; one may be empty.
+        seed: another one gives another order.
 
     Raises:
-        ValueError: a pattern without a text, or that fits no case; a share out of range.
+        ValueError: the pattern fits no case, or the share is out of range.
     """
     part, parts = share
     if not 1 <= part <= parts:
@@ -221,7 +221,7 @@ def select(
                 f"of the cases has any of {shown(pattern)}"
             )
     chosen.sort(key=lambda case: sha256(f"{seed}/{case.id}".encode()).digest())
-    # Shares first: every n-th of a fair order would be of few directions.
+    # The share comes first: every n-th case of a fair order would be of few directions.
     return fair_order(chosen[part - 1 :: parts], lambda case: (case.network, case.op, case.dtype))
 
 

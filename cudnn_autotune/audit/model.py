@@ -1,7 +1,7 @@
-"""What an audit knows: what is true, what each mode picked, what PyTorch made of it.
+"""The record of an audit: the true times, what each mode picked, and PyTorch's times.
 
-One :class:`Record` serves audits of a GPU, of recordings and of simulations. A *case* is one
-convolution in one direction and dtype, or one simulated scene; a candidate goes by its text.
+One :class:`Record` serves audits of a GPU and of recordings. A *case* is one convolution in one
+direction and dtype. A candidate goes by its text.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BURST_COLD = "burst cold"
-"""Short batches that take turns, each call reading operands that left the L2 cache long ago."""
+"""Short batches that take turns; each call reads operands that left the L2 cache long ago."""
 BURST_HOT = "burst hot"
-"""Short batches that take turns, all calls on one set of operands."""
+"""Short batches that take turns; all calls use one set of operands."""
 BURST = "burst"
 """The geometric mean of both: in a model, operands are partly in the cache."""
 SUSTAINED = "sustained"
 """Alone until the clock is steady; the geometric mean of cold and hot."""
 STEADY = "steady"
-"""Sustained where it was measured, else burst: what a long run would see."""
+"""Sustained if it was measured, else burst: what a long run would see."""
 TRUTHS = (STEADY, SUSTAINED, BURST, BURST_COLD, BURST_HOT)
 
 PYTORCH_MODES = {
@@ -31,17 +31,16 @@ PYTORCH_MODES = {
 
 @dataclass(frozen=True)
 class Truth:
-    """Times of the candidates that could be the best of a case, and of all that were picked.
+    """The times of the candidates of a case that could be the best, or that were picked.
 
     Raises:
-        ValueError: no time, or one that is not above 0.
+        ValueError: there is no time, or one that is not above 0.
     """
 
     times_ms: dict[str, float]
-    """Milliseconds a call."""
+    """Milliseconds of a call."""
     errors: dict[str, float] = field(default_factory=dict)
-    """Relative standard error of a candidate's time over the fastest one's, paired round by
-    round; a candidate that is not there has none (a simulation knows exactly)."""
+    """Relative standard errors of times over the fastest, paired by round; 0 if it is not here."""
 
     def __post_init__(self) -> None:
         if not self.times_ms:
@@ -57,12 +56,12 @@ class Truth:
 
 @dataclass(frozen=True)
 class Oracle:
-    """The outcome of a long measurement of one case; ``truths`` is empty where it failed."""
+    """The outcome of a long measurement of one case; ``truths`` is empty if it failed."""
 
     truths: dict[str, Truth] = field(default_factory=dict)
-    """``burst cold``, ``burst hot`` and, where it was measured, ``sustained``."""
+    """``burst cold``, ``burst hot`` and, if it was measured, ``sustained``."""
     candidates: int = 0
-    """How many were looked at."""
+    """How many candidates there were."""
     failed: dict[str, str] = field(default_factory=dict)
     """Candidates that do not build or run, and why."""
     wall_ms: float | None = None
@@ -72,28 +71,28 @@ class Oracle:
     """Lowest SM clock at the end of a sustained run."""
     max_clock_mhz: float | None = None
     solo: str = "never"
-    """Whether candidates were to run alone (``OracleSettings.solo``)."""
+    """When candidates were to run alone (``OracleSettings.solo``)."""
     remarks: tuple[str, ...] = ()
     error: str = ""
 
 
 @dataclass(frozen=True)
 class Pick:
-    """What one run of a mode chose for a case; without ``text``, ``error`` says why not."""
+    """What one run of a mode chose for a case; if ``text`` is None, ``error`` says why."""
 
     text: str | None = None
     tuning_ms: float | None = None
     """Wall time that the first call spends on choosing, plan building included."""
     gpu_ms: float | None = None
-    """GPU time of all launches, where the mode counts it."""
+    """GPU time of all launches; None if the mode does not count it."""
     time_ms: float | None = None
-    """What the mode believes a call takes."""
+    """Milliseconds of a call, as the mode measured it."""
     samples: int = 0
     """Timed launches of all candidates."""
     regret_bound: float | None = None
-    """At most this much slower than the best, as the mode claims (0.01: 1 %)."""
+    """The mode claims to be at most this much slower than the best (0.01: 1 %)."""
     bound_truth: str = BURST
-    """The truth that the bound speaks of."""
+    """The truth that the bound is of."""
     confidence: float | None = None
     rule: str = ""
     clock_mhz: float | None = None
@@ -101,21 +100,21 @@ class Pick:
     throttle_reasons: tuple[str, ...] = ()
     disturbed: int = 0
     peak_mb: float | None = None
-    """Memory that the first call took beyond its operands, in MiB, where it was measured."""
+    """Memory that the first call took beyond its operands, in MiB; None if not measured."""
     rejected: dict[str, float | None] = field(default_factory=dict)
-    """Faster candidates whose output was wrong, and their relative errors; None: infinite."""
+    """Relative errors of faster candidates whose output was wrong; None stands for infinity."""
     passed_over: dict[str, str] = field(default_factory=dict)
-    """What the mode says of the candidates that it did not take; once the case is judged, of those
-    only that were missed (``analysis.keep_missed``)."""
+    """What the mode says of candidates that it did not take; once the case is judged, only of those
+    that were faster (``analysis.keep_missed``)."""
     lacking: tuple[str, ...] = ()
-    """What the mode asked for that the recording does not have."""
+    """What the mode asked for that the recording lacks."""
     remarks: tuple[str, ...] = ()
     error: str = ""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """PyTorch's time over our pick's in the same round."""
+    """PyTorch's time over our pick's, paired by round."""
 
     median: float
     low: float
@@ -131,44 +130,44 @@ class PytorchRow:
     """PyTorch's own call of a case, taking turns with our reference mode's pick."""
 
     reference: str | None = None
-    """The candidate that it was compared with."""
+    """The candidate that PyTorch was compared with."""
     ratios: dict[str, Ratio] = field(default_factory=dict)
-    """By truth, of those that were measured; above 1: PyTorch is slower."""
+    """By truth, of those that were measured; above 1, PyTorch is slower."""
     tuning_ms: float | None = None
     """Wall time of its first call, less a steady call."""
     solo: str = "never"
-    """As ``Oracle.solo``."""
+    """See ``Oracle.solo``."""
     error: str = ""
 
 
 @dataclass
 class Record:
-    """Everything that an audit found out; grows as it goes on."""
+    """Everything that an audit found; it grows as the audit goes on."""
 
     kind: str
-    """``gpu``, ``replay`` or ``simulate``."""
+    """``gpu`` or ``replay``; ``simulate`` in records of earlier releases."""
     settings: dict[str, Any]
-    """What was asked for."""
+    """The options of the audit."""
     environment: dict[str, Any]
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Case id -> its description."""
+    """The description of each case, by its id."""
     oracle: dict[str, Oracle] = field(default_factory=dict)
     picks: dict[str, dict[str, dict[str, Pick]]] = field(default_factory=dict)
-    """Mode -> run (``"1"``, ``"2"``, ...) -> case id."""
+    """By mode, run (``"1"``, ``"2"``, ...) and case id."""
     pytorch: dict[str, dict[str, PytorchRow]] = field(default_factory=dict)
-    """PyTorch's mode -> case id."""
+    """By PyTorch's mode and case id."""
     failures: list[str] = field(default_factory=list)
-    """Processes that died or hung, one line each."""
+    """One line for each process that died or hung."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Mode, or ``oracle`` -> wall time of a case in its process: what a session plans by."""
+    """Wall time of a case, by mode or ``oracle``; a session shares out its time by it."""
     telemetry: dict[str, Any] | None = None
     """Clock, power, temperature and throttle reasons of the latest session."""
     sessions: list[dict[str, Any]] = field(default_factory=list)
-    """Environment and telemetry of the sessions before."""
+    """Environment and telemetry of earlier sessions."""
     complete: bool = False
 
     def picks_of(self, case: str) -> list[str]:
-        """Every candidate that some process picked for a case, or compared PyTorch with."""
+        """Returns every candidate that was picked for a case, or that PyTorch was compared with."""
         texts = {
             pick.text
             for runs in self.picks.values()

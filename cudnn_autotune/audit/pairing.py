@@ -1,6 +1,6 @@
-"""Times of candidates that took turns, and their errors.
+"""The times of candidates that took turns, and their errors.
 
-The logarithm of a time is a candidate's effect plus a round's effect plus noise; errors are those
+The logarithm of a time is a candidate's effect plus a round's effect plus noise. An error is that
 of a candidate's distance from the fastest.
 """
 
@@ -14,21 +14,21 @@ import numpy.typing as npt
 from cudnn_autotune.audit.model import Truth
 from cudnn_autotune.sampling.statistics import median_polish
 
-# 1.2533 is the standard error of a median over that of a mean, 1.4826 * MAD a robust sigma; both
-# for normal noise.
+# For normal noise, the standard error of a median is 1.2533 times that of a mean, and 1.4826 times
+# the median absolute deviation is the standard deviation.
 _ERROR_OF_MEDIAN = 1.2533 * 1.4826
-_ITERATIONS = 20  # it mostly converges in a few
+_ITERATIONS = 20  # median polish mostly converges in a few
 
 
 def relative_error(ratios: npt.NDArray[np.float64]) -> float:
-    """Of the median of ``ratios``: its standard error, from the median absolute deviation."""
+    """Returns the relative standard error of the median of ``ratios``, from their deviations."""
     centre = float(np.median(ratios))
     spread = float(np.median(np.abs(ratios - centre)))
     return _ERROR_OF_MEDIAN * spread / math.sqrt(len(ratios)) / centre
 
 
 def of_rounds(times: dict[str, list[float]]) -> Truth:
-    """Times and errors from complete rounds, by median polish of their logarithms."""
+    """Returns times and errors of complete rounds, by median polish of the logarithms."""
     texts = list(times)
     logs = np.log(np.array([times[text] for text in texts]))
     level = median_polish(logs.T, iterations=_ITERATIONS).log_time
@@ -44,10 +44,12 @@ def of_rounds(times: dict[str, list[float]]) -> Truth:
 
 
 def of_blocks(blocks: dict[str, list[float]]) -> Truth:
-    """From two or more blocks of each candidate: their geometric mean; errors of the distance from
-    the fastest, from how far the blocks of one candidate lie apart."""
+    """Returns geometric means of two or more runs of each candidate, and their errors.
+
+    The errors follow from how far the runs of one candidate lie apart, over all candidates: a few
+    runs say little about their own noise.
+    """
     logs = {text: np.log(times) for text, times in blocks.items()}
-    # A few blocks say little about their own noise; all of them together say more.
     freedom = sum(len(values) - 1 for values in logs.values())
     squares = sum(float(np.var(values)) * len(values) for values in logs.values())
     sigma = math.sqrt(squares / freedom)

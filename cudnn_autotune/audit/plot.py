@@ -1,4 +1,4 @@
-"""What a record says, as a picture."""
+"""Draws a record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cudnn_autotune.audit.report import headline
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.core import atomic_file
 
-# Below 1 % the axis is linear: the oracle cannot tell much less.
+# The axis is linear below 1 %, because the oracle cannot tell much less apart.
 _LINEAR_PERCENT = 1.0
 _TICKS_PERCENT = (-2, -1, 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000)
 _LEAST_TUNING_MS = 0.1
@@ -23,11 +23,12 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def plot(record: Record, path: Path) -> None:
-    """Draws each mode's regrets and tuning times as distributions.
+    """Draws the distributions of each mode's regrets and tuning times into a file.
 
     Raises:
-        ImportError: matplotlib is not installed. ValueError: a suffix that it cannot write.
-        OSError: the file cannot be written; an older one is then as it was.
+        ImportError: matplotlib is not installed.
+        ValueError: the file's suffix is none of :data:`SUFFIXES`.
+        OSError: the file cannot be written; an older one is as it was.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"a plot's file must end in {', '.join(SUFFIXES)}, got {path.name!r}")
@@ -78,19 +79,19 @@ def plot(record: Record, path: Path) -> None:
 
 
 def _at_right_of(axis: Any) -> Any:
-    """x in shares of the axis, y in its rows."""
+    """Returns coordinates with x as a share of the axis, and y as a row."""
     from matplotlib.transforms import blended_transform_factory
 
     return blended_transform_factory(axis.transAxes, axis.transData)
 
 
 def _any_below(record: Record, modes: Sequence[str]) -> bool:
-    """Whether something is faster than the oracle's best: PyTorch's own pick may be."""
+    """Whether a pick is faster than the oracle's best, as PyTorch's own may be."""
     return any(_regrets(record, mode).min() < 1 - 0.003 for mode in modes)
 
 
 def _row(axis: Any, place: int, values: np.ndarray[Any, Any], colour: str) -> None:
-    """Every value as a dot, scattered a little so that equal ones show their number."""
+    """Draws each value as a dot, scattered so that one sees how many are equal."""
     scatter = np.random.default_rng(0).uniform(-0.28, 0.28, len(values))
     axis.plot(values, place + scatter, ".", color=colour, alpha=0.45, markersize=6, mew=0)
 

@@ -1,10 +1,10 @@
 """Fresh processes that measure, and a parent that only waits.
 
-PyTorch never tunes a shape anew that it has seen, and cuDNN loads kernels lazily: every mode and
-run has a process of its own. So has CUDA's store of kernels that were compiled at run time, some
-half a second each: every process finds it empty, or the first mode would pay for what the others
-then have for nothing. Starting a process takes seconds, so the next is started while the current
-one works; it touches no GPU before its first message.
+Every mode and run has a process of its own, because PyTorch never tunes again a shape that it has
+seen, and because cuDNN loads kernels lazily. Every process has an empty store of compiled kernels
+(``CUDA_CACHE_PATH``), too: otherwise the first mode would pay half a second for each kernel that
+the others then find. Starting a process takes seconds, so the next one starts while the current one
+works; it touches no GPU before its first message.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _KILL_S = 5.0
 
 
 class ProcessFailure(RuntimeError):
-    """A worker died, hung or could not start; it is gone. What it answered before is valid."""
+    """A worker died, hung or could not start, and is gone; what it answered before is valid."""
 
 
 class CaseFailure(RuntimeError):
-    """A worker could not do a case; it can go on with the next."""
+    """A worker could not do a case, and can go on with the next one."""
 
 
 class Process:
-    """A worker process, started at once.
+    """A worker process; it starts at once.
 
     Args:
-        name: for messages.
-        modules: imported there first: where a user's own modes are registered.
+        name: is in messages.
+        modules: are imported there first; they may register a user's own modes.
     """
 
     def __init__(self, name: str, modules: Sequence[str] = ()) -> None:
@@ -49,7 +49,7 @@ class Process:
         )
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         self._process = subprocess.Popen(
-            # -P: what lies in the current folder is no part of the installation.
+            # -P: modules in the current folder are no part of the installation.
             [sys.executable, "-P", "-m", f"{__package__}.worker", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -74,7 +74,7 @@ class Process:
         return self._process.pid
 
     def set_up(self, request: dict[str, Any]) -> None:
-        """Waits until it is ready and hands it its first message.
+        """Waits until the process is ready, and sends it its first message.
 
         Raises:
             ProcessFailure: it does not start, or cannot set itself up.
@@ -87,14 +87,14 @@ class Process:
             raise ProcessFailure(f"{self.name}: {error}") from error
 
     def ask(self, request: dict[str, Any], limit_s: float) -> Any:
-        """The result of a request.
+        """Sends a request and returns its result.
 
         Raises:
-            CaseFailure: it failed. ProcessFailure: the worker died, or gave no answer within
-                ``limit_s`` and was killed.
+            CaseFailure: the request failed.
+            ProcessFailure: the worker died, or gave no answer within ``limit_s`` and was killed.
         """
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it died: the answer that does not come tells why
+        with contextlib.suppress(OSError):  # the process died; the missing answer will say why
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         answer = self._answer(limit_s)
@@ -106,7 +106,7 @@ class Process:
         return answer.get("result")
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Ends the process; with patience it may leave by itself, its CUDA context with it."""
+        """Ends the process, after ``patience_s`` in which it may end by itself with its context."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -114,7 +114,7 @@ class Process:
             self._process.wait(timeout=patience_s)
         if self._process.poll() is None:
             self._process.kill()
-            # A kernel that hangs keeps its process from dying: not waited for longer than this.
+            # A kernel that hangs keeps its process from dying, so this wait has a limit.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_KILL_S)
         if self._process.poll() is not None:
@@ -126,7 +126,7 @@ class Process:
         self._compiled.cleanup()
 
     def leave(self) -> None:
-        """Ends the process after its last case."""
+        """Lets the process end by itself after its last case."""
         self.close(_LEAVE_S)
 
     def _read_answers(self, pipe: IO[str]) -> None:
@@ -154,7 +154,7 @@ class Process:
 def started_ahead(
     names: Iterable[str], modules: Sequence[str] = ()
 ) -> Generator[Process, None, None]:
-    """Processes in turn, each started a turn before it is needed; all are closed at the end."""
+    """Yields processes in turn, each started a turn before it is needed, and closes them all."""
     waiting: collections.deque[Process] = collections.deque()
     try:
         for name in names:

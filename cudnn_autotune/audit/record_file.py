@@ -1,4 +1,4 @@
-"""A record on disk: one JSON file, replaced whole at every save, so that nothing gets lost."""
+"""An audit's record on disk: one JSON file, which every save replaces whole."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from cudnn_autotune.core.json_node import read_json, shown
 
 FORMAT = "cudnn-autotune audit"
 VERSION = 1
-# Of a thousand cases in twenty modes and runs each, some 50 MB.
+# A thousand cases in twenty modes and runs each take some 50 MB.
 _MOST_BYTES = 256 * 2**20
 
-# Derived from the rest at every save: for readers of the file.
+# Every save derives these from the rest, for readers of the file.
 _DERIVED = ("modes", "left_out")
-# Figures of records that differ in these must not be mixed.
+# Records that differ in these are not continued: their figures must not be mixed.
 _MACHINE = ("gpu", "driver", "cuda", "cudnn", "cudnn_frontend", "torch", "cudnn_autotune")
 _FIXED_SETTINGS = ("budget_ms", "source", "seed")
 
 
 def to_json(record: Record) -> dict[str, Any]:
-    """The tree that is written: the record, and ``modes``, each mode's summary."""
+    """Returns the tree to write: the record, each mode's summary (``modes``), and ``left_out``."""
     tree = {"format": FORMAT, "version": VERSION, **encode(record)}
     tree["modes"] = {
         mode: {"picked": {}, "regret": None, **encode(summary)}
@@ -39,7 +39,11 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def from_json(tree: Any) -> Record:
-    """Raises ValueError naming what is missing or malformed."""
+    """Reads a tree that :func:`to_json` made.
+
+    Raises:
+        ValueError: the message names what is missing or malformed.
+    """
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise ValueError(f"not a record of {FORMAT!r}")
     if tree.get("version") != VERSION:
@@ -51,8 +55,11 @@ def from_json(tree: Any) -> Record:
 
 
 def save(record: Record, path: Path) -> None:
-    """In one step; compressed where the name ends in ``.gz``. Raises OSError; an older file is then
-    as it was."""
+    """Writes the file in one step, compressed if its name ends in ``.gz``.
+
+    Raises:
+        OSError: the file cannot be written; an older one is as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     data = (_lines(to_json(record)) + "\n").encode()
     if path.suffix == ".gz":
@@ -61,7 +68,11 @@ def save(record: Record, path: Path) -> None:
 
 
 def load(path: Path) -> Record:
-    """Raises ValueError naming the file and what is wrong with it."""
+    """Reads a file that :func:`save` wrote.
+
+    Raises:
+        ValueError: the message names the file and what is wrong with it.
+    """
     try:
         return from_json(read_json(path, _MOST_BYTES))
     except (OSError, ValueError) as error:
@@ -69,7 +80,7 @@ def load(path: Path) -> Record:
 
 
 def resumed(path: Path | None, fresh: Record) -> Record:
-    """``fresh``, with what the file already holds.
+    """Returns ``fresh`` with what the file already holds; ``fresh`` itself if there is no file.
 
     Raises:
         ValueError: a file that is no record, of another kind of audit, of another machine or other
@@ -94,7 +105,7 @@ def resumed(path: Path | None, fresh: Record) -> Record:
     fresh.cases = earlier.cases | fresh.cases
     fresh.oracle, fresh.picks, fresh.pytorch = earlier.oracle, earlier.picks, earlier.pytorch
     fresh.failures, fresh.seconds = earlier.failures, earlier.seconds
-    if _solo(fresh) > _solo(earlier):  # what was quick without steady times is slow with them
+    if _solo(fresh) > _solo(earlier):  # steady times make the oracle slower
         fresh.seconds = {m: s for m, s in earlier.seconds.items() if m in earlier.picks}
     session = {"environment": earlier.environment, "telemetry": earlier.telemetry}
     fresh.sessions = [*earlier.sessions, session]
@@ -102,14 +113,14 @@ def resumed(path: Path | None, fresh: Record) -> Record:
 
 
 def _solo(record: Record) -> int:
-    """How much is measured at a steady clock."""
+    """Returns the place in ``SOLO`` of what the record's oracle measures."""
     oracle = record.settings.get("oracle")
     solo = oracle.get("solo") if isinstance(oracle, dict) else None
     return SOLO.index(solo) if solo in SOLO else 0
 
 
 def _union(earlier: Any, fresh: Any) -> Any:
-    """Of two settings, lists or dictionaries."""
+    """Returns the union of two settings, which are lists or dictionaries."""
     if isinstance(earlier, dict) and isinstance(fresh, dict):
         return {**earlier, **fresh}
     if isinstance(earlier, (list, tuple)) and isinstance(fresh, (list, tuple)):
@@ -118,7 +129,7 @@ def _union(earlier: Any, fresh: Any) -> Any:
 
 
 def _lines(value: Any, indent: int = 0) -> str:
-    """JSON with a line for each innermost object or list: short to read, short to compare."""
+    """Returns JSON with one line for each innermost object or list, so that files compare well."""
     inner: list[Any] = []
     if isinstance(value, (dict, list)):
         inner = list(value.values()) if isinstance(value, dict) else value

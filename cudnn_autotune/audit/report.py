@@ -1,4 +1,4 @@
-"""What a record says, as tables."""
+"""A record as tables."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def show(record: Record, console: Console | None = None) -> None:
     """Prints every table of the record."""
     console = console or Console()
     if not console.is_terminal:
-        # Read in logs as well: an 80-column pipe must not cut the numbers.
+        # A pipe of 80 columns, as in a log, must not cut the numbers.
         console = Console(file=console.file, width=150)
     for table in tables(record):
         console.print(*table.rich(console.width), sep="\n")
 
 
 def tables(record: Record) -> list[Table]:
+    """Returns every table of the record that has rows."""
     summaries = summarize(record)
     found = [_regrets(record, summaries), _pytorch(record, summaries)]
     if len(shared_cases(record)) <= _FEW_CASES:
@@ -47,7 +48,7 @@ def tables(record: Record) -> list[Table]:
 
 
 def headline(record: Record) -> str:
-    """What kind of audit this is, in a sentence."""
+    """Says in a sentence what kind of audit this is."""
     of = {
         "gpu": f"Measured on {record.environment.get('gpu')}",
         "replay": f"Replayed from a recording of {record.environment.get('gpu')}",
@@ -57,11 +58,12 @@ def headline(record: Record) -> str:
 
 
 def milliseconds(ms: float) -> str:
+    """Returns a time with its unit, as ``0.012 ms`` or ``1.50 s``."""
     return f"{ms / 1e3:.2f} s" if ms >= 1000 else f"{ms:.1f} ms" if ms >= 0.1 else f"{ms:.3f} ms"
 
 
 def _percent(share: float) -> str:
-    # 999 of 1000 is not 100 %.
+    # 999 of 1000 must not read 100 %.
     text = f"{100 * share:.0f} %"
     return text if share in (0.0, 1.0) or text not in ("0 %", "100 %") else f"{100 * share:.2f} %"
 
@@ -171,7 +173,7 @@ def _against(told: AgainstPytorch) -> tuple[str, ...]:
 
 
 def _picked(record: Record) -> Table:
-    """Which candidate each mode takes, for the few cases that there are."""
+    """Shows which candidate each mode takes, if there are few cases."""
     table = Table("What each mode takes", ("case", "mode", "candidate: how often"), texts=3)
     for case in shared_cases(record):
         for mode, runs in record.picks.items():
@@ -184,7 +186,7 @@ def _picked(record: Record) -> Table:
 
 
 def _missed(record: Record) -> Table:
-    """Where the reference mode left the best behind, and what it says of that one."""
+    """Shows where the reference mode missed the best, and what it says of that one."""
     mode = record.settings.get("reference", "auto")
     runs = record.picks.get(mode, {})
     table = Table(
@@ -219,8 +221,7 @@ def _missed(record: Record) -> Table:
 
 
 def without_power(record: Record) -> str:
-    """Which modes would have decided by the power that the board drew, where the recordings do not
-    have it: a sentence; empty where there are none."""
+    """Names the modes that lacked the board's power in a recording; empty if there are none."""
     modes = [
         mode
         for mode, runs in record.picks.items()
@@ -235,7 +236,7 @@ def without_power(record: Record) -> str:
 
 
 def _lacking(record: Record) -> Table:
-    """What modes asked a recording for in vain: their picks say little about the GPU."""
+    """Shows what recordings lack that modes asked for; such picks say little about the GPU."""
     columns = ("case", "asked for by", "lacking")
     table = Table("What the recording lacks", columns, texts=3, note=without_power(record))
     asked: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -251,7 +252,7 @@ def _lacking(record: Record) -> Table:
         }
         for mode, lacking in by_mode.items():
             if lacking:
-                # The power first: it is what a mode goes by; there may be many traces.
+                # The power comes first: modes decide by it, and there may be many traces.
                 told = sorted(lacking, key=lambda what: (what != POWER, what))
                 asked.setdefault((case, tuple(told)), []).append(mode)
     table.rows += [

@@ -1,9 +1,9 @@
-"""An audit in fresh processes: who gets which cases, and for how long.
+"""An audit in fresh processes: which process gets which cases, and for how long.
 
-One process for each mode and run, one for each of PyTorch's modes, one for the oracle at the end.
-A process gets the cases that all before it have done, and a share of the time that is left, but
-does one at least: a time limit cuts off cases, and not columns, and what it cut off the next call
-goes on with.
+There is one process for each mode and run, one for each of PyTorch's modes, and one for the oracle
+at the end. A process gets the cases that all processes before it have done, and a share of the time
+that is left, but does one case at least. So a time limit cuts off cases and not modes, and the next
+session goes on with what it cut off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cudnn_autotune.core.json_dataclass import decode, encode
 
 _LEAST_S = 1.0
 _SAVE_EVERY_S = 10.0
-# Processes lost at the same step before the rest of its cases are given up for this session.
+# After so many processes lost at a step, the session gives up the rest of its cases.
 _MOST_LOST = 3
 
 Tell = Callable[[str], None]
@@ -35,10 +35,10 @@ class Session:
 
     Args:
         config: what to do.
-        record: continued in place.
+        record: is continued in place.
         wanted: ids of the cases to do, of those that the record describes.
-        save: called every few cases.
-        tell: for people, a line at a time.
+        save: is called every few cases.
+        tell: receives lines for people.
     """
 
     def __init__(
@@ -59,15 +59,18 @@ class Session:
         self.wanted = list(wanted)
 
     def run(self) -> None:
-        """Raises ProcessFailure where not even the first process of a session can be set up."""
+        """Does the cases, or as many as the time limit allows.
+
+        Raises:
+            ProcessFailure: not even the first process of the session can be set up.
+        """
         eligible = [case for case in self.wanted if not self.is_complete(case)]
         todo = [step for step in self.steps if any(self._lacks(step, case) for case in eligible)]
         try:
             with closing(started_ahead([s.name for s in todo], self._modules)) as processes:
                 for index, (step, process) in enumerate(zip(todo, processes, strict=True)):
                     if self._left_s() > _LEAST_S:
-                        share = self._share(todo[index:], eligible)
-                        self._work(step, process, eligible, share, is_first=index == 0)
+                        self._work(todo[index:], process, eligible, is_first=index == 0)
                     eligible = [case for case in eligible if not self._lacks(step, case)]
                     if not eligible:
                         break
@@ -76,10 +79,11 @@ class Session:
             self._save()
 
     def is_complete(self, case: str) -> bool:
+        """Whether the record has all of a case that the audit asks for."""
         return not any(self._lacks(step, case) for step in self.steps)
 
     def _rows(self, step: Step) -> Mapping[str, Row]:
-        """What the record knows from a step, by case."""
+        """Returns what the record knows from a step, by case."""
         if step.task == ORACLE:
             return self.record.oracle
         if step.task == "pytorch":
@@ -104,44 +108,34 @@ class Session:
             return True
         if not isinstance(row, Oracle):
             return False
-        # A pick that came later than the oracle wants another one.
+        # An oracle that came before a pick may not know it.
         truth = truth_of(row, BURST)
         known = {*row.failed, *(truth.times_ms if truth else ())}
         return not known.issuperset(self.record.picks_of(case))
 
     def _left_s(self) -> float:
-        """Seconds of the time limit."""
+        """Returns the seconds that are left of the time limit."""
         if self.config.time_limit_s is None:
             return math.inf
         return self.config.time_limit_s - (time.monotonic() - self._begin)
 
-    def _share(self, left: Sequence[Step], eligible: Sequence[str]) -> Callable[[], float]:
-        """Seconds: of the time that is left now, as much as the first of the steps needs beside
-        the others, by what is known of them when it is asked."""
-        left_s = self._left_s()
-        if left_s == math.inf:
-            return lambda: math.inf
-        counts = [sum(self._lacks(step, case) for case in eligible) for step in left]
+    def _share(self, counts: Mapping[Step, int]) -> float:
+        """Returns the part of the time left that the first step needs beside the others.
 
-        def share_s() -> float:
-            known, solo = self.record.seconds, self.config.oracle.solo
-            needs = [
-                START_S + step.seconds_of_case(known, solo) * count
-                for step, count in zip(left, counts, strict=True)
-            ]
-            return left_s * needs[0] / sum(needs)
-
-        return share_s
+        Args:
+            counts: how many cases each of the steps to come is to do.
+        """
+        known, solo = self.record.seconds, self.config.oracle.solo
+        needs = [START_S + s.seconds_of_case(known, solo) * n for s, n in counts.items()]
+        return needs[0] / sum(needs)
 
     def _work(
-        self,
-        step: Step,
-        process: Process,
-        eligible: Sequence[str],
-        share: Callable[[], float],
-        is_first: bool,
+        self, left: Sequence[Step], process: Process, eligible: Sequence[str], is_first: bool
     ) -> None:
-        begin = time.monotonic()
+        """Does the first of the steps that are left."""
+        step = left[0]
+        begin, left_s = time.monotonic(), self._left_s()
+        counts = {s: sum(self._lacks(s, case) for case in eligible) for s in left}
         cases = [case for case in eligible if self._lacks(step, case)]
         done = lost = 0
         while cases and lost < _MOST_LOST:
@@ -150,8 +144,10 @@ class Session:
             try:
                 self._set_up(process, step)
                 is_first = False
-                while cases and (not done or time.monotonic() - begin < share()):
-                    self._one(step, process, cases)
+                while cases and (
+                    not done or time.monotonic() - begin < left_s * self._share(counts)
+                ):
+                    self._one(step, process, cases.pop(0))
                     done += 1
                 process.leave()
                 break
@@ -179,31 +175,31 @@ class Session:
             }
         )
 
-    def _one(self, step: Step, process: Process, cases: list[str]) -> None:
-        """The first of ``cases``; it is taken off them, done or failed."""
-        case = cases[0]
+    def _one(self, step: Step, process: Process, case: str) -> None:
+        """Does one case, and records its result or why it failed.
+
+        Raises:
+            ProcessFailure: the process died or hung at the case, which then counts as failed.
+        """
         kind: type[Row] = {ORACLE: Oracle, "pytorch": PytorchRow}.get(step.task, Pick)
         begin = time.monotonic()
         try:
             request = {"task": step.task, "case": self.record.cases[case]}
             result = process.ask(request | self._more(step, case), self.config.case_limit_s)
             row = decode(kind, result, f"{step.name}, {case}")
+            self._took(step, time.monotonic() - begin)
         except (CaseFailure, ValueError) as error:  # ValueError: an answer that is no such row
             row = kind(error=str(error))
         except ProcessFailure as error:
             self._keep(step, case, kind(error=str(error)))
-            cases.pop(0)
             raise
-        else:
-            self._took(step, time.monotonic() - begin)
         self._keep(step, case, row)
-        cases.pop(0)
         if time.monotonic() - self._saved > _SAVE_EVERY_S:
             self._save()
             self._saved = time.monotonic()
 
     def _more(self, step: Step, case: str) -> dict[str, Any]:
-        """What a task must know beside the case. Raises CaseFailure where that is not known."""
+        """Returns what a task must know beside the case. Raises CaseFailure if that is unknown."""
         if step.task == ORACLE:
             return {"picked": self.record.picks_of(case)}
         if step.task == "pytorch":
@@ -214,7 +210,7 @@ class Session:
         return {}
 
     def _took(self, step: Step, seconds: float) -> None:
-        """A running mean, the latest cases weighing most."""
+        """Updates the running mean of a case's seconds, in which the latest cases weigh most."""
         known = self.record.seconds.get(step.mode)
         mean = seconds if known is None else 0.9 * known + 0.1 * seconds
         self.record.seconds[step.mode] = mean

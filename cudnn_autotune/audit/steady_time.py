@@ -1,6 +1,6 @@
-"""What sustained runs say: times of candidates, brought to one power where the limit held them.
+"""What sustained runs say: times of candidates, brought to one power if the limit held them.
 
-How far a time goes with the clock is told by the regression that ``sampling`` uses, too.
+How far a time depends on the clock comes from the regression that ``sampling`` uses, too.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import numpy as np
 from cudnn_autotune.timers.board_power import clock_sensitivity
 from cudnn_autotune.timers.timer import Cache, Sample
 
-# Power grows with about the square of the clock. What is known of it beforehand counts as four
-# blocks whose powers differ by a percent.
+# Power grows with about the square of the clock, so time falls with its square root. This prior
+# counts as much as four runs whose powers differ by a percent.
 _PRIOR_SLOPE = -0.5
 _PRIOR_SQUARES = 4 * 0.01**2
-# Further from the others' power, relative, it was not the limit that held a block.
+# The power limit did not hold a run whose power is further, relatively, from that of the others.
 _NEAR_LIMIT = 0.1
 
 
 @dataclass(frozen=True)
 class SteadyTime:
-    """What a block says of a candidate alone."""
+    """What one sustained run says of a candidate."""
 
     time_ms: float
     clock_mhz: float | None
     power_w: float | None = None
-    """Mean of the readings meanwhile, where the power limit held the clock."""
+    """Mean of the power readings in the run; None unless the power limit held the clock."""
     sensitivity: float = 1.0
-    """As ``board_power.clock_sensitivity``."""
+    """See ``board_power.clock_sensitivity``."""
 
 
 def steady_time(ran: Sequence[tuple[Cache, Sample]]) -> SteadyTime:
-    """Of a block of a candidate alone, by what has arrived at the candidate's own clock.
+    """Returns the time of one sustained run, from the batches at the candidate's own clock.
 
     Args:
-        ran: its batches in their order, some of each cache state, all of which ran.
+        ran: its batches in their order, some of each cache state; all of them ran.
     """
     states = sorted({cache for cache, _ in ran})
     groups = itertools.groupby(ran[len(ran) // 3 :], key=lambda row: row[1].power_w)
@@ -54,7 +54,7 @@ def steady_time(ran: Sequence[tuple[Cache, Sample]]) -> SteadyTime:
     clock_mhz = float(np.median(clocks)) if clocks else None
     if not read:
         return SteadyTime(math.exp(log), clock_mhz)
-    # Time and power of the same moments.
+    # The time is taken at the moments of the power readings.
     log += float(
         np.mean([np.mean([math.log(s.time_ms) - levels[c] for c, s in r]) for _, r in read])
     )
@@ -71,14 +71,13 @@ def steady_time(ran: Sequence[tuple[Cache, Sample]]) -> SteadyTime:
 
 
 def at_one_power(blocks: Mapping[str, Sequence[SteadyTime]]) -> dict[str, list[float]]:
-    """Times of blocks; of those that the power limit held, what they would be at the power that it
-    lets them have in the mean.
+    """Returns the times of sustained runs, corrected to one power if the power limit held them.
 
-    By the slope of log(time) over log(power) that the blocks of one candidate show among
-    themselves, the less the less its time depends on the clock: what the board charged one block
-    and paid to another. Blocks whose power is far from that of the others stay as they are, and so
-    do those whose power is not known; but where two blocks of a candidate or more were brought to
-    that power, such as were not are left out.
+    A power controller lets one run draw somewhat more than another. The correction goes by the
+    slope of log(time) over log(power) that the runs of each candidate show among themselves, times
+    the candidate's clock sensitivity, to the mean power of all runs. A run whose power is unknown,
+    or far from that of the others, stays as it is, and is left out if two or more runs of its
+    candidate were corrected.
     """
     held = {
         text: [math.log(block.power_w or math.inf) for block in some]

@@ -1,4 +1,4 @@
-"""What a record says of each mode."""
+"""The figures of each mode in a record."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from cudnn_autotune.audit.model import STEADY, TRUTHS, Pick, PytorchRow, Record,
 
 @dataclass(frozen=True)
 class Regrets:
-    """Over cases and runs; ratios, 1.0 is the best."""
+    """Regrets over cases and runs; 1.0 is the best."""
 
     mean: float
-    """Geometric."""
+    """Geometric mean."""
     p95: float
     worst: float
     worst_case: str
@@ -42,24 +42,23 @@ class Regrets:
 
 @dataclass(frozen=True)
 class Flips:
-    """Whether fresh runs agree: picks that differ by more than 1 % and by more than the oracle's
-    error."""
+    """How often picks of fresh runs differ by more than 1 % and by more than the oracle's error."""
 
     cases: int
-    """Cases in which any two runs differ."""
+    """How many cases have two runs that differ."""
     of: int
     pairs: float
-    """Share of pairs of runs that differ, over all cases."""
+    """The share of pairs of runs that differ, over all cases."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Wall time of choosing, in milliseconds."""
+    """The wall time of choosing, in milliseconds."""
 
     median_ms: float
-    """Of a case."""
+    """Median over cases and runs."""
     total_ms: float
-    """All cases of a run; the median over the runs."""
+    """The sum over the cases of a run; median over the runs."""
 
 
 @dataclass(frozen=True)
@@ -72,51 +71,51 @@ class Coverage:
 
 @dataclass(frozen=True)
 class AgainstPytorch:
-    """PyTorch's time over our reference mode's, taking turns in one process; above 1, ours wins."""
+    """PyTorch's time over our reference mode's in the same process; above 1, ours is faster."""
 
     mean: float
-    """Geometric."""
+    """Geometric mean."""
     least: float
     most: float
     cases: int
     slower: tuple[str, ...]
-    """Cases in which ours is more than 1 % slower."""
+    """The cases in which ours is more than 1 % slower."""
 
 
 @dataclass(frozen=True)
 class ModeSummary:
-    """One mode over the cases that all modes share, and all its runs."""
+    """The figures of one mode, over all its runs and the cases that all modes share."""
 
     runs: int
     cases: int
     picked: dict[str, int] = field(default_factory=dict)
-    """Candidate -> how often."""
+    """How often each candidate was picked."""
     regret: Regrets | None = None
-    """Against the steady truth: sustained where measured, else burst."""
+    """Regrets against the steady truth: sustained if measured, else burst."""
     regrets: dict[str, Regrets] = field(default_factory=dict)
-    """By truth, over the cases that have it."""
+    """Regrets by truth, over the cases that have it."""
     flips: Flips | None = None
-    """None with a single run."""
+    """None if there is a single run."""
     tuning: Tuning | None = None
     gpu_ms: float | None = None
-    """GPU time of a case's launches, median; None where the mode does not count it."""
+    """Median GPU time of a case's launches; None if the mode does not count it."""
     coverage: Coverage | None = None
-    """None where the mode claims no bound."""
+    """None if the mode reports no bound."""
     against: dict[str, AgainstPytorch] = field(default_factory=dict)
-    """By truth; of PyTorch's modes only, over all cases that this one has timed: the comparison is
-    its own and asks no oracle."""
+    """By truth, for PyTorch's modes only; over all timed cases, since this needs no oracle."""
     unavailable: str = ""
-    """Why the mode picked nothing at all."""
+    """The reason if the mode picked nothing at all; else empty."""
 
 
 def summarize(record: Record) -> dict[str, ModeSummary]:
-    """Every mode of the record, PyTorch's too, over the cases that all of them could do."""
+    """Returns the figures of every mode, PyTorch's included, over the cases that all could do."""
     cases = shared_cases(record)
     found = {mode: _mode(record, mode, cases) for mode in record.picks}
     return found | {mode: _pytorch(record, mode, cases) for mode in record.pytorch}
 
 
 def geometric_mean(values: Iterable[float]) -> float:
+    """Returns the geometric mean of values above 0."""
     return math.exp(float(np.mean(np.log(list(values)))))
 
 
@@ -152,7 +151,7 @@ def _mode(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
 
 
 def _regrets(rows: Sequence[tuple[str, float, float]]) -> Regrets:
-    """Of ``(case, raw regret, regret)``."""
+    """Summarizes rows of ``(case, raw regret, regret)``."""
     values = np.array([value for _, _, value in rows])
     return Regrets(
         mean=geometric_mean(values),
@@ -169,7 +168,7 @@ def _flips(record: Record, picked: dict[str, list[Pick]]) -> Flips:
     cases = pairs = differing = 0
     for case, picks in picked.items():
         truth = truth_of(record.oracle[case], STEADY)
-        assert truth is not None  # the case is shared
+        assert truth is not None  # shared cases have one
         counts = Counter(str(pick.text) for pick in picks)
         among = sum(
             counts[one] * counts[other]
@@ -204,7 +203,7 @@ def _coverage(record: Record, picked: dict[str, list[Pick]]) -> Coverage | None:
             raw = raw_regret(truth, pick.text)
             if pick.regret_bound is None or raw is None or truth is None:
                 continue
-            # Two standard errors of the oracle's own.
+            # The oracle itself may be off by two standard errors.
             error = 2 * truth.errors.get(str(pick.text), 0.0)
             within.append(raw - 1 <= pick.regret_bound + error)
     return Coverage(float(np.mean(within)), len(within)) if within else None

@@ -1,4 +1,4 @@
-"""A table of texts that prints in a terminal and renders as Markdown, from the same rows."""
+"""A table of texts, which prints in a terminal and renders as Markdown."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 _LONGEST_CELL = 400
-_FOLDED = 24  # of a text that may be longer, at least so much stands on a line
-_FRAME = 3  # a column's blanks, and the line at its left
+_FOLDED = 24  # a text column that may fold is at least this wide
+_FRAME = 3  # the blanks of a column, and the line on its left
 
 
 @dataclass
 class Table:
-    """``columns`` are headers; the first ``texts`` columns are aligned left, the others right."""
+    """A title, headers (``columns``) and rows.
+
+    The first ``texts`` columns are aligned left, the others right.
+    """
 
     title: str
     columns: Sequence[str]
@@ -38,7 +41,7 @@ class Table:
         return "\n".join(parts)
 
     def rich(self, width: int) -> list[RichTable]:
-        """For a console of ``width`` columns: whole, or in parts that fit, each with the texts."""
+        """Returns tables that fit into ``width`` columns: one, or several that repeat the texts."""
         texts = list(range(self.texts))
         taken = sum(min(self._width(index), _FOLDED) for index in texts) + 1
         parts: list[list[int]] = [[]]
@@ -57,7 +60,10 @@ class Table:
     def _part(self, indices: Sequence[int]) -> RichTable:
         table = RichTable(title_justify="left", caption_justify="left")
         for index in indices:
-            may_be_long = index == self.texts - 1 and self.texts > 1  # only the last of the texts
+            # Only the last of several text columns folds.
+            may_be_long = (
+                index == self.texts - 1 and self.texts > 1
+            )  # only the last text column folds
             table.add_column(
                 self.columns[index] if may_be_long else self._header(index),
                 justify="left" if index < self.texts else "right",
@@ -65,15 +71,15 @@ class Table:
                 no_wrap=not may_be_long,
             )
         for row in self.rows:
-            # Text: square brackets are no markup.
+            # In a Text, square brackets are no markup.
             table.add_row(*(Text(row[index][:_LONGEST_CELL]) for index in indices))
         return table
 
     def _header(self, index: int) -> str:
-        """On lines of whole words, none longer than need be."""
+        """Returns a header on lines of whole words that do not widen the column."""
         return textwrap.fill(self.columns[index], self._width(index) - _FRAME)
 
     def _width(self, index: int) -> int:
-        """That a column takes, its frame included, so that neither cell nor word is cut."""
+        """Returns the width, with frame, at which the column cuts neither a cell nor a word."""
         cells = (row[index][:_LONGEST_CELL] for row in self.rows)
         return max(map(cell_len, (*self.columns[index].split(), *cells))) + _FRAME

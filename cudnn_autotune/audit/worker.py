@@ -1,10 +1,10 @@
-"""``python -m cudnn_autotune.audit.worker``: one fresh process of an audit.
+"""``python -m cudnn_autotune.audit.worker`` is one fresh process of an audit.
 
-It speaks JSON, a line a message, with the process that started it (``processes``): ``{"ready":
-true}`` once everything is imported, then it waits. The first message sets it up and may start a
-CUDA context; each further one is a case to work on, answered by ``{"result": ...}`` or
-``{"error": text}``, with ``"fatal": true`` where the process is of no more use. It ends when its
-input does.
+It exchanges JSON, one message a line, with the process that started it (``processes``). It says
+``{"ready": true}`` once everything is imported. The first message that it gets sets it up and may
+start a CUDA context. Each further message is a case, which it answers by ``{"result": ...}`` or
+``{"error": text}``, with ``"fatal": true`` if the process is of no more use. It ends when its input
+ends.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Any, TextIO
 
 
 def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
-    """Answers until ``requests`` end. ``modules`` are imported first: before it says it is ready,
-    so that importing is in no measured time."""
+    """Answers until ``requests`` end.
+
+    It imports ``modules`` before it says that it is ready, so that no measured time includes that.
+    """
     for name in modules:
         importlib.import_module(name)
     from cudnn_autotune.audit.backend import Backend, Poisoned
@@ -39,7 +41,7 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
                 backend = module.open_backend(request)
                 say({"set up": True})
                 continue
-            with events.SEARCHES.shown_elsewhere():  # by the process that asks
+            with events.SEARCHES.shown_elsewhere():  # the process that asks shows progress
                 result = backend.work(request["task"], request["case"], request)
         except Poisoned as error:
             say({"error": str(error), "fatal": True})
@@ -51,7 +53,7 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
 
 
 def main() -> None:
-    # Libraries print to stdout as well: that goes to stderr, and the answers to where stdout went.
+    # Libraries print to stdout, too. That goes to stderr now, and answers go where stdout went.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(sys.stdin, answers, sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Host time of building plans, for timers whose time is virtual."""
+"""The host time of building plans, in a timer whose time is virtual."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from cudnn_autotune.engines.configs import Candidate
 
 Build = tuple[Candidate, float]
-"""A candidate, and how long its build takes (milliseconds)."""
+"""A candidate, and the milliseconds that its build takes."""
 
 
 class Builds:
-    """Which plans have been built or tried, and how long the host waits for them.
+    """Knows which plans have been built or tried, and how long the host waits for them.
 
-    As in ``gpu_timer``: plans that are compiled at run time share ``threads`` threads, the others
-    build one after the other; what builds in the background costs the wait that is left when it is
-    asked for.
+    As in ``gpu_timer``, plans that are compiled at run time share ``threads`` threads, and the
+    others build one after the other. For a plan that builds in the background the host waits only
+    as long as is left when it is asked for.
     """
 
     def __init__(self, threads: int) -> None:
@@ -25,11 +25,11 @@ class Builds:
         self._ready_at_ms = 0.0
 
     def tried(self, candidate: Candidate) -> bool:
-        """Whether it has been built, or found not to build."""
+        """Whether a candidate has been built, or was found not to build."""
         return candidate.text in self._tried
 
     def prepare(self, builds: Sequence[Build], now_ms: float) -> float:
-        """Starts builds in the background. Returns the wait for those started before."""
+        """Starts builds in the background; returns the wait (ms) for those started before."""
         wait_ms = self._collect(now_ms)
         new = self._new(builds)
         if new:
@@ -38,7 +38,7 @@ class Builds:
         return wait_ms
 
     def finish(self, builds: Sequence[Build], now_ms: float) -> float:
-        """Builds what has not been built. Returns the wait for it."""
+        """Builds what has not been built; returns the wait for it (ms)."""
         wait_ms = 0.0
         if any(candidate.text in self._pending for candidate, _ in builds):
             wait_ms = self._collect(now_ms)
@@ -60,7 +60,7 @@ class Builds:
 
 
 def together_ms(builds: Iterable[Build], threads: int) -> float:
-    """Wall time of builds whose own times are known."""
+    """Returns the wall time (ms) of builds whose own times are known."""
     plain_ms = 0.0
     busy_ms = [0.0] * threads
     for candidate, build_ms in builds:

@@ -1,6 +1,7 @@
-"""The rules of ``cudnn_frontend::time_sorted_plan``, for timers that have no cuDNN to ask.
+"""The rules of ``cudnn_frontend::time_sorted_plan``, for timers without a GPU.
 
-As in cudnn-frontend 1.28, ``cudnn_frontend_find_plan.h``; ``gpu_timer`` calls the original.
+They are those of cudnn-frontend 1.28, ``cudnn_frontend_find_plan.h``; ``gpu_timer`` calls the
+original.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _MOST_SAMPLES = 100
 _IMPROVEMENT = 0.95
 
 Launch = Callable[[Candidate], tuple[float, bool]]
-"""One launch, waited for: milliseconds between its events, and whether it ran."""
+"""Launches a candidate and waits; returns the milliseconds between its events, and whether it
+ran."""
 
 
 def find(technique: str, candidates: Sequence[Candidate], limit: int, launch: Launch) -> Selection:

@@ -1,4 +1,4 @@
-"""What a recording says of a candidate's time, from all of its samples."""
+"""The times of candidates that all samples of a recording tell together."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from cudnn_autotune.timers.offline.recording import Recording, Rounds, SoloTrace
 from cudnn_autotune.timers.timer import Cache
 
 _SMOOTHED = 4
-"""Batches on either side that a trace's curve is smoothed over."""
-
+"""A trace's curve is smoothed over so many batches on either side."""
 
 Bursts = Mapping[Cache, Mapping[str, float]]
-"""Of each cache state what :func:`burst_ms` says: worked out once for all that ask."""
+"""What :func:`burst_ms` returns, by cache state."""
 
 
 def bursts(recording: Recording) -> Bursts:
+    """Returns :func:`burst_ms` of both cache states."""
     return {"cold": burst_ms(recording, "cold"), "hot": burst_ms(recording, "hot")}
 
 
 def burst_ms(recording: Recording, cache: Cache) -> dict[str, float]:
-    """Milliseconds a call in the rounds, by text; of what ran, but in no round, its own runs. A
-    candidate that failed, now or then, has none.
+    """Returns milliseconds of a call in the rounds, by text.
 
-    The median over the rounds of the logarithms, less what all candidates of a round share.
+    It is the median over the rounds of the logarithms, less what all candidates of a round share.
+    A candidate that ran, but in no round, has the time of its own run; one that failed has none.
     """
     rounds = recording.cold if cache == "cold" else recording.hot
     shared = _shared(rounds)
@@ -47,10 +47,10 @@ def burst_ms(recording: Recording, cache: Cache) -> dict[str, float]:
 
 
 def _shared(rounds: Rounds) -> list[float]:
-    """By round: the median over its candidates of how far their log times are off their medians."""
+    """Returns for each round the median distance of its log times from the candidates' medians."""
     columns = list(zip(*rounds.time_ms, strict=True))
     logs = [[math.log(t) for t in column if t is not None] for column in columns]
-    # One that sat out some rounds has a median of other rounds than the rest.
+    # The median of a candidate that sat out some rounds is of other rounds than the rest.
     middle = [
         statistics.median(column) if column and len(column) == len(rounds.time_ms) else None
         for column in logs
@@ -67,10 +67,10 @@ def _shared(rounds: Rounds) -> list[float]:
 
 
 def sustained_ms(recording: Recording, cache: Cache, bursts: Bursts) -> dict[str, float]:
-    """Milliseconds a call at the end of the solo traces, by text; only of those that have one.
+    """Returns milliseconds of a call at the end of the solo traces, by text.
 
-    The median over the last third of a trace. From a trace of the other cache state it follows by
-    the ratio of the burst times.
+    It is the median over the last third of a trace. A trace of the other cache state is multiplied
+    by the ratio of the burst times.
     """
     found: dict[str, list[float]] = {}
     for trace in sound_traces(recording):
@@ -80,27 +80,27 @@ def sustained_ms(recording: Recording, cache: Cache, bursts: Bursts) -> dict[str
 
 
 def sound_traces(recording: Recording) -> list[SoloTrace]:
-    """Those of candidates that did not fail."""
+    """Returns the traces of candidates that did not fail."""
     failed = {r.text for r in recording.candidates if r.error}
     return [trace for trace in recording.solo if trace.text not in failed]
 
 
 def last_third(trace: SoloTrace) -> Sequence[float]:
-    """The times that count as steady."""
+    """Returns the times of a trace that count as steady."""
     return trace.time_ms[-max(1, len(trace.time_ms) // 3) :]
 
 
 def cache_factor(trace: SoloTrace, cache: Cache, bursts: Bursts) -> float:
-    """What a trace's times are to be multiplied by for another cache state."""
+    """Returns what turns a trace's times into those of a cache state, by multiplication."""
     if trace.cache == cache:
         return 1.0
     return bursts[cache][trace.text] / bursts[trace.cache][trace.text]
 
 
 def call_overhead_ms(recording: Recording) -> float:
-    """Host time a launch takes beyond its own: a round's overhead over the launches of one.
+    """Returns the host time that each launch adds: a round's overhead over its launches.
 
-    So that a run of a few launches does not pay for a whole round's.
+    So a run of a few launches does not pay for those of a whole round.
     """
     rounds = recording.cold
     launches = [
@@ -112,7 +112,7 @@ def call_overhead_ms(recording: Recording) -> float:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """The running median of nine; of fewer, and evenly many to both sides, at the ends."""
+    """Returns the running median of nine values; near the ends of fewer, as many on either side."""
     curve = []
     for i in range(len(values)):
         reach = min(_SMOOTHED, i, len(values) - 1 - i)

@@ -1,4 +1,4 @@
-"""``ReplayTimer``: a recording, played back to a strategy."""
+"""``ReplayTimer`` plays a recording back to a strategy."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
 from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
 
 _BLOCK_ROUNDS = 8
-"""Played in their order before the replay jumps to another round."""
+"""So many rounds are played in their order before the replay jumps to another round."""
 _SOLO_FROM_MS = 4.0
-"""Alone for less, a candidate runs as in the rounds: no power controller has noticed it yet."""
+"""A candidate that runs alone for less runs as in the rounds: no power controller has noticed it
+yet."""
 _LONG_MS = 40.0
-"""Alone for so long without a trace is named as lacking."""
+"""A candidate that runs alone for so long without a trace is named in ``missing``."""
 _FEW_CALLS = 4
-"""Who takes ``_LONG_MS`` for these is as in the rounds, however long it runs: a mode gives one that
-slow a call or two, and nobody asks for its steady time."""
+"""A candidate that takes ``_LONG_MS`` for so few calls runs as in the rounds, however long it runs:
+a mode gives it a call or two, and does not ask for its steady time."""
 _PASSES_APART = 3
-"""From so many passes of cuDNN's search, next to one another, one search takes its samples: what
-disturbed one of them disturbs many candidates."""
+"""One search of cuDNN takes its samples from so many adjacent recorded passes, because what
+disturbed one pass disturbed many candidates."""
 POWER = "the board's power"
-"""What ``missing`` says of a recording of version 1 once something has run alone for long."""
+"""The entry of ``missing`` for a recording of version 1 in which something has run alone long."""
 _slowdown = operator.attrgetter("slowdown")
 
 
@@ -39,22 +40,21 @@ class ReplayTimer:
     """Recorded samples in a new order (``sampling.Timer``).
 
     Candidates that take turns get times of one recorded round, then of the next, so that what
-    disturbed a round disturbs all of it; after eight rounds the replay jumps to another one (a
+    disturbed a round disturbs all of it. After eight rounds the replay jumps to another one (a
     block bootstrap: Künsch, Annals of Statistics 17, 1989). A candidate that runs alone for long
-    follows its solo trace, with the trace's own scatter in a new order. One that has none follows
-    the trace of another, scaled by their times in the rounds: the trace whose slowdown is the
-    middle one of all. (As fast alone as in the rounds it would beat whoever was recorded alone on a
-    board that throttles.)
+    follows its solo trace, with the trace's own scatter in a new order. A candidate without a trace
+    follows the trace whose slowdown is the median, scaled by the two candidates' times in the
+    rounds. (If it ran alone as fast as in the rounds, it would beat every candidate that was
+    recorded alone on a board that throttles.)
 
     What was not recorded cannot be replayed: a batch of fewer calls than recorded is as quiet as
-    the recorded one, and after a sustained run the rounds start cool again. The board's
-    power is that of the trace which is played; in the rounds, where no mode looks at it, there is
-    none.
-    :attr:`missing` names what a strategy asked for that the recording lacks.
+    the recorded one, and after a sustained run the rounds start cool again. The board's power is
+    that of the trace that is played; in the rounds there is none. :attr:`missing` names what a
+    strategy asked for that the recording lacks.
 
     Args:
-        recording: what to play.
-        seed: of the order.
+        recording: is played.
+        seed: of the order of samples.
     """
 
     def __init__(self, recording: Recording, seed: int = 0) -> None:
@@ -90,11 +90,11 @@ class ReplayTimer:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What was asked for that the recording lacks, such as ``a solo trace of eng67``."""
+        """What a strategy asked for that the recording lacks, as ``a solo trace of eng67``."""
         return tuple(self._missing)
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
-        """As ``Timer.runnable``; a candidate that was not recorded does not build."""
+        """See ``Timer.runnable``. A candidate that was not recorded does not build."""
 
         def built(some: Sequence[Candidate]) -> list[Candidate]:
             self._elapsed_ms += self._builds.finish(self._known(some), self._elapsed_ms)
@@ -115,7 +115,7 @@ class ReplayTimer:
         return samples
 
     def state(self) -> GpuState:
-        """The reading of the recording's phase that is being played, with the last clock."""
+        """Returns the recorded reading of the phase that is played, with the last clock."""
         state = self._states.get(self._phase, self._state)
         if self._clock_mhz is None:
             return state
@@ -134,12 +134,15 @@ class ReplayTimer:
     def truth(
         self, kind: Literal["burst", "sustained"] = "sustained", cache: Cache = "cold"
     ) -> dict[str, float]:
-        """Milliseconds a call from all recorded samples, by text.
+        """Returns milliseconds of a call, from all recorded samples, by the candidate's text.
 
         Args:
-            kind: ``burst``, in the rounds; ``sustained``, alone and long: of those only that
+            kind: ``burst``: in the rounds; ``sustained``: alone for long, of the candidates that
                 have a solo trace.
             cache: ``cold`` or ``hot``.
+
+        Raises:
+            ValueError: another ``kind`` or ``cache``.
         """
         if kind not in ("burst", "sustained"):
             raise ValueError(f"kind must be burst or sustained, got {kind!r}")
@@ -161,14 +164,14 @@ class ReplayTimer:
         return recorded.built and self._builds.tried(recorded.candidate)
 
     def _can_run(self, candidate: Candidate) -> bool:
-        """What built and then failed is runnable: its first run says so."""
+        """Whether it was built; if it failed to run, its first run in the replay fails, too."""
         recorded = self._recorded(candidate)
         return recorded is not None and recorded.built
 
     def _batch(self, batch: Batch) -> Sample:
         text = batch.candidate.text
         recorded = self._recorded(batch.candidate)
-        if batch.candidate.engine is None:  # it needs no plan
+        if batch.candidate.engine is None:  # PyTorch's own path needs no plan
             if recorded is None or not recorded.built:
                 self._missing[text] = None
                 return Sample(float("inf"), error=f"{text} was not recorded")
@@ -190,7 +193,7 @@ class ReplayTimer:
         return Sample(time_ms, clock_mhz, loading_ms=load_ms, power_w=power_w)
 
     def _load_ms(self, recorded: RecordedCandidate) -> float:
-        """The first run's loading of the kernel; 0 from the second on."""
+        """Returns the time of loading the kernel in the first run, and 0 from the second run on."""
         text = recorded.text
         if text in self._loaded:
             return 0.0
@@ -224,7 +227,10 @@ class ReplayTimer:
         return Played(time_ms, clock_mhz)
 
     def _round_time(self, text: str, calls: int, cache: Cache) -> tuple[float, float | None]:
-        """Of this round; of a longer batch than recorded, the mean of it and the next ones."""
+        """Returns time and clock in this round.
+
+        The time of a batch longer than the recorded one is the mean of this round and the next.
+        """
         rounds = self.recording.cold if cache == "cold" else self.recording.hot
         column = self._column[text]
         count = len(rounds.time_ms)
@@ -238,17 +244,17 @@ class ReplayTimer:
         return self._any_time(column), None
 
     def _any_time(self, column: int) -> float:
-        """Of a candidate that sat out this round."""
+        """Returns a time of a candidate that took no part in this round."""
         times = self._column_of("rounds", column)
         if times:
             return self._rng.choice(times)
         recorded = self.recording.candidates[column]
         time_ms = recorded.warm_ms or recorded.first_run_ms
-        assert time_ms is not None  # it has no error, so it ran
+        assert time_ms is not None  # a candidate without an error ran
         return time_ms
 
     def _column_of(self, kind: Literal["rounds", "lone"], column: int) -> list[float]:
-        """All times of a candidate in the rounds, or in single launches."""
+        """Returns all times of a candidate in the rounds, or in single launches."""
         key = (kind, column)
         if key not in self._of_column:
             recording = self.recording
@@ -268,7 +274,7 @@ class ReplayTimer:
         self._block_left -= 1
 
     def _launch(self, candidate: Candidate) -> tuple[float, bool]:
-        """A single launch as cuDNN's own search times it."""
+        """Returns what cuDNN's own search measures in a single launch, and whether it ran."""
         recorded = self._recorded(candidate)
         text = candidate.text
         if recorded is None or not self._ready(recorded):

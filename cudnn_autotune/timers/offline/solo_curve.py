@@ -1,4 +1,4 @@
-"""A solo trace as something that can be played again."""
+"""Plays a recorded solo trace again, in a new order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cudnn_autotune.timers.offline.recording import SoloTrace
 from cudnn_autotune.timers.timer import Cache
 
 MOST_AVERAGED = 16
-"""Recorded batches that a longer one is the mean of: more are no quieter, only slower to draw."""
+"""A long batch is the mean of so many recorded ones at most: more would be no quieter."""
 
 
 class Played(NamedTuple):
-    """A batch, as ``Sample`` has it."""
+    """Time, clock and power of a batch, as in ``Sample``."""
 
     time_ms: float
     clock_mhz: float | None
@@ -25,7 +25,12 @@ class Played(NamedTuple):
 
 
 class SoloCurve:
-    """A solo trace as a curve and the scatter around it."""
+    """A solo trace, split into a smooth curve and the scatter around it.
+
+    Args:
+        trace: of a candidate that did not fail.
+        bursts: milliseconds of a call in the rounds, by cache state and candidate.
+    """
 
     def __init__(self, trace: SoloTrace, bursts: Bursts) -> None:
         self._trace = trace
@@ -35,24 +40,24 @@ class SoloCurve:
         self._burst_ms = bursts
         last_ms = statistics.median(recorded_times.last_third(trace))
         self.slowdown = last_ms / self._burst_ms[trace.cache][trace.text]
-        """Its time at the end relative to that in the rounds."""
+        """The time at the end of the trace over the time in the rounds."""
 
     @property
     def text(self) -> str:
-        """Of the candidate whose trace it is."""
+        """The text of the candidate whose trace it is."""
         return self._trace.text
 
     def relative_ms(self, text: str, cache: Cache) -> float:
-        """How long another candidate takes in the rounds, relative to this one."""
+        """Returns the time of another candidate in the rounds over the time of this one."""
         burst_ms = self._burst_ms[cache]
         return burst_ms[text] / burst_ms[self.text]
 
     def play(self, rng: random.Random, at_ms: float, duration_ms: float, cache: Cache) -> Played:
-        """A batch, begun ``at_ms`` into the block."""
+        """Returns a batch that begins ``at_ms`` after the run began."""
         trace, count = self._trace, len(self._curve)
         index = bisect.bisect_left(trace.at_ms, at_ms + duration_ms / 2)
         power_w = None
-        if index >= count:  # longer than recorded: it stays as it was at the end
+        if index >= count:  # beyond the end of the trace, the time stays as it was there
             index = rng.randrange(count - max(1, count // 4), count)
         elif trace.power_w is not None:
             power_w = trace.power_w[index]

@@ -1,4 +1,4 @@
-"""Candidates that are known beforehand: those of a simulation or of a recording."""
+"""Candidates that are known beforehand, as those of a recording."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from cudnn_autotune.engines.configs import ATEN, HEURISTIC_MODES, Candidate
 
 
 class StaticCandidates:
-    """A given list (``sampling.Candidates``).
+    """A given list of candidates (an ``engines.candidates.Candidates``).
 
     Args:
-        candidates: those of a heuristic mode in any order; those of none in the order in which
-            :meth:`beyond` gives them, PyTorch's own path before all others.
-        aten_uses_cudnn: whether PyTorch's own path is cuDNN.
-        similar: those that were chosen for similar problems.
+        candidates: in any order those that a heuristic mode lists; the others in the order in
+            which :meth:`beyond` returns them, behind PyTorch's own path.
+        aten_uses_cudnn: whether PyTorch's own path calls cuDNN.
+        similar: candidates that were chosen for similar problems.
 
     Raises:
-        ValueError: two candidates with one text, or an unknown heuristic mode.
+        ValueError: two candidates have the same text, or a heuristic mode is unknown.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StaticCandidates:
         return list(self._engines)
 
     def beyond(self) -> Sequence[Candidate]:
-        """Those that no heuristic lists; without PyTorch's own path where the source lacks it."""
+        """Returns the candidates that no heuristic mode lists, PyTorch's own path first."""
         return list(self._beyond)
 
     def similar(self) -> Sequence[Candidate]:
@@ -63,5 +63,5 @@ class StaticCandidates:
 
     @property
     def work(self) -> Work | None:
-        """None: what one run learns of a board must not reach the next one."""
+        """None, since what one run learns of a board must not reach the next run."""
         return None
