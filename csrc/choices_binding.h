@@ -4,8 +4,8 @@
 
 namespace cudnn_autotune {
 
-// The miss handler, the trials that it may start, and the table of choices. Only in builds with
-// CUDA.
+// Binds the handlers of misses, OnlineTrial and TurnSchedule, and the functions that forget
+// choices. Only in builds with CUDA.
 void bind_choices(pybind11::module_& m);
 
 }  // namespace cudnn_autotune

@@ -83,7 +83,8 @@ void bind_plan_timer(py::module_& m) {
           py::arg("batches"), py::arg("lead"), WithoutGilCall());
 }
 
-// Cycles from the multiprocessor with the highest number to each whole page of `memory`.
+// The latency, in cycles, of each whole 4 KiB page of `memory`, from the multiprocessor with the
+// highest number (core/page_distance.h). Empty where the driver does not take the kernel.
 std::vector<uint32_t> page_cycles(const at::Tensor& memory) {
   constexpr auto kBytes = static_cast<int64_t>(PageDistance::kPageBytes);
   TORCH_CHECK_VALUE(memory.is_cuda() && memory.is_contiguous() && memory.scalar_type() == at::kByte,

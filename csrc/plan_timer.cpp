@@ -22,23 +22,23 @@
 namespace cudnn_autotune {
 namespace {
 
-// CUDA's queue takes some 1,000 launches; with more before the release the host would wait for the
-// GPU, and the GPU for the host.
-constexpr int64_t kMostHeldLaunches = 300;
-constexpr uint64_t kMostHeldNs = 20'000'000;
+// CUDA's queue holds some 1,000 launches. With more of them behind a blocked stream, the host would
+// wait for the GPU, and the GPU for the host.
+constexpr int64_t kMostBlockedLaunches = 300;
+constexpr uint64_t kMostBlockedNs = 20'000'000;
 
-// Lets a held stream go, whatever happens to the host.
-class Hold {
+// Blocks a stream, and unblocks it at the latest when it is destroyed, also if the host throws.
+class StreamBlock {
  public:
-  Hold(const GpuClock* clock, cudaStream_t stream) : clock_(clock) {
-    if (clock_ != nullptr) clock_->hold(stream, kMostHeldNs);
+  StreamBlock(const GpuClock* clock, cudaStream_t stream) : clock_(clock) {
+    if (clock_ != nullptr) clock_->block(stream, kMostBlockedNs);
   }
-  ~Hold() { release(); }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
+  ~StreamBlock() { unblock(); }
+  StreamBlock(const StreamBlock&) = delete;
+  StreamBlock& operator=(const StreamBlock&) = delete;
 
-  void release() {
-    if (clock_ != nullptr) clock_->release();
+  void unblock() {
+    if (clock_ != nullptr) clock_->unblock();
     clock_ = nullptr;
   }
 
@@ -46,7 +46,8 @@ class Hold {
   const GpuClock* clock_;
 };
 
-// One for each device: cuBLAS keeps a workspace for every stream that it has seen.
+// All timers of a device share one stream, because cuBLAS keeps a workspace for every stream that
+// it has seen.
 c10::cuda::CUDAStream timing_stream(c10::DeviceIndex device) {
   static std::mutex mutex;
   static auto* streams = new std::map<c10::DeviceIndex, c10::cuda::CUDAStream>();
@@ -71,7 +72,7 @@ PlanTimer::PlanTimer(const ConvProblem& problem, std::vector<Operands> operands,
       clock_(nullptr) {
   const c10::cuda::CUDAGuard device(operands_[0][0].device());
   clock_ = GpuClock::of_current_device();
-  // The operands were written on the caller's stream.
+  // The operands were written on the caller's stream, and are read on the timer's.
   c10::cuda::getCurrentCUDAStream().synchronize();
   if (!workspace_pages) return;
   WorkspacePages& pages = WorkspacePages::of_current_device();
@@ -85,7 +86,7 @@ PlanTimer::PlanTimer(const ConvProblem& problem, std::vector<Operands> operands,
 }
 
 PlanTimer::~PlanTimer() {
-  // Only after a failure of CUDA itself can work be left, and then nothing is left to save.
+  // run() waits for all its work. Work can be left only after a failure of CUDA itself.
   for (cudaEvent_t event : events_) static_cast<void>(cudaEventDestroy(event));
 }
 
@@ -98,9 +99,9 @@ size_t PlanTimer::add(const std::string& text, std::shared_ptr<ConvPlan> plan) {
 
 void PlanTimer::set_workspace(at::Tensor workspace) {
   const c10::cuda::CUDAGuard device(operands_[0][0].device());
-  // It is of the caller's stream, whose earlier kernels may still use that memory.
+  // The caller's stream may still run kernels that use this memory.
   c10::cuda::getCurrentCUDAStream().synchronize();
-  graphs_.clear();  // they hold the old address
+  graphs_.clear();  // captured graphs contain the old address
   workspace_ = std::move(workspace);
 }
 
@@ -187,7 +188,7 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
     try {
       flush_ = device_bytes(operands_[0][0], flush_bytes_);
     } catch (const c10::OutOfMemoryError&) {
-      flush_bytes_ = 0;  // the operands alone have to push each other out
+      flush_bytes_ = 0;  // only the rotation over the operands keeps the cache cold then
     }
   }
   GpuClock::Reading* stamps = nullptr;
@@ -198,10 +199,11 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
   const auto stamp = [&](size_t at) {
     if (stamps != nullptr) clock_->stamp(stream_, stamps + at * clock_->multiprocessors());
   };
-  // Of first runs: from the return of the launch, which loads the kernel on the host, to the end.
+  // The most that the first run of a candidate can have taken on the GPU: the time from the return
+  // of its launch, which loads the kernel, to its end.
   std::vector<double> most_ms(batches.size(), std::numeric_limits<double>::infinity());
   {
-    Hold held(lead > 0 ? clock_ : nullptr, stream_);
+    StreamBlock block(lead > 0 ? clock_ : nullptr, stream_);
     int64_t launches = 0;
     for (size_t i = 0; i < batches.size(); ++i) {
       const Batch& batch = batches[i];
@@ -222,7 +224,7 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
         } catch (const CudnnError& error) {
           samples[i].error = error.what();
         } catch (const c10::Error& error) {
-          // No memory, or ATen refuses. A failure of CUDA itself shows at the next call.
+          // Memory is short, or ATen refuses. A failure of CUDA itself shows at the next call.
           samples[i].error = error.what_without_backtrace();
         }
       }
@@ -237,7 +239,7 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
         most_ms[i] = waited.count();
       }
       launches += 5 + (batch.as_graph ? 1 : batch.calls);
-      if (i + 1 >= lead || launches > kMostHeldLaunches) held.release();
+      if (i + 1 >= lead || launches > kMostBlockedLaunches) block.unblock();
     }
   }
   stream_.synchronize();

@@ -22,8 +22,9 @@ struct CUDAGraph;
 
 namespace cudnn_autotune {
 
-// Raw samples of one problem's candidates: batches of calls between two events, enqueued without
-// a gap on a stream of the timer's own. What to run and what to believe is the caller's business.
+// Measures the candidates of one problem. It runs batches of calls between two CUDA events, without
+// a gap, on a stream of its own, and returns the raw times. The caller decides what to run and what
+// to believe. A timer may be used by one thread at a time.
 class PlanTimer {
  public:
   using Operands = std::array<at::Tensor, 3>;  // x, w, y
@@ -31,41 +32,43 @@ class PlanTimer {
   struct Batch {
     size_t candidate;
     int64_t calls;
-    bool cold;      // rotate over the sets of operands, after a flush of the L2 cache
-    bool as_graph;  // replay the calls from a CUDA graph: for kernels that outrun the host
+    bool cold;      // flush the L2 cache first, and use another set of operands in each call
+    bool as_graph;  // replay the calls from a CUDA graph, for kernels shorter than their launch
   };
   struct Sample {
-    double time_ms = 0;     // a call
-    double clock_mhz = 0;   // mean SM clock; 0: not known
-    double loading_ms = 0;  // of a first run by itself: what passed before the GPU could begin
-    std::string error;      // why the candidate did not run; empty: it did
+    double time_ms = 0;     // of one call
+    double clock_mhz = 0;   // mean clock of the multiprocessors; 0: unknown
+    double loading_ms = 0;  // of a candidate's first run: the time before the GPU could begin
+    std::string error;      // why the candidate did not run; empty if it ran
   };
 
-  // `operands` holds the caller's own tensors first, then copies. `flush_bytes`: how much to write
-  // before a cold batch; 0 where the operands alone fill the cache. `workspace_pages`: whether a
-  // small workspace lies where it does at a call (workspace_pages.h), where there are such pages,
-  // or always in that of set_workspace().
+  // `operands`: one or more sets; the caller's own tensors first, then copies of them.
+  // `flush_bytes`: how much memory to write before a cold batch; 0 if the operands fill the cache.
+  // `workspace_pages`: whether a workspace of at most one page is placed as in a call
+  // (workspace_pages.h), if this GPU has such pages; else it is in the memory of set_workspace().
   PlanTimer(const ConvProblem& problem, std::vector<Operands> operands, int64_t flush_bytes,
             bool workspace_pages);
   ~PlanTimer();
   PlanTimer(const PlanTimer&) = delete;
   PlanTimer& operator=(const PlanTimer&) = delete;
 
-  // Where a workspace lies can decide how fast a kernel is (see PageDistance), and which page it
-  // gets at a call is chance. So calls go round as many pages, and a time is the mean over them.
+  // The address of a workspace can decide how fast a kernel is (see PageDistance), and which page a
+  // call gets is chance. So successive calls use so many places in turn, and a time is their mean.
   static constexpr int64_t kPlaceBytes = PageDistance::kPageBytes;
   static constexpr int64_t kPlaces = 16;
 
-  // A candidate's number for Batch. `plan` is null for the texts of non_cudnn_paths.h.
+  // Adds a candidate, and returns its number for Batch. `plan` is null for kAten and kMatmul.
+  // Throws c10::ValueError if the text needs a plan, or does not fit the problem.
   size_t add(const std::string& text, std::shared_ptr<ConvPlan> plan);
-  // For all plans; at least the largest workspace_bytes() among those that run. A plan goes round
-  // the places that are left beside its need, kPlaces of them at most.
+  // Sets the memory for the workspaces of all plans. It must hold the largest workspace_bytes() of
+  // the plans that run. A plan uses as many places in turn as fit beside its need, kPlaces at most.
   void set_workspace(at::Tensor workspace);
 
-  // Runs the batches in their order and waits for the last. The GPU starts when the host has
-  // enqueued `lead` of them, so that it never waits for the host; 0 for candidates that have never
-  // run, whose loading may wait for the GPU. A candidate's first run should be of one call: then
-  // its kernel's loading is told apart. Throws c10::Error where CUDA itself fails.
+  // Runs the batches in their order, and waits for the last one. The GPU starts when the host has
+  // enqueued `lead` of them, so that it never waits for the host. `lead` must be 0 for candidates
+  // that have never run, because loading a kernel may wait for the GPU. The first run of a
+  // candidate should be one call, so that the loading of its kernel can be told apart. Throws
+  // c10::Error where CUDA itself fails, and c10::ValueError for a batch that cannot be.
   std::vector<Sample> run(const std::vector<Batch>& batches, size_t lead);
 
  private:
@@ -89,7 +92,7 @@ class PlanTimer {
   at::Tensor flush_;
   at::Tensor workspace_;
   std::vector<c10::DataPtr> pages_;
-  at::Tensor readings_;  // GpuClock::Reading, two stamps a batch
+  at::Tensor readings_;  // of GpuClock, two for each batch
   std::vector<Candidate> candidates_;
   std::map<GraphKey, std::unique_ptr<at::cuda::CUDAGraph>> graphs_;
   std::vector<cudaEvent_t> events_;

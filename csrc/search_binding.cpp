@@ -33,7 +33,8 @@ Enum by_name(const char* argument, const std::string& text, Values... values) {
   throw std::invalid_argument(std::string(argument) + ": unknown value '" + text + "'");
 }
 
-// From the validated fields of Python's ConvProblem.
+// Makes a problem from the fields of Python's ConvProblem, which has checked them in more detail.
+// Throws std::invalid_argument (Python's ValueError).
 ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& input_shape,
                          const std::vector<int64_t>& weight_shape,
                          const std::vector<int32_t>& stride, const std::vector<int32_t>& padding,
@@ -121,24 +122,25 @@ void bind_problem(py::module_& m) {
   });
 }
 
-// Lets this thread allocate, load and wait while another thread captures a graph: by default CUDA
-// refuses, and breaks that thread's capture.
+// Lets this thread allocate, load kernels and wait while another thread captures a graph. In CUDA's
+// default mode such calls fail, and break that thread's capture.
 void allow_capture_elsewhere() {
   auto mode = cudaStreamCaptureModeRelaxed;
   C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
-// An EngineSearch, and the CUDA device of its handle where it has one.
+// An EngineSearch, and the CUDA device of its handle. nullopt: it describes a GPU by a property
+// file.
 struct Search {
   std::unique_ptr<EngineSearch> engines;
   std::optional<c10::DeviceIndex> device;
 
-  // For the time of a call.
+  // Makes the device current as long as the guard lives.
   c10::cuda::OptionalCUDAGuard on_device() const {
     return c10::cuda::OptionalCUDAGuard(
         device ? std::optional<c10::Device>(c10::Device(c10::kCUDA, *device)) : std::nullopt);
   }
-  // For good: a thread that is to build, and that ends with it.
+  // Prepares a thread that only builds plans and then ends: its device and capture mode stay set.
   void enter() const {
     if (!device) return;
     allow_capture_elsewhere();

@@ -4,7 +4,8 @@
 
 namespace cudnn_autotune {
 
-// ConvProblem, EngineSearch and Plan; binds libcudnn, and so comes first. Only in builds with CUDA.
+// Binds ConvProblem, EngineSearch and Plan. It is called before the other two, because it loads the
+// functions of libcudnn. Only in builds with CUDA.
 void bind_search(pybind11::module_& m);
 
 }  // namespace cudnn_autotune

@@ -16,7 +16,7 @@ namespace cudnn_autotune {
 // nullopt if cuDNN has no convolution for it.
 std::optional<DataType> data_type(at::ScalarType dtype);
 
-constexpr uint8_t kMostAligned = 32;  // bytes; no engine needs more
+constexpr uint8_t kMostAligned = 32;  // bytes; a larger alignment counts as this one
 // The largest power of two, up to kMostAligned, that the tensor's address is a multiple of.
 uint8_t alignment(const at::Tensor& tensor);
 

@@ -12,16 +12,17 @@
 namespace cudnn_autotune {
 namespace {
 
-constexpr size_t kPages = 256;  // half of them in either partition: 1 MiB in all
+constexpr size_t kPages = 256;  // 1 MiB in all; half of the pages are in each partition
 constexpr size_t kCyclesBytes = (kPages + 1) * sizeof(uint32_t);
-// Room to begin at a whole page.
+// One page more than kPages, so that the first one can begin at a page boundary.
 constexpr size_t kBytes = (kPages + 1) * WorkspacePages::kPageBytes + kCyclesBytes;
-// There may be no memory at the moment, or the GPU too busy: to run a block on the multiprocessor
-// in question, or for the partitions to stand out. The next attempt is after twice as many calls.
+// A measurement fails if memory is short, or if the GPU is so busy that no block runs on the
+// multiprocessor in question, or that the partitions do not stand out. The next attempt follows
+// after twice as many calls.
 constexpr int kMostAttempts = 6;
 
-// Pages are an advantage, and no reason for a call to fail. An error that stays shows at the
-// launch that follows.
+// Clears the error of a CUDA call that failed. A call must not fail because of the pages, which
+// only make it faster. A persistent error of CUDA shows at the launch that follows.
 bool went_well(cudaError_t status) {
   if (status == cudaSuccess) return true;
   static_cast<void>(cudaGetLastError());
@@ -31,7 +32,7 @@ bool went_well(cudaError_t status) {
 }  // namespace
 
 WorkspacePages& WorkspacePages::of_current_device() {
-  // Never freed: graphs and streams may outlive everything else.
+  // It is never freed, because graphs and streams may outlive everything else.
   static const auto* all = [] {
     auto* made = new std::vector<std::unique_ptr<WorkspacePages>>();
     for (int i = 0; i < c10::cuda::device_count(); ++i) made->emplace_back(new WorkspacePages(i));
@@ -134,7 +135,7 @@ WorkspacePages::Page* WorkspacePages::of_capture(cudaStream_t stream) {
     unused_.push_back(page);
     return nullptr;
   }
-  // The graph, and what is instantiated from it, own it from now on.
+  // From now on the graph, and what is instantiated from it, own the object.
   if (!went_well(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove))) {
     static_cast<void>(went_well(cudaUserObjectRelease(object, 1)));  // which returns the page
     return nullptr;
@@ -146,7 +147,7 @@ WorkspacePages::Page* WorkspacePages::of_capture(cudaStream_t stream) {
 bool WorkspacePages::is_known(bool captures) {
   if (state_ == State::known) return true;
   if (state_ == State::none && (captures || --calls_until_next_ > 0)) return false;
-  // Another thread may be capturing.
+  // In CUDA's default mode these calls would break the capture of another thread.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   if (state_ == State::measuring) return has_ended();
   measure();
@@ -155,7 +156,7 @@ bool WorkspacePages::is_known(bool captures) {
 
 bool WorkspacePages::measure() {
   if (attempts_ == kMostAttempts) {
-    state_ = State::known;  // and there is none
+    state_ = State::known;  // with no pages
     return false;
   }
   ++attempts_;
@@ -188,7 +189,8 @@ bool WorkspacePages::has_ended() {
 }
 
 bool WorkspacePages::allocate() {
-  if (memory_ != nullptr) return true;  // for good: to free it would wait for the device
+  // The memory is never freed, because that would wait for the device.
+  if (memory_ != nullptr) return true;
   void* memory = nullptr;
   void* pinned = nullptr;
   cudaEvent_t event = nullptr;
@@ -213,7 +215,8 @@ char* WorkspacePages::first_page() const {
 void WorkspacePages::read() {
   const std::vector<size_t> far = PageDistance::far({cycles_, cycles_ + kPages});
   state_ = State::none;
-  if (far.empty()) return;  // it did not run, or was disturbed, or there is one partition
+  // The kernel did not run, or was disturbed, or the L2 cache has one partition.
+  if (far.empty()) return;
   pages_.resize(far.size());
   for (size_t i = 0; i < far.size(); ++i) {
     pages_[i].owner = this;

@@ -15,28 +15,30 @@
 
 namespace cudnn_autotune {
 
-// Workspaces of a page at most lie where kernels run fastest (see PageDistance). They are lent as
-// the caching allocator lends memory: what is given back serves the same stream again, whose order
-// keeps its kernels apart, and no other stream. A captured graph, which may be replayed beside
-// anything, has its page until it is destroyed.
+// Lends the pages of memory where kernels run fastest (see PageDistance) as workspaces of at most
+// one page. It works like the caching allocator: a page that is given back is lent to the same
+// stream again, whose order keeps its kernels apart, and to no other stream. A captured graph,
+// which may be replayed beside anything, keeps its page until it is destroyed. All methods are safe
+// to call from several threads.
 //
-// The memory is CUDA's own, and not the caching allocator's: whoever has redirected that to a pool
-// of theirs for a moment (torch.compile, torch.cuda.use_mem_pool) would have the pages in it.
+// The memory comes from cudaMalloc and not from the caching allocator, because a caller may have
+// redirected that to a memory pool of its own (torch.compile, torch.cuda.use_mem_pool).
 class WorkspacePages {
  public:
   static constexpr size_t kPageBytes = PageDistance::kPageBytes;
   struct Count {
     size_t all = 0;
-    size_t unused = 0;  // that no stream or graph has
+    size_t unused = 0;  // pages that no stream or graph has
   };
 
   static WorkspacePages& of_current_device();
 
-  // A page for one launch on the current stream, which captures or not. Null where none is left, or
-  // none is known: on a GPU without partitions, or as long as the measurement runs, which the first
-  // call outside of a capture enqueues on its stream; nobody waits for it here.
+  // A page for one launch on the current stream. `captures` says whether that stream is captured.
+  // Null if no page is left, or none is known: on a GPU whose L2 cache has one partition, or until
+  // the measurement has ended. The first call outside of a capture enqueues the measurement on its
+  // stream and does not wait for it.
   c10::DataPtr take(bool captures);
-  // Waits for the measurement, others' calls meanwhile do not.
+  // Waits for the measurement, and meanwhile does not block the calls of other threads.
   Count count();
 
  private:
@@ -45,19 +47,20 @@ class WorkspacePages {
     void* address = nullptr;
     cudaStream_t stream = nullptr;
     unsigned long long capture = 0;
-    Page* next = nullptr;  // in returned_
+    Page* next = nullptr;  // the next one in the stack `returned_`
   };
   enum class State { none, measuring, known };
 
   explicit WorkspacePages(int device) : device_(device) {}
   static void give_back(void* page);
-  // On the thread that destroys the graph, which may hold the lock, or on one of CUDA's: it must
-  // neither wait nor call CUDA.
+  // CUDA calls this on the thread that destroys the graph, which may hold the lock, or on a thread
+  // of its own. It must neither wait nor call CUDA.
   static void graph_is_destroyed(void* page);
 
-  // All of these with the lock held.
+  // The caller of these holds the lock.
   bool is_known(bool captures);
-  // Whether it has begun; the state is `known` once it has been tried often enough.
+  // Enqueues the measurement, and returns whether that went well. After kMostAttempts the state is
+  // `known`, with no pages.
   bool measure();
   bool allocate();
   bool has_ended();
@@ -73,14 +76,14 @@ class WorkspacePages {
   State state_ = State::none;
   int attempts_ = 0;
   int calls_until_next_ = 0;
-  void* memory_ = nullptr;      // the pages, then their cycles
-  uint32_t* cycles_ = nullptr;  // pinned
+  void* memory_ = nullptr;      // the pages, followed by their latencies
+  uint32_t* cycles_ = nullptr;  // the latencies in pinned host memory
   cudaEvent_t measured_ = nullptr;
-  std::vector<Page> pages_;    // addresses stay once it is filled
-  std::vector<Page*> unused_;  // that no stream has seen since the last graph had them
+  std::vector<Page> pages_;    // filled once, so that the addresses of its elements stay valid
+  std::vector<Page*> unused_;  // never lent, or given back by a destroyed graph
   std::map<cudaStream_t, std::vector<Page*>> free_;
   std::map<std::pair<unsigned long long, cudaStream_t>, Page*> captured_;
-  std::atomic<Page*> returned_{nullptr};  // by graphs: a stack
+  std::atomic<Page*> returned_{nullptr};  // a stack of pages given back by destroyed graphs
 };
 
 }  // namespace cudnn_autotune

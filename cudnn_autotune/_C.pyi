@@ -1,11 +1,11 @@
+"""The compiled part; csrc/ says more. A build without CUDA has nothing of what follows "search"."""
+
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 built_with_torch: str
 built_with_cuda: str
-
-# Everything below "search" exists only in a build with CUDA.
 
 # settings
 
@@ -22,9 +22,15 @@ def set_sampling(name: str) -> None: ...
 def set_workspace_limit(limit: int) -> None: ...
 def set_benchmark_limit(limit: int) -> None: ...
 def register_sampling(name: str) -> None: ...
-def benchmark_limit_of_call() -> int: ...
+def benchmark_limit_of_call() -> int:
+    """The benchmark limit in the key of a call on this thread: a probe's number, or the setting."""
 
 class Probe:
+    """A context manager that marks this thread's calls, and the backward begun in it, as a probe's.
+
+    ``number`` must be below 0; ValueError else.
+    """
+
     def __init__(self, number: int) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
@@ -171,16 +177,23 @@ def frontend_find(
 ) -> FindResult: ...
 def execute(plan: Plan, x: Tensor, w: Tensor, y: Tensor) -> None: ...
 def page_cycles(memory: Tensor) -> list[int]:
-    """To each 4 KiB page of it, from one multiprocessor. Zeros where it did not come to run."""
+    """The latency, in cycles, of each 4 KiB page of ``memory`` (uint8, on a GPU, contiguous).
+
+    It is measured from the multiprocessor with the highest number; all zeros if no block ran there.
+    """
 
 def far_pages(cycles: Sequence[int]) -> list[int]:
-    """Those of the L2 cache's far partition; none where the cycles are of one kind."""
+    """The pages in the far partition of the L2 cache; empty if the latencies form one group."""
 
 def workspace_pages(device: int) -> tuple[int, int]:
-    """How many pages there are for small workspaces, and how many of them no stream or graph has.
-    Waits for their measurement."""
+    """How many pages there are for small workspaces, and how many no stream or graph has.
+
+    Waits for their measurement.
+    """
 
 class PlanTimer:
+    """Measures candidates of one problem (csrc/plan_timer.h)."""
+
     PLACE_BYTES: int
     PLACES: int
     def __init__(
@@ -195,8 +208,16 @@ class PlanTimer:
     def run(
         self, batches: Sequence[tuple[int, int, bool, bool]], lead: int
     ) -> list[tuple[float, float, float, str]]:
-        """(candidate, calls, cold, as graph)
-        -> (ms a call, MHz or 0, ms of loading before, error or empty)."""
+        """Runs batches in their order, and returns a sample of each.
+
+        Args:
+            batches: (candidate, calls, whether the L2 cache is cold, whether from a CUDA graph).
+            lead: how many batches the host enqueues before the GPU starts; 0 for first runs.
+
+        Returns:
+            (milliseconds of a call, clock in MHz or 0, milliseconds before a first run in which the
+            kernel was loaded, the error or ""), for each batch.
+        """
 
 def is_matmul(problem: ConvProblem) -> bool: ...
 def run_aten(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> Tensor: ...

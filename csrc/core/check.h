@@ -6,8 +6,8 @@
 
 namespace cudnn_autotune {
 
-// A failure inside cuDNN or its frontend. The message names the call, the status and the
-// problem, and the two variables that make cuDNN say more.
+// A failure inside cuDNN or its frontend. The message names the call, the status and the problem,
+// and the two environment variables that make cuDNN log more.
 class CudnnError : public std::runtime_error {
  public:
   CudnnError(const std::string& call, const std::string& status, const std::string& problem)
@@ -18,8 +18,8 @@ class CudnnError : public std::runtime_error {
 
 }  // namespace cudnn_autotune
 
-// Throws CudnnError unless a call of the frontend (`error_t`) went well. `problem` is only
-// turned into text when it did not.
+// Throws CudnnError if a call of the frontend (which returns `error_t`) failed. Only then the text
+// of `problem` is made.
 #define CUDNN_AUTOTUNE_CHECK_FRONTEND(call, problem)                                \
   do {                                                                              \
     auto cudnn_autotune_error = (call);                                             \

@@ -29,7 +29,7 @@ fe::DataType_t data_type(DataType dtype) {
   return fe::DataType_t::NOT_SET;
 }
 
-// cuDNN's convolutions have two spatial dimensions or more: a 1-d problem gets a unit height.
+// cuDNN's convolutions have at least two spatial dimensions. A 1-d problem gets a height of 1.
 Dims with_unit_height(Dims dims, size_t at, int64_t value) {
   dims.insert(dims.begin() + static_cast<std::ptrdiff_t>(at), value);
   return dims;
@@ -46,7 +46,7 @@ Dims spatial(const ConvProblem& problem, const Values& values, int64_t unit) {
 }
 
 Dims dense_strides(const Dims& dims, Layout layout) {
-  Dims order;  // of dimensions, fastest first
+  Dims order;  // the dimensions, from the smallest stride to the largest
   for (size_t d = dims.size() - 1; d >= 2; --d) order.push_back(static_cast<int64_t>(d));
   order.insert(layout == Layout::channels_last ? order.begin() : order.end(), 1);
   order.push_back(0);
@@ -107,7 +107,7 @@ ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePro
       cudnn_autotune::tensor(problem, "w", kUidW, problem.weight_shape(), problem.w_alignment);
   const Tensor_attributes y =
       cudnn_autotune::tensor(problem, "y", kUidY, problem.output_shape(), problem.y_alignment);
-  // The frontend makes the output tensor itself: give it the attributes of ours.
+  // The frontend makes the output tensor itself. This gives it the attributes of ours.
   const auto set_output = [](const std::shared_ptr<Tensor_attributes>& output,
                              const Tensor_attributes& like) {
     output->set_output(true)
@@ -141,14 +141,14 @@ ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePro
 fe::EngineConfigList ConvGraph::query(fe::HeurMode_t mode) const {
   fe::EngineConfigList configs;
   const auto everything = [](cudnnBackendDescriptor_t) { return false; };
-  // A mode that has nothing for a problem says so by a status: that is an empty list.
+  // The status is ignored: a mode that has no config for a problem returns an error and no config.
   fe::get_heuristics_list({mode}, *operation_graph, everything, configs, true, -1,
                           device_properties);
   return configs;
 }
 
-// As Graph::create_execution_plan(engine, knobs), but by the backend's knobs, of which the
-// frontend knows only some.
+// Does what Graph::create_execution_plan(engine, knobs) does, but with the backend's knobs, of
+// which the frontend knows only some.
 fe::ManagedOpaqueDescriptor ConvGraph::descriptor(const EngineConfig& config) const {
   const auto check = [&](const char* call, const fe::error_t& error) {
     if (error.is_bad()) {

@@ -14,28 +14,28 @@ namespace cudnn_autotune {
 
 using DevicePropertiesPtr = std::shared_ptr<const cudnn_frontend::DeviceProperties>;
 
-// Reads a GPU's JSON description (cudnn_frontend::DeviceProperties). Throws
-// std::invalid_argument naming `device` where cuDNN does not take it.
+// Parses the JSON description of a GPU (cudnn_frontend::DeviceProperties). Throws
+// std::invalid_argument, which names `device`, if cuDNN does not take it.
 DevicePropertiesPtr parse_device_properties(const std::string& json);
 
-// The frontend's graph of one problem. Derived from Graph because the candidate list that cuDNN's
-// own samplers take (`ExecutionPlan`) is protected there.
+// The frontend's graph of one problem. It is derived from Graph because the operation graph, from
+// which engine configs and plans are made, is a protected member there.
 class ConvGraph : private cudnn_frontend::graph::Graph {
  public:
-  // For the GPU of `handle`, or, where `device` is set, for the one that it describes (`handle`
-  // is then null). Throws CudnnError.
+  // Builds the graph for the GPU of `handle`, or for the one that `device` describes; then `handle`
+  // is null. Throws CudnnError.
   ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePropertiesPtr device);
 
   const ConvProblem& problem() const { return problem_; }
 
-  // Engine configs of one heuristic mode, best first; empty where the mode has none.
+  // The engine configs of one heuristic mode, in cuDNN's order, best first. Empty if it has none.
   cudnn_frontend::EngineConfigList query(cudnn_frontend::HeurMode_t mode) const;
 
-  // The descriptor of an engine config. Throws CudnnError where cuDNN has no such config.
+  // The descriptor of an engine config. Throws CudnnError if cuDNN has no such config.
   cudnn_frontend::ManagedOpaqueDescriptor descriptor(const EngineConfig& config) const;
 
-  // Builds; run-time-compiled engines compile here (some 0.3 s). Safe from several threads at
-  // once. Throws CudnnError.
+  // Builds a plan. An engine that is compiled at run time compiles here, for some 0.3 s. Safe to
+  // call from several threads. Throws CudnnError.
   std::shared_ptr<ConvPlan> build(const EngineConfig& config,
                                   const cudnn_frontend::ManagedOpaqueDescriptor& descriptor) const;
 

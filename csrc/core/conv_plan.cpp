@@ -9,7 +9,8 @@
 
 namespace cudnn_autotune {
 
-// The addresses of a launch, as cuDNN takes them.
+// The addresses of a launch in the form that cuDNN takes: a variant pack descriptor. If it could
+// not be made, status() tells why.
 class ConvPlan::VariantPack {
  public:
   VariantPack(const ConvPointers& pointers, void* workspace)

@@ -11,8 +11,8 @@
 
 namespace cudnn_autotune {
 
-// Device addresses of the forward convolution's three tensors. Of these fprop writes y, dgrad
-// writes x and wgrad writes w.
+// The device addresses of the forward convolution's three tensors. fprop writes y, dgrad writes x
+// and wgrad writes w.
 struct ConvPointers {
   void* x = nullptr;
   void* w = nullptr;
@@ -23,15 +23,15 @@ struct ConvPointers {
   }
 };
 
-// Unique ids of the three tensors in every graph that this library builds.
+// The unique ids of the three tensors in every graph that this library builds.
 constexpr int64_t kUidX = 1;
 constexpr int64_t kUidW = 2;
 constexpr int64_t kUidY = 3;
 
-// A built execution plan. Not safe to use from two threads at once (pytorch issue 103939).
+// A built execution plan. Two threads may not use it at once (pytorch issue 103939).
 class ConvPlan {
  public:
-  // Where the frontend's object lives; its headers stay out of this one.
+  // Holds the frontend's plan, whose headers are slow to compile and stay out of this one.
   struct Impl;
 
   ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config);
@@ -44,8 +44,8 @@ class ConvPlan {
   int64_t workspace_bytes() const { return workspace_bytes_; }
   const Impl& impl() const { return *impl_; }
 
-  // Enqueues the plan on the handle's stream. `workspace` holds workspace_bytes() or more.
-  // Throws CudnnError.
+  // Enqueues the plan on the handle's stream. `workspace` is device memory of workspace_bytes() or
+  // more. Throws CudnnError.
   void execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace);
 
  private:
@@ -56,7 +56,7 @@ class ConvPlan {
   EngineConfig config_;
   cudnnBackendDescriptor_t descriptor_ = nullptr;
   int64_t workspace_bytes_ = 0;
-  // Of the last launch: a loop mostly runs on the same addresses again.
+  // The addresses of the last launch, which are mostly those of the next one.
   std::unique_ptr<VariantPack> pack_;
 };
 

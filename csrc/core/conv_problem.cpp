@@ -86,8 +86,8 @@ bool ChoiceKey::operator==(const ChoiceKey& other) const {
 }
 
 size_t ChoiceKeyHash::operator()(const ChoiceKey& key) const {
-  // Word-wise multiply and fold (as in wyhash's mixing step): some 20 multiplications, where a
-  // byte-wise FNV-1a takes 160.
+  // Multiplies and folds word by word, as wyhash's mixing step does. That takes some 20
+  // multiplications, where FNV-1a, which goes byte by byte, takes 160.
   static_assert(sizeof(ChoiceKey) % sizeof(uint64_t) == 0);
   std::array<uint64_t, sizeof(ChoiceKey) / sizeof(uint64_t)> words;
   std::memcpy(words.data(), &key, sizeof(ChoiceKey));

@@ -19,11 +19,11 @@ const char* name(ConvOp op);
 const char* name(DataType dtype);
 const char* name(Layout layout);
 
-// What is computed: everything that decides which engines are valid and which is fastest, and
-// nothing else. `x`, `w` and the output are the forward convolution's, also for dgrad and wgrad:
+// A convolution problem: everything that decides which engines are valid and which is fastest, and
+// nothing else. The shapes are those of the forward convolution, also for dgrad and wgrad:
 //   x: (N, C, spatial...)   w: (K, C / groups, kernel...)   output: (N, K, spatial...)
-// Tensors are dense in `layout`. The struct has no padding, so that equality and hash read its
-// bytes; unused trailing dimensions are zero.
+// The tensors are dense in `layout`. Equality and hash read the bytes of the struct, so it has no
+// padding, and unused trailing dimensions are zero.
 struct ConvProblem {
   std::array<int64_t, 2 + kMaxSpatialDims> x{};
   std::array<int64_t, 2 + kMaxSpatialDims> w{};
@@ -36,9 +36,9 @@ struct ConvProblem {
   ConvOp op = ConvOp::fprop;
   DataType dtype = DataType::float32;
   Layout layout = Layout::channels_first;
-  uint8_t deterministic = 0;            // leave out engines that may differ from run to run
-  uint8_t allow_tf32 = 1;               // float32 only: tensor cores may round inputs to TF32
-  uint8_t allow_reduced_precision = 1;  // half types only: partial sums may be in that type
+  uint8_t deterministic = 0;            // only engines whose results do not differ between runs
+  uint8_t allow_tf32 = 1;               // of float32: tensor cores may round inputs to TF32
+  uint8_t allow_reduced_precision = 1;  // of half types: partial sums may be in that type
   uint8_t x_alignment = 32;             // bytes, a power of two up to 32
   uint8_t w_alignment = 32;
   uint8_t y_alignment = 32;
@@ -49,7 +49,7 @@ struct ConvProblem {
   std::vector<int64_t> input_shape() const { return {x.begin(), x.begin() + dims()}; }
   std::vector<int64_t> weight_shape() const { return {w.begin(), w.begin() + dims()}; }
   std::vector<int64_t> output_shape() const;
-  // One line, canonical: equal problems have equal texts and different ones different texts.
+  // One line of text. Two problems have the same text if and only if they are equal.
   std::string text() const;
 
   bool operator==(const ConvProblem& other) const;
@@ -58,11 +58,11 @@ struct ConvProblem {
 static_assert(std::has_unique_object_representations_v<ConvProblem>,
               "equality and hash read the bytes of a ConvProblem");
 
-// How a problem is to be tuned: with the problem, the key of a choice.
+// How a problem is tuned. Together with the problem it is the key of a choice.
 struct Policy {
   int64_t workspace_limit = -1;  // bytes; -1: no limit
   int32_t benchmark_limit = 0;   // candidates to time; 0: all
-  int16_t sampling = 0;          // id of a sampling mode (settings.h)
+  int16_t sampling = 0;          // number of a sampling mode (settings.h)
   int16_t device = 0;            // CUDA device index
 };
 

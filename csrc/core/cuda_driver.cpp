@@ -5,7 +5,7 @@
 namespace cudnn_autotune {
 namespace {
 
-// sm_75 is the oldest that CUDA 13 knows; the driver compiles it for what is here.
+// sm_75 is the oldest architecture that CUDA 13 knows. The driver compiles for the one of this GPU.
 constexpr const char* kHeader = ".version 7.0\n.target sm_75\n.address_size 64\n";
 
 struct Driver {
@@ -35,7 +35,7 @@ CUmodule load_ptx(const std::string& kernels) {
   if (driver.load == nullptr || driver.function == nullptr || driver.launch == nullptr) {
     return nullptr;
   }
-  if (cudaFree(nullptr) != cudaSuccess) return nullptr;  // makes the context
+  if (cudaFree(nullptr) != cudaSuccess) return nullptr;  // creates the context if there is none
   CUmodule module = nullptr;
   return driver.load(&module, (kHeader + kernels).c_str()) == CUDA_SUCCESS ? module : nullptr;
 }

@@ -7,15 +7,17 @@
 
 namespace cudnn_autotune {
 
-// The driver, which torch has loaded: linking it would bind this library to a machine with a GPU.
-// It compiles the tiny kernels of our own from PTX, so that no CUDA compiler is needed to build.
+// Compiles and launches this library's few small kernels with the CUDA driver. They are written in
+// PTX, so that no CUDA compiler is needed to build. The driver is looked up at run time, because a
+// library linked to it could not be loaded on a machine without a GPU. Safe to call from several
+// threads.
 
-// Loads kernels, PTX without its header, in the current device's context; null where the driver
-// does not take them, or is not here. Modules live as long as their context does: never freed.
+// Compiles kernels, given as PTX without its header, for the current device. Null if there is no
+// driver, or if it does not take them. The module is never unloaded.
 CUmodule load_ptx(const std::string& kernels);
-// Null where the module has no such kernel.
+// Null if the module is null or has no such kernel.
 CUfunction kernel_of(CUmodule module, const char* name);
-// Enqueues `blocks` blocks of one thread.
+// Enqueues `blocks` blocks of one thread each. `arguments` holds the addresses of the arguments.
 CUresult launch(CUfunction kernel, unsigned blocks, cudaStream_t stream, void** arguments);
 
 }  // namespace cudnn_autotune

@@ -25,9 +25,10 @@ void bind(Function& function, const char* name) {
   }
 }
 
-// The frontend tries libcudart.so.12 before .13 and keeps the first it finds, which on a machine
-// with both is not torch's. It reads this variable once, at its first CUDA call; a user's own
-// setting wins, and nothing stays behind in the environment.
+// Makes the frontend use torch's CUDA runtime. By itself it tries libcudart.so.12 before .13 and
+// keeps the first one that it finds, which on a machine with both may not be torch's. An
+// environment variable names the one to use. The frontend reads it once, at its first CUDA call, so
+// it is set for that call only, unless the user has set it.
 void bind_cuda_runtime() {
   constexpr const char* variable = "CUDNN_FRONTEND_CUDART_LIB_NAME";
   const bool users_own = std::getenv(variable) != nullptr;

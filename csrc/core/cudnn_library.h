@@ -7,7 +7,7 @@
 
 namespace cudnn_autotune {
 
-// The backend calls of the hot path, taken from the libcudnn that torch loaded.
+// The functions of cuDNN's backend that a launch calls, from the libcudnn that torch has loaded.
 struct CudnnBackend {
   decltype(&cudnnBackendCreateDescriptor) create = nullptr;
   decltype(&cudnnBackendDestroyDescriptor) destroy = nullptr;
@@ -17,15 +17,16 @@ struct CudnnBackend {
   decltype(&cudnnGetErrorString) error_string = nullptr;
 };
 
-// Binds the frontend and this extension to the libcudnn and libcudart that torch has loaded.
-// Called once, when the extension is imported. Throws std::runtime_error where torch brought
-// no libcudnn.
+// Binds the frontend and this extension to the libcudnn and libcudart that torch has loaded. It is
+// called once, when the extension is imported. Throws std::runtime_error if torch has loaded no
+// libcudnn of the major version that this extension was built with.
 void bind_cudnn_library();
 
 const CudnnBackend& cudnn_backend();
 
-// 91900 for 9.19.0.
+// The version of the loaded libcudnn: 91900 for 9.19.0.
 int64_t cudnn_runtime_version();
+// The version of the frontend's headers at build time, such as "1.28.0".
 std::string cudnn_frontend_version();
 
 }  // namespace cudnn_autotune

@@ -27,7 +27,7 @@ fe::HeurMode_t heuristic_mode(const std::string& mode) {
   throw std::invalid_argument("heuristic_mode must be 'A', 'B' or 'FALLBACK', got '" + mode + "'");
 }
 
-// The frontend prints a note as CUDNN_NUMERICAL_NOTE_TENSOR_CORE: the prefix says nothing more.
+// The name of a note without its prefix: TENSOR_CORE for CUDNN_NUMERICAL_NOTE_TENSOR_CORE.
 template <typename Note>
 std::string note_name(Note note) {
   const std::string name = fe::to_string(note);
@@ -202,12 +202,12 @@ std::vector<EngineSearch::BuildResult> EngineSearch::build(
         try {
           enter_thread();
         } catch (const std::exception&) {
-          return;  // where CUDA fails, the caller's own thread meets it too, and tells
+          return;  // if CUDA fails, the caller's thread meets the failure too, and reports it
         }
         work();
       });
     } catch (const std::system_error&) {
-      break;  // no more threads to be had: those that there are do the work
+      break;  // the system gives no more threads; those that run do the work
     }
   }
   work();

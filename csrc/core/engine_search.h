@@ -14,22 +14,24 @@
 
 namespace cudnn_autotune {
 
+// An engine config that cuDNN offers for a problem, and what cuDNN says of it.
 struct Candidate {
   EngineConfig config;
   int64_t workspace_bytes = 0;
   std::vector<std::string> numerical_notes;
   std::vector<std::string> behavior_notes;
-  std::string heuristic_mode;  // the first that lists it: "A", "B" or "FALLBACK"
+  std::string heuristic_mode;  // the first mode that lists it: "A", "B" or "FALLBACK"; or ""
 };
 
-// Whether PyTorch's rules admit a config: determinism where it is asked for, inputs never converted
-// to a narrower type, no tensor cores for float32 without TF32, no reduced-precision sums where
-// they are switched off; the errata; and a limit on the workspace (bytes; -1: none).
+// Whether a config may be used. PyTorch's rules: deterministic if that is asked for, inputs not
+// converted to a narrower type, no tensor cores for float32 without TF32, no sums in reduced
+// precision where they are switched off. Besides, it must not be known to be wrong (errata.h), nor
+// need more workspace than the limit (bytes; -1: no limit).
 bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t workspace_limit);
 
-// The engine configs that cuDNN offers for one problem, on a GPU that is here (by its handle) or
-// on one that is not (by its JSON description, handle null). Nothing is built until it is asked
-// for. Not safe to use from two threads at once.
+// Lists the engine configs that cuDNN offers for one problem, and builds their plans. The GPU is
+// that of a handle, or one that is not here and is given by its JSON description. Two threads may
+// not use an EngineSearch at once.
 class EngineSearch {
  public:
   EngineSearch(const ConvProblem& problem, cudnnHandle_t handle);
@@ -40,26 +42,29 @@ class EngineSearch {
 
   const ConvProblem& problem() const;
 
-  // Configs of a heuristic mode ("A", "B" or "FALLBACK") in cuDNN's order, without those that an
-  // earlier query of this object has listed.
+  // The configs of a heuristic mode ("A", "B" or "FALLBACK") in cuDNN's order, without those that
+  // an earlier query of this object has listed. Throws std::invalid_argument for another mode, and
+  // CudnnError.
   std::vector<Candidate> query(const std::string& heuristic_mode);
 
-  // Throws CudnnError where the config does not exist or does not build.
+  // Throws CudnnError if the config does not exist or does not build.
   std::shared_ptr<ConvPlan> build(const EngineConfig& config);
 
-  // By text, which another version of cuDNN or of this library may have written: one that does not
-  // parse is a config that does not exist.
+  // Builds a config that is given as text. Another version of cuDNN or of this library may have
+  // written the text, so one that does not parse throws CudnnError too.
   std::shared_ptr<ConvPlan> build(const std::string& engine_text);
-  // What this cuDNN says of it; in no heuristic mode. Throws CudnnError where it does not exist.
+  // What this cuDNN says of a config; its heuristic_mode is "". Throws CudnnError if the config
+  // does not exist.
   Candidate describe(const std::string& engine_text);
 
   struct BuildResult {
-    std::shared_ptr<ConvPlan> plan;  // null where it did not build
-    std::string error;
+    std::shared_ptr<ConvPlan> plan;  // null if it did not build
+    std::string error;               // why not
   };
-  // Builds on the caller's thread and on `threads` - 1 more, as far as they can be had, each of
-  // which first calls `enter_thread` (it makes the CUDA device current, as it must be on the
-  // caller's). Texts that do not parse and configs that do not build carry the reason.
+  // Builds several configs, on the caller's thread and on up to `threads` - 1 more. Each new thread
+  // first calls `enter_thread`, which makes the CUDA device current; on the caller's thread it must
+  // be so already. Texts that do not parse and configs that do not build are reported in the
+  // results.
   std::vector<BuildResult> build(const std::vector<std::string>& engine_texts, int threads,
                                  const std::function<void()>& enter_thread);
 

@@ -7,18 +7,19 @@ namespace cudnn_autotune {
 namespace {
 
 struct Erratum {
-  int64_t cudnn_version;  // without its patch
+  int64_t cudnn_version;  // without its patch number: 919 for 9.19
   int64_t engine;
   ConvOp op;
   bool (*is_wrong)(const ConvProblem&);
 };
 
-// It pads after as it does before (relative error 1.3 on an H200).
+// The engine uses the padding before also as the padding after (relative error 1.3 on an H200).
 bool is_asymmetric(const ConvProblem& problem) {
   return problem.pre_padding != problem.post_padding;
 }
 
-// Without a note, it rounds float32 operands (relative error 5e-4 on an H200).
+// The engine rounds float32 operands, and has no note that says so (relative error 5e-4 on an
+// H200).
 bool is_exact(const ConvProblem& problem) {
   return problem.dtype == DataType::float32 && !problem.allow_tf32;
 }

@@ -10,8 +10,8 @@
 namespace cudnn_frontend::detail {
 namespace {
 
-// Launches of each plan in the search under way on this thread: cuDNN does not report how many
-// samples TILL_STABLE took.
+// The number of launches of each plan, in the search that runs on this thread. The frontend does
+// not report how many samples TILL_STABLE took.
 thread_local std::unordered_map<cudnnBackendDescriptor_t, int64_t> launches;
 
 cudnnStatus_t counted_execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
@@ -23,7 +23,7 @@ cudnnStatus_t counted_execute(cudnnHandle_t handle, cudnnBackendDescriptor_t pla
 }  // namespace
 }  // namespace cudnn_frontend::detail
 
-// Only for the text of this header: its launches pass through the counter above.
+// Within this header, launches go through the counter above.
 #define execute counted_execute
 #include <cudnn_frontend_find_plan.h>
 #undef execute
@@ -76,7 +76,7 @@ FindResult frontend_find(FindTechnique technique, cudnnHandle_t handle,
   const auto sorted = time_sorted(technique, handle, std::move(candidates), pack, limit);
   FindResult result;
   for (const auto& plan : sorted) {
-    // One launch of each plan is the warm-up.
+    // The first launch of each plan is a warm-up and not a sample.
     result.plans.push_back({index_of.at(plan.get_raw_desc()), plan.getExecutionTime(),
                             launches.at(plan.get_raw_desc()) - 1});
   }

@@ -11,22 +11,23 @@
 
 namespace cudnn_autotune {
 
-// CudnnFindSamplingTechnique of the frontend.
+// The values of the frontend's CudnnFindSamplingTechnique.
 enum class FindTechnique { sample_once, median_of_three, till_stable };
 
 struct FoundPlan {
-  size_t index = 0;     // into the plans that were given
+  size_t index = 0;     // in the list of plans that was given
   float time_ms = 0;    // as time_sorted_plan reports it
   int64_t samples = 0;  // timed launches
 };
 
 struct FindResult {
-  std::vector<FoundPlan> plans;  // fastest first; plans with equal times vanish in cuDNN's set
-  int64_t total_samples = 0;     // timed launches of all plans, those that vanished included
+  std::vector<FoundPlan> plans;  // fastest first; of plans with equal times the frontend keeps one
+  int64_t total_samples = 0;     // timed launches of all plans, including those it dropped
 };
 
-// `cudnn_frontend::time_sorted_plan` itself, on the handle's stream, which it synchronises.
-// `benchmark_limit` ends it after that many plans have run; 0: never.
+// Calls the frontend's own `cudnn_frontend::time_sorted_plan` on the handle's stream, and waits for
+// it. `workspace` is device memory for the largest workspace of the plans. The search ends after
+// `benchmark_limit` plans have run; 0: all of them run.
 FindResult frontend_find(FindTechnique technique, cudnnHandle_t handle,
                          const std::vector<std::shared_ptr<ConvPlan>>& plans,
                          const ConvPointers& pointers, void* workspace, int64_t benchmark_limit);

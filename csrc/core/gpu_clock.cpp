@@ -31,7 +31,7 @@ DONE:
   ret;
 }
 
-.visible .entry hold(.param .u64 released, .param .u64 most_ns)
+.visible .entry block_stream(.param .u64 released, .param .u64 most_ns)
 {
   .reg .pred %p<3>;
   .reg .u32 %r<2>;
@@ -52,7 +52,7 @@ DONE:
 }
 )";
 
-// Shorter spans say little: the wall clock may tick in microseconds.
+// Shorter spans are not used, because the wall clock may tick in microseconds.
 constexpr uint64_t kLeastNs = 100'000;
 
 }  // namespace
@@ -71,13 +71,13 @@ GpuClock* GpuClock::of_current_device() {
   void* released = nullptr;
   const CUmodule module = load_ptx(kClockPtx);
   const CUfunction stamp = kernel_of(module, "stamp");
-  const CUfunction hold = kernel_of(module, "hold");
-  if (stamp != nullptr && hold != nullptr &&
+  const CUfunction block = kernel_of(module, "block_stream");
+  if (stamp != nullptr && block != nullptr &&
       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
       cudaHostAlloc(&released, sizeof(uint32_t), cudaHostAllocPortable) == cudaSuccess) {
     clock->multiprocessors_ = static_cast<size_t>(count);
     clock->stamp_kernel_ = stamp;
-    clock->hold_kernel_ = hold;
+    clock->block_kernel_ = block;
     clock->released_ = static_cast<uint32_t*>(released);
     entry = clock.release();
   }
@@ -87,18 +87,19 @@ GpuClock* GpuClock::of_current_device() {
 void GpuClock::stamp(cudaStream_t stream, Reading* readings) const {
   auto count = static_cast<uint32_t>(multiprocessors_);
   void* arguments[] = {&readings, &count};
-  // One block for each multiprocessor: most get one, and those that do in both stamps count.
+  // There is one block for each multiprocessor. Most get one, and those that get one in both stamps
+  // count.
   launch(static_cast<CUfunction>(stamp_kernel_), count, stream, arguments);
 }
 
-void GpuClock::hold(cudaStream_t stream, uint64_t most_ns) const {
+void GpuClock::block(cudaStream_t stream, uint64_t most_ns) const {
   __atomic_store_n(released_, 0u, __ATOMIC_SEQ_CST);
   uint32_t* released = released_;
   void* arguments[] = {&released, &most_ns};
-  launch(static_cast<CUfunction>(hold_kernel_), 1, stream, arguments);
+  launch(static_cast<CUfunction>(block_kernel_), 1, stream, arguments);
 }
 
-void GpuClock::release() const { __atomic_store_n(released_, 1u, __ATOMIC_SEQ_CST); }
+void GpuClock::unblock() const { __atomic_store_n(released_, 1u, __ATOMIC_SEQ_CST); }
 
 std::optional<double> GpuClock::mhz(const Reading* begin, const Reading* end, size_t count) {
   std::vector<double> rates;

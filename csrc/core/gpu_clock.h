@@ -8,28 +8,32 @@
 
 namespace cudnn_autotune {
 
-// Two tiny kernels of our own: one reads every multiprocessor's cycle counter beside the GPU's
-// wall clock, the other holds a stream until the host lets go.
+// Measures the clock frequency of a GPU, and blocks a stream until the host releases it, with two
+// small kernels of its own. One reads the cycle counter of every multiprocessor together with the
+// GPU's wall clock. The other one waits for a flag in host memory.
 class GpuClock {
  public:
-  // One multiprocessor's counters, as the kernel writes them; zero where it did not run.
+  // The counters of one multiprocessor; zero if the kernel did not run on it.
   struct Reading {
     uint64_t cycles = 0;
     uint64_t ns = 0;
   };
 
-  // Of the current device; null where the driver does not take the kernels.
+  // The one of the current device. Null if the driver does not take the kernels.
   static GpuClock* of_current_device();
 
-  // How many readings a stamp has.
+  // The number of readings that stamp() writes.
   size_t multiprocessors() const { return multiprocessors_; }
-  // Enqueues the reading of all counters into `readings`, device memory for multiprocessors().
+  // Enqueues a kernel that reads all counters into `readings`, device memory for multiprocessors()
+  // of them.
   void stamp(cudaStream_t stream, Reading* readings) const;
-  // Enqueues a wait for release(), or for `most_ns`, whichever comes first.
-  void hold(cudaStream_t stream, uint64_t most_ns) const;
-  void release() const;
+  // Enqueues a kernel that blocks the stream until unblock(), or for `most_ns`, whichever is
+  // shorter. One stream of a device may be blocked at a time.
+  void block(cudaStream_t stream, uint64_t most_ns) const;
+  void unblock() const;
 
-  // Mean clock between two stamps; nullopt where they are too close for the counters' resolution.
+  // The mean clock frequency between two stamps. nullopt if they are too close for the resolution
+  // of the wall clock.
   static std::optional<double> mhz(const Reading* begin, const Reading* end, size_t count);
 
  private:
@@ -37,8 +41,8 @@ class GpuClock {
 
   size_t multiprocessors_ = 0;
   void* stamp_kernel_ = nullptr;
-  void* hold_kernel_ = nullptr;
-  uint32_t* released_ = nullptr;  // pinned, read by the kernel over the bus
+  void* block_kernel_ = nullptr;
+  uint32_t* released_ = nullptr;  // the flag, in pinned host memory
 };
 
 }  // namespace cudnn_autotune

@@ -7,8 +7,9 @@
 namespace cudnn_autotune {
 namespace {
 
-// cudnnBackendKnobType_t by number. The deprecated ones are here too: engines 27 and 45 are still
-// offered with KBLOCK set, which the frontend's create_execution_plan cannot do.
+// The names of cudnnBackendKnobType_t by number. The deprecated ones are here too, because engines
+// 27 and 45 are still offered with KBLOCK set, which the frontend's create_execution_plan cannot
+// set.
 constexpr std::array<const char*, 44> kNames = {
     "SPLIT_K",
     "SWIZZLE",

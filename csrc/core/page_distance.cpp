@@ -9,9 +9,10 @@
 namespace cudnn_autotune {
 namespace {
 
-// Four atomic additions one after the other, after one that fetches the address translation; three
-// times, of which the fastest counts: whatever else runs only adds. The additions depend on one
-// another, and the clock is read when a value has arrived: no word of the memory is ever all ones.
+// For each page: one atomic addition that fetches the address translation, then the time of four
+// atomic additions that depend on one another. That time is measured three times, and the shortest
+// counts, because other work on the GPU only adds to it. The comparisons with all ones, which no
+// word ever is, make the clock wait until a value has arrived.
 constexpr const char* kDistancePtx = R"(
 .visible .entry distance(.param .u64 pages, .param .u32 count, .param .u64 cycles, .param .u32 from)
 {
@@ -69,11 +70,12 @@ DONE:
 )";
 static_assert(PageDistance::kPageBytes == 4096);
 
-// Blocks to each multiprocessor: one is enough on an idle GPU.
+// The number of blocks for each multiprocessor. One is enough on an idle GPU.
 constexpr uint32_t kBlocks = 4;
-// Between the farthest page of the near partition and the nearest of the far one; an H200 has 1.5.
+// The least ratio of the latencies of the nearest far page and the farthest near one. An H200
+// has 1.5.
 constexpr double kLeastGap = 1.2;
-// Of the pages, one in so many at least is in the smaller group.
+// The smaller group has at least one in so many of the pages.
 constexpr size_t kLeastShare = 8;
 
 }  // namespace
@@ -90,7 +92,7 @@ const PageDistance* PageDistance::of_current_device() {
   const CUfunction kernel = kernel_of(load_ptx(kDistancePtx), "distance");
   if (kernel == nullptr ||
       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    return nullptr;  // there may be no memory for it at the moment: not remembered
+    return nullptr;  // not recorded in `known`, because memory may only be short at the moment
   }
   auto* distance = new PageDistance;
   distance->multiprocessors_ = static_cast<uint32_t>(count);
@@ -110,7 +112,7 @@ std::vector<size_t> PageDistance::far(const std::vector<uint32_t>& cycles) {
   std::sort(sorted.begin(), sorted.end());
   const size_t least = std::max<size_t>(1, sorted.size() / kLeastShare);
   if (sorted.size() < 2 * least || sorted.front() == 0) return {};
-  // The widest relative gap that leaves enough on both sides.
+  // Finds the widest relative gap that leaves enough pages on both sides.
   double widest = 0;
   uint32_t limit = 0;
   for (size_t i = least; i + least <= sorted.size(); ++i) {
