@@ -5,13 +5,13 @@ calls    nn.Conv2d with torch.backends.cudnn.benchmark = True against our Conv2d
          against our functional: one process, blocks in turns and in random order, the device
          synchronised between blocks and never inside. PyTorch's module takes part twice: how far
          its ratio to itself is from 1 is the error of the method.
-table    hits on one problem (and on 16 in turn) while the table of choices grows to
-         `--table-size` problems (mode `--fill-sampling`); PyTorch's call is the control.
+table    hits on one problem while the table of choices grows to `--table-size` problems (mode
+         `--fill-sampling`); PyTorch's call is the control.
 memory   resident memory of a process that meets `--memory-shapes` shapes, forward and backward
          (ours also forward only)
          (three problems a shape), ours and PyTorch's each in a process of its own.
 
-    python benchmarks/call_overhead.py --json overhead.json --plot overhead.png
+    python benchmarks/call_overhead.py --json overhead.json
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _START_S = 10.0
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__)
+    p = arguments.parser(__doc__, is_plotted=False)
     p.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of: %(default)s")
     p.add_argument(
         "--shape", type=int, nargs=4, default=[1, 16, 8, 8], metavar=("N", "C", "H", "W")
@@ -78,7 +78,7 @@ def main() -> int:
     from common.record import Record
     from common.telemetry import Telemetry
     from common.workers import WorkerError, started_ahead
-    from overhead.report import plot, tables
+    from overhead.report import tables
 
     begin = time.monotonic()
     record = Record("call_overhead", options.json, device=options.device, arguments=vars(options))
@@ -92,7 +92,7 @@ def main() -> int:
             part, _, implementation = worker.name.partition(":")
             left = options.time_limit - (time.monotonic() - begin)
             request = {
-                **{k: v for k, v in vars(options).items() if k not in ("json", "plot")},
+                **{k: v for k, v in vars(options).items() if k != "json"},
                 "settings": settings,
                 "layouts": layouts,
                 "implementation": implementation,
@@ -115,7 +115,7 @@ def main() -> int:
                 results.setdefault("failures", []).append(str(error))
             print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, tables, plot, options.plot)
+    ending.show(record.data, tables)
     return 0 if complete else 1
 
 

@@ -53,26 +53,8 @@ def tables(data: dict[str, Any]) -> list[Any]:
     return [table]
 
 
-def plot(data: dict[str, Any], path: Path) -> None:
-    """Seconds of each file."""
-    from common import plotting
-
-    files = data["results"]["files"]
-    fig, axes = plotting.figure(width=8, height=0.4 * len(files) + 1.2)
-    axis = axes[0][0]
-    names = list(files)[::-1]
-    axis.barh(names, [files[name]["seconds"] for name in names], color="tab:green")
-    for name in names:
-        bad = files[name]["failed"] + files[name]["error"]
-        text = f" {files[name]['passed']} passed" + (f", {bad} failed" if bad else "")
-        axis.text(files[name]["seconds"], name, text, va="center", fontsize=8)
-    axis.set(xlabel="seconds", title="tests on the GPU")
-    axis.margins(x=0.2)
-    plotting.save(fig, path, data["environment"])
-
-
 def main() -> int:
-    p = arguments.parser(__doc__, has_dry_run=False)
+    p = arguments.parser(__doc__, has_dry_run=False, is_plotted=False)
     p.add_argument("--log", type=Path, help="write pytest's output here (default: show it)")
     p.add_argument("--tests", default="tests/gpu", help="which tests (%(default)s)")
     options = p.parse_args()
@@ -96,7 +78,7 @@ def main() -> int:
             return done.returncode or 1
         record.results.update(read(junit))
     record.save(complete=done.returncode == 0, telemetry=telemetry.summary())
-    ending.show(record.data, tables, plot, options.plot)
+    ending.show(record.data, tables)
     return done.returncode
 
 

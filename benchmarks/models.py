@@ -13,7 +13,7 @@ process lives, so a case has two: with benchmark off, and on with a limit of 10;
 
 Outputs, and the gradients of the convolutions' weights, are compared with those of float32.
 
-    python benchmarks/models.py --json models.json --plot models.png
+    python benchmarks/models.py --json models.json
     python benchmarks/models.py --models resnet50 --steps infer,infer_frozen --json frozen.json
 """
 
@@ -40,7 +40,7 @@ ASKED = ("device", "sampling", "mode", "rounds", "block_ms", "settle_s")
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__)
+    p = arguments.parser(__doc__, is_plotted=False)
     p.add_argument(
         "--models", default=",".join(MODELS), help="of torchvision, or else of timm; %(default)s"
     )
@@ -142,7 +142,7 @@ def main() -> int:
             }
         )
     record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, report.tables, report.plot, options.plot)
+    ending.show(record.data, report.tables)
     return 0 if complete else 1
 
 

@@ -12,7 +12,7 @@ overhead      host time of a call of a tiny convolution while its trial is undec
               shown beside the median: what the tuner's thread computes hits few calls. And the CPU
               time of that thread, a turn.
 
-    python benchmarks/online.py --json online.json --plot online.png
+    python benchmarks/online.py --json online.json
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PARTS = {"convergence": 0.5, "first_call": 0.6, "overhead": 1.0}
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__, has_dry_run=False)
+    p = arguments.parser(__doc__, has_dry_run=False, is_plotted=False)
     p.add_argument("--parts", default=",".join(PARTS), help="of: %(default)s")
     p.add_argument("--layers", type=Path, default=LAYERS)
     p.add_argument(
@@ -81,7 +81,7 @@ def main() -> int:
     from common.telemetry import Telemetry
     from common.workers import WorkerError, started_ahead
     from online_mode import first_call, overhead
-    from online_mode.report import plot, tables
+    from online_mode.report import tables
 
     begin = time.monotonic()
     record = Record("online", options.json, device="cuda", arguments=vars(options))
@@ -140,7 +140,7 @@ def main() -> int:
             "convergence" not in kept or len(decided) == len(cases["convergence"])
         )
         save(is_complete)
-    ending.show(record.data, tables, plot, options.plot)
+    ending.show(record.data, tables)
     return 0 if is_complete else 1
 
 

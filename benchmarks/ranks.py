@@ -7,7 +7,7 @@ from a barrier until the last rank has its table. Then each rank runs a step of 
 a hash of the decisions that it got and one of the engines that serve the step: they must be equal
 on all ranks, and nothing may be tuned again.
 
-    python benchmarks/ranks.py --json ranks.json --plot ranks.png
+    python benchmarks/ranks.py --json ranks.json
     python benchmarks/ranks.py --gpus 4 --modes race --runs 20 --json ranks_agree.json
 """
 
@@ -26,7 +26,7 @@ WARM_UP = "warm-up"
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__, has_dry_run=False)
+    p = arguments.parser(__doc__, has_dry_run=False, is_plotted=False)
     p.add_argument("--gpus", type=arguments.counts, default="1,2,4", help="ranks: %(default)s")
     p.add_argument("--modes", default="auto,race", help="%(default)s; of: " + ",".join(MODES))
     p.add_argument("--runs", type=int, default=1, help="launches of each mode and number of GPUs")
@@ -73,7 +73,7 @@ def main() -> int:
     from common.record import Record
     from common.telemetry import Telemetry
     from rank_tuning.launch import LaunchError, launch
-    from rank_tuning.report import plot, tables
+    from rank_tuning.report import tables
 
     begin = time.monotonic()
     given = {k: v for k, v in vars(options).items() if k != "rank_request"}
@@ -114,7 +114,7 @@ def main() -> int:
             record.save(telemetry=telemetry.summary())
     complete = len(launches) == len(planned)
     record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, tables, plot, options.plot)
+    ending.show(record.data, tables)
     return 0 if complete else 1
 
 

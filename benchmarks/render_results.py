@@ -1,12 +1,13 @@
 #!/usr/bin/env python
 """Writes docs/results/<gpu>.md from the records under benchmarks/results/<gpu>/, and their plots.
 
-Every benchmarks/results/<gpu>/*.json becomes the tables of a section of docs/results/<gpu>.md, and
-a plot of the same name beside the record; records of investigations have their tables on pages of
-docs/findings instead. Figures without a whole environment record (GPU, driver,
-versions, commit, command), and dry runs on a CPU, are refused: they are named and left out, the
-others are rendered, and it exits with 1. `--check` writes nothing: it exits with 1 where a record
-is refused, a page does not say what the records say, a page has no records, or a plot is missing.
+Every benchmarks/results/<gpu>/*.json becomes the tables of a section of docs/results/<gpu>.md, that
+of an audit or a store also a plot of the same name beside the record. Older records of
+investigations have their tables on pages of docs/findings instead. Figures without a whole
+environment record (GPU, driver, versions, commit, command) and dry runs on a CPU are refused: they
+are named and left out, the others are rendered, and it exits with 1. `--check` writes nothing: it
+exits with 1 where a record is refused, a page does not say what the records say, a page has no
+records, or a plot is missing.
 
     python benchmarks/render_results.py
     python benchmarks/render_results.py --check
@@ -92,19 +93,19 @@ def cudnn_text(number: int) -> str:
 def origin(data: dict[str, Any]) -> str:
     """One line: which GPU, in what state, with which versions, from which code and command."""
     e, t = data["environment"], data["telemetry"]
-    clock, power, heat = t["sm_clock_mhz"], t["power_w"], t["temperature_c"]
-    limit = e.get("clocks_and_limits", {}).get("power_limit_w")
+    limits = e.get("clocks_and_limits", {})
     parts = [
         f"{e['gpu']}, driver {e['driver']}, CUDA {e['cuda']}, cuDNN {cudnn_text(int(e['cudnn']))}, "
         f"frontend {e['cudnn_frontend']}, torch {e['torch']}, Python {e['python']}, "
         f"commit {e['commit'][:10]}{' with local changes' if e['dirty'] else ''}, {e['date'][:10]}"
     ]
-    if clock:
-        top = e.get("clocks_and_limits", {}).get("max_sm_clock_mhz")
+    if clock := t["sm_clock_mhz"]:
+        top = limits.get("max_sm_clock_mhz")
         parts.append(f"SM clock {clock['min']:.0f} to {clock['max']:.0f} MHz (highest {top})")
-    if power:
+    if power := t["power_w"]:
+        limit = limits.get("power_limit_w")
         parts.append(f"power up to {power['max']:.0f} W" + (f" of {limit:.0f}" if limit else ""))
-    if heat:
+    if heat := t["temperature_c"]:
         parts.append(f"{heat['min']:.0f} to {heat['max']:.0f} °C")
     slowed = {k: v for k, v in t["throttle_reasons"].items() if k != "gpu_idle"}
     if slowed:

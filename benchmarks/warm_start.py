@@ -10,7 +10,7 @@ compiled   the kernels that are compiled at run time are found compiled already,
            first process, which is not timed, has run them all
 empty      every process has CUDA's folder of compiled kernels for itself, and finds it empty
 
-    python benchmarks/warm_start.py --json warm_start.json --plot warm_start.png
+    python benchmarks/warm_start.py --json warm_start.json
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from warm_processes.modes import DEFAULT, MODES, REFERENCE, SETTINGS, WARM_UP, p
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__)
+    p = arguments.parser(__doc__, is_plotted=False)
     p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--size", type=int, default=224, help="of the square images")
@@ -77,7 +77,7 @@ def main() -> int:
     from common.record import Record
     from common.telemetry import Telemetry
     from common.workers import WorkerError, started_ahead
-    from warm_processes.report import plot, tables
+    from warm_processes.report import tables
 
     begin = time.monotonic()
     record = Record("warm_start", options.json, device=options.device, arguments=vars(options))
@@ -136,7 +136,7 @@ def main() -> int:
             print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     complete = len(processes) == len(runs)
     record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, tables, plot, options.plot)
+    ending.show(record.data, tables)
     return 0 if complete else 1
 
 

@@ -13,22 +13,6 @@ from .environment import environment
 SCHEMA = 1
 
 
-def encode(value: Any, indent: int = 0) -> str:
-    """JSON with one line for each list of plain values: short to read, short to compare."""
-    pad = " " * (indent + 1)
-    if isinstance(value, dict) and value:
-        body = ",\n".join(
-            f"{pad}{json.dumps(str(k))}: {encode(v, indent + 1)}" for k, v in value.items()
-        )
-        return "{\n" + body + "\n" + " " * indent + "}"
-    if isinstance(value, list | tuple) and value:
-        if all(not isinstance(v, dict | list | tuple) for v in value):
-            return json.dumps(list(value), allow_nan=False)
-        body = ",\n".join(pad + encode(v, indent + 1) for v in value)
-        return "[\n" + body + "\n" + " " * indent + "]"
-    return json.dumps(value, allow_nan=False)
-
-
 class Record:
     """The JSON record of one benchmark run.
 
@@ -74,10 +58,11 @@ class Record:
             self.data["telemetry"] = telemetry
         if self.path is None:
             return
+        from cudnn_autotune.audit.record_file import json_lines
         from cudnn_autotune.core import atomic_file
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_file.write(self.path, (encode(self.data) + "\n").encode())
+        atomic_file.write(self.path, (json_lines(self.data) + "\n").encode())
 
 
 def load(path: Path) -> dict[str, Any]:

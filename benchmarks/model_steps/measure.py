@@ -137,13 +137,11 @@ def _first_step(subject: Subject, name: str, mode: str) -> tuple[Step, Part]:
 def _in_turns(replays: dict[str, Callable[[], None]], request: dict[str, Any]) -> Part:
     device = request["device"]
     counts = settle(replays, request["block_ms"], request["settle_s"], device)
-    begin = time.monotonic()
     times = take_turns(replays, counts, request["rounds"], device)
     return {
         "part": "turns",
         "times_ms": {name: numbers.all_significant(found) for name, found in times.items()},
         "steps_a_block": counts,
-        "between": [begin, time.monotonic()],
     }
 
 

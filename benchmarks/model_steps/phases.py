@@ -6,9 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from typing import Any
 
 from common.record import Record
@@ -62,9 +60,12 @@ class Run:
         """Lets processes compile, ``at_once`` at a time. A case for which that fails is measured
         all the same: its steps are then compiled there."""
         told: dict[str, Any] = self._record.results.setdefault("warm_up", {})
-        threads = max(2, len(os.sched_getaffinity(0)) // at_once)
-        with _variable(_THREADS, str(threads)), ThreadPoolExecutor(at_once) as pool:
-            waiting = {pool.submit(self._compile, *item): item[0] for item in requests.items()}
+        threads = {_THREADS: str(max(2, len(os.sched_getaffinity(0)) // at_once))}
+        with ThreadPoolExecutor(at_once) as pool:
+            waiting = {
+                pool.submit(self._compile, name, request, threads): name
+                for name, request in requests.items()
+            }
             for done in as_completed(waiting):
                 name = waiting[done]
                 entry, error = done.result()
@@ -76,11 +77,13 @@ class Run:
                 self._says(f"{name} has compiled")
                 self._save()
 
-    def _compile(self, name: str, request: Request) -> tuple[dict[str, Any], str | None]:
+    def _compile(
+        self, name: str, request: Request, variables: dict[str, str]
+    ) -> tuple[dict[str, Any], str | None]:
         entry: dict[str, Any] = {"ways": {}, "failed": []}
         if not self._limit_s():
             return entry, f"time limit: {name} was not run"
-        worker = Worker(self._script, name)
+        worker = Worker(self._script, name, variables)
         try:
             for part in worker.run(request, time_limit_s=self._limit_s()):
                 self._keep(entry, part)
@@ -126,22 +129,7 @@ class Run:
             for name, compared in part["ways"].items():
                 entry["ways"][name]["errors"] = compared
         else:
-            entry["board"] = self._telemetry.medians(*part.pop("between"))
             entry |= part
 
     def _save(self) -> None:
         self._record.save(telemetry=self._telemetry.summary())
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """An environment variable for the processes that are started meanwhile."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from common import numbers
-from common.tables import NONE, Table, number
+from common.tables import NONE, Table, dry_run_note, number
 
 from .cases import PYTORCH, REFERENCE, STEPS, WAYS
 
+OURS = next(name for name in WAYS if name != REFERENCE)
 Run = dict[str, Any]
 
 
@@ -22,12 +22,12 @@ def rows(data: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Run]]:
     return found
 
 
-def ratios(run: Run, way: str) -> list[float]:
-    """The reference's time over this way's, round by round."""
+def ratios(run: Run) -> list[float]:
+    """The reference's time over ours, round by round."""
     times = run.get("times_ms", {})
-    if REFERENCE not in times or way not in times:
+    if len(times) < len(WAYS):
         return []
-    return [theirs / mine for theirs, mine in zip(times[REFERENCE], times[way], strict=True)]
+    return [theirs / mine for theirs, mine in zip(times[REFERENCE], times[OURS], strict=True)]
 
 
 def not_found(caches: dict[str, int]) -> int:
@@ -35,11 +35,6 @@ def not_found(caches: dict[str, int]) -> int:
     return sum(
         count for key, count in caches.items() if key.endswith(("cache_miss", "cache_bypass"))
     )
-
-
-def compared() -> list[str]:
-    """The ways that are compared with the reference."""
-    return [name for name in WAYS if name != REFERENCE]
 
 
 def tables(data: dict[str, Any]) -> list[Table]:
@@ -63,10 +58,7 @@ def _steps(data: dict[str, Any]) -> Table:
     asked, modes = data["arguments"], _measured(data)
     columns = ["model, step, layout"]
     for mode in modes:
-        columns.append(f"{WAYS[REFERENCE].label} (ms), {PYTORCH[mode]}")
-        for name in compared():
-            columns += [f"{WAYS[name].label} (ms)", f"{WAYS[REFERENCE].label} / it"]
-    is_dry_run = data["environment"].get("device") == "cpu"
+        columns += [f"nn.Conv2d (ms), {PYTORCH[mode]}", "ours (ms)", "nn.Conv2d / ours"]
     table = Table(
         "Steps of compiled models: PyTorch's convolutions over ours",
         columns,
@@ -75,7 +67,7 @@ def _steps(data: dict[str, Any]) -> Table:
         f"torch.compile in mode {asked['mode']}; ours by {asked['sampling']}. CUDA graphs of whole "
         f"steps in turns, {asked['rounds']} blocks of {asked['block_ms']:.0f} ms each. Medians; of "
         "ratios, which are taken round by round, quartiles too: above 1, ours are faster."
-        + (" DRY RUN: a miniature on a CPU, in float32 and without graphs." if is_dry_run else ""),
+        + dry_run_note(data),
     )
     by_calls = []
     for row, runs in rows(data).items():
@@ -83,12 +75,10 @@ def _steps(data: dict[str, Any]) -> Table:
         for mode in modes:
             run = runs.get(mode, {})
             times = run.get("times_ms", {})
-            if run.get("replayed") == "calls" and not is_dry_run:
+            if run.get("replayed") == "calls":
                 by_calls.append(f"{_label(row)}, {PYTORCH[mode]}")
-            for name in (REFERENCE, *compared()):
-                cells.append(_median(times.get(name)))
-                if name != REFERENCE:
-                    cells.append(_quartiles(ratios(run, name)))
+            medians = [numbers.median(times[way]) if way in times else None for way in WAYS]
+            cells += [*map(number, medians), _quartiles(ratios(run))]
         table.rows.append(tuple(cells))
     if by_calls:
         table.note += f" By plain calls, since no graph was captured: {'; '.join(by_calls)}."
@@ -97,91 +87,61 @@ def _steps(data: dict[str, Any]) -> Table:
 
 def _first_steps(data: dict[str, Any]) -> Table:
     asked = data["arguments"]
-    warm_up = data["results"].get("warm_up", {})
     table = Table(
         "The wait for the first step",
         (
             "model, step, layout",
             "PyTorch",
             *(f"{way.label} (s)" for way in WAYS.values()),
-            "compiled ahead (s)",
             "not found",
             "choices",
             "tuned",
             "choosing (s)",
-            "SM clock (MHz)",
-            "power (W)",
-            "°C",
         ),
         note="Compiling, tuning and running; of nn.Conv2d first, then of ours in the same process. "
         + (
-            "What Inductor compiles was compiled before, and is in its folder. Compiled ahead: "
-            f"the time of that, all ways together, with {asked['warm']} processes side by side. "
+            "What Inductor compiles was compiled before, and is in its folder. "
             "Not found: graphs that Inductor's caches missed or passed by all the same. "
             if asked["warm"]
             else ""
         )
-        + ("" if asked["fresh"] else "What an earlier process has chosen is not tuned again. ")
-        + "Clock, power and temperature: medians while steps took turns.",
+        + ("" if asked["fresh"] else "What an earlier process has chosen is not tuned again."),
     )
     for row, runs in rows(data).items():
-        cold = [
-            way["first_step_s"] for way in warm_up.get("/".join(row), {}).get("ways", {}).values()
-        ]
         for mode, run in runs.items():
-            board, choices = run.get("board", {}), _choices(run)
-            origins = choices.get("from", {})
+            ways = run["ways"]
+            choices = ways.get(OURS, {}).get("choices", {})
             table.rows.append(
                 (
                     _label(row),
                     PYTORCH[mode],
-                    *(number(run["ways"].get(n, {}).get("first_step_s"), 1) for n in WAYS),
-                    number(sum(cold) if len(cold) == len(WAYS) else None, 0),
-                    str(sum(not_found(way["caches"]) for way in run["ways"].values())),
+                    *(number(ways.get(name, {}).get("first_step_s"), 1) for name in WAYS),
+                    str(sum(not_found(way["caches"]) for way in ways.values())),
                     str(choices.get("made", NONE)),
-                    str(origins.get("tuned", 0) if choices else NONE),
+                    str(choices["from"].get("tuned", 0) if choices else NONE),
                     number(choices["choosing_ms"] / 1e3 if choices else None, 1),
-                    number(board.get("sm_clock_mhz"), 0),
-                    number(board.get("power_w"), 0),
-                    number(board.get("temperature_c"), 0),
                 )
             )
     return table
 
 
 def _errors(data: dict[str, Any]) -> Table:
-    columns = ["model, step, layout", "PyTorch"]
-    columns += [
-        f"{way.label}: {what}" for way in WAYS.values() for what in ("outputs", "gradients")
-    ]
+    kinds = ("outputs", "gradients")
+    columns = [f"{way.label}: {what}" for way in WAYS.values() for what in kinds]
     table = Table(
         "How far the results are off",
-        [*columns, "further off than nn.Conv2d"],
+        ["model, step, layout", "PyTorch", *columns, "further off than nn.Conv2d"],
         note="The norm of the difference from what float32 gives, over the norm of that: of the "
         "outputs, and of the gradients of the convolutions' weights (their median).",
     )
     for row, runs in rows(data).items():
         for mode, run in runs.items():
-            cells = [_label(row), PYTORCH[mode]]
-            beyond: list[str] = []
-            for name in WAYS:
-                off = run["ways"].get(name, {}).get("errors", {})
-                cells += [_error(off.get(what)) for what in ("outputs", "gradients")]
-                beyond += off.get("beyond", [])
-            table.rows.append((*cells, ", ".join(beyond) or "none"))
+            found = [run["ways"].get(name, {}).get("errors", {}) for name in WAYS]
+            values = [off.get(what) for off in found for what in kinds]
+            cells = [NONE if value is None else f"{value:.1e}" for value in values]
+            beyond = ", ".join(found[-1].get("beyond", [])) or "none"
+            table.rows.append((_label(row), PYTORCH[mode], *cells, beyond))
     return table
-
-
-def _choices(run: Run) -> dict[str, Any]:
-    """Of the last way that made some."""
-    found: dict[str, Any] = {}
-    for way in run["ways"].values():
-        found = way.get("choices", found)
-    return found
-
-
-def _median(times: list[float] | None) -> str:
-    return number(numbers.median(times) if times else None)
 
 
 def _quartiles(values: list[float]) -> str:
@@ -189,45 +149,3 @@ def _quartiles(values: list[float]) -> str:
         return NONE
     q1, q3 = (numbers.quantile(values, q) for q in (0.25, 0.75))
     return f"{numbers.median(values):.3f} ({q1:.3f} to {q3:.3f})"
-
-
-def _error(value: float | None) -> str:
-    return NONE if value is None else f"{value:.1e}"
-
-
-def plot(data: dict[str, Any], path: Path) -> None:
-    """The ratio of every row, with quartiles; a colour for each of PyTorch's modes."""
-    from common import plotting
-
-    found, modes = rows(data), _measured(data)
-    fig, axes = plotting.figure(width=9, height=0.45 * max(1, len(found)) + 1.4)
-    axis = axes[0][0]
-    series = [(mode, way) for way in compared() for mode in modes]
-    for index, (mode, way) in enumerate(series):
-        points = [
-            (place + 0.3 * (index / len(series) - 0.5), ratios(runs[mode], way))
-            for place, runs in enumerate(found.values())
-            if mode in runs and ratios(runs[mode], way)
-        ]
-        if not points:
-            continue
-        middles = [numbers.median(values) for _, values in points]
-        low = [m - numbers.quantile(v, 0.25) for m, (_, v) in zip(middles, points, strict=True)]
-        high = [numbers.quantile(v, 0.75) - m for m, (_, v) in zip(middles, points, strict=True)]
-        axis.errorbar(
-            middles,
-            [place for place, _ in points],
-            xerr=[low, high],
-            fmt="o",
-            capsize=3,
-            color=f"C{index}",
-            label=f"{WAYS[way].label}; {PYTORCH[mode]}",
-        )
-    axis.axvline(1.0, color="gray", linestyle=":", linewidth=0.9)
-    axis.set_yticks(range(len(found)), [_label(row) for row in found], fontsize=8)
-    axis.set_ylim(len(found) - 0.5, -0.5)
-    axis.set_xlabel("time of a compiled step with nn.Conv2d over its time with ours")
-    axis.grid(alpha=0.3)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=7)
-    plotting.save(fig, path, data["environment"])

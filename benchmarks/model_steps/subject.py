@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -127,21 +126,14 @@ def _leave_nothing_to_chance(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-@contextlib.contextmanager
-def _momentum(model: nn.Module, momentum: float) -> Iterator[None]:
+def _calibrate(model: nn.Module, images: Tensor) -> None:
+    """Batch norms get to know their inputs' mean and variance, as in a trained model: what an
+    untrained one makes of random images overflows float16."""
     norms: list[Any] = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     before = [norm.momentum for norm in norms]
-    try:
-        for norm in norms:
-            norm.momentum = momentum
-        yield
-    finally:
-        for norm, value in zip(norms, before, strict=True):
-            norm.momentum = value
-
-
-def _calibrate(model: nn.Module, images: Tensor) -> None:
-    """Batch norms know their inputs' mean and variance, as in a trained model: what an untrained
-    one makes of random images overflows float16."""
-    with torch.no_grad(), _momentum(model, 1.0):
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
         model.train()(images)
+    for norm, value in zip(norms, before, strict=True):
+        norm.momentum = value

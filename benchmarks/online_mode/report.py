@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from common import numbers
@@ -129,56 +128,3 @@ def convergence_table(data: dict[str, Any]) -> Table:
         name = "medians, geometric means"
         table.rows.append((name, f"{calls:.0f}", f"{seconds:.1f}", "", *means, "", ""))
     return table
-
-
-def plot(data: dict[str, Any], path: Path) -> None:
-    """First calls by layer; host time by what the calls did; calls and regret by case."""
-    from common import plotting
-
-    results = data["results"]
-    decided = [e for e in results.get("convergence", []) if "error" not in e]
-    panels = {
-        draw_first_calls: results.get("first_call", {}).get("compared"),
-        draw_overhead: results.get("overhead", {}).get("compared"),
-        draw_convergence: decided,
-    }
-    drawn = {draw: found for draw, found in panels.items() if found}
-    count = max(1, len(drawn))
-    fig, axes = plotting.figure(1, count, width=5.5 * count, height=5)
-    for axis, (draw, found) in zip(axes[0], drawn.items(), strict=False):
-        draw(axis, found)
-        axis.legend(fontsize=7)
-    plotting.save(fig, path, data["environment"])
-
-
-def draw_first_calls(axis: Any, found: dict[str, Any]) -> None:
-    for offset, mode in enumerate(("heuristic", "online")):
-        points = [
-            (place + 0.3 * offset, ms)
-            for place, entry in enumerate(found.values())
-            for ms in entry["first_ms"][mode]
-        ]
-        axis.plot(*zip(*points, strict=True), ".", label=mode)
-    places = [place + 0.15 for place in range(len(found))]
-    labels = [name.split("/")[0] for name in found]
-    axis.set_xticks(places, labels, rotation=30, ha="right", fontsize=7)
-    axis.set(title="first call of a layer", ylabel="ms", ylim=(0, None))
-
-
-def draw_overhead(axis: Any, found: dict[str, Any]) -> None:
-    phases = [name for name in _PHASES if name in found]
-    for offset, mode in enumerate(("heuristic_us", "online_us")):
-        medians = [found[name][mode]["median"] for name in phases]
-        places = [place + 0.4 * offset for place in range(len(phases))]
-        axis.bar(places, medians, 0.4, label=mode.removesuffix("_us"))
-    axis.set_xticks([place + 0.2 for place in range(len(phases))], phases)
-    # Building a candidate takes milliseconds, a call microseconds.
-    axis.set(title="host time of one call, medians", ylabel="us", yscale="log")
-
-
-def draw_convergence(axis: Any, found: list[dict[str, Any]]) -> None:
-    for key, label in (("regret", "online"), ("auto_regret", "auto")):
-        percents = [100 * entry[key] for entry in found]
-        axis.plot([entry["calls"] for entry in found], percents, "o", label=label, alpha=0.7)
-    axis.set(title="what was decided, and when", xlabel="calls until decided", ylabel="regret %")
-    axis.set_xscale("log")

@@ -17,17 +17,16 @@ Call = Callable[[], Any]
 
 def blocks(
     calls: Mapping[str, Call], *, device: str, blocks: int, calls_per_block: int, seed: int = 0
-) -> dict[str, dict[str, list[float]]]:
+) -> dict[str, list[float]]:
     """Per-call enqueue time (us) of each call, one value a block; blocks take turns in random
     order. The device is idle when a block starts and nobody waits inside it.
 
     A block must launch well under the 1024 kernels or so that CUDA queues before a launch waits
-    for the device. `drain_us` is the wait for the device after the block, per call: near zero
-    where the host sets the pace.
+    for the device.
     """
     source = random.Random(seed)
     names = list(calls)
-    times: dict[str, dict[str, list[float]]] = {n: {"us": [], "drain_us": []} for n in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     for call in calls.values():
         for _ in range(calls_per_block):
             call()
@@ -43,29 +42,25 @@ def blocks(
                     call()
                 end = time.perf_counter()
                 synchronize(device)
-                drained = time.perf_counter()
-                times[name]["us"].append((end - begin) / calls_per_block * 1e6)
-                times[name]["drain_us"].append((drained - end) / calls_per_block * 1e6)
+                times[name].append((end - begin) / calls_per_block * 1e6)
     finally:
         gc.enable()
     return times
 
 
-def compared(times: dict[str, dict[str, list[float]]], against: str) -> dict[str, Any]:
+def significant_spread(values: list[float]) -> dict[str, float | None]:
+    return {key: numbers.significant(value) for key, value in numbers.spread(values).items()}
+
+
+def compared(times: dict[str, list[float]], against: str) -> dict[str, Any]:
     """Medians, spreads and, paired block by block, ratios to the call `against`."""
     result: dict[str, Any] = {}
-    base = times[against]["us"]
-    for name, found in times.items():
-        ratios = [a / b for a, b in zip(found["us"], base, strict=True)]
-        low, high = numbers.bootstrap_interval(ratios)
+    for name, us in times.items():
+        ratios = [a / b for a, b in zip(us, times[against], strict=True)]
         result[name] = {
-            "us": {k: numbers.significant(v, 5) for k, v in numbers.spread(found["us"]).items()},
-            "drain_us": numbers.significant(numbers.median(found["drain_us"]), 4),
-            "ratio": numbers.significant(numbers.median(ratios), 5),
-            "ratio_of_medians": numbers.significant(
-                numbers.median(found["us"]) / numbers.median(base), 5
-            ),
-            "ratio_interval_95": [numbers.significant(low, 5), numbers.significant(high, 5)],
+            "us": significant_spread(us),
+            "ratio": numbers.significant(numbers.median(ratios)),
+            "ratio_interval_95": [*map(numbers.significant, numbers.bootstrap_interval(ratios))],
         }
     return result
 

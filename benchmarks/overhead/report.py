@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from common.tables import Table, dry_run_note, number
@@ -64,8 +63,6 @@ def table_table(data: dict[str, Any]) -> Table:
             "first problem",
             "PyTorch, the same",
             "ratio to the smallest table, PyTorch's drift divided out",
-            "16 problems in turn",
-            "PyTorch, the same 16",
         ),
     )
     steps = data["results"].get("table", [])
@@ -80,8 +77,6 @@ def table_table(data: dict[str, Any]) -> Table:
                 number(us["first problem"], 2),
                 number(us["pytorch"], 2),
                 number(us["first problem"] / base["first problem"] / drift),
-                number(us.get("16 problems in turn"), 2),
-                number(us.get("pytorch, 16 in turn"), 2),
             )
         )
     return table
@@ -108,45 +103,3 @@ def memory_table(data: dict[str, Any]) -> Table:
             cells = (f"{growth:.1f}", f"{per_shape:.1f}", f"{records[-1]['seconds']:.1f}")
             table.rows.append((name, str(shapes), *cells))
     return table
-
-
-def plot(data: dict[str, Any], path: Path) -> None:
-    """Host time by setting; hit cost against table size; memory against shapes."""
-    from common import plotting
-
-    draw = {"calls": draw_calls, "table": draw_table, "memory": draw_memory}
-    panels = [part for part in draw if data["results"].get(part)]
-    count = max(1, len(panels))
-    fig, axes = plotting.figure(1, count, width=5 * count, height=4.5)
-    for axis, part in zip(axes[0], panels, strict=False):
-        draw[part](axis, data["results"][part])
-        axis.legend(fontsize=7)
-    plotting.save(fig, path, data["environment"])
-
-
-def draw_calls(axis: Any, records: list[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for r in records for name in r["times"]))
-    for index, name in enumerate(names):
-        have = [(i, r["times"][name]["us"]) for i, r in enumerate(records) if name in r["times"]]
-        places = [i + (index - len(names) / 2) * 0.2 for i, _ in have]
-        axis.bar(places, [us["median"] for _, us in have], 0.2, label=name)
-    labels = [f"{r['setting']}\n{r['layout']}" for r in records]
-    axis.set_xticks(range(len(records)), labels, fontsize=6, rotation=45)
-    axis.set(title="host time of one call, medians", ylabel="us")
-
-
-def draw_table(axis: Any, steps: list[dict[str, Any]]) -> None:
-    for name in ("first problem", "pytorch", "16 problems in turn", "pytorch, 16 in turn"):
-        have = [(s["filled"], s["us"][name]["median"]) for s in steps if name in s["us"]]
-        if have:
-            axis.plot(*zip(*have, strict=True), ".-", label=name)
-    axis.set(title="a hit in a full table, medians", xlabel="problems in the table", xscale="log")
-    axis.set(ylabel="us", ylim=(0, None))
-
-
-def draw_memory(axis: Any, by_implementation: dict[str, list[dict[str, Any]]]) -> None:
-    for name, found in by_implementation.items():
-        if found:
-            axis.plot(*zip(*growth_mb(found), strict=True), label=name)
-    axis.axhline(MEMORY_BOUND_MB, color="gray", linestyle=":", label="bound")
-    axis.set(title="growth of host memory", xlabel="shapes", ylabel="MiB")

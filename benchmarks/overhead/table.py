@@ -8,7 +8,7 @@ from typing import Any
 
 from common import numbers
 
-from .calls import Call, blocks
+from .calls import Call, blocks, significant_spread
 from .memory import resident_kb
 
 CHANNELS = 8
@@ -58,22 +58,9 @@ class Convolutions:
         return None if self.device == "cpu" else len(self.ca.choices())
 
 
-def in_turn(calls: list[Call]) -> Call:
-    """A call that runs the next of `calls` each time."""
-    state = {"next": 0}
-    count = len(calls)
-
-    def run() -> None:
-        index = state["next"]
-        state["next"] = (index + 1) % count
-        calls[index]()
-
-    return run
-
-
 def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The worker: fills the table step by step; at each step times hits on the very first
-    problem, on 16 problems in turn, and PyTorch's call as a control for the host's drift."""
+    problem, and PyTorch's call as a control for the host's drift."""
     import torch
 
     end = time.monotonic() + request["seconds"]
@@ -94,9 +81,6 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 filled += 1
             fill_s += time.monotonic() - begin
             calls = {"pytorch": conv.pytorch(*order[0]), "first problem": first}
-            if filled >= 16:
-                calls["16 problems in turn"] = in_turn([conv.ours(*s) for s in order[:16]])
-                calls["pytorch, 16 in turn"] = in_turn([conv.pytorch(*s) for s in order[:16]])
             times = blocks(
                 calls,
                 device=request["device"],
@@ -108,10 +92,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "held": conv.held(),
                 "fill_s": numbers.significant(fill_s, 4),
                 "resident_kb": resident_kb(),
-                "us": {
-                    name: {k: numbers.significant(v) for k, v in numbers.spread(t["us"]).items()}
-                    for name, t in times.items()
-                },
+                "us": {name: significant_spread(us) for name, us in times.items()},
             }
             if filled < target:
                 yield {**told, "stopped": "time limit"}

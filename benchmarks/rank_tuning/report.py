@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from common import numbers
@@ -100,35 +99,3 @@ def tables(data: dict[str, Any]) -> list[Table]:
             )
         )
     return [table] if table.rows or results.get("failures") else []
-
-
-def plot(data: dict[str, Any], path: Path) -> None:
-    """Left: seconds of every launch; right: speedup over one GPU."""
-    from common import plotting
-
-    found = rows(data["results"])
-    fig, axes = plotting.figure(1, 2, width=9, height=3.6)
-    left, right = axes[0]
-    counts = sorted({gpus for _, gpus in found})
-    for place, mode in enumerate(dict.fromkeys(mode for mode, _ in found)):
-        style = {"color": f"C{place}", "label": mode}
-        points = [(g, seconds(one)) for (m, g), some in found.items() if m == mode for one in some]
-        left.plot([x for x, _ in points], [y for _, y in points], "o", alpha=0.6, **style)
-        gains = [(gpus, gain) for gpus in counts if (gain := speedup(found, mode, gpus))]
-        if gains:
-            right.plot([x for x, _ in gains], [y for _, y in gains], "o-", **style)
-    right.plot(counts, counts, color="gray", linewidth=0.8, linestyle=":", label="ideal")
-    targets = {gpus: target for gpus, target in TARGETS.items() if gpus in counts}
-    right.plot(list(targets), list(targets.values()), "_", color="black", ms=14, label="target")
-    left.set_ylabel("seconds")
-    left.set_ylim(0, None)
-    left.set_title("tuning, every launch", fontsize=10)
-    right.set_ylabel("times as fast as one GPU")
-    right.set_title("speedup", fontsize=10)
-    for axis in (left, right):
-        axis.set_xlabel("GPUs")
-        axis.set_xticks(counts)
-        axis.grid(alpha=0.3)
-        if found:
-            axis.legend(fontsize=8)
-    plotting.save(fig, path, data["environment"])

@@ -13,8 +13,6 @@ from common.modes import set_torch_mode, synchronize
 from .modes import MODES, warm_up_order
 
 _LATER_STEPS = 3
-_OPENINGS = 5
-DEVICE = 0
 
 
 class Training:
@@ -66,8 +64,6 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     }
     if mode.sampling:
         told |= {"layers": training.layers, "choices": choices_made()}
-    if mode.store != "off" and request["device"] == "cuda":  # on a CPU nothing is chosen
-        told["store"] = _store()
     yield told
 
 
@@ -94,27 +90,3 @@ def _set(name: str, store: str | None) -> None:
     if name.startswith("pytorch"):
         set_torch_mode(name)
     ca.set_store(store, mode="off" if store is None else "read_write")
-
-
-def _store() -> dict[str, Any]:
-    """The file after the step, and what a process pays for it: opening, and every lookup."""
-    import cudnn_autotune as ca
-
-    store = ca.get_store(DEVICE)
-    made = ca.choices()
-    openings, lookups = [], []
-    for _ in range(_OPENINGS):
-        begin = time.perf_counter()
-        opened = ca.Store(store.path, store.environment, read_only=True)
-        openings.append((time.perf_counter() - begin) * 1e3)
-        begin = time.perf_counter()
-        found = [opened.find(choice.problem, sampling=choice.sampling) for choice in made]
-        lookups.append((time.perf_counter() - begin) * 1e3)
-    return {
-        "entries": len(store),
-        "bytes": store.path.stat().st_size,
-        "open_ms": numbers.significant(numbers.median(openings), 4),
-        "lookups": len(found),
-        "found": sum(decision is not None for decision in found),
-        "lookups_ms": numbers.significant(numbers.median(lookups), 4),
-    }

@@ -18,12 +18,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Iterable, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import IO, Any, TypeVar
 
-_START_LIMIT_S = 180.0
+START_LIMIT_S = 180.0
 _LEAVE_S = 20.0
 _KILL_S = 5.0
+
+Started = TypeVar("Started", bound="Process")
 
 
 class ProcessFailure(RuntimeError):
@@ -40,9 +42,17 @@ class Process:
     Args:
         name: is in messages.
         modules: are imported there first; they may register a user's own modes.
+        command: starts another program that speaks as :mod:`.worker` does.
+        environment: variables that it has beside those of this process.
     """
 
-    def __init__(self, name: str, modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        modules: Sequence[str] = (),
+        command: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self._compiled = tempfile.TemporaryDirectory(
             prefix="cudnn_autotune_", ignore_cleanup_errors=True
@@ -50,13 +60,18 @@ class Process:
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         self._process = subprocess.Popen(
             # -P: modules in the current folder are no part of the installation.
-            [sys.executable, "-P", "-m", f"{__package__}.worker", *modules],
+            command or [sys.executable, "-P", "-m", f"{__package__}.worker", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": path, "CUDA_CACHE_PATH": self._compiled.name},
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "CUDA_CACHE_PATH": self._compiled.name,
+                **(environment or {}),
+            },
         )
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._told: collections.deque[str] = collections.deque(maxlen=20)
@@ -79,12 +94,19 @@ class Process:
         Raises:
             ProcessFailure: it does not start, or cannot set itself up.
         """
-        self._answer(_START_LIMIT_S)
+        self.answer(START_LIMIT_S)
         try:
-            self.ask(request, _START_LIMIT_S)
+            self.ask(request, START_LIMIT_S)
         except CaseFailure as error:
             self.close()
             raise ProcessFailure(f"{self.name}: {error}") from error
+
+    def send(self, request: dict[str, Any]) -> None:
+        """Hands it a message."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it died: the answer that does not come tells why
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
 
     def ask(self, request: dict[str, Any], limit_s: float) -> Any:
         """Sends a request and returns its result.
@@ -93,11 +115,8 @@ class Process:
             CaseFailure: the request failed.
             ProcessFailure: the worker died, or gave no answer within ``limit_s`` and was killed.
         """
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # the process died; the missing answer will say why
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        answer = self._answer(limit_s)
+        self.send(request)
+        answer = self.answer(limit_s)
         if answer.get("fatal"):
             self.close(_KILL_S)
             raise ProcessFailure(f"{self.name}: {answer['error']}")
@@ -134,7 +153,12 @@ class Process:
             self._answers.put(line)
         self._answers.put(None)
 
-    def _answer(self, limit_s: float) -> dict[str, Any]:
+    def answer(self, limit_s: float) -> dict[str, Any]:
+        """Its next message.
+
+        Raises:
+            ProcessFailure: it died, or says nothing within ``limit_s`` and was killed.
+        """
         try:
             line = self._answers.get(timeout=max(0.0, limit_s))
         except queue.Empty:
@@ -152,14 +176,15 @@ class Process:
 
 
 def started_ahead(
-    names: Iterable[str], modules: Sequence[str] = ()
-) -> Generator[Process, None, None]:
-    """Yields processes in turn, each started a turn before it is needed, and closes them all."""
-    waiting: collections.deque[Process] = collections.deque()
+    names: Iterable[str], start: Callable[[str], Started], ahead: int = 1
+) -> Generator[Started, None, None]:
+    """Yields processes in turn, each started ``ahead`` turns before it is needed, and closes them
+    all. ``start`` makes the one of a name."""
+    waiting: collections.deque[Started] = collections.deque()
     try:
         for name in names:
-            waiting.append(Process(name, modules))
-            if len(waiting) > 1:
+            waiting.append(start(name))
+            if len(waiting) > ahead:
                 yield waiting[0]
                 waiting.popleft().close()
         while waiting:

@@ -61,7 +61,7 @@ def save(record: Record, path: Path) -> None:
         OSError: the file cannot be written; an older one is as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = (_lines(to_json(record)) + "\n").encode()
+    data = (json_lines(to_json(record)) + "\n").encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
     atomic_file.write(path, data)
@@ -128,7 +128,7 @@ def _union(earlier: Any, fresh: Any) -> Any:
     return fresh
 
 
-def _lines(value: Any, indent: int = 0) -> str:
+def json_lines(value: Any, indent: int = 0) -> str:
     """Returns JSON with one line for each innermost object or list, so that files compare well."""
     inner: list[Any] = []
     if isinstance(value, (dict, list)):
@@ -143,6 +143,7 @@ def _lines(value: Any, indent: int = 0) -> str:
         begin, end = "{}"
         names = [f"{json.dumps(key, ensure_ascii=False)}: " for key in value]
     body = ",\n".join(
-        f"{pad}{name}{_lines(item, indent + 1)}" for name, item in zip(names, inner, strict=True)
+        f"{pad}{name}{json_lines(item, indent + 1)}"
+        for name, item in zip(names, inner, strict=True)
     )
     return f"{begin}\n{body}\n{' ' * indent}{end}"

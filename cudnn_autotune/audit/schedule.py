@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from cudnn_autotune.audit.analysis import keep_missed, truth_of
@@ -52,7 +53,7 @@ class Session:
         self.config = config
         self.record = record
         self.steps = steps(config)
-        self._modules = [config.backend, *config.modules]
+        self._process = partial(Process, modules=[config.backend, *config.modules])
         self._save = save
         self._tell = tell
         self._begin = self._saved = time.monotonic()
@@ -67,7 +68,7 @@ class Session:
         eligible = [case for case in self.wanted if not self.is_complete(case)]
         todo = [step for step in self.steps if any(self._lacks(step, case) for case in eligible)]
         try:
-            with closing(started_ahead([s.name for s in todo], self._modules)) as processes:
+            with closing(started_ahead([s.name for s in todo], self._process)) as processes:
                 for index, (step, process) in enumerate(zip(todo, processes, strict=True)):
                     if self._left_s() > _LEAST_S:
                         self._work(todo[index:], process, eligible, is_first=index == 0)
@@ -140,7 +141,7 @@ class Session:
         done = lost = 0
         while cases and lost < _MOST_LOST:
             if lost:
-                process = Process(step.name, self._modules)
+                process = self._process(step.name)
             try:
                 self._set_up(process, step)
                 is_first = False

@@ -141,7 +141,7 @@ def test_a_process_that_cannot_be_set_up_says_why() -> None:
 
 
 def test_the_next_process_starts_while_one_works_and_all_are_ended() -> None:
-    processes = started_ahead(["one", "two", "three"])
+    processes = started_ahead(["one", "two", "three"], Process)
     one = next(processes)
     two = next(processes)
     assert (one.name, two.name) == ("one", "two")
