@@ -12,7 +12,8 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from cudnn_autotune.core import json_dataclass
@@ -42,6 +43,7 @@ COLUMNS = (
 default of the engine and its knobs is what the text says."""
 _DEFAULTS: tuple[Any, ...] = (None, None, None, None, "", "", None, None)
 _OMITTED_BYTES = 24
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 _EVIDENCE = {field.name: field.default for field in dataclasses.fields(Evidence)}
 _ENGINE = re.compile(r"eng(\d{1,18})(?::(\w+=-?\d{1,18}(?:,\w+=-?\d{1,18})*))?", re.ASCII)
 
@@ -111,7 +113,7 @@ def _joined(decision: Decision, rows: Sequence[str], kept: Sequence[int]) -> str
 
 
 def _dumped(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def _rounded(value: float | None) -> float | None:
@@ -204,9 +206,11 @@ def _timed(row: Sequence[Any]) -> Measurement:
     eliminated, runs, engine, knobs = full[11:]
     if knobs is None:
         engine, knobs = _parsed(_text(text))
+    else:
+        knobs = {_text(name): _count(value, "knobs", -(2**63)) for name, value in knobs.items()}
     candidate = Candidate(
         engine=None if engine is None else _count(engine, "engine"),
-        knobs={_text(name): _count(value, "knobs", -(2**63)) for name, value in knobs.items()},
+        knobs=dict(knobs),
         workspace_bytes=_count(workspace_bytes, "workspace_bytes"),
         numerical_notes=tuple(map(_text, numerical)),
         behavior_notes=tuple(map(_text, behavior)),
@@ -227,7 +231,8 @@ def _timed(row: Sequence[Any]) -> Measurement:
     )
 
 
-def _parsed(text: str) -> tuple[int | None, dict[str, int]]:
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> tuple[int | None, Mapping[str, int]]:
     """Engine and knobs, as a text names them."""
     match = _ENGINE.fullmatch(text)
     if match is None:

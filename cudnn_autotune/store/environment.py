@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from cudnn_autotune.core import versions
@@ -80,7 +81,7 @@ class Environment:
         parts.append(f"frontend-{_slug(self.cudnn_frontend)}")
         return "_".join(parts)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Twelve hexadecimal digits that tell environments apart."""
         text = json.dumps(self.to_json(), sort_keys=True)
