@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """What `online` costs while it is undecided, how long that takes, and what it decides.
 
+`warm_start.py --modes heuristic,online` has what the first call costs.
+
 convergence   calls and seconds until each layer is decided (a loop that waits for the GPU every 16
               calls); then its pick, `auto`'s and the contenders of both side by side.
-first_call    wall time of a layer's first call, `heuristic` against `online`, in fresh processes
-              that take turns.
 overhead      host time of a call of a tiny convolution while its trial is undecided, against
               `heuristic`'s decided call: one process, blocks in turns. A trial lasts some hundred
               calls, so it is forgotten and started again; its first calls, each of which builds
@@ -28,10 +28,10 @@ from typing import Any
 
 from common import arguments
 from common.cases import LAYERS, wanted
-from online_mode.problems import CONVERGENCE, FIRST_CALL
+from online_mode.problems import CONVERGENCE
 
-# The shares of the time; processes of first_call import while convergence is measured.
-PARTS = {"convergence": 0.5, "first_call": 0.6, "overhead": 1.0}
+# What each may take of the time that is left.
+PARTS = {"convergence": 0.7, "overhead": 1.0}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,8 +43,6 @@ def parser() -> argparse.ArgumentParser:
         default=",".join(CONVERGENCE),
         help="of convergence: comma-separated parts of case ids; %(default)s",
     )
-    p.add_argument("--first-cases", default=",".join(FIRST_CALL), help="of first_call; %(default)s")
-    p.add_argument("--processes", type=int, default=5, help="of each mode, for first_call")
     p.add_argument("--trials", type=int, default=20, help="for overhead, at most")
     p.add_argument("--calls", type=int, default=25, help="in a block of overhead")
     p.add_argument("--time-limit", type=float, default=60, help="seconds for all parts")
@@ -65,13 +63,12 @@ def main() -> int:
     if options.worker:
         from common.workers import serve
 
-        module = importlib.import_module(f"online_mode.{options.worker.split(':')[0]}")
+        module = importlib.import_module(f"online_mode.{options.worker}")
         return serve(module.measure)
     parts = arguments.some_of("--parts", options.parts, PARTS)
-    arguments.check_least(options, processes=1, trials=1, calls=1)
+    arguments.check_least(options, trials=1, calls=1)
     cases = {
         "convergence": described(options.layers, options.cases, "--cases"),
-        "first_call": described(options.layers, options.first_cases, "--first-cases"),
         "overhead": {},
     }
     arguments.check_gpu(__file__)
@@ -80,22 +77,12 @@ def main() -> int:
     from common.record import Record
     from common.telemetry import Telemetry
     from common.workers import WorkerError, started_ahead
-    from online_mode import first_call, overhead
+    from online_mode import overhead
     from online_mode.report import tables
 
     begin = time.monotonic()
     record = Record("online", options.json, device="cuda", arguments=vars(options))
-    of_part: dict[str, list[str]] = {
-        "convergence": ["convergence"],
-        "first_call": [
-            f"first_call:{mode}:{i}"
-            for i in range(options.processes)
-            # The one that goes first changes, too.
-            for mode in (("heuristic", "online"), ("online", "heuristic"))[i % 2]
-        ],
-        "overhead": ["overhead"],
-    }
-    names = [name for part in PARTS if part in parts for name in of_part[part]]
+    names = [part for part in PARTS if part in parts]
     kept: dict[str, list[dict[str, Any]]] = {part: [] for part in parts}
     results = record.results
     failures: list[str] = results.setdefault("failures", [])
@@ -103,8 +90,6 @@ def main() -> int:
     def save(complete: bool = False) -> None:
         if "convergence" in kept:
             results["convergence"] = kept["convergence"]
-        if "first_call" in kept:
-            results["first_call"] = {"compared": first_call.compared(kept["first_call"])}
         if "overhead" in kept:
             results["overhead"] = {
                 "compared": overhead.compared(kept["overhead"]),
@@ -115,13 +100,12 @@ def main() -> int:
     # All at once: a process takes seconds to import torch, and none may do so beside `overhead`.
     with Telemetry() as telemetry:
         for worker in started_ahead(__file__, names, ahead=len(names)):
-            part, _, rest = worker.name.partition(":")
+            part = worker.name
             left = options.time_limit - (time.monotonic() - begin)
             if left < 1:
                 failures.append(f"time limit: {worker.name} was not measured")
                 continue
             request = {
-                "mode": rest.partition(":")[0],
                 "cases": cases[part],
                 "seconds": left * PARTS[part],
                 "trials": options.trials,

@@ -50,6 +50,7 @@ FINDINGS = {
     "fallback_mode": "fallback-mode",
     "neighbours": "neighbours",
     "online_turns": "single-calls",
+    "online_first_call": "single-calls",
 }
 
 

@@ -8,12 +8,6 @@ from typing import Any
 Call = Callable[[], Any]
 
 # Each is of a real network; they are unlike in shape, op and size; float16, channels last.
-FIRST_CALL = (
-    "resnet50_layer3_3x3/fprop/float16",
-    "convnext_t_down3/dgrad/float16",
-    "efficientnetv2_s_stage2_project/wgrad/float16",
-    "yolov8l_c2f4_3x3/fprop/float16",
-)
 CONVERGENCE = (
     "resnet50_layer1_1x1/fprop/float16",
     "resnet50_layer3_3x3/fprop/float16",

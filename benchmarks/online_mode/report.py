@@ -18,24 +18,8 @@ _REGRETS = ("against_auto", "regret", "auto_regret", "single_regret", "auto_sing
 
 
 def tables(data: dict[str, Any]) -> list[Table]:
-    shown = [first_call_table(data), overhead_table(data), convergence_table(data)]
+    shown = [overhead_table(data), convergence_table(data)]
     return [table for table in shown if table.rows]
-
-
-def first_call_table(data: dict[str, Any]) -> Table:
-    table = Table(
-        "First call of a layer: wall time until its output is there (ms)",
-        ("layer", "heuristic", "online", "online / heuristic", "processes of each"),
-        note="Medians over fresh processes, the two modes taking turns.",
-    )
-    found = data["results"].get("first_call", {}).get("compared", {})
-    for name, entry in found.items():
-        cells = [number(numbers.median(entry["first_ms"][m]), 2) for m in ("heuristic", "online")]
-        table.rows.append((name, *cells, number(entry["ratio"]), str(entry["processes"])))
-    if len(found) > 1:
-        ratios = [entry["ratio"] for entry in found.values()]
-        table.rows.append(("median", "", "", number(numbers.median(ratios)), ""))
-    return table
 
 
 def overhead_table(data: dict[str, Any]) -> Table:

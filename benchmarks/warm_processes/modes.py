@@ -19,6 +19,7 @@ MODES = {
     "heuristic": Mode("heuristic", "heuristic"),
     "auto_empty": Mode("auto, empty store", "auto", "empty"),
     "auto_filled": Mode("auto, filled store", "auto", "filled"),
+    "online": Mode("online", "online"),
     "pytorch_off": Mode("PyTorch, benchmark off"),
     "pytorch_on_10": Mode("PyTorch, benchmark on, limit 10"),
     "pytorch_on_0": Mode("PyTorch, benchmark on, no limit"),

@@ -54,8 +54,7 @@ def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
         ("call_overhead", ("--parts", "everything"), "--parts"),
         ("online", ("--parts", "nonsense"), "--parts"),
         ("online", ("--cases", "nonsense"), "--cases"),
-        ("online", ("--first-cases", ","), "--first-cases"),
-        ("online", ("--processes", "0"), "--processes"),
+        ("online", ("--trials", "0"), "--trials"),
         ("warm_start", ("--modes", "fastest"), "--modes"),
         ("warm_start", ("--modes", "auto_empty"), "--modes"),
         ("warm_start", ("--modes", "heuristic,auto_filled"), "auto_empty"),
@@ -214,7 +213,7 @@ def test_warm_start_fills_stores_before_they_are_used(modules: None) -> None:
     from warm_processes.modes import MODES, plan
 
     runs = list(plan(list(MODES), ["compiled", "empty"], runs=3, fills=2))
-    assert len(runs) == len(set(runs)) == 2 * (3 * 5 + 2)
+    assert len(runs) == len(set(runs)) == 2 * (3 * 6 + 2)
     for setting in ("compiled", "empty"):
         modes = [one.mode for one in runs if one.setting == setting]
         assert modes.index("auto_empty") < modes.index("auto_filled")
@@ -284,24 +283,6 @@ def test_onlines_differences_are_paired_block_by_block(modules: None) -> None:
     assert found["undecided"]["difference_to_quiet_us"]["median"] == 13.0
     assert found["undecided"]["difference_us"]["mean"] == pytest.approx(7 / 3, rel=1e-4)
     assert found["tuner_cpu_us_a_turn"] == 4.0
-
-
-def test_onlines_first_calls_are_compared_where_both_modes_were_measured(modules: None) -> None:
-    from online_mode.first_call import compared
-
-    def entry(case: str, mode: str, first_ms: float) -> dict[str, object]:
-        return {"case": case, "mode": mode, "first_ms": first_ms, "second_ms": 1.0}
-
-    found = compared(
-        [
-            *(entry("a", "heuristic", ms) for ms in (10.0, 11.0, 50.0)),
-            *(entry("a", "online", ms) for ms in (12.0, 12.1)),
-            entry("b", "online", 1.0),
-        ]
-    )
-    assert list(found) == ["a"]
-    assert found["a"]["ratio"] == pytest.approx(12.05 / 11, rel=1e-4)
-    assert found["a"]["processes"] == 2
 
 
 def test_onlines_regret_is_against_the_best_of_all(modules: None) -> None:
