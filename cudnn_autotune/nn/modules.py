@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.common_types import _size_2_t
 from torch.types import Device
 
+from cudnn_autotune.nn import functional
 from cudnn_autotune.nn.functional import fast_conv2d, general_conv2d
 from cudnn_autotune.tuning.settings import check_policy
 
@@ -101,31 +102,16 @@ class Conv2d(_WithPolicy, nn.Conv2d):
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = (0, 0)
+        arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
         if not torch.compiler.is_compiling():
-            output = fast_conv2d(
-                input,
-                weight,
-                bias,
-                self.stride,
-                padding,
-                self.dilation,
-                self.groups,
-                self.sampling,
-                self.workspace_limit,
-            )
+            output = fast_conv2d(*arguments, self.sampling, self.workspace_limit)
             if output is not NotImplemented:
                 return output
-        return general_conv2d(
-            input,
-            weight,
-            bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            self.sampling,
-            self.workspace_limit,
-        )
+        if isinstance(input, torch.fx.Proxy):  # what is recorded calls the public function
+            return functional.conv2d(
+                *arguments, sampling=self.sampling, workspace_limit=self.workspace_limit
+            )
+        return general_conv2d(*arguments, self.sampling, self.workspace_limit)
 
 
 class LazyConv2d(_WithPolicy, nn.LazyConv2d):  # type: ignore[misc, unused-ignore]

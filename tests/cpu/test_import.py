@@ -95,7 +95,10 @@ def test_a_bad_variable_leaves_the_commands_usable() -> None:
 
 
 IMPORTING = """
-import sys, time
+import signal, sys, time
+
+# What a shell starts in the background ignores the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Slow:
     def find_spec(self, name, *_):

@@ -115,7 +115,7 @@ def test_the_power_at_the_limit_is_recorded(tmp_path: Path) -> None:
     recording = Recording.load(out)
     assert not recording.lacks_power
     assert all(trace.power_w is not None for trace in recording.solo)
-    alone = [r.state for r in recording.readings if r.phase not in ("start", "rounds")]
+    alone = [r for r in recording.readings if r.phase not in ("start", "rounds")]
     assert alone, "nothing ran alone"
     telemetry = Gpu.of(0)
     tells = bool(telemetry.state().reports_throttling)

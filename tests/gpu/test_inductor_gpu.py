@@ -39,7 +39,7 @@ class Block(nn.Module):
         self.depthwise = nn.Conv2d(64, 64, 3, padding=1, groups=64)
         self.project = nn.Conv2d(64, 32, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(32)
-        self.same = nn.Conv2d(32, 16, 4, padding="same")
+        self.same = nn.Conv2d(32, 16, 4, padding="same", bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.stem(x)).relu()
