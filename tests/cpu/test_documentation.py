@@ -18,8 +18,8 @@ PAGES = [README, BENCHMARKS / "README.md", *sorted((ROOT / "docs").rglob("*.md")
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
-def record(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((RECORDS / f"{name}.json").read_text())
+def record(name: str, gpu: str = "h200") -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((RECORDS.parent / gpu / f"{name}.json").read_text())
     return data
 
 
@@ -71,10 +71,10 @@ def test_regrets() -> None:
 def test_call_overhead() -> None:
     ratios = [
         measured["times"]["ours"]["ratio"]
-        for measured in record("call_overhead")["results"]["calls"]
+        for measured in record("call_overhead_calls")["results"]["calls"]
         if measured["layout"] == "channels_last"
     ]
-    assert f"{min(ratios):.2f} to {max(ratios):.2f}" in answer("call_overhead")
+    assert f"{min(ratios):.2f} to {max(ratios):.2f}" in answer("call_overhead_calls")
 
 
 def test_warm_start() -> None:
@@ -114,3 +114,19 @@ def test_workspace_place() -> None:
         for engine in entry["engines"]
     ]
     assert f"differs by {100 * (max(ratios) - 1):.1f} %" in answer("workspace_place")
+
+
+def test_compiled_models() -> None:
+    pages = [
+        README.parent / "docs" / name for name in ("compile.md", "findings/gradient-layout.md")
+    ]
+    text = "".join(page.read_text() for page in pages)
+    records = [("h100", "models", ("resnet50",)), ("h200", "models", ())]
+    records += [("h200", "models_train", ()), ("h200", "models_train_resnet50", ())]
+    for gpu, name, models in records:
+        for run in record(name, gpu)["results"]["runs"]:
+            times = run.get("times_ms", {})
+            if len(times) == 2 and (not models or run["model"] in models):
+                pairs = zip(times["compile"], times["compile_ours"], strict=True)
+                ratio = statistics.median(theirs / ours for theirs, ours in pairs)
+                assert f"{ratio:.3f}" in text, (name, run["model"], run["step"], run["layout"])

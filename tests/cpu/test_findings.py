@@ -14,6 +14,7 @@ from benchmark_scripts import BENCHMARKS
 from cudnn_autotune import _C
 from cudnn_autotune.sampling import sustained_run
 from cudnn_autotune.sampling.steady_times import _POWER_ERROR
+from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.board_power import EXPONENT, FAR, NEAR, arrived, at_limit_ms
 from cudnn_autotune.timers.telemetry import GpuState
 
@@ -117,3 +118,22 @@ def test_far_pages_are_the_faster_ones() -> None:
     assert sum(value < 0.98 for value in ratios) <= 1
     for entry in found.values():
         assert _C.far_pages(entry["pages"]["cycles"]) == entry["pages"]["far"]
+
+
+def test_loading_kernels() -> None:
+    page = (BENCHMARKS.parent / "docs" / "findings" / "loading-kernels.md").read_text()
+    for name, engines in (
+        ("h200_forum", ()),
+        ("h200_resnet50_fprop", ("aten", "eng0", "eng1", "eng71")),
+        ("h200_vgg_dgrad", ("eng25",)),
+    ):
+        runs: dict[str, tuple[float, float]] = {}
+        for candidate in recordings.load(name).candidates:
+            if candidate.first_run_ms and candidate.warm_ms:
+                runs.setdefault(candidate.text, (candidate.first_run_ms, candidate.warm_ms))
+        quoted = [statistics.median(first - warm for first, warm in runs.values())]
+        for engine in engines:
+            quoted += next(run for text, run in runs.items() if text.split(":")[0] == engine)
+            quoted.append(min(warm for _, warm in runs.values()))
+        for time_ms in quoted:
+            assert f"{time_ms:.3f}" in page, (name, time_ms)
