@@ -24,7 +24,7 @@ from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.tuning.output_check import OutputChecks
 
 if TYPE_CHECKING:
-    from cudnn_autotune import _C
+    from cudnn_autotune.core.extension import _C
 
 _log = logging.getLogger(__name__)
 
