@@ -62,15 +62,6 @@ class Environment:
     def file_name(self) -> str:
         """``nvidia-h200_132sm_sm90_cudnn-9.19.0_frontend-1.28.0_0123456789ab.json``: for people,
         and at its end the digest, since two environments may read alike."""
-        return f"{self._described}_{self.digest}.json"
-
-    @property
-    def earlier_file_name(self) -> str:
-        """Without the digest, as files were once named."""
-        return f"{self._described}.json"
-
-    @property
-    def _described(self) -> str:
         parts = [_slug(self.gpu)]
         if self.mig_profile:
             parts.append(f"mig-{_slug(self.mig_profile)}")
@@ -79,7 +70,7 @@ class Environment:
             parts.append("sm" + _slug(self.compute_capability).replace(".", ""))
         parts.append(f"cudnn-{_slug(self.cudnn)}")
         parts.append(f"frontend-{_slug(self.cudnn_frontend)}")
-        return "_".join(parts)
+        return "_".join([*parts, self.digest]) + ".json"
 
     @cached_property
     def digest(self) -> str:

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from cudnn_autotune.store import disk_file, file_format
 from cudnn_autotune.store.environment import Environment
 
 SUFFIX = ".json"
@@ -42,24 +41,16 @@ def file_in(path: str | os.PathLike[str] | None, environment: Environment) -> Pa
     """The file for ``environment``.
 
     Args:
-        path: a file (``*.json``), or a folder with one file an environment, which goes on in a
-            file of the earlier naming if that is there; None: the default folder.
+        path: a file (``*.json``), or a folder with one file for each environment; None: the
+            default folder.
 
     Raises:
-        TypeError: ``path`` is none.
+        TypeError: ``path`` is not a path.
     """
     place = default_folder() if path is None else located(path)
     if names_file(place):
         return place
-    own, earlier = place / environment.file_name, place / environment.earlier_file_name
-    return earlier if not os.path.exists(own) and _is_of(earlier, environment) else own
-
-
-def _is_of(path: Path, environment: Environment) -> bool:
-    try:
-        return file_format.environment_of(disk_file.read(path) or b"") == environment
-    except (OSError, ValueError):
-        return False
+    return place / environment.file_name
 
 
 def names_file(place: Path) -> bool:

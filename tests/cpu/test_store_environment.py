@@ -44,7 +44,6 @@ def test_every_field_counts_in_the_files_name_and_the_digest() -> None:
 def test_the_files_name_can_be_read() -> None:
     described = "nvidia-h200_132sm_sm90_cudnn-9.19.0_frontend-1.28.0"
     assert H200.file_name == f"{described}_{H200.digest}.json"
-    assert H200.earlier_file_name == f"{described}.json"
     mig = dataclasses.replace(H200, mig_profile="1g.18gb", multiprocessors=16)
     described = "nvidia-h200_mig-1g.18gb_16sm_sm90_cudnn-9.19.0_frontend-1.28.0"
     assert mig.file_name == f"{described}_{mig.digest}.json"
@@ -126,27 +125,6 @@ def test_names_that_read_alike_have_files_of_their_own(tmp_path: Path) -> None:
         assert store.is_writable
     assert list(Store(tmp_path, lower)) == [decision(1)]
     assert list(Store(tmp_path, H200)) == [decision(2)]
-
-
-def test_a_file_of_the_earlier_naming_goes_on(tmp_path: Path) -> None:
-    earlier = tmp_path / H200.earlier_file_name
-    Store(earlier, H200).add([decision(1)])
-    store = Store(tmp_path, H200)
-    store.add([decision(2)])
-    assert store.path == earlier
-    assert list(Store(tmp_path, H200)) == [decision(1), decision(2)]
-    # It is not in the way of another environment that reads alike.
-    lower = dataclasses.replace(H200, gpu="nvidia h200")
-    other = Store(tmp_path, lower)
-    other.add([decision(3)])
-    assert other.path == tmp_path / lower.file_name
-    assert list(Store(tmp_path, lower)) == [decision(3)]
-    # Nor is what is no store.
-    earlier.write_text("notes")
-    fresh = Store(tmp_path, H200)
-    fresh.add([decision(4)])
-    assert fresh.path == tmp_path / H200.file_name
-    assert earlier.read_text() == "notes"
 
 
 def test_a_folder_holds_a_file_for_each_environment(tmp_path: Path) -> None:
