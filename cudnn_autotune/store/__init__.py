@@ -1,4 +1,4 @@
-"""Decisions that last: on disk, across processes and machines."""
+"""The room that keeps decisions on disk, for many processes and machines."""
 
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment

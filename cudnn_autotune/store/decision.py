@@ -1,4 +1,7 @@
-"""A decision that lasts: the whole frontier that was measured for one problem, never an index."""
+"""A decision for one problem: the chosen candidate and all others that were measured with it.
+
+Candidates are named by their engine and knobs, never by their index in cuDNN's list.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,28 @@ from cudnn_autotune.store.provenance import Provenance
 
 @dataclass(frozen=True)
 class Decision:
-    """What was chosen for a problem, and everything that was timed on the way.
+    """What a search chose for a problem, and everything that it timed.
 
     Args:
-        problem: its ``deterministic`` says whether only deterministic engines were measured.
-        sampling: the mode that measured.
-        benchmark_limit: how many candidates it was to look at; 0: all.
-        workspace_limit: the bytes that a candidate was allowed; None: no limit.
-        selection: the ranking, the chosen one first (those in ``rejected`` may come before it).
-            Candidates that were never timed are dropped here, but for the chosen one.
-        relative_error: of the chosen one's output against a reference; None: not checked.
-        rejected: ``(engine text, relative error)`` of candidates whose output was wrong; an error
-            that is no finite number is kept as infinity.
-        omitted: how many more candidates were timed that ``selection`` does not list: a store keeps
-            those that a later question needs.
+        problem: The convolution. If its ``deterministic`` is set, only deterministic engines were
+            measured.
+        sampling: The name of the mode that measured.
+        benchmark_limit: The most candidates that the mode was allowed to try; 0 means all.
+        workspace_limit: The most bytes of workspace that a candidate was allowed; None means no
+            limit.
+        selection: The ranking, with the chosen candidate first; only candidates in ``rejected`` may
+            precede it. The constructor drops candidates that were never timed, except the chosen
+            one.
+        relative_error: The relative error of the chosen candidate's output against a reference;
+            None if it was not checked.
+        rejected: Pairs ``(engine text, relative error)`` of the candidates whose output was wrong.
+            An error that is not a finite number is stored as infinity.
+        provenance: Who measured, with which versions, and when.
+        omitted: The number of candidates that were timed but are not in ``selection``. A store
+            keeps only those that a later question may need.
 
     Raises:
-        TypeError, ValueError: naming the argument and what is allowed.
+        TypeError, ValueError: An argument is not allowed; the message names it and what is allowed.
     """
 
     problem: ConvProblem
@@ -79,32 +87,36 @@ class Decision:
 
     @cached_property
     def key(self) -> str:
-        """The problem, without determinism, and who measured: one line, for people too.
+        """One readable line that identifies the problem, the mode and the benchmark limit.
 
-        Constraints under which it was measured (determinism, workspace) are not part of it: see
-        :meth:`restricted_to`.
+        The constraints of the measurement (determinism and workspace limit) are not part of it,
+        because one decision can answer several of them: see :meth:`restricted_to`.
         """
         return key_of(self.problem, self.sampling, self.benchmark_limit)
 
     @property
     def chosen(self) -> Measurement | None:
-        """The first of the ranking whose output was not wrong; None where all were."""
+        """The first entry of the ranking that is not rejected, or None if all are."""
         wrong = {text for text, _ in self.rejected}
         return next((e for e in self.selection.ranking if e.candidate.text not in wrong), None)
 
     def restricted_to(self, deterministic: bool, workspace_limit: int | None) -> Decision | None:
-        """The same measurement, ranked for other constraints; nothing is timed.
+        """Returns the same measurement, ranked again for other constraints, without timing.
 
-        The result ranks the candidates that may serve, and no other: within the limit,
-        deterministic if asked for, timed, not rejected. The chosen one stays the chosen one if it
-        may serve; else the fastest takes its place (see ``rerank``).
+        The result lists only candidates that meet the constraints, were timed, and are not
+        rejected. The chosen candidate stays first if it is among them; otherwise the fastest takes
+        its place (see ``rerank``).
+
+        Args:
+            deterministic: Whether only deterministic candidates are allowed.
+            workspace_limit: The most bytes of workspace; None means no limit.
 
         Returns:
-            None where it was measured under tighter constraints, since it then lacks candidates;
-            where nothing in it may serve.
+            The decision, or None if no candidate qualifies or if the measurement was made under
+            tighter constraints and so lacks candidates.
 
         Raises:
-            ValueError: a limit that is no number of bytes.
+            ValueError: ``workspace_limit`` is neither None nor a number of bytes.
         """
         check_workspace_limit(workspace_limit)
         lacks_nondeterministic = self.problem.deterministic and not deterministic
@@ -128,7 +140,7 @@ class Decision:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; :meth:`from_json` is its inverse."""
+        """Returns the decision as plain JSON; :meth:`from_json` is the inverse."""
         return {
             "problem": problem_to_json(self.problem),
             "sampling": self.sampling,
@@ -143,9 +155,13 @@ class Decision:
 
     @classmethod
     def from_json(cls, tree: Any, place: str = "decision") -> Decision:
-        """Raises ValueError naming the place and what is allowed there."""
+        """Returns the decision that :meth:`to_json` described.
+
+        Raises:
+            ValueError: ``tree`` is not such JSON; the message names the place and what is allowed.
+        """
         if isinstance(tree, dict):
-            # "struck" is what "rejected" was once called.
+            # Earlier drafts called the field "struck".
             tree = {("rejected" if k == "struck" else k): v for k, v in tree.items()}
             tree.setdefault("omitted", 0)
         fields = Node(tree, place).fields(
@@ -176,12 +192,13 @@ class Decision:
 
 
 def key_of(problem: ConvProblem, sampling: str = "auto", benchmark_limit: int = 0) -> str:
-    """The key of every decision for ``problem`` by this mode and limit."""
-    # The mode's name comes last: whatever a user calls a mode, no two keys are alike.
+    """Returns the key of every decision for ``problem`` by this mode and benchmark limit."""
+    # The mode's name comes last, so that keys stay distinct whatever a user calls a mode.
     return f"{problem_text(problem)} benchmark_limit={benchmark_limit} sampling={sampling}"
 
 
 def with_determinism(problem: ConvProblem, deterministic: bool) -> ConvProblem:
+    """Returns ``problem`` with its ``deterministic`` set to the given value."""
     if problem.deterministic == deterministic:
         return problem
     tree = {**problem_to_json(problem), "deterministic": deterministic}
@@ -189,7 +206,7 @@ def with_determinism(problem: ConvProblem, deterministic: bool) -> ConvProblem:
 
 
 def admits(outer: int | None, inner: int | None) -> bool:
-    """Whether a workspace limit of ``inner`` allows nothing that ``outer`` does not."""
+    """Returns whether the workspace limit ``outer`` is at least ``inner``; None is no limit."""
     return outer is None or (inner is not None and inner <= outer)
 
 
@@ -212,5 +229,5 @@ def _all_rejected(rejected: object) -> tuple[tuple[str, float], ...]:
 
 
 def _error(value: float) -> float:
-    # Not a number is in no range.
+    # A NaN fails this comparison, and so becomes infinity as well.
     return float(value) if 0 <= value <= MOST else math.inf

@@ -1,4 +1,4 @@
-"""What a stored decision holds for: a GPU and the libraries that chose and ran its engines."""
+"""The environment for which a stored decision is valid: a GPU, and cuDNN with its frontend."""
 
 from __future__ import annotations
 
@@ -20,32 +20,38 @@ _MIG = re.compile(r"(?P<gpu>.*\S)\s+MIG\s+(?P<profile>\S.*)")
 
 @dataclass(frozen=True)
 class Environment:
-    """Decisions are exchanged between equal environments only.
+    """Identifies a GPU and the cuDNN libraries; a decision is used in an equal environment only.
 
-    The driver and torch are not part of it: they choose no engine. See ``Provenance``.
+    The versions of the driver and of torch are not part of it, because they do not affect which
+    engines exist; ``Provenance`` records them.
     """
 
     gpu: str
-    """Its name, without a MIG profile: ``NVIDIA H200``; ``none`` where there is no GPU."""
+    """The GPU's name without a MIG profile, such as ``NVIDIA H200``; ``none`` without a GPU."""
     multiprocessors: int
-    """As CUDA counts them: fewer on a MIG slice, and on some GPUs of the same name."""
+    """The number of multiprocessors that CUDA reports. A MIG slice has fewer than the whole GPU,
+    and GPUs of one name may differ in it."""
     compute_capability: str
-    """``9.0``; empty where there is no GPU."""
+    """The compute capability, such as ``9.0``; empty without a GPU."""
     mig_profile: str
-    """``1g.18gb``; empty for a whole GPU."""
+    """The MIG profile, such as ``1g.18gb``; empty for a whole GPU."""
     cudnn: str
-    """Version of the libcudnn that runs: ``9.19.0``; empty without one."""
+    """The version of the loaded libcudnn, such as ``9.19.0``; empty without one."""
     cudnn_frontend: str
-    """Version of the headers that the extension was compiled with; empty without them."""
+    """The version of the cuDNN frontend that the extension was compiled with; empty without it."""
 
     @classmethod
     def of(cls, device: int | None = None) -> Environment:
-        """That of a CUDA device (None: the current one), or of this machine without a GPU."""
+        """Returns the environment of a CUDA device, or of this machine if it has no GPU.
+
+        Args:
+            device: The device's index; None means the current device.
+        """
         return cls.from_versions(versions.environment(device))
 
     @classmethod
     def from_versions(cls, found: Mapping[str, Any]) -> Environment:
-        """Of what :func:`cudnn_autotune.environment` says, here or elsewhere."""
+        """Returns the environment that a result of :func:`cudnn_autotune.environment` describes."""
         name = str(found["gpu"] or NO_GPU)
         # torch.cuda names a slice "NVIDIA H200 MIG 1g.18gb".
         mig = _MIG.fullmatch(name)
@@ -60,8 +66,9 @@ class Environment:
 
     @property
     def file_name(self) -> str:
-        """``nvidia-h200_132sm_sm90_cudnn-9.19.0_frontend-1.28.0_0123456789ab.json``: for people,
-        and at its end the digest, since two environments may read alike."""
+        """The name of the environment's file in a store's folder, such as
+        ``nvidia-h200_132sm_sm90_cudnn-9.19.0_frontend-1.28.0_0123456789ab.json``. It ends in the
+        digest, because the readable part may be the same for two environments."""
         parts = [_slug(self.gpu)]
         if self.mig_profile:
             parts.append(f"mig-{_slug(self.mig_profile)}")
@@ -74,16 +81,21 @@ class Environment:
 
     @cached_property
     def digest(self) -> str:
-        """Twelve hexadecimal digits that tell environments apart."""
+        """Twelve hexadecimal digits of the SHA-256 of the fields."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the fields as plain JSON; :meth:`from_json` is the inverse."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, tree: Any, place: str = "environment") -> Environment:
-        """Raises ValueError naming the place and what is allowed there."""
+        """Returns the environment that :meth:`to_json` described.
+
+        Raises:
+            ValueError: ``tree`` is not such JSON; the message names the place and what is allowed.
+        """
         fields = Node(tree, place).fields(*(field.name for field in dataclasses.fields(cls)))
         gpu = fields["gpu"].text()
         if not gpu:
@@ -99,5 +111,5 @@ class Environment:
 
 
 def _slug(text: str) -> str:
-    """``text`` as part of a file's name; ``none`` where nothing is left of it."""
+    """Returns ``text`` reduced to the characters of a file name, or ``none`` if none remains."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:60] or "none"

@@ -1,4 +1,4 @@
-"""Where a store's file lies."""
+"""Paths of a store: its default folder, and the file of an environment in a folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ FOLDER_VARIABLE = "CUDNN_AUTOTUNE_CACHE_DIR"
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """``CUDNN_AUTOTUNE_CACHE_DIR``, else ``$XDG_CACHE_HOME/cudnn_autotune``, else
-    ``~/.cache/cudnn_autotune``."""
+    """Returns the folder of the user's store.
+
+    It is ``CUDNN_AUTOTUNE_CACHE_DIR``, else ``$XDG_CACHE_HOME/cudnn_autotune``, else
+    ``~/.cache/cudnn_autotune``, else, for a user without a home, a folder in the temporary one.
+    """
     named = environ.get(FOLDER_VARIABLE, "").strip()
     if named:
         return Path(os.path.expanduser(named))
     caches = environ.get("XDG_CACHE_HOME", "").strip()
-    # A relative path is to be ignored, says the XDG Base Directory Specification.
+    # The XDG Base Directory Specification says that a relative path must be ignored.
     if os.path.isabs(caches):
         return Path(caches, "cudnn_autotune")
     try:
@@ -30,7 +33,11 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def located(path: str | os.PathLike[str], argument: str = "path") -> Path:
-    """An absolute path, ``~`` resolved. TypeError naming the argument where it is none."""
+    """Returns ``path`` as an absolute path, with a leading ``~`` expanded.
+
+    Raises:
+        TypeError: ``path`` is not a path; the message names ``argument``.
+    """
     try:
         return Path(os.path.expanduser(os.fsdecode(path))).absolute()
     except TypeError as error:
@@ -38,21 +45,22 @@ def located(path: str | os.PathLike[str], argument: str = "path") -> Path:
 
 
 def file_in(path: str | os.PathLike[str] | None, environment: Environment) -> Path:
-    """The file for ``environment``.
+    """Returns the path of the file that holds the decisions of ``environment``.
 
     Args:
-        path: a file (``*.json``), or a folder with one file for each environment; None: the
+        path: A file (``*.json``), or a folder with one file for each environment; None means the
             default folder.
 
     Raises:
         TypeError: ``path`` is not a path.
     """
     place = default_folder() if path is None else located(path)
-    if names_file(place):
-        return place
-    return place / environment.file_name
+    return place if names_file(place) else place / environment.file_name
 
 
 def names_file(place: Path) -> bool:
-    """Whether it is one file of a store; else its folder. Neither need be there."""
+    """Returns whether ``place`` is the path of one file of a store and not of its folder.
+
+    Neither needs to exist.
+    """
     return place.suffix == SUFFIX and not os.path.isdir(place)

@@ -1,6 +1,8 @@
-"""Changes to stores that a thread makes while others wait for it, put off until they need not.
+"""Deferral of changes to stores until a thread no longer makes other threads wait.
 
-The lock of a store's file may be held by a process that hangs.
+A thread that tunes holds a mutex that other threads need. A change to a store waits for the lock of
+its file, which a hanging process may hold; so the thread makes the change after it has released the
+mutex.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _thread = _Thread()
 
 
 def change(make: Change) -> None:
-    """Calls ``make`` now, or after the :func:`put_off` that this thread is in."""
+    """Calls ``make`` now or, if this thread is within :func:`put_off`, adds it to the list."""
     if _thread.put_off is None:
         make()
     else:
@@ -29,8 +31,11 @@ def change(make: Change) -> None:
 
 @contextmanager
 def put_off() -> Iterator[list[Change]]:
-    """The changes of the ``with`` block, for :func:`make_all` after it; those of a block within
-    another one are the outer one's. If the block raises they are made at once."""
+    """Collects the changes of the ``with`` block in a list, for a later :func:`make_all`.
+
+    A block within another one adds its changes to the outer block's list. If the block raises, its
+    changes are made at once.
+    """
     if _thread.put_off is not None:
         yield []
         return
@@ -46,5 +51,6 @@ def put_off() -> Iterator[list[Change]]:
 
 
 def make_all(changes: Iterable[Change]) -> None:
+    """Makes the changes that :func:`put_off` collected."""
     for make in changes:
         make()

@@ -1,4 +1,4 @@
-"""What a user must hear of, and once only."""
+"""Warnings that a process gives only once."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cudnn_autotune.store.process_lock import LOCK
 
 _log = logging.getLogger("cudnn_autotune.store")
 _said: set[Hashable] = set()
-# A warning is of the line that called into this package, be it through a torch module.
+# A warning names the line of the user's code that called this package, also through torch.
 _INSIDE = tuple(
     os.path.join(os.path.dirname(file), "") for file in (os.path.dirname(__file__), torch.__file__)
 )
 
 
 def warn_once(about: Hashable, message: str) -> None:
-    """A UserWarning, and a line in the log at level INFO, the first time in this process that it
-    is said.
+    """Gives a UserWarning, and logs it at level INFO, unless this process has given it before.
 
     Args:
-        about: what is the same whenever nothing new is to be said.
+        about: Identifies the warning. Two warnings with equal ``about`` count as the same one.
+        message: The text of the warning.
     """
     with LOCK:
         if about in _said:
@@ -36,7 +36,7 @@ def warn_once(about: Hashable, message: str) -> None:
 
 
 def _level_outside() -> int:
-    """``stacklevel`` for the caller's own ``warnings.warn``."""
+    """Returns the ``stacklevel`` with which the caller's ``warnings.warn`` names user code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         level, frame = level + 1, frame.f_back

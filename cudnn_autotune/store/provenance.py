@@ -1,4 +1,4 @@
-"""Who measured, with what, and when."""
+"""The record of who measured a decision, with which versions, and when."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from cudnn_autotune.core.json_node import Node
 
 @dataclass(frozen=True)
 class Provenance:
-    """For people, and to tell the later of two decisions."""
+    """Versions and time of a measurement, for people and to find the later of two decisions."""
 
     driver: str = ""
     torch: str = ""
     cudnn_autotune: str = ""
     time: str = "1970-01-01T00:00:00.000000Z"
-    """ISO 8601, UTC; kept as ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, so that texts sort as times do."""
+    """The time of the measurement, in ISO 8601 with a time zone. It is stored in UTC as
+    ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, so that the texts sort as the times do."""
     revision: int = 0
-    """Goes before ``time``: one more than that of a decision which this one has replaced though its
-    time is not later, as where a clock was set back."""
+    """Takes precedence over ``time`` when two decisions are compared. A decision that replaces one
+    with a later time, because a clock was set back, gets that one's revision plus one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "time", _utc(self.time))
@@ -30,7 +31,11 @@ class Provenance:
 
     @classmethod
     def now(cls, driver: str | None = None) -> Provenance:
-        """This process, at this moment. ``driver``: the GPU's; None: to be looked up."""
+        """Returns the provenance of a measurement that this process makes now.
+
+        Args:
+            driver: The version of the GPU's driver; None looks it up.
+        """
         found = versions.environment()
         return cls(
             driver=(found["driver"] or "") if driver is None else driver,
@@ -40,6 +45,7 @@ class Provenance:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the fields as plain JSON; a revision of 0 is left out."""
         tree = dataclasses.asdict(self)
         if not self.revision:
             del tree["revision"]
@@ -47,7 +53,11 @@ class Provenance:
 
     @classmethod
     def from_json(cls, tree: Any, place: str = "provenance") -> Provenance:
-        """Raises ValueError naming the place and what is allowed there."""
+        """Returns the provenance that :meth:`to_json` described.
+
+        Raises:
+            ValueError: ``tree`` is not such JSON; the message names the place and what is allowed.
+        """
         Node(tree, place).object()
         fields = Node({"revision": 0, **tree}, place).fields(
             *("driver", "torch", "cudnn_autotune", "time", "revision")
@@ -61,7 +71,7 @@ class Provenance:
 
 
 def utc_text(time: datetime) -> str:
-    """As ``Provenance.time`` is kept."""
+    """Returns a time as ``Provenance.time`` stores it."""
     return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
