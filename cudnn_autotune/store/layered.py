@@ -1,4 +1,4 @@
-"""A user's store before those that came along with an application."""
+"""A user's store in front of the stores that an application shipped."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from cudnn_autotune.store.lookup import Lookup
 
 
 class Layered(Lookup):
-    """Asked from the top: what the user's store can serve is served, else the first of ``shipped``
-    that can. Changes go to the user's store.
+    """Asks the user's store first, then the shipped stores in order, and takes the first answer.
+
+    Args:
+        user: The user's store, to which changes are written.
+        shipped: Stores that came with an application.
 
     Raises:
-        ValueError: stores of different environments.
+        ValueError: The stores are not all of one environment.
     """
 
     def __init__(self, user: Store, shipped: Sequence[Store] = ()) -> None:
@@ -29,22 +32,25 @@ class Layered(Lookup):
         self.shipped = tuple(shipped)
 
     def by_key(self, key: str) -> Decision | None:
-        """As ``Store.by_key``."""
+        """Returns the first decision that ``Store.by_key`` finds in the stores, or None."""
         found = (store.by_key(key) for store in (self.user, *self.shipped))
         return next((decision for decision in found if decision is not None), None)
 
     def keys(self) -> Iterator[str]:
-        """Of all stores, each once, the user's first."""
+        """Returns the keys of all stores, each key once, those of the user's store first."""
         keys = chain.from_iterable(store.keys() for store in (self.user, *self.shipped))
         return iter(dict.fromkeys(keys))
 
     def reject(self, answer: Decision) -> None:
-        """As ``Store.reject``; of what was shipped this process alone takes note."""
+        """Calls ``Store.reject`` of every store.
+
+        A shipped store is read-only, so it remembers the rejection in this process only.
+        """
         for store in (self.user, *self.shipped):
             store.reject(answer)
 
     def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> None:
-        """To the user's store, as ``Store.add``."""
+        """Adds decisions to the user's store; see ``Store.add``."""
         self.user.add(decisions, are_latest=are_latest)
 
     def _find(self, key: str, deterministic: bool, workspace_limit: int | None) -> Decision | None:

@@ -1,4 +1,4 @@
-"""What can be asked for decisions."""
+"""The questions that a store, or several stores in layers, can answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudnn_autotune.store.decision import Decision, key_of
 
 
 class Lookup(ABC):
-    """A store, or several of them."""
+    """The base class of what finds decisions: one store, or several of them."""
 
     def find(
         self,
@@ -23,11 +23,23 @@ class Lookup(ABC):
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
     ) -> Decision | None:
-        """What serves ``problem`` within ``workspace_limit`` (bytes; None: no limit), without
-        timing anything (``Decision.restricted_to``); None where that must be measured first.
+        """Returns the decision that serves ``problem``, without timing anything.
+
+        A decision that was measured under looser constraints is ranked again for these
+        (``Decision.restricted_to``).
+
+        Args:
+            problem: The convolution; its ``deterministic`` constrains the candidates.
+            sampling: The name of the mode that measured. It need not be registered in this process.
+            workspace_limit: The most bytes of workspace; None means no limit.
+            benchmark_limit: The most candidates that the mode was allowed to try; 0 means all.
+
+        Returns:
+            The decision, or None if the problem must be measured first.
 
         Raises:
-            TypeError, ValueError: naming the argument, and what is allowed.
+            TypeError, ValueError: An argument is not allowed; the message names it and what is
+                allowed.
         """
         _check_question(problem, sampling, workspace_limit, benchmark_limit)
         key = key_of(problem, sampling, benchmark_limit)
@@ -35,7 +47,7 @@ class Lookup(ABC):
 
     @abstractmethod
     def _find(self, key: str, deterministic: bool, workspace_limit: int | None) -> Decision | None:
-        """What of a ``Decision.key`` may serve under these constraints."""
+        """Returns the decision of ``key`` for these constraints, or None; see :meth:`find`."""
 
     def get(
         self,
@@ -45,7 +57,10 @@ class Lookup(ABC):
         workspace_limit: int | None = None,
         benchmark_limit: int = 0,
     ) -> Selection | None:
-        """The selection of :meth:`find`; raises the same."""
+        """Returns the selection of the decision that :meth:`find` returns, or None.
+
+        The arguments and the errors are those of :meth:`find`.
+        """
         found = self.find(
             problem,
             sampling=sampling,
@@ -58,10 +73,11 @@ class Lookup(ABC):
 def _check_question(
     problem: object, sampling: object, workspace_limit: int | None, benchmark_limit: object
 ) -> None:
-    """The arguments of ``find``. A mode need not be registered: it may have measured elsewhere.
+    """Checks the arguments of ``find``.
 
     Raises:
-        TypeError: ``problem`` is none; ValueError: what is wrong with another one.
+        TypeError: ``problem`` is not a ConvProblem.
+        ValueError: Another argument is not allowed.
     """
     check_problem(problem)
     check_mode_name(sampling, "sampling")

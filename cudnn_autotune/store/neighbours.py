@@ -1,7 +1,8 @@
-"""Problems like a new one, among those that are remembered.
+"""The search for remembered problems that are similar to a new one.
 
-Alike are problems of one operation, dtype, layout and filter (kernel size, stride, dilation, kind
-of grouping); the nearest is the one whose sizes differ by the least factors.
+Two problems are similar if they have the same operation, dtype, layout and filter (kernel size,
+stride, dilation and kind of grouping). The nearest is the one whose sizes differ by the smallest
+factors.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_text
 from cudnn_autotune.store.entry import problem_of
 
-# Beyond a factor of eight in one size, or less in several, a problem says little of another.
+# Problems further apart say little about each other. The distance is in powers of two: 3 is a factor
+# of eight in one size, or smaller factors in several sizes.
 _MOST_DISTANCE = 3.0
 
-# As problem_text writes it. Names in a file are not trusted: what has other sizes is no problem.
+# This matches what problem_text writes. The names in a file are not trusted, so sizes are bounded.
 _SIZE = "[1-9][0-9]{0,18}"
 _SIZES = f"{_SIZE}(?:x{_SIZE}){{2,4}}"
 _PROBLEM = re.compile(
@@ -28,14 +30,15 @@ _Described = tuple[tuple[object, ...], tuple[int, ...]]
 
 
 def nearest(problem: ConvProblem, keys: Iterable[str], most: int = 3) -> list[str]:
-    """Keys of decisions for problems like ``problem``, the nearest first; not that of its own.
+    """Returns the keys of decisions for problems similar to ``problem``, the nearest first.
 
-    The distance is the root of the sum of squares of log2 of the ratios of batch, channels in and
-    out, and spatial sizes.
+    Keys of ``problem`` itself are not among them. The distance is the Euclidean norm of the base-2
+    logarithms of the ratios of batch size, input channels, output channels and spatial sizes.
 
     Args:
-        keys: of decisions (``Decision.key``); those that name no problem are passed over.
-        most: how many at most.
+        problem: The new problem.
+        keys: Keys of decisions (``Decision.key``); a key that names no problem is skipped.
+        most: The most keys to return.
     """
     own = _described(problem_text(problem))
     assert own is not None
@@ -58,7 +61,10 @@ def nearest(problem: ConvProblem, keys: Iterable[str], most: int = 3) -> list[st
 
 
 def _described(text: str) -> _Described | None:
-    """What must be the same, and what may differ; None of a text that is no problem's."""
+    """Returns what similar problems share, and the sizes that may differ.
+
+    The result is None if ``text`` does not describe a problem.
+    """
     match = _PROBLEM.fullmatch(text)
     if match is None:
         return None
@@ -66,7 +72,7 @@ def _described(text: str) -> _Described | None:
     if len(x) != len(w):
         return None
     groups = int(match["groups"])
-    # Of depthwise convolutions there are as many groups as channels.
+    # A depthwise convolution has as many groups as channels, whatever their number.
     grouping = "depthwise" if groups == x[1] > 1 else groups
     kind = (match["op"], w[2:], match["filter"], grouping, match["types"])
     return kind, (x[0], x[1], w[0], *x[2:])

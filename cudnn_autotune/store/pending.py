@@ -1,4 +1,4 @@
-"""A change to a store's file, reconciled with what the file holds by then."""
+"""Reconciling a change to a store with what its file holds by the time it can be written."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from cudnn_autotune.store.precedence import as_latest, prevailing
 
 
 class Taken(NamedTuple):
-    """How many decisions a change has brought in, or taken out."""
+    """The numbers of decisions that a change added, replaced and removed."""
 
     new: int = 0
     replaced: int = 0
-    """Brought in, in the place of one of the same name."""
+    """The number of decisions that took the place of one with the same entry name."""
     removed: int = 0
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A change, and those before it that could not be written."""
+    """A change to a store, with the earlier changes that could not be written."""
 
     unwritten: Changes
+    """Changes of earlier calls that are not in the file yet."""
     given: Collection[Decision]
+    """Decisions to add where they prevail."""
     gone: Mapping[bytes, Decision]
-    """Names of entries to drop: only where this decision stands there still."""
+    """Entry name to decision: the entry is removed if it still holds this decision."""
     are_latest: bool
-    """Whether ``given`` were measured after all that the file holds by then."""
+    """Whether ``given`` were measured after everything that the file holds."""
 
     def reconciled(
         self,
@@ -38,10 +40,12 @@ class Pending:
         encode: Callable[[Decision], bytes],
         decode: Callable[[bytes | None], Decision | None],
     ) -> tuple[Changes, Taken]:
-        """The changes to make in ``entries`` (name -> line), and what they come to.
+        """Returns the changes to make to ``entries``, and what they add, replace and remove.
 
         Args:
-            decode: a line's decision; None where it is not to be served.
+            entries: Entry name to line, as the file holds them.
+            encode: Returns the line of a decision.
+            decode: Returns the decision of a line, or None if there is none that can be served.
         """
         going = {
             name

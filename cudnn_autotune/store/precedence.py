@@ -1,10 +1,16 @@
-"""Which decisions of one key are kept: an order in which it does not matter who came first.
+"""The rules by which a store decides which decisions of one key it keeps.
 
-Three things count, in this order: how much workspace was allowed when it was measured, since a
-decision that was measured under looser constraints answers tighter ones too; whether a budget left
-something out; and the moment: what has replaced another one is later than that, whatever the clocks
-said. At most two remain: the one without determinism, and one with it
-where that was allowed more workspace.
+The result does not depend on the order in which the decisions arrive. These are compared in turn:
+
+1. The workspace limit of the measurement: the larger one prevails, because such a decision also
+   answers questions with a tighter limit.
+2. The time budget: a decision that no budget cut short prevails, else the one with the larger
+   budget.
+3. The time of the measurement: the later one prevails. A decision that replaced another one counts
+   as later than it, even if a clock was set back.
+
+At most two decisions remain: one that was measured without determinism, and one that was measured
+with it, if it was allowed more workspace than the first.
 """
 
 from __future__ import annotations
@@ -20,7 +26,11 @@ from cudnn_autotune.store.provenance import utc_text
 
 
 def prevailing(decisions: Iterable[Decision]) -> list[Decision]:
-    """Those of ``decisions``, all of one key, that are kept."""
+    """Returns the decisions that prevail: at most two.
+
+    Args:
+        decisions: Decisions that all have the same ``Decision.key``.
+    """
     best: dict[bool, Decision] = {}
     for decision in decisions:
         deterministic = decision.problem.deterministic
@@ -33,15 +43,20 @@ def prevailing(decisions: Iterable[Decision]) -> list[Decision]:
 
 
 def measured_at(decision: Decision) -> tuple[int, str]:
-    """When it was measured, in an order that sorts as times do. A time that is yet to come tells of
-    a clock that was wrong, and nothing of when that was: it is before all others."""
+    """Returns the revision and the UTC time of the measurement, a pair that sorts chronologically.
+
+    A time in the future comes from a wrong clock and says nothing about when the measurement was
+    made. It is replaced by an empty text, which sorts before every time.
+    """
     revision, time = _stated_time(decision)
     return revision, time if time <= utc_text(datetime.now(UTC)) else ""
 
 
 def as_latest(decision: Decision, known: Iterable[Decision]) -> Decision:
-    """``decision``, with a revision by which its moment is after those of all ``known``, now and
-    whenever they are compared; one that is among them already stays the one that it is."""
+    """Returns ``decision``, with a revision that makes it later than all ``known`` ones for good.
+
+    A decision that is already among ``known`` is returned as it is there.
+    """
     said = []
     for other in known:
         if _with_revision(other, decision.provenance.revision) == decision:
@@ -62,19 +77,19 @@ def _with_revision(decision: Decision, revision: int) -> Decision:
 
 
 def _beats(one: Decision, other: Decision) -> bool:
-    """Of two that were measured alike as to determinism."""
+    """Returns whether ``one`` prevails over ``other``, which has the same ``deterministic``."""
     if one.workspace_limit != other.workspace_limit:
         return admits(one.workspace_limit, other.workspace_limit)
     if _allowed_ms(one) != _allowed_ms(other):
         return _allowed_ms(one) > _allowed_ms(other)
     if measured_at(one) != measured_at(other):
         return measured_at(one) > measured_at(other)
-    # Two of the same moment are settled alike everywhere.
+    # Two measurements of the same time are ordered by their text, so that every process agrees.
     return _text(one) > _text(other)
 
 
 def _allowed_ms(decision: Decision) -> float:
-    """The budget, where it left something out."""
+    """Returns the budget in ms if it cut the search short, and infinity otherwise."""
     budget_ms = decision.selection.evidence.budget_ms
     return math.inf if budget_ms is None else budget_ms
 

@@ -1,4 +1,4 @@
-"""A measured ranking, ranked again for tighter constraints. Nothing is timed."""
+"""Ranking a measured selection again for tighter constraints, without timing."""
 
 from __future__ import annotations
 
@@ -18,18 +18,24 @@ def restricted_to(
     deterministic: bool,
     workspace_limit: int | None,
 ) -> Selection | None:
-    """What of ``selection`` may serve, the one to take first; None where nothing may.
+    """Returns ``selection`` with the entries that meet the constraints, the one to choose first.
 
-    The chosen one stays if it may serve. Else the fastest of the others takes its place, by its
-    time alone at a steady clock where that is known of all that are near (``sustained_ms``, and
-    ``time_ms`` by the evidence's ``burst_weight``; near is who is within its
-    ``sustained_reach``), else by ``time_ms``; of those within ``ties.TIE_WIDTH`` the first by
-    ``ties.break_ties``. The others keep their order.
+    The chosen entry stays first if it meets the constraints. Otherwise the fastest entry takes its
+    place, and the others keep their order. Entries are compared by ``Measurement.score``, which
+    combines ``sustained_ms`` and ``time_ms`` by the evidence's ``burst_weight``, if all of them
+    have a ``sustained_ms``, or at least all within the evidence's ``sustained_reach`` times the
+    least ``time_ms``; otherwise they are compared by ``time_ms``. ``ties.break_ties`` chooses among
+    entries within ``ties.TIE_WIDTH`` of the best.
 
     Args:
-        chosen: the entry of ``selection`` that serves where nothing is constrained.
-        rejected: texts of the candidates whose output was wrong.
-        workspace_limit: bytes; None: no limit.
+        selection: The measured ranking.
+        chosen: The entry of ``selection`` that was chosen without the constraints.
+        rejected: Texts of the candidates whose output was wrong.
+        deterministic: Whether only deterministic candidates are allowed.
+        workspace_limit: The most bytes of workspace; None means no limit.
+
+    Returns:
+        The selection, or None if no entry meets the constraints.
     """
     by_text = {entry.candidate.text: entry.candidate for entry in selection.ranking}
 
@@ -42,7 +48,8 @@ def restricted_to(
             return False
         if entry is not chosen and entry.time_ms is None:
             return False
-        # The time of PyTorch's own path is that of the plan which it runs: without it, unknown.
+        # PyTorch's own path was timed with the plan `runs`, which must meet the constraints too. If
+        # that plan was not measured itself, its workspace is unknown, and the path may serve.
         if entry.runs:
             plan = by_text.get(entry.runs)
             return plan is None or fits(plan)
@@ -72,16 +79,20 @@ def restricted_to(
 
 
 def varies(candidate: Candidate) -> bool:
-    """Whether its bits may differ from run to run."""
-    # cuBLAS promises the same bits only under conditions of its own.
+    """Returns whether the candidate's output may differ in its bits from run to run."""
+    # cuBLAS promises bitwise equal results only under conditions that are not checked here.
     return "NONDETERMINISTIC" in candidate.numerical_notes or candidate.text == MATMUL.text
 
 
 def _fastest(entries: Sequence[Measurement], evidence: Evidence) -> dict[Candidate, float]:
-    """Times of those that are as good as equally fast as the fastest; every entry is timed."""
+    """Returns the times in ms of the candidates that are tied with the fastest.
+
+    Args:
+        entries: Entries that may serve; those without a ``time_ms`` are ignored.
+    """
     times = {entry: entry.time_ms for entry in entries if entry.time_ms is not None}
     near = min(times.values()) * evidence.sustained_reach
-    # Whom the race left further behind was not run alone, and need not be.
+    # Sustained runs are made of the contenders only, so slower entries need not have one.
     for compared in (list(times), [entry for entry, ms in times.items() if ms <= near]):
         alone = {e: e.score(evidence.burst_weight) for e in compared if e.sustained_ms is not None}
         if len(alone) == len(compared):

@@ -1,4 +1,4 @@
-"""Entries of the file's first version, which was one JSON object:
+"""Reading of entries from files of version 1. Such a file is one JSON object:
 
     {"format": "cudnn-autotune store", "version": 1,
     "environment": {"gpu": "NVIDIA H200", ...},
@@ -7,7 +7,7 @@
     ...
     }}
 
-An entry is handled as a line ``"name": {...}``, until the next change writes it anew.
+Each entry is kept as a line ``"name": {...}`` until the next change to the file converts it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _TAG = "environment"
 
 
 def entries(decisions: dict[str, Any], environment: Environment) -> dict[bytes, bytes]:
-    """The lines of what stands under ``"decisions"``, by name; what is of another environment, or
-    no object, is left out."""
+    """Returns entry name to line for what a file has under ``"decisions"``.
+
+    Values that are not objects, or that belong to another environment, are left out.
+    """
     return {
         (quoted := json.dumps(name).encode()): quoted + b": " + json.dumps(value).encode()
         for name, value in decisions.items()
@@ -35,7 +37,7 @@ def entries(decisions: dict[str, Any], environment: Environment) -> dict[bytes, 
 
 
 def name_in(line: bytes, environment: Environment) -> bytes | None:
-    """The name in a line of a file that cannot be read whole; None where the line is damaged."""
+    """Returns the name in a line of a damaged file, or None if the line is damaged too."""
     if not line.startswith(b'"'):
         return None
     try:
@@ -46,6 +48,10 @@ def name_in(line: bytes, environment: Environment) -> bytes | None:
 
 
 def decode(line: bytes) -> Decision:
-    """The decision of a line; ValueError saying what is wrong with it."""
+    """Returns the decision in a line.
+
+    Raises:
+        ValueError: The line holds no decision; the message says why.
+    """
     (tree,) = loads(b"{%s}" % line).values()
     return Decision.from_json({k: v for k, v in tree.items() if k != _TAG})
