@@ -1,4 +1,4 @@
-"""The sampling modes, one a file, by name; :func:`register` adds another one."""
+"""Keeps the sampling modes by name; :func:`register` adds one."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def get(name: object, argument: str | None = None) -> Strategy:
     """Returns the mode of that name.
 
     Args:
-        argument: what the error text calls the name; None: the environment's variable where that
-            has the name, else ``sampling``.
+        argument: what the error text calls the name; None stands for the environment variable if
+            the name comes from it, else for ``sampling``.
 
     Raises:
         ValueError: no mode of that name is registered; the text lists those that are.

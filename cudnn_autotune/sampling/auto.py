@@ -1,10 +1,10 @@
 """``auto``, the default: a race, and a steady-state final only where it could change the choice.
 
-After the race its leader runs alone for a moment. If it holds its clock, or if nobody could beat it
-at any clock, the race has decided. Else the contenders run alone too, and what they lose in turns
-is weighed against what they gain alone (``steady_final``). The leader does not even run alone where
-it does no more work a second than one that held its clock a moment ago, on the same GPU and in the
-same dtype.
+After the race its leader runs alone for 0.16 s. If the clock holds, or if no candidate could beat
+the leader at any clock, the race has decided. Else the contenders get sustained runs too, and their
+times in the race are weighed against their steady times (``steady_final``). The leader gets no
+sustained run if it does no more work per second than a candidate under which the same GPU lately
+held its clock in the same dtype.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from cudnn_autotune.sampling.sustained_choice import (
 )
 from cudnn_autotune.timers.timer import Timer
 
-# Two measurements of the same work differ by so much.
+# Two measurements of the same rate of work differ by at most this factor.
 _SLACK = 1.02
-# A board warms up, its power limit changes, its neighbours begin to work: what was seen counts for
-# a minute. Another probe takes 0.1 s.
+# A board warms up, its power limit changes, other GPUs of the machine begin to work. So an
+# observation is valid for a minute. Another sustained run takes 0.16 s.
 _LASTS_S = 60.0
 
 
@@ -69,7 +69,7 @@ class HeldClocks:
 
 @dataclass(frozen=True)
 class Auto:
-    """The mode ``auto``. ``seed`` fixes the order of turns; None: another one each time."""
+    """The mode ``auto``. ``seed`` fixes the order of turns; with None it is random."""
 
     name: str = "auto"
     race_rules: RaceRules = field(default_factory=RaceRules)

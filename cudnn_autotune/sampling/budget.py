@@ -26,7 +26,7 @@ class Budget:
 
     @property
     def cut_short_ms(self) -> float | None:
-        """The budget, where it has left something out so far; else None."""
+        """The budget in milliseconds if it has left something out so far; else None."""
         return self._budget_ms if self._has_refused else None
 
     def left_ms(self) -> float:
@@ -39,7 +39,7 @@ class Budget:
         return self._allows(self.left_ms() >= wall_ms)
 
     def compilable(self, count: int, share: float = 1.0) -> int:
-        """Returns how many of ``count`` configs a share of what is left allows to compile."""
+        """Returns how many of ``count`` configs can be compiled in a share of the time left."""
         if not self.is_limited:
             return count
         side_by_side = self._timer.build_threads
@@ -53,5 +53,5 @@ class Budget:
 
 
 def left_unseen(count: int, of: int) -> str:
-    """Returns the remark on candidates that the budget did not allow to look at."""
+    """Returns the remark on candidates that were not timed because of the budget."""
     return f"the budget left {count} of {of} candidates unseen"

@@ -1,4 +1,4 @@
-"""Builds the selection that a search leads to, with its evidence."""
+"""Builds the selection of a search, with its evidence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudnn_autotune.sampling.search_state import SearchState
 
 
 def race_selection(found: SearchState) -> Selection | None:
-    """Returns the choice by the last race alone; None where nobody is left to choose."""
+    """Returns the selection by the last race only; None if no candidate is left."""
     last = found.last
     if not last.survivors:
         return None
@@ -35,18 +35,19 @@ def build_selection(
 ) -> Selection:
     """Ranks the tied first, then the others as they finished.
 
-    It claims no bound where some candidate was not compared (``SearchState.is_judged``).
+    The selection claims no regret bound if some candidate was not compared
+    (``SearchState.is_judged``).
 
     Args:
         tied: candidates within the tie width of the fastest, the chosen one first.
         rule: what decided.
-        unsure: candidates that the measurement could not tell from the chosen one.
+        unsure: candidates whose times do not differ significantly from the chosen one's.
         final_rules: the rules of the final that decided; None where the race did.
     """
     burst_weight = 0.0 if final_rules is None else final_rules.burst_weight
     screening = found.screening
     state = found.timer.state()
-    # Those that ran alone come first, by their score; the sort keeps the others in race order.
+    # Candidates with a sustained run come first, by score; the sort keeps the others in race order.
     rest = [_measurement(c, found) for c in found.raced() if c not in tied]
     rest.sort(key=lambda entry: entry.score(burst_weight))
     ranking = [*(_measurement(c, found) for c in tied), *rest]
@@ -88,7 +89,7 @@ def build_selection(
 
 
 def _remarks(found: SearchState) -> tuple[str, ...]:
-    """Collects the remarks. What an earlier race left undecided the next one has decided."""
+    """Collects the remarks, without those of an earlier race that the next one has settled."""
     remarks = list(found.remarks)
     screening = found.screening
     if screening.out_of_budget:
@@ -106,7 +107,7 @@ def _measurement(candidate: Candidate, found: SearchState) -> Measurement:
         if candidate in outcome.log_time and time_ms is not None:
             low_ms, high_ms = outcome.interval(candidate, time_ms)
             sustained_ms = found.sustained_ms.get(candidate)
-            # Whoever ran alone afterwards was not out.
+            # A candidate that had a sustained run afterwards was not eliminated.
             is_out = candidate not in outcome.survivors and sustained_ms is None
             why = f"out of the race after {samples} calls" if is_out else ""
             return Measurement(candidate, time_ms, samples, low_ms, high_ms, sustained_ms, why)

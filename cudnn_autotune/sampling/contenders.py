@@ -1,4 +1,4 @@
-"""Contenders: candidates that could be faster alone than the race's leader.
+"""Contenders: candidates that could be faster than the race's leader in a sustained run.
 
 The constants are from the records behind docs/findings/power-limit.md and of
 benchmarks/audit_layers.py.
@@ -14,28 +14,30 @@ from cudnn_autotune.sampling.final_rules import FinalRules
 from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 
-# Configs of one family slow down alike when they run alone: of 36 pairs on H200s within 1.0 % in
-# the median, 2.9 % in nine of ten, 6.6 % at most; other pairs within 0.8, 4.9 and 10.7 %.
+# Configs of one family slow down alike in sustained runs: of 36 pairs on H200s within 1.0 % in the
+# median, 2.9 % in nine of ten, 6.6 % at most; other pairs within 0.8, 4.9 and 10.7 %.
 _FAMILY_SPREAD = 0.05
-# A further config of a family may run alone, too, if it is so near to the race's leader: in 4 of 82
-# layers that H200s throttle such a one was the best, by 1 %.
+# A second config of a family gets a sustained run, too, if it is this near to the race's leader: in
+# 4 of 82 layers on which H200s throttle, such a config was the best, by 1 %.
 _ALIKE_WITHIN = 0.02
-# A race may take a candidate for so much slower than it is, when it is asked who runs alone.
+# A race may overestimate a candidate's time by this factor, which the choice of contenders allows
+# for.
 _RACE_ERROR = 0.01
 
 
 def could_win(
     found: SearchState, steady_ms: float, max_clock_mhz: float | None, rules: FinalRules
 ) -> list[Candidate]:
-    """Returns the contenders: what PyTorch would run first, then the most promising first.
+    """Returns the contenders: first what PyTorch would run, then the others, the most promising
+    first.
 
     They are within ``rules.reach`` of the leader, and their optimistic time, with what they lose in
-    the race by ``rules.burst_weight``, is below ``steady_ms``. Each family of configs sends its
-    fastest, and one family a second one if it is near enough to the leader.
+    the race by ``rules.burst_weight``, is below ``steady_ms``. They are the fastest of each family
+    of configs, and of one family a second one if it is near enough to the leader.
 
     Args:
-        steady_ms: what a call of the leader takes alone.
-        max_clock_mhz: the highest SM clock; None: not known.
+        steady_ms: milliseconds of a call of the leader in its sustained run.
+        max_clock_mhz: the highest SM clock; None if it is unknown.
     """
     leader_ms = found.ms(found.leader) or math.inf
     seen = {found.leader.config_family}
@@ -45,7 +47,7 @@ def could_win(
         behind = (found.ms(candidate) or math.inf) / leader_ms
         if behind >= rules.reach:
             continue
-        # A candidate that gains less than what counts as a tie need not run.
+        # A candidate whose possible gain is within the tie width need not run.
         least_ms *= (1 - _RACE_ERROR) * max(1.0, behind) ** rules.burst_weight
         if least_ms >= steady_ms * (1 - TIE_WIDTH):
             continue
@@ -64,13 +66,13 @@ def could_win(
 def least_ms_alone(
     found: SearchState, steady_ms: Mapping[Candidate, float], max_clock_mhz: float | None
 ) -> dict[Candidate, float]:
-    """Returns the least time that each candidate which raced and did not run alone may take alone.
-
-    It is the optimistic time. Where a config of the same family ran alone, it is no less than the
-    time in the race with that one's slowdown. Both are by the low end of the time in the race.
+    """Returns a lower bound of the steady time of each candidate that raced but had no sustained
+    run. The bound is the optimistic time. Where a config of the same family had a sustained run, it
+    is at least the time in the race with that config's slowdown. Both start from the lower end of
+    the interval of the time in the race.
 
     Args:
-        steady_ms: times of those that ran alone.
+        steady_ms: steady times of the candidates that had sustained runs.
     """
     slowdown: dict[object, float] = {}
     for candidate, ms in steady_ms.items():
@@ -90,8 +92,8 @@ def least_ms_alone(
 def _optimistic_ms(
     found: SearchState, clock_mhz: float | None, max_clock_mhz: float | None
 ) -> dict[Candidate, float]:
-    """Scales the times of all that raced, at ``clock_mhz``, to the highest clock, as if they were
-    in inverse proportion to it."""
+    """Scales the times in the race, at ``clock_mhz``, to the highest clock, as if they were
+    inversely proportional to it."""
     scale = 1.0
     if clock_mhz and max_clock_mhz:
         scale = min(1.0, clock_mhz / max_clock_mhz)

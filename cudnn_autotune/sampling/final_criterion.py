@@ -1,4 +1,4 @@
-"""When a steady-state final has had enough passes."""
+"""Decides when a steady-state final has had enough passes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class FinalCriterion(StoppingCriterion[SteadyTimes]):
         self._passes = -1
 
     def add_measurement(self, measurement: SteadyTimes) -> None:
-        """Takes in the times so far: first before any pass of the finalists, then after each."""
+        """Takes the times so far into account: once before the first further pass, then after
+        each."""
         self._passes += 1
         is_over = not measurement.finalists
         if is_over or (self._passes > 0 and self._is_decided(measurement)):

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FinalRules:
-    """Which candidates run in the steady-state final, for how long, and what their times count."""
+    """Says which candidates run in the steady-state final, how long, and how their times are
+    weighed."""
 
     reach: float = 1.1
-    """Contenders whose time in the race is within this factor of the leader's take part."""
+    """Contenders have a time in the race within this factor of the leader's."""
     most: int = 3
-    """Most candidates in the first pass, the leader included. One more takes part where one of them
-    beats the leader, and one more where what PyTorch would run is among them: nothing is chosen
-    over it that is slower alone."""
+    """Most candidates in the first pass, the leader included. One more runs if one of them beats
+    the leader, and one more if PyTorch's candidate is among them, so that nothing is chosen over it
+    that has a longer steady time."""
     again_chunks: int = 4
     """Chunks of 40 ms of each run in a further pass."""
     rerun_margin: float = 0.02
@@ -24,15 +25,18 @@ class FinalRules:
     passes: int = 4
     """Most further passes, each in the reverse order of the one before."""
     confident: float = 1.0
-    """The final ends once the best leads by so many standard deviations of the noise."""
+    """The final ends once the best leads by this many standard deviations of the noise."""
     precise: float = 0.006
-    """It also ends once the noise is no more than this: what is left does not matter."""
+    """It also ends once the noise (relative) is no more than this, because a smaller gap does not
+    matter."""
     equal: float = 0.005
-    """The race's leader keeps its place unless somebody beats it by more than this. Of others that
-    are so near to one another the race decides, and the rules for ties where the race is a tie."""
+    """The race's leader keeps its place unless a candidate beats it by more than this (relative).
+    Among other candidates within this of each other the time in the race decides, and in a tie
+    there the rules for ties."""
     burst_weight: float = 0.1
-    """What a percent in the race counts for beside one alone. A layer is seldom alone, so that the
-    clock is not all its own; but one that is 5 % slower in turns and 2 % faster alone is to be
-    taken."""
+    """The weight of log(time in the race) beside log(steady time). Both count, because in a model a
+    layer shares the clock with others. With this weight a candidate that is 5 % slower in the race
+    but 2 % faster in sustained runs wins."""
     is_patient: bool = False
-    """Whether every run goes on until it is steady, even on a board that settles at once."""
+    """Whether every run goes on until its time is steady, even on a board whose clock settles at
+    once."""

@@ -5,8 +5,8 @@ events, each of which is waited for. ``till_stable`` takes samples until one is 
 faster than the best before it (100 at most), and reports the best: with 1 to 2 % of jitter that is
 the best of two. These stopping rules are cuDNN's.
 
-Where PyTorch would not use cuDNN at all, its own kernels meet the winner in a short duel. With a
-budget, candidates are sampled in the list's order until the time is over.
+Where PyTorch would not use cuDNN, its own kernels then take turns with the winner for a few rounds.
+With a budget, candidates are sampled in the list's order until the time is over.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def _time_ms(entry: Measurement) -> float:
 
 
 def _against_aten(found: Selection, timer: Timer, budget: Budget) -> Selection:
-    """Lets PyTorch's own kernels and the winner take turns."""
+    """Times PyTorch's own kernels and the winner in turns, and returns the selection with the
+    faster."""
     best = found.winner.candidate
     turns = [Batch(best, 1, "hot"), Batch(ATEN, 1, "hot")]
     timer.run(turns)  # untimed: loads the kernels

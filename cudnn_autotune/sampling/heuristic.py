@@ -21,7 +21,7 @@ class Heuristic:
             return Selection(
                 (Measurement(ATEN, None, 0),), 0, Evidence(rule=rule, tied=(ATEN.text,))
             )
-        # Modes B and FALLBACK are asked only where the ones before have nothing that runs.
+        # Modes B and FALLBACK are queried only if the modes before have no candidate that runs.
         for mode in ("A", "B", "FALLBACK"):
             first = timer.runnable(candidates.of_mode(mode), limit=1)
             if first:

@@ -1,4 +1,4 @@
-"""``neighbour``: what was chosen for the most similar problem; nothing is timed.
+"""``neighbour``: the candidate that was chosen for the most similar problem; nothing is timed.
 
 It is for shapes that change from call to call: the winner of a near shape is mostly better on a new
 one than the heuristics' first plan (docs/findings/neighbours.md), which serves where no similar

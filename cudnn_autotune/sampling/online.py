@@ -1,14 +1,15 @@
 """``online``: candidates take turns in the caller's own calls, none of which stalls for long.
 
 The heuristics' first plan serves the first call. In each of the next ones a candidate is built and
-checked on the call's own tensors, some milliseconds for which the call waits. Then one of each two
-calls, by lot, runs the candidate whose turn it is, between two events that nobody waits for, until
-one is the fastest or until it no longer matters. The other call runs the leader so far, and is not
-timed. No other mode sees the true cache, power and tenants. Meanwhile consecutive calls may differ
-in the last bits. Under deterministic settings the first plan stays, and while a stream is being
-captured the leader so far runs.
+checked on the call's own tensors, some milliseconds for which the call waits. Then one of every two
+calls, drawn at random, runs the candidate whose turn it is, between two events for which the call
+does not wait, until one candidate is the fastest or no gap matters any more. The other call runs
+the leader so far, and is not timed. Only this mode measures under the model's own cache contents,
+power draw and other load on the GPU. Meanwhile consecutive calls may differ in the last bits. Under
+deterministic settings the first plan stays, and while a stream is being captured the leader so far
+runs.
 
-A budget bounds what those calls wait for in all: once it is spent no further candidate joins, and
+A budget bounds how long those calls wait in total: once it is spent no further candidate joins, and
 the evidence says so. Turns are calls that the caller makes anyway.
 
 ``online_race`` judges the turns; ``tuning.online_tuner`` and ``tuning.online_calls`` carry the mode
@@ -30,12 +31,13 @@ from cudnn_autotune.timers.timer import Batch, Timer
 
 
 def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
-    """Returns who takes part: what mode A lists, or none, as far as it is built quickly.
+    """Returns the candidates of the trial: those of mode A, and those that no mode lists, that are
+    built quickly.
 
     Plans are built in the caller's calls. Engines that cuDNN compiles at run time would stall one
     for some 0.3 s each, so that they stay out; other modes find a faster one among them. Modes B
     and FALLBACK stay out, too: they list candidates that would stall the caller for a second, and
-    hardly ever a winner.
+    hardly ever the fastest.
 
     Args:
         limit: most of cuDNN's engine configs; 0: all.
@@ -54,7 +56,7 @@ class Online:
     name: str = "online"
 
     def first(self, candidates: Candidates, timer: Timer) -> Selection | None:
-        """Returns what serves the first call."""
+        """Returns the candidate that serves the first call."""
         return Heuristic().select(candidates, timer, Limits())
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
@@ -65,7 +67,7 @@ class Online:
         wanted = [c for c in offered(candidates, limits.benchmark_limit) if c.text != served.text]
         race = OnlineRace([served])
         budget, remarks = Budget(timer, limits), []
-        # Those that join in one go are built side by side.
+        # Candidates that join together are built side by side.
         for seen, some in enumerate([[c] for c in wanted] if budget.is_limited else [wanted]):
             if budget.is_spent():
                 remarks.append(left_unseen(len(wanted) - seen, 1 + len(wanted)))

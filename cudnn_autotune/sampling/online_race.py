@@ -1,4 +1,4 @@
-"""The race of ``online``: candidates' turns in the caller's calls come in, a choice comes out."""
+"""The race of ``online``: decides from the times of candidates' turns in the caller's calls."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ class OnlineRace:
     rules: RaceRules = field(default_factory=_rules)
     turns: int = 0
     eliminated: dict[int, str] = field(default_factory=dict)
-    """Why, by number; of those that failed, too."""
+    """The reason for which each was eliminated or failed, by number."""
     failed: set[int] = field(default_factory=set)
     standings: Standings[int] = field(default_factory=Standings)
     _more_rounds: int = 1
     _log_ms: Floats = field(default_factory=lambda: np.full((32, 16), math.inf))
-    """Rounds by candidates, with room for more; infinite where there was no turn."""
+    """Log milliseconds, rounds by candidates, with spare rows and columns; infinite without a
+    turn."""
 
     def __post_init__(self) -> None:
         self.standings.survivors = list(range(len(self.candidates)))
@@ -66,7 +67,7 @@ class OnlineRace:
         self._make_room(0, len(self.candidates))
 
     def add(self, samples: Iterable[tuple[int, int, float]]) -> None:
-        """Takes in turns that are over: ``(candidate's number, round, milliseconds)`` of each."""
+        """Records finished turns: ``(candidate's number, round, milliseconds)`` of each."""
         for number, round_, time_ms in samples:
             self.turns += 1
             if time_ms > 0:
@@ -75,13 +76,13 @@ class OnlineRace:
                 self._log_ms[round_, number] = math.log(time_ms)
 
     def fail(self, number: int, why: str) -> None:
-        """Removes a candidate that cannot serve at all."""
+        """Removes a candidate that failed to run."""
         self.failed.add(number)
         self._drop(number, why)
 
     def judge(self) -> int | None:
-        """Eliminates who cannot be the fastest, and returns the choice's number once there is
-        one."""
+        """Eliminates candidates that cannot be the fastest; returns the choice's number once
+        decided."""
         standings = self.standings
         if not standings.survivors:
             return None
@@ -99,7 +100,7 @@ class OnlineRace:
         return self._chosen() if self._criterion.is_finished() else None
 
     def turns_to_next_look(self) -> int:
-        """Returns after how many more turns the race is to be judged again."""
+        """Returns the number of further turns after which the race is to be judged again."""
         return self._more_rounds * len(self.standings.survivors)
 
     def leader(self) -> int | None:
@@ -108,13 +109,15 @@ class OnlineRace:
         return min(known, key=self.standings.log_time.__getitem__, default=None)
 
     def next_best(self) -> int | None:
-        """Returns who serves where nothing can be decided; it may be an eliminated one."""
+        """Returns the best candidate that runs, eliminated or not, for when nothing can be
+        decided."""
         left = [i for i in range(len(self.candidates)) if i not in self.failed]
         active = self.active
         return min(left, key=lambda i: (i not in active, self._low(i)), default=None)
 
     def revive(self) -> None:
-        """Brings back those that were eliminated: the best, which drove them out, has failed."""
+        """Reinstates the candidates that were eliminated by comparison with one that has failed
+        since."""
         survivors = [i for i in range(len(self.candidates)) if i not in self.failed]
         self.standings.survivors = survivors
         for number in survivors:
@@ -127,10 +130,11 @@ class OnlineRace:
         remarks: Sequence[str] = (),
         budget_ms: float | None = None,
     ) -> Selection:
-        """Returns the outcome.
+        """Returns the selection.
 
         Args:
-            budget_ms: the budget, where it left candidates out: no regret bound is claimed then.
+            budget_ms: the budget if it left candidates out, in which case no regret bound is
+            claimed; else None.
         """
         standings = self.standings
         order, rule = self._tied()
@@ -199,7 +203,7 @@ class OnlineRace:
         return float(self._log_ms[:, number].min())
 
     def _make_room(self, rounds: int, candidates: int) -> None:
-        """Enlarges the table for so many rounds and candidates, to twice its size at least."""
+        """Enlarges the table for this many rounds and candidates, at least to twice its size."""
         sizes = self._log_ms.shape
         lacking = (rounds - sizes[0], candidates - sizes[1])
         if max(lacking) > 0:
@@ -212,7 +216,7 @@ class OnlineRace:
         return self._tied()[0][0]
 
     def _tied(self) -> tuple[list[int], str]:
-        """Returns the tied in the order in which to take them, and the rule that decided."""
+        """Returns the tied candidates in order of preference, and the rule that decided."""
         numbers = {self.candidates[i]: i for i in self.standings.tied(self.rules.tie_width)}
         order, rule = ties.break_ties({c: self.standings.ms(i) for c, i in numbers.items()})
         return [numbers[c] for c in order], rule

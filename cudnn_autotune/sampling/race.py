@@ -20,7 +20,7 @@ from cudnn_autotune.timers.timer import Timer
 
 @dataclass(frozen=True)
 class Race:
-    """The mode ``race``. ``seed`` fixes the order of turns; None: another one each time."""
+    """The mode ``race``. ``seed`` fixes the order of turns; with None it is random."""
 
     name: str = "race"
     rules: RaceRules = field(default_factory=RaceRules)

@@ -1,4 +1,4 @@
-"""When a race has had enough rounds."""
+"""Decides when a race has had enough rounds."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class LeadCriterion(StoppingCriterion[Standings[Any]]):
 
 
 class RaceCriterion(LeadCriterion):
-    """Stops a race that has the GPU to itself: also when one candidate is left, or when the rules'
-    GPU time or the budget is used up."""
+    """Stops a race that has the GPU to itself: as ``LeadCriterion``, and when one candidate is
+    left, or the rules' GPU time or the budget is used up."""
 
     def __init__(self, rules: RaceRules, budget: Budget) -> None:
         super().__init__(rules)

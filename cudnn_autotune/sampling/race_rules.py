@@ -9,12 +9,12 @@ from cudnn_autotune.sampling.statistics import Comparison, Floats, compare
 from cudnn_autotune.sampling.ties import TIE_WIDTH
 from cudnn_autotune.timers.timer import Cache
 
-# A race that another one follows may stop once nobody can beat its best by more than this: whoever
-# is nearer takes part in the next race, which tells them apart.
+# A race that another one follows may stop once nobody can beat its best by more than this: nearer
+# candidates run in the next race, which tells them apart.
 _FINALISTS_WITHIN = 0.03
 # Two rounds in each cache state are the least that has residuals.
 _FINALISTS_ROUNDS = 4
-# Such a race gets this share of a race's GPU time, so that the two take little more than one.
+# Such a race gets this share of a race's GPU time, so that both take little more time than one.
 _FINALISTS_SHARE = 0.4
 
 
@@ -42,15 +42,15 @@ class RaceRules:
     caches: tuple[Cache, ...] = ("cold", "hot")
     """The cache states that rounds go through by turns (docs/findings/cold-and-hot.md)."""
     least_sigma: float = 0.0015
-    """Least standard deviation of a sample's log time that is believed: that of batches on a quiet
-    board."""
+    """Lower bound of the standard deviation of a sample's log time; it is that of batches on a
+    board without other load."""
     prior_sigma: float = 0.01
-    """The standard deviation that is believed at least while residuals have fewer than
-    ``prior_freedom`` degrees of freedom: that of a usual board."""
+    """Lower bound of the standard deviation while residuals have fewer than ``prior_freedom``
+    degrees of freedom; it is that of a usual board."""
     prior_freedom: int = 12
 
     def for_finalists(self) -> RaceRules:
-        """Returns the rules of a race that need only find who takes part in the next one."""
+        """Returns the rules of a race that only has to find the candidates for the next race."""
         return replace(
             self,
             tie_width=_FINALISTS_WITHIN,

@@ -28,7 +28,7 @@ from cudnn_autotune.timers.timer import Batch, Cache, Timer
 UNDECIDED = "the race ended undecided"
 """The remark of a race that ran out of rounds or GPU time."""
 _REMARKS = {Reason.LIMIT: UNDECIDED, Reason.BUDGET: "the budget ended the race"}
-# Half width (log) of what one launch says of a candidate's time.
+# Half width (log) of the confidence interval of a time that comes from one launch.
 _ROUGH_HALF_WIDTH = 0.1
 _MOST_WARM_UP_CALLS = 200
 
@@ -38,7 +38,7 @@ _Round = dict[Candidate, float]
 
 @dataclass
 class RaceOutcome(Standings[Candidate]):
-    """The standings that a race ended with, and what it observed."""
+    """The standings at the end of a race, and the race's observations."""
 
     dropped: list[tuple[Candidate, Candidate, float]] = field(default_factory=list)
     """What :meth:`judge` returned, in the order of elimination."""
@@ -60,7 +60,7 @@ class RaceOutcome(Standings[Candidate]):
 
     @property
     def median_round_mhz(self) -> float | None:
-        """The SM clock that ``log_time`` belongs to."""
+        """The median over the rounds of the SM clock, to which ``log_time`` belongs."""
         return float(np.median(self.round_clocks_mhz)) if self.round_clocks_mhz else None
 
 
@@ -74,7 +74,7 @@ def race(
     """Races candidates until the criterion of ``rules`` ends it.
 
     Args:
-        rough_ms: the candidates, all of which have run before, and about what a call of each takes
+        rough_ms: the candidates, all of which have run before, and the rough time of a call of each
             in milliseconds.
     """
     outcome = RaceOutcome(survivors=list(rough_ms))
@@ -116,7 +116,7 @@ def race(
 
 
 def _affordable(rules: RaceRules, rough_ms: dict[Candidate, float], budget: Budget) -> RaceRules:
-    """Shortens the batches where the budget does not allow a few rounds of the usual ones."""
+    """Shortens the batches if the budget does not allow a few rounds of the usual length."""
     if not budget.is_limited:
         return rules
     left_ms = max(0.0, budget.left_ms())
@@ -171,8 +171,8 @@ def _run_round(batches: Sequence[Batch], timer: Timer, outcome: RaceOutcome) -> 
 
 
 def _find_cold_cache_penalties(outcome: RaceOutcome, log: dict[Cache, list[_Round]]) -> None:
-    """Compares each candidate's cold and hot rounds with those of the best, which took part in all
-    rounds: what came between the two rounds of a pair, such as a falling clock, cancels."""
+    """Compares each candidate's cold and hot rounds with those of the best, which ran in all
+    rounds: a change between the two rounds of a pair, such as a falling clock, cancels."""
     if not outcome.survivors or not {"cold", "hot"} <= log.keys():
         return
     best = outcome.best

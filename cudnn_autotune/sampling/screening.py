@@ -1,4 +1,4 @@
-"""Screening: the first look at every candidate, which tells whether it runs and is worth a race.
+"""Screening: one untimed and one timed launch of every candidate, to find those worth a race.
 
 The constants are from docs/findings/loading-kernels.md.
 """
@@ -14,13 +14,13 @@ from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.timers.timer import Batch, Timer
 
 # A candidate that takes this many times as long as the best is eliminated. Under a power cap the
-# fastest loses at most a third of its clock, so that what is slower than this cannot catch up.
+# fastest loses at most a third of its clock, so that a slower candidate cannot catch up.
 SLOW = 1.5
-# No disturbance explains this ratio: such a candidate is not looked at twice.
+# No disturbance explains this ratio, so such a candidate is not timed a second time.
 _HOPELESS = 3.0
 # A candidate that takes this many times as long at its first, untimed run is not run again. Beyond
-# that a launch may take so much longer than it should. The host may be held up for longer, which
-# counts for an engine's first config, on which the others depend.
+# that a launch may take so much longer than it should. The operating system may delay the host for
+# longer; so an engine's first config, on which the others depend, gets a second run even then.
 _ABSURD = 5.0
 _DISTURBED_MS = 10.0
 _HELD_UP_MS = 50.0
@@ -31,12 +31,13 @@ _ENGINE_SLOW = 5.0
 
 @dataclass
 class Screening:
-    """The candidates that may race, and those that may not."""
+    """The outcome of a screening: the candidates that may race, and those that are eliminated."""
 
     rough_ms: dict[Candidate, float] = field(default_factory=dict)
     """Milliseconds of one launch of each candidate that passed, in the order of screening."""
     eliminated: dict[Candidate, tuple[str, float | None]] = field(default_factory=dict)
-    """Why each of the others did not pass, and its rough time if it has one."""
+    """The reason for which each other candidate was eliminated, and its rough time if it has
+    one."""
     out_of_budget: dict[Candidate, None] = field(default_factory=dict)
     """The eliminated candidates that might have passed with more time."""
     gpu_ms: float = 0.0
@@ -67,7 +68,7 @@ def screen(candidates: Sequence[Candidate], timer: Timer, budget: Budget, found:
     """Runs each candidate once untimed, which loads its kernel, and once timed.
 
     Args:
-        candidates: runnable ones, the most promising first.
+        candidates: runnable candidates, the most promising first.
         found: the screening so far, which is continued.
     """
     of_engine: dict[int, list[float]] = {}
@@ -102,7 +103,7 @@ def screen(candidates: Sequence[Candidate], timer: Timer, budget: Budget, found:
 
 
 def _are_slow(siblings: Sequence[float], found: Screening) -> bool:
-    """Returns whether an engine's configs so far leave no hope for the next."""
+    """Returns whether an engine's configs so far were too slow to try the next one."""
     limit_ms = _ENGINE_SLOW * found.best_ms
     are_slow = [rough > limit_ms for rough in siblings]
     return bool(are_slow) and (all(are_slow) or all(are_slow[-2:]))

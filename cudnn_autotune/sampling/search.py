@@ -16,14 +16,14 @@ from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Timer
 
-# The first of heuristic mode B must come so near to the best of mode A for the rest of it to be
-# looked at: further down it lists engines that take hundreds of times as long. Configs of the
-# families that lead in mode A are looked at in any case: they are few, and one was 5 % faster than
-# all of A (a downsampling layer of ConvNeXt-B at batch size 8, on an H200).
+# The rest of heuristic mode B is screened only if one of its first candidates comes this near to
+# the best of mode A: further down it lists engines that take hundreds of times as long. Configs of
+# the families that lead in mode A are screened in any case: they are few, and one was 5 % faster
+# than all of mode A (a downsampling layer of ConvNeXt-B at batch size 8, on an H200).
 _FIRST_OF_B = 4
 _NEAR = 1.05
 _LEADING = 1.1
-# So many of the first race meet those that were still being compiled.
+# This many of the first race run in the second, with those that were still being compiled.
 _FINALISTS = 6
 # Compiling may take all that is left of a limited budget where it often pays, and this share of it
 # where it seldom does (docs/findings/fallback-mode.md).
@@ -32,22 +32,23 @@ _SELDOM_SHARE = 0.5
 
 @dataclass(frozen=True)
 class _Groups:
-    """The candidates by when they are looked at; in each group the most promising come first."""
+    """The candidates grouped by when they are screened; in each group the most promising come
+    first."""
 
     similar: list[Candidate]
-    """Precompiled ones that won on similar problems (docs/findings/neighbours.md)."""
+    """Precompiled candidates that won on similar problems (docs/findings/neighbours.md)."""
     of_a: list[Candidate]
-    """Of heuristic mode A, precompiled; with a limited budget PyTorch's own plan in any case."""
+    """Precompiled candidates of heuristic mode A; with a limited budget also PyTorch's own plan."""
     of_b: list[Candidate]
-    """Of mode B, precompiled."""
+    """Precompiled candidates of mode B."""
     without_engine: list[Candidate]
-    """Not of cuDNN; PyTorch's own path first."""
+    """Candidates that do not use cuDNN; PyTorch's own path comes first."""
     last: list[Candidate]
-    """Precompiled ones of mode FALLBACK, which are looked at only where nothing else runs."""
+    """Precompiled candidates of mode FALLBACK, which are screened only if nothing else runs."""
     often: list[Candidate]
-    """Compiled at run time, and often the fastest (docs/findings/kernel-portfolio.md)."""
+    """Candidates compiled at run time and often the fastest (docs/findings/kernel-portfolio.md)."""
     seldom: list[Candidate]
-    """Compiled at run time, and seldom the fastest."""
+    """Candidates compiled at run time and seldom the fastest."""
 
 
 def search(
@@ -59,18 +60,18 @@ def search(
 ) -> SearchState | None:
     """Screens and races every candidate.
 
-    Those that are compiled at run time are built in the background meanwhile, and meet the best of
-    the others in a second race.
+    Those that are compiled at run time are built in the background meanwhile, and a second race
+    compares them with the best of the others.
 
     Returns:
-        None where no candidate runs.
+        The search's state; None if no candidate runs.
     """
     found = SearchState(timer, Budget(timer, limits), rules, rng)
     found.aten_is_cudnn = candidates.aten_uses_cudnn
     groups = _grouped(candidates, limits, found)
     _screen_precompiled(groups, found)
-    # Few of those that seldom win pass, so that before them the first race is run as if it were the
-    # last one.
+    # Few of those that seldom win pass the screening. So if only they are still to come, the first
+    # race goes on as long as a last one.
     if found.screening.rough_ms:
         found.race(found.screening.rough_ms, rules.for_finalists() if groups.often else rules)
     if groups.often or groups.seldom:
@@ -84,19 +85,19 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     listed = list(candidates.all())
     beyond = list(candidates.beyond())
     without_engine = [c for c in beyond if c.engine is None]
-    # What won on similar problems goes first: with a tight budget it may be all there is time for.
+    # Winners on similar problems go first: a tight budget may not allow more.
     similar = [] if limits.benchmark_limit else list(candidates.similar())
     # Mode FALLBACK lists what works rather than what is fast: on an H200 what is precompiled takes
-    # 1.2 to 900 times as long as the best of the others, and one launch up to a second. Worth
-    # their time are those that are compiled at run time: such as have kernels beyond the listed
-    # one often win; another one did by 21 %, on a layer of 230 channels, where the others have to
-    # copy the input first (docs/findings/fallback-mode.md).
+    # 1.2 to 900 times as long as the best of the others, and one launch up to a second. Only those
+    # compiled at run time are worth their time: engines with kernels beyond the listed one often
+    # win, and another engine won by 21 % on a layer of 230 channels, where the others have to copy
+    # the input first (docs/findings/fallback-mode.md).
     swept = {c.engine for c in beyond if c.is_compiled}
     last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine not in swept]
     seldom = [c for c in last if c.is_compiled and c not in similar]
     at_once: set[str] = set()
     if budget.is_limited:
-        # PyTorch's own plan is looked at whatever it takes.
+        # PyTorch's own plan is screened whatever it costs.
         at_once = {c.text for c in listed[:1] if found.aten_is_cudnn}
         rest = [c for c in [*similar, *listed, *beyond] if c not in seldom]
         out = _not_compilable(rest, at_once, budget)
@@ -128,18 +129,20 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
 
 
 def _screen_precompiled(groups: _Groups, found: SearchState) -> None:
-    """Screens what is precompiled, while the others are built in the background."""
+    """Screens precompiled candidates, while the others are built in the background."""
     timer, budget, screening = found.timer, found.budget, found.screening
     without_engine = groups.without_engine
     ready = timer.runnable(groups.of_a)
     if found.aten_is_cudnn and ready:
-        # It is there already: PyTorch would run cuDNN's first plan, at the cost of building it.
+        # PyTorch would run cuDNN's first plan, which is among these already, so timing it costs
+        # only its build.
         found.atens_plan = ready[0]
         without_engine = [c for c in without_engine if c.text != ATEN.text]
     similar = timer.runnable(groups.similar)
     ready = _without_doubles([*similar, *ready, *timer.runnable(without_engine)])
     if budget.is_limited:
-        # Nothing is chosen over PyTorch's own path unseen: the first is looked at in any case.
+        # Nothing is chosen over PyTorch's own path unless that was timed, so it is screened in any
+        # case.
         ready.sort(key=lambda c: c.text != found.pytorchs)
     of_b = [c for c in timer.runnable(groups.of_b) if c.text not in {r.text for r in ready}]
     timer.prepare([*groups.often, *groups.seldom])
@@ -155,8 +158,8 @@ def _screen_precompiled(groups: _Groups, found: SearchState) -> None:
 
 
 def _screen_b(of_b: Sequence[Candidate], found: SearchState) -> None:
-    """Screens the first of mode B, those of a family that leads in mode A, and the rest where the
-    first are near to the best of A."""
+    """Screens the first of mode B and those of a family that leads in mode A, and the rest of mode
+    B if the first are near to the best of mode A."""
     timer, budget, screening = found.timer, found.budget, found.screening
     rough, best_of_a = screening.rough_ms, screening.best_ms
     leading = {c.config_family for c, ms in rough.items() if ms <= _LEADING * best_of_a}
@@ -189,8 +192,8 @@ def _race_late(late: Sequence[Candidate], groups: _Groups, found: SearchState) -
 def _not_compilable(
     candidates: Sequence[Candidate], at_once: set[str], budget: Budget
 ) -> list[Candidate]:
-    """Returns which of those that are compiled at run time must be left out; one stays if there is
-    nothing else."""
+    """Returns the candidates compiled at run time that the budget excludes; one stays if there is
+    no other candidate."""
     others = [c for c in candidates if not c.is_compiled or c.text in at_once]
     compiled = _without_doubles([c for c in candidates if c.is_compiled and c.text not in at_once])
     return compiled[max(budget.compilable(len(compiled)), 0 if others else 1) :]
@@ -202,7 +205,8 @@ def _not_compilable_beside(
     at_once: set[str],
     budget: Budget,
 ) -> list[Candidate]:
-    """Returns which of ``seldom`` must be left out, since ``others`` are compiled first."""
+    """Returns the candidates of ``seldom`` that the budget excludes, since ``others`` compile
+    first."""
     before = len({c.text for c in others if c.is_compiled})
     waiting = [c for c in seldom if c.text not in at_once]
     room = budget.compilable(before + len(waiting), _SELDOM_SHARE) if waiting else 0

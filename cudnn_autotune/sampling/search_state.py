@@ -1,4 +1,4 @@
-"""What is known of a problem's candidates while they are screened, raced and run alone."""
+"""The state of a search while candidates are screened, raced and run in sustained runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cudnn_autotune.timers.timer import Timer
 
 @dataclass
 class SearchState:
-    """One search, from the first look at its candidates to the last sustained run."""
+    """The state of one search, from screening to the last sustained run."""
 
     timer: Timer
     budget: Budget
@@ -31,15 +31,15 @@ class SearchState:
     sustained_clock_mhz: dict[Candidate, float] = field(default_factory=dict)
     """SM clock at the end of each candidate's last sustained run."""
     failed_alone: dict[Candidate, str] = field(default_factory=dict)
-    """Candidates that failed after the races, and why."""
+    """Candidates that failed in a sustained run, and the error."""
     extra_gpu_ms: float = 0.0
     extra_samples: int = 0
     """GPU time and calls of the sustained runs."""
     throttle_reasons: dict[str, None] = field(default_factory=dict)
-    """All reasons that were seen, in their order."""
+    """All throttle reasons that the board reported, in the order of their first report."""
     aten_is_cudnn: bool = False
     atens_plan: Candidate | None = None
-    """What PyTorch would run, where that is one of cuDNN's plans."""
+    """The candidate that PyTorch would run, if that is one of cuDNN's plans."""
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -57,14 +57,14 @@ class SearchState:
 
     @property
     def failed(self) -> dict[Candidate, str]:
-        """Candidates that failed after screening, and why."""
+        """Candidates that failed after screening, and the error."""
         of_races = {c: why for outcome in self.races for c, why in outcome.failed.items()}
         return of_races | self.failed_alone
 
     @property
     def is_judged(self) -> bool:
-        """Whether every candidate was raced against one that still runs, or seen to be far slower.
-        Otherwise nobody knows how far the fastest may be."""
+        """Whether every candidate was raced against one that still runs, or was far slower in the
+        screening. Otherwise no regret bound holds."""
         failed = self.failed
         led = {leader for outcome in self.races for _, leader, _ in outcome.dropped}
         was_held_again = any(not outcome.survivors for outcome in self.races)
@@ -94,32 +94,33 @@ class SearchState:
         return 0.0
 
     def _slowed_since(self, outcome: RaceOutcome) -> float:
-        """By what factor those that ran in both races were slower in the last one."""
+        """By what factor candidates that ran in both races were slower in the last one."""
         is_last = outcome is self.last
         return 1.0 if is_last else math.exp(_shift(outcome.log_time, self.last.log_time))
 
     def raced(self) -> list[Candidate]:
-        """Returns all that ran in a race and did not fail, fastest first."""
+        """Returns all candidates that ran in a race and did not fail, fastest first."""
         failed = self.failed
         known = dict.fromkeys(c for outcome in reversed(self.races) for c in outcome.log_time)
         return sorted((c for c in known if c not in failed), key=lambda c: self.ms(c) or math.inf)
 
     def timed(self) -> dict[Candidate, float]:
-        """Returns milliseconds of all that ran and did not fail, the eliminated ones included."""
+        """Returns the milliseconds of all candidates that ran and did not fail, eliminated ones
+        included."""
         failed = self.failed
         known = [*self.raced(), *self.screening.rough_ms, *self.screening.eliminated]
         times = {c: self.ms(c) for c in known if c not in failed}
         return {c: ms for c, ms in times.items() if ms is not None}
 
     def race(self, rough_ms: dict[Candidate, float], rules: RaceRules) -> None:
-        """Holds a race of candidates with their rough times, and further ones while it ends with
-        nobody left."""
+        """Races candidates, given with their rough times, and races again as long as no survivor is
+        left."""
         self.races.append(race(rough_ms, self.timer, self.budget, rules, self.rng))
         self.race_again(rules)
 
     def race_again(self, rules: RaceRules) -> None:
-        """Where all survivors of the last race have failed, races those that they had eliminated,
-        as far as these are near enough to the best of them to pass screening."""
+        """If all survivors of the last race have failed, races the candidates that were eliminated
+        in comparison with them and are near enough to their own best to pass screening."""
         while not self.last.survivors:
             times = self.timed()
             near = {c: ms for c, ms in times.items() if ms <= SLOW * min(times.values())}
@@ -131,13 +132,14 @@ class SearchState:
     def run_alone(
         self, candidate: Candidate, chunks: int, is_patient: bool = True
     ) -> SustainedRun | None:
-        """Runs a candidate alone, charges the run, and notes what the board says right after it.
+        """Runs a candidate alone, adds the run to the totals, and records the board's clock and
+        throttle reasons right after it.
 
         Args:
             chunks, is_patient: as of :func:`sustained_run.run_alone`.
 
         Returns:
-            None where the candidate fails: it is out then.
+            The run; None if the candidate fails, which removes it from the search.
         """
         run = run_alone(
             candidate,
@@ -166,6 +168,6 @@ class SearchState:
 
 
 def _shift(earlier: Mapping[Candidate, float], later: Mapping[Candidate, float]) -> float:
-    """Returns by how much those that are in both grew, in the median; 0 where nobody is."""
+    """Returns the median increase of the candidates that are in both; 0 if there are none."""
     both = [later[c] - earlier[c] for c in earlier if c in later]
     return statistics.median(both) if both else 0.0

@@ -1,4 +1,4 @@
-"""How far apart candidates are by the rounds so far, and which of them is to be taken."""
+"""The comparison of candidates by the rounds so far: who survives, leads and is tied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from cudnn_autotune.sampling.statistics import Comparison
 
 K = TypeVar("K")
-"""What candidates are named by: themselves, or numbers."""
+"""The type that identifies a candidate: :class:`Candidate` or a number."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Standings(Generic[K]):
     gpu_ms: float = 0.0
     """GPU time of all launches so far, in milliseconds."""
     disturbed: int = 0
-    """Samples of the last comparison that something disturbed."""
+    """The number of disturbed samples (outliers) in the last comparison."""
 
     @property
     def best(self) -> K:
@@ -37,8 +37,8 @@ class Standings(Generic[K]):
         return math.exp(self.log_time[candidate])
 
     def leads(self, but: K) -> list[float]:
-        """Returns by how much (log) each survivor except ``but`` may be faster than the best at
-        most."""
+        """Returns the upper bound of how much faster (log) each survivor but ``but`` may be than
+        the best."""
         best = self.log_time[self.best]
         others = (c for c in self.survivors if c != but)
         return [best - self.log_time[c] + self.half_width[c] for c in others]
@@ -70,7 +70,7 @@ class Standings(Generic[K]):
         return [c for c in self.survivors if self.log_time[c] - best <= tie_width]
 
     def indistinguishable(self) -> list[K]:
-        """Returns the survivors that the measurement cannot tell from the best."""
+        """Returns the survivors whose times do not differ significantly from the best one's."""
         best = self.log_time[self.best]
         return [c for c in self.survivors if self.log_time[c] - best <= self.half_width[c]]
 
@@ -80,7 +80,7 @@ class Standings(Generic[K]):
         return max(0.0, math.expm1(behind + max([0.0, *self.leads(but=chosen)])))
 
     def interval(self, candidate: K, time_ms: float) -> tuple[float, float]:
-        """Returns the confidence interval of a candidate's time, given its middle."""
+        """Returns the confidence interval of a candidate's time, given its centre."""
         # The half width is that of a difference of two.
         spread = math.exp(self.half_width[candidate] / math.sqrt(2))
         return time_ms / spread, time_ms * spread

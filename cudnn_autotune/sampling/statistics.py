@@ -2,8 +2,8 @@
 
 The model of a sample is ``log(time of candidate i in round r) = mu_i + rho_r + noise``. Candidates
 that take turns share a round's disturbance ``rho_r`` (clock, temperature, another tenant), which
-therefore cancels. It is fitted by Tukey's median polish (Exploratory Data Analysis, 1977), which a
-few spoilt samples do not move.
+therefore cancels. It is fitted by Tukey's median polish (Exploratory Data Analysis, 1977), which is
+robust to a few outliers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Fit:
     log_time: Floats
     """Log time of each candidate."""
     residuals: Floats
-    """What the fit leaves of the log times, rounds by candidates."""
+    """The residuals of the log times, rounds by candidates."""
 
 
 def median_polish(log_times: Floats, iterations: int = 8) -> Fit:
@@ -108,7 +108,7 @@ class Comparison:
     sigma: float
     """Standard deviation of one sample's log time."""
     disturbed: int
-    """Number of samples that something disturbed."""
+    """The number of disturbed samples (outliers)."""
     at_best: Floats
     """Log time of each candidate in its best round, less the disturbance of that round."""
 
@@ -118,8 +118,8 @@ class Comparison:
 
     @property
     def is_out(self) -> NDArray[np.bool_]:
-        """Whether each candidate cannot be the fastest, even by its best round: one that was only
-        disturbed now and then stays."""
+        """For each candidate, whether it cannot be the fastest, even by its best round. So one that
+        was only disturbed now and then stays."""
         lowest = np.minimum(self.log_time, self.at_best)
         return np.asarray(lowest - self.log_time[self.best] > self.half_width)
 

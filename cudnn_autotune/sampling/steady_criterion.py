@@ -1,4 +1,4 @@
-"""When a candidate that runs alone has reached its steady time."""
+"""Decides when a candidate has reached its steady time in a sustained run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
 
 # The constants are from docs/findings/power-limit.md. A run is steady once its last chunk and the
-# one two before it differ by less than the power controller's hunting makes of them.
+# one two before it differ by less than the power controller's oscillation explains.
 _STEADY = 0.015
 _DRIFT = 0.007
 _STEADY_AT_ONCE = 0.004
-# Early on it is steady, too, if a geometric approach would change less than _STEADY from now on.
+# Before that, it counts as steady, too, if a geometric extrapolation changes less than _STEADY.
 _SETTLING = 0.5
 # A controller that moves the clock in one step shows about the steady time in the third chunk.
 AT_ONCE_CHUNKS = 3
 # The fourth chunk is then within this of the third (16 layers on an H200: 1.6 % at most). Where it
-# is not, the clock falls slowly, and what a few chunks promise is not believed.
+# is not, the clock falls slowly, and extrapolating from a few chunks is not reliable.
 _ONE_STEP = 0.02
 CHUNK_MS = 40.0
 _MOST_RUN_MS = 1000.0
@@ -28,7 +28,7 @@ class SteadyCriterion(StoppingCriterion[Sequence[float]]):
     Args:
         calls_per_chunk: calls in a chunk of :data:`CHUNK_MS`.
         most_ms: GPU time that no further chunk may exceed.
-        is_patient: False: what was measured first counts as steady.
+        is_patient: if False, the first measurement counts as steady.
     """
 
     def __init__(self, calls_per_chunk: int, most_ms: float, is_patient: bool) -> None:
@@ -39,7 +39,7 @@ class SteadyCriterion(StoppingCriterion[Sequence[float]]):
         """Milliseconds of a call, chunk by chunk."""
 
     def add_measurement(self, measurement: Sequence[float]) -> None:
-        """Takes in further chunks: milliseconds of a call in each."""
+        """Takes further chunks into account: milliseconds of a call in each."""
         self.chunks += measurement
         gpu_ms = sum(self.chunks) * self.calls_per_chunk
         next_ms = self.chunks[-1] * self.calls_per_chunk
@@ -50,7 +50,7 @@ class SteadyCriterion(StoppingCriterion[Sequence[float]]):
 
 
 def is_approaching(chunks: Sequence[float]) -> bool:
-    """Returns whether the time went on in one direction at the end, while hunting turns back."""
+    """Returns whether the time moved in one direction at the end; oscillation would reverse it."""
     one, two = _changes(chunks)
     return one * two > 0 and abs(two) >= _DRIFT
 
@@ -61,7 +61,7 @@ def _is_steady(chunks: Sequence[float]) -> bool:
     if len(chunks) < 3:
         return False
     one, two = _changes(chunks)
-    is_one_way = one * two > 0  # hunting turns back, a recovery does not
+    is_one_way = one * two > 0  # an oscillation reverses, a recovery does not
     if is_one_way and len(chunks) <= AT_ONCE_CHUNKS + 1 and two / one < _SETTLING:
         rest = two * two / (one - two)  # of the geometric series
         is_slow = len(chunks) > AT_ONCE_CHUNKS and abs(two) >= _ONE_STEP

@@ -1,10 +1,10 @@
 """The steady-state final: sustained runs after a race, and which candidate wins in the long run.
 
-More runs tell more than longer ones (see ``sustained_run``): times are averaged, and what is near
-the best is measured again, in mirrored order. Even so a percent cannot be told apart; there the
-race, which is sharper, decides. The score of a candidate is
-``log(time alone) + burst_weight * log(time in the race)``, and the race's leader has a small start.
-The constants are from docs/findings/power-limit.md.
+More runs reduce the noise better than longer ones (see ``sustained_run``): times are averaged, and
+candidates near the best are measured again, in mirrored order. Differences below a percent remain
+uncertain even so; there the race, which is more precise, decides. The score of a candidate is
+``log(steady time) + burst_weight * log(time in the race)``, and the race's leader has a small
+advantage. The constants are from docs/findings/power-limit.md.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.steady_times import SteadyLog, SteadyTimes
 from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_ms
 
-# Chunks of 40 ms in a first run: in nine of ten runs of 160 ms an H200's power is read.
+# Chunks of 40 ms in a first run: nine of ten runs of 160 ms include a power reading of an H200.
 _FIRST_CHUNKS = 4
-# A first run flatters the leader, whose clock still falls, by so much against contenders, whose
-# clocks still rise: only a candidate that is further behind is out after it.
+# A first run favours the leader, whose clock still falls, by this much over contenders, whose
+# clocks still rise. Only a candidate that is further behind is eliminated after it.
 _FIRST_RUN_BIAS = 0.02
-# On a board that settles slowly a first run says little, because the one before it may still count.
-# Only a candidate that is so far behind is out after it.
+# On a board whose clock settles slowly a first run is less reliable, because the run before it
+# still affects the clock. There only a candidate that is this far behind is eliminated.
 _SLOW_BOARD_MARGIN = 0.2
-# Standard deviation of runs on a board whose clock is not held back: pairs of long runs have
-# standard errors of 0.02 to 0.3 % (31 layers on an H200, benchmarks/audit_layers.py).
+# Standard deviation of runs on a board that does not throttle: pairs of long runs have standard
+# errors of 0.02 to 0.3 % (31 layers on an H200, benchmarks/audit_layers.py).
 _FREE_SIGMA = 0.003
 
 
@@ -61,17 +61,19 @@ class SteadyFinal:
                 for c in contenders
             }
         )
-        # Runs take as long as their calls do in the race, where the clock is higher, times this.
+        # A run is planned to take this many times as long as by the times of the race, where the
+        # clock is higher.
         self._slower = max(1.0, probe.steady_ms / leader_ms)
-        # A board that took the leader to its steady clock at once will do so with the contenders.
+        # A board on which the leader's clock settled at once does the same for the contenders.
         self._is_patient = rules.is_patient or not probe.settled_at_once
         self._reports_throttling = found.timer.state().reports_throttling
 
     def run(self) -> SteadyTimes:
-        """Runs all contenders once, then those near the best again until one leads or time is up.
+        """Runs all contenders once, then those near the best again until one leads or the budget
+        ends.
 
-        A candidate that fails is out, and the next one takes its place. Where all fail there are no
-        finalists.
+        A candidate that fails is removed, and the next one takes its place. If all fail there are
+        no finalists.
         """
         times, leader = self._times, self._leader
         self._keep(self._probe)
@@ -89,7 +91,8 @@ class SteadyFinal:
             margin = max(margin, _SLOW_BOARD_MARGIN)
 
         def finalists() -> list[Candidate]:
-            """Returns the best contenders, and the leader, which no single run replaces."""
+            """Returns the best contenders, and the leader, which stays whatever its first run
+            says."""
             left = [c for c in order if c in times.logs]
             best = [c for c in left if low[c] - high[left[0]] <= margin]
             return [*best[: self._rules.most_again], *(c for c in [leader] if c in times.logs)]
@@ -114,7 +117,8 @@ class SteadyFinal:
         pytorchs, logs = self._found.pytorchs, self._times.logs
         most = self._rules.most + any(c.text == pytorchs for c in self._contenders)
         for candidate in self._contenders:
-            # One that beats the leader shows that the order turns: others may do still better.
+            # A candidate that beats the leader shows that the sustained order differs: others may
+            # be still faster.
             to_beat = logs[self._leader][0].value - self._rules.equal
             more = any(first.value < to_beat for (first, *_) in logs.values())
             if len(logs) >= most + more or not self._affords([candidate], _FIRST_CHUNKS):
@@ -137,7 +141,8 @@ class SteadyFinal:
         times.prior_sigma = _FREE_SIGMA if is_free else RUN_SIGMA
 
     def _forget_probe(self) -> None:
-        """Drops the leader's first run once it has another: its clock came down from the race's."""
+        """Drops the leader's first run, during which the clock still fell, once it has another
+        run."""
         of_leader = self._times.logs.get(self._leader, [])
         if len(of_leader) > 1 and not self._is_patient and not self._probe.at_limit_ms:
             del of_leader[0]

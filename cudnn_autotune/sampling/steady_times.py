@@ -1,4 +1,4 @@
-"""What the sustained runs of several candidates say about their steady times, and how surely."""
+"""Estimates steady times, with standard errors, from the sustained runs of several candidates."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy.typing as npt
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.sustained_run import FAR_READING_SIGMA, RUN_SIGMA
 
-# Of three runs or more the worst is left out where the power was not read.
+# Of three runs or more the slowest is left out where the power was not read.
 _TRIMMED_FROM = 3
 _PRIOR_FREEDOM = 4
-# Times at the power limit, however many runs they are from, differ by so much from those of long
+# Times at the power limit, however many runs they are from, differ by this much from those of long
 # runs (docs/findings/power-limit.md).
 _POWER_ERROR = 0.0065
 
 
 class SteadyLog(NamedTuple):
-    """What one sustained run says: the logarithm of the steady time."""
+    """The logarithm of the steady time by one sustained run."""
 
     value: float
     sigma: float = RUN_SIGMA
     """Standard deviation of ``value``."""
     readings: int = 0
-    """How many readings of the board's power it rests on."""
+    """The number of readings of the board's power behind ``value``."""
 
 
 @dataclass
@@ -36,27 +36,26 @@ class SteadyTimes:
     """The sustained runs of the steady-state final."""
 
     handicaps: dict[Candidate, float] = field(default_factory=dict)
-    """What is added to the log time of each contender: for what it loses in the race, and for not
-    being the race's leader."""
+    """The terms added to the log time of each contender: its weighted loss in the race, and the
+    advantage that only the race's leader has."""
     logs: dict[Candidate, list[SteadyLog]] = field(default_factory=dict)
     """The runs of each candidate that did not fail."""
     finalists: list[Candidate] = field(default_factory=list)
     is_out_of_time: bool = False
-    """Whether the budget left out a run that was wanted."""
+    """Whether the budget excluded a run that the final asked for."""
     prior_sigma: float = RUN_SIGMA
-    """Standard deviation of runs without a reading, as far as repeated runs do not tell better."""
+    """Standard deviation of runs without a power reading, as long as few runs were repeated."""
 
     @property
     def readings(self) -> int:
-        """How many readings of the board's power the times rest on."""
+        """The number of readings of the board's power behind the times."""
         return sum(run.readings for runs in self.logs.values() for run in runs)
 
     def sustained_ms(self) -> dict[Candidate, float]:
         return {c: math.exp(self.mean(c)) for c in self.logs}
 
     def noise(self, *candidates: Candidate) -> float:
-        """Returns the standard error of the log of one candidate's time, or of the ratio of two, as
-        far as more runs would reduce it."""
+        """Returns the part of :meth:`error` that more runs would reduce."""
         scale = self._scale()
         return math.hypot(*(scale / math.sqrt(_weights(self.logs[c]).sum()) for c in candidates))
 
@@ -70,7 +69,7 @@ class SteadyTimes:
         return self.mean(candidate) + self.handicaps.get(candidate, 0.0)
 
     def doubt(self, candidate: Candidate) -> float:
-        """Returns how much less certain its score is than the most certain one."""
+        """Returns how much larger the standard error of its score is than the smallest one."""
         return self.noise(candidate) - min(self.noise(c) for c in self.logs)
 
     def best(self) -> Candidate:
@@ -79,9 +78,9 @@ class SteadyTimes:
     def mean(self, candidate: Candidate) -> float:
         """Returns the weighted mean of the log times.
 
-        Where the power was not read, the worst of three runs or more is left out, since its clock
-        may still have paid for another one's run. It counts until all finalists have three runs:
-        the best of two against the best two of three would be no fair comparison.
+        Where the power was not read, the worst of three runs or more is left out, since the
+        candidate before it may have lowered its clock. It counts until all finalists have three
+        runs: the best of two against the best two of three would be no fair comparison.
         """
         runs = self.logs[candidate]
         others = [self.logs.get(c, ()) for c in self.finalists]
@@ -92,8 +91,8 @@ class SteadyTimes:
         return float(np.average([run.value for run in kept], weights=_weights(kept)))
 
     def _scale(self) -> float:
-        """Returns the factor by which runs differ more, or less, than their sigmas say, by those
-        that were repeated. A few runs say little: the prior counts as four degrees of freedom."""
+        """Returns the ratio of the scatter of repeated runs to their sigmas. Because a few runs
+        estimate it poorly, the prior counts as four degrees of freedom."""
         squares, freedom = _PRIOR_FREEDOM * (self.prior_sigma / RUN_SIGMA) ** 2, _PRIOR_FREEDOM
         for runs in self.logs.values():
             values, weights = np.array([run.value for run in runs]), _weights(runs)
@@ -103,7 +102,7 @@ class SteadyTimes:
 
 
 def _is_read(runs: Sequence[SteadyLog]) -> bool:
-    """Returns whether the power was read in some of the runs, near its limit or often."""
+    """Returns whether the power was read in some of the runs, near its limit or several times."""
     return any(run.sigma < FAR_READING_SIGMA for run in runs)
 
 

@@ -18,16 +18,16 @@ class Limits:
     """How many of cuDNN's candidates may be timed, in their order; 0: all."""
     budget_ms: float | None = None
     """Wall time in milliseconds that the choice may take, plan building included; None: no limit.
-    What cannot be afforded is left out, and the evidence says so. PyTorch's own path (the
-    heuristics' first plan where that is cuDNN) is looked at whatever it takes. For ``online`` it
-    bounds what the caller's calls wait for: building and checking, but not the turns."""
+    Candidates beyond the budget are left out, and the evidence says so. PyTorch's own path (the
+    heuristics' first plan where that is cuDNN) is timed whatever it costs. For ``online`` the
+    budget bounds how long the caller's calls wait for building and checking, but not the turns."""
 
 
 def check_mode_name(name: object, argument: str) -> str:
     """Returns ``name`` if a sampling mode may have it: it is part of the keys of decisions on disk.
 
     Raises:
-        ValueError: it may not; the text names ``argument``.
+        ValueError: the name is not allowed; the text names ``argument``.
     """
     if isinstance(name, str) and name and name.isprintable() and not set(name) & set('"\\'):
         return name
@@ -47,5 +47,6 @@ class Strategy(Protocol):
         """Chooses a candidate.
 
         Returns:
-            None where no candidate runs: ATen's convolution then serves the problem.
+            The selection; None if no candidate runs, in which case ATen's convolution serves the
+            problem.
         """

@@ -1,6 +1,6 @@
-"""``sustained``: a race, then each candidate that could still win alone at its steady clock.
-
-Where the board does not throttle, the race decides. ``sustained_run`` says why turns cannot.
+"""``sustained``: a race, then a sustained run of each candidate that could win at its steady clock.
+Where the board does not throttle, the race decides. ``sustained_run`` says why a race cannot show
+steady times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _final_rules() -> FinalRules:
 
 @dataclass(frozen=True)
 class Sustained:
-    """The mode ``sustained``. ``seed`` fixes the order of turns; None: another one each time."""
+    """The mode ``sustained``. ``seed`` fixes the order of turns; with None it is random."""
 
     name: str = "sustained"
     race_rules: RaceRules = field(default_factory=RaceRules)

@@ -1,4 +1,4 @@
-"""The choice after a race whose leader has run alone: by the race, or by a steady-state final."""
+"""Chooses after a race and a sustained run of its leader: by the race or a steady-state final."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from cudnn_autotune.sampling.steady_times import SteadyTimes
 from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms
 
 PROBE_CHUNKS = 4
-"""Chunks of 40 ms that the race's leader runs alone, to see whether the board throttles."""
+"""Chunks of 40 ms in the sustained run of the race's leader that shows whether the board
+throttles."""
 
 
 def probe_leader(found: SearchState, chunks: int) -> SustainedRun | None:
     """Runs the race's leader alone, or the next best where it fails.
 
     Returns:
-        None where the budget does not allow it, so that the race decides, or where nobody is left.
+        The run; None if the budget does not allow it, so that the race decides, or if no candidate
+        is left.
     """
     while found.last.survivors:
         leader = found.leader
@@ -43,11 +45,11 @@ def sustained_selection(
 ) -> Selection | None:
     """Chooses after the leader's run.
 
-    The race decides where the leader held its clock, or where nobody could beat it even so; else
-    the steady-state final does.
+    The race decides if the clock held under the leader, or if no candidate could beat it in a
+    sustained run; else the steady-state final does.
 
     Returns:
-        None where all candidates have failed by now.
+        The selection; None if all candidates have failed by now.
     """
     max_clock = found.timer.state().max_clock_mhz
     if not probe.is_throttled(max_clock):
@@ -68,9 +70,9 @@ def sustained_selection(
     best = times.best()
     logs = {c: math.log(found.sustained_ms[c]) for c in times.logs}
     near = [c for c in times.finalists if logs[c] - logs[best] <= final_rules.equal]
-    # Where the race's leader did not keep its place, it does not get it back.
+    # A race's leader that lost its place in the final does not get it back by the rules for ties.
     equal = [c for c in near if c != probe.candidate or c == best]
-    # Of those that are as good in the long run the fastest in turns is taken; ties by the rules.
+    # Of candidates with equal steady times the fastest in the race is taken; rules decide ties.
     in_turns = {c: found.ms(c) or math.inf for c in equal}
     fastest_ms = min(in_turns.values())
     tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + found.rules.tie_width)]
@@ -91,7 +93,8 @@ def _regret_bound(
     """Returns how much slower than any other candidate the chosen one may be in the long run,
     relative; None where the budget ended the final.
 
-    Those that ran alone count with two standard errors, the others with what they could be at best.
+    Candidates with sustained runs enter with two standard errors, the others with their lower
+    bounds.
     """
     if times.is_out_of_time:
         found.remarks.append("the budget ended the sustained runs")

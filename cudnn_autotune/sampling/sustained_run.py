@@ -1,19 +1,19 @@
-"""A sustained run: one candidate alone until the clock is steady, as where it is used for long.
+"""A sustained run: one candidate runs alone until the clock is steady.
 
 Candidates that take turns share one clock, so that the power of one is charged to another. On a
 board that draws ``P_static + D_i * f^alpha`` and is held at ``P_cap``, candidate i takes about
 ``max(t_i(f_max), E_i / P_cap)`` in the long run, where E_i is the energy of a call: under a cap the
-order is that of energy. Only a candidate that runs alone shows it.
+order is that of energy. Only a sustained run shows it.
 
-A power controller looks every 50 to 100 ms and then hunts: on an H200 the clock falls in one step
+A power controller samples every 50 to 100 ms and oscillates: on an H200 the clock falls in one step
 after 60 to 80 ms and swings from there on, so that two runs of a tenth of a second of one candidate
 differ by some 2 %, and those of half a second by 0.5 %. Where the board's power was read meanwhile,
-its distance from the cap says how far off a run was (``timers.board_power``), and runs of a tenth
-of a second differ by half a percent. The constants are from docs/findings/power-limit.md.
+its distance from the cap gives the error of a run (``timers.board_power``), and corrected runs of a
+tenth of a second differ by half a percent. The constants are from docs/findings/power-limit.md.
 
 A run uses the caller's own tensors, with a hot cache: between flushes of the cache the board would
-rest. What a cold cache costs one candidate more than another is known from the race, up to a
-percent in the mean of both states where calls take some ten microseconds, and is added.
+rest. The cold-cache penalty, by which candidates differ up to a percent where calls take some ten
+microseconds, is known from the race and is added.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from cudnn_autotune.timers.timer import Batch, Timer
 _BATCH_MS = 5.0
 # Shorter calls run in the batches of the race, whose CUDA graphs exist already.
 _SHORT_MS = 0.05
-# A run that ends within this of its third chunk has settled at once.
+# A run whose end is within this of its third chunk counts as settled at once.
 _AT_ONCE = 0.05
-# Standard deviation, from run to run, of the logarithm of a candidate's steady time: taken from how
-# the run ended, from one reading of the power near the limit, or from one far from it.
+# Standard deviations of log(steady time) from run to run: by the end of the run, by one reading of
+# the power near the limit, and by one far from it.
 RUN_SIGMA = 0.02
 _READING_SIGMA = 0.005
 FAR_READING_SIGMA = 0.015
@@ -51,7 +51,7 @@ _THROTTLED = 0.015
 
 @dataclass(frozen=True)
 class SustainedRun:
-    """What a candidate did alone."""
+    """The samples of one candidate's sustained run."""
 
     candidate: Candidate
     times_ms: tuple[float, ...]
@@ -60,7 +60,7 @@ class SustainedRun:
     calls: int
     gpu_ms: float
     steady_batches: int
-    """How many batches at the end count as steady."""
+    """The number of batches at the end that count as steady."""
     chunks_ms: tuple[float, ...]
     """Milliseconds of a call in each chunk of 40 ms."""
     at_limit_ms: tuple[float, ...] = ()
@@ -73,8 +73,8 @@ class SustainedRun:
 
     @property
     def steady_ms(self) -> float:
-        """Milliseconds of a call by the readings of the power, or else by how the run ended, with
-        ``cold_cache_penalty``."""
+        """Milliseconds of a call by the readings of the power, or else at the end of the run;
+        ``cold_cache_penalty`` is added."""
         hot_ms = float(np.mean(self.at_limit_ms)) if self.at_limit_ms else self.ended_ms
         return hot_ms * math.exp(self.cold_cache_penalty)
 
@@ -128,11 +128,11 @@ def run_alone(
         least_chunks: chunks of 40 ms that run in any case.
         rules: the rules of the race before it.
         most_ms: GPU time that no chunk after those may exceed.
-        is_patient: False: the time counts as steady after ``least_chunks``.
+        is_patient: if False, the time counts as steady after ``least_chunks``.
         cold_cache_penalty: as ``SustainedRun.cold_cache_penalty``.
 
     Returns:
-        Why the candidate failed, where it did.
+        The run, or the error if the candidate failed.
     """
     batch_ms = rules.batch_ms if call_ms < _SHORT_MS else _BATCH_MS
     calls = min(max(1, math.ceil(batch_ms / call_ms)), rules.most_calls)
@@ -144,7 +144,7 @@ def run_alone(
     gpu_ms = 0.0
     wanted = least_chunks
     while not criterion.is_finished():
-        # All in one run of the timer: between two of them the GPU, and its controller, would rest.
+        # One run of the timer has all of them, because the GPU would be idle between two runs.
         samples = timer.run([Batch(candidate, calls, "hot")] * (per_chunk * wanted))
         for sample in samples:
             if sample.error:
@@ -157,7 +157,7 @@ def run_alone(
         criterion.add_measurement([float(np.mean(part)) for part in np.array_split(new, wanted)])
         wanted = 1
     chunks = criterion.chunks
-    # The last two chunks count, but only the last one where the time was on its way until then.
+    # The last two chunks count, but only the last one if the time was still changing until then.
     counted = 1 if len(chunks) <= AT_ONCE_CHUNKS or is_approaching(chunks) else 2
     begun = arrived([calls * time_ms for time_ms in times])
     near: list[float] = []

@@ -8,9 +8,9 @@ from cudnn_autotune.engines.configs import Candidate
 
 # Candidates within this of the fastest (relative) are equally fast: processes differ by more.
 TIE_WIDTH = 0.005
-# No measurement tells apart what differs by less than this: cuDNN's order decides then, so that
-# runs agree. Otherwise time decides: in 3 of 24 ties that cuDNN's order had decided on H200s the
-# other one, measured as 0.3 to 0.5 % faster, was faster by 1.4 to 2.3 %.
+# No measurement resolves smaller differences (relative) than this: then cuDNN's order decides, so
+# that runs agree. Otherwise time decides: in 3 of 24 ties that cuDNN's order had decided on H200s
+# the other one, measured as 0.3 to 0.5 % faster, was faster by 1.4 to 2.3 %.
 _INDISTINGUISHABLE = 0.002
 
 _ADVANTAGES: tuple[tuple[str, Callable[[Candidate], object]], ...] = (
@@ -27,13 +27,13 @@ _RULES = (
 
 
 def break_ties(times: Mapping[Candidate, float]) -> tuple[list[Candidate], str]:
-    """Sorts tied candidates, the one to take first, and says what decided.
+    """Sorts tied candidates by preference, and names the rule that decided.
 
     Args:
-        times: the time of each of the tied, in any unit.
+        times: the time of each tied candidate, in any unit.
 
     Returns:
-        The candidates, and the rule: ``fastest`` where there is only one.
+        The candidates, the preferred one first, and the rule: ``fastest`` if there is only one.
     """
     advantages = {c: tuple(key(c) for _, key in _ADVANTAGES) for c in times}
     least: dict[object, float] = {}
@@ -49,7 +49,7 @@ def break_ties(times: Mapping[Candidate, float]) -> tuple[list[Candidate], str]:
     ordered = sorted(times, key=keys)
     if len(ordered) < 2:
         return ordered, "fastest"
-    # The last rule that was needed to tell the first one from all others.
+    # The decisive rule is the last one that was needed to separate the first from all others.
     first, *others = map(keys, ordered)
     decisive = max(_first_difference(first, other) for other in others)
     return ordered, f"tie: {_RULES[decisive]}"
