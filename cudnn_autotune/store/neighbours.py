@@ -15,8 +15,8 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_text
 from cudnn_autotune.store.entry import problem_of
 
-# Problems further apart say little about each other. The distance is in powers of two: 3 is a factor
-# of eight in one size, or smaller factors in several sizes.
+# Problems further apart say little about each other. The distance is in powers of two: 3 stands for
+# a factor of eight in one size, or smaller factors in several sizes.
 _MOST_DISTANCE = 3.0
 
 # This matches what problem_text writes. The names in a file are not trusted, so sizes are bounded.
