@@ -1,4 +1,4 @@
-"""A file that processes share: read by anyone, appended to or replaced under a lock beside it."""
+"""Operations on a file that processes share: reading, and under a lock appending or replacing."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from filelock import FileLock
 
 from cudnn_autotune.core import atomic_file
 
-# A writer holds the lock for milliseconds; but many may wait, and who gets it next is chance.
+# A writer holds the lock for milliseconds. Many may wait for it, and which one is next is random.
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.005
 MOST_BYTES = 1 << 28
-"""Of a file that is read or written: tens of thousands of decisions. A sparse file may claim any
-size."""
+"""The largest file that is read or written: room for more than 100,000 decisions. The limit
+protects from sparse files, which may claim any size."""
 
 
 class Stamp(NamedTuple):
-    """Differs where a file does."""
+    """Attributes of a file that change when the file is changed or replaced."""
 
     mtime_ns: int
     size: int
@@ -34,7 +34,11 @@ class Stamp(NamedTuple):
 
 
 def stamp(path: Path) -> Stamp | None:
-    """Of the file as it is; None where there is none. Raises OSError where that is not known."""
+    """Returns the stamp of the file, or None if there is no file.
+
+    Raises:
+        OSError: The file cannot be examined.
+    """
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -47,15 +51,17 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 class OpenFile:
-    """A file that is being read: the same one, even where another takes its place meanwhile."""
+    """A file that is open for reading. It stays the same file if another one replaces it."""
 
     def __init__(self, descriptor: int, stamp: Stamp) -> None:
         self._descriptor = descriptor
         self.stamp = stamp
 
     def read(self, begin: int = 0, size: int | None = None) -> bytes:
-        """Its bytes from ``begin`` on, ``size`` of them if there are so many; None: all that there
-        were at the time of ``stamp``."""
+        """Returns up to ``size`` bytes from the position ``begin`` on.
+
+        If ``size`` is None, it returns all bytes that were there when ``stamp`` was taken.
+        """
         size = self.stamp.size - begin if size is None else size
         parts = []
         while size > 0 and (part := os.pread(self._descriptor, size, begin)):
@@ -66,14 +72,14 @@ class OpenFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[OpenFile | None]:
-    """The file, for reading; None where there is none.
+    """Opens a file for reading; yields None if it does not exist.
 
     Raises:
-        OSError: it is there, but cannot be read, is no regular file, or is larger than
+        OSError: The file exists, but cannot be read, is not a regular file, or is larger than
             ``MOST_BYTES``.
     """
     try:
-        # Not to wait for the writer of a pipe.
+        # O_NONBLOCK: opening a named pipe would otherwise wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         yield None
@@ -89,18 +95,24 @@ def opened(path: Path) -> Iterator[OpenFile | None]:
 
 
 def read(path: Path) -> bytes | None:
-    """The whole file; None where there is none. Raises as :func:`opened`."""
+    """Returns the whole file, or None if it does not exist.
+
+    Raises:
+        OSError: The same as for :func:`opened`.
+    """
     with opened(path) as file:
         return None if file is None else file.read()
 
 
 def append(path: Path, data: bytes, end: int) -> Stamp:
-    """Writes ``data`` behind the first ``end`` bytes of a file, in the place of what is there; to
-    be called under the lock. When this returns, it is on the disk.
+    """Replaces everything behind the first ``end`` bytes of a file by ``data``.
+
+    The caller must hold the lock. The data is on the disk when this returns.
 
     Raises:
-        OSError: what was behind ``end`` may be gone, the rest is as it was. PermissionError: also
-            where the file is read-only.
+        PermissionError: The file is read-only, or its permissions do not allow it.
+        OSError: The data could not be written. The first ``end`` bytes are unchanged; what was
+            behind them may be lost.
     """
     if atomic_file.is_read_only(path):
         raise PermissionError(errno.EACCES, "the file is read-only", str(path))
@@ -123,12 +135,17 @@ def append(path: Path, data: bytes, end: int) -> Stamp:
 
 @contextmanager
 def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
-    """Holds the lock of ``path``, ``<path>.lock``, against other processes and threads.
+    """Holds the lock file ``<path>.lock`` against other processes and threads.
 
-    Makes the folder if need be. A process that dies leaves no lock behind.
+    It creates the folder if it does not exist. The lock of a process that dies is released.
+
+    Args:
+        path: The file to lock.
+        timeout_s: Seconds to wait for the lock; None means ``LOCK_TIMEOUT_S``.
 
     Raises:
-        OSError: no lock is to be had there; TimeoutError: not in time.
+        TimeoutError: The lock was not released in time.
+        OSError: The lock file cannot be created or locked.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
@@ -143,10 +160,13 @@ def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
 
 
 def replace(path: Path, data: bytes) -> Stamp | None:
-    """As ``atomic_file.write``; to be called under the lock. The stamp of what is there then.
+    """Replaces the file by one that holds ``data``, atomically, and returns its stamp.
+
+    The caller must hold the lock.
 
     Raises:
-        OSError: also for more than ``MOST_BYTES``, which nobody would read again.
+        OSError: The file cannot be written, or ``data`` exceeds ``MOST_BYTES`` and so could not be
+            read again.
     """
     _check_size(len(data))
     atomic_file.write(path, data)
@@ -161,7 +181,7 @@ def _check_size(size: int) -> None:
 
 
 def is_writable(path: Path) -> bool:
-    """Whether it could be changed, as far as permissions tell."""
+    """Returns whether the permissions of the file and its folder allow a change."""
     if atomic_file.is_read_only(path) or not (os.access(path, os.W_OK) or not os.path.exists(path)):
         return False
     folder = next(folder for folder in path.parents if os.path.exists(folder))
@@ -169,14 +189,18 @@ def is_writable(path: Path) -> bool:
 
 
 def remove_partials(path: Path) -> None:
-    """What writers that were killed have left behind. To be called under the lock."""
+    """Removes the temporary files of writers that were killed. The caller must hold the lock."""
     for partial in atomic_file.partials(path):
         with suppress(OSError):
             partial.unlink()
 
 
 def set_aside(path: Path) -> Path:
-    """A second name for the file as it is: ``<path>.damaged-<UTC time>``. Raises OSError."""
+    """Keeps the present file under a second name, ``<path>.damaged-<UTC time>``, and returns it.
+
+    Raises:
+        OSError: The file can be neither linked nor copied.
+    """
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for number in range(1000):
         aside = path.with_name(f"{path.name}.damaged-{now}" + (f"-{number}" if number else ""))

@@ -1,10 +1,10 @@
-"""One line of a store's file: a decision, or that there is none any more.
+"""Encoding of an entry, which is one line of a store's file. It holds a decision or removes one:
 
     {"crc32":"5d1f00aa","name":"fprop x=64x64x56x56 ... sampling=auto","decision":{...}}
     {"crc32":"0c9be2f1","name":"fprop x=64x64x56x56 ... sampling=auto","decision":null}
 
-The checksum is that of what follows it, and of the environment's digest: a line that was torn, or
-that is of another environment, is recognised by it.
+The checksum covers the rest of the line and the environment's digest. It detects a line that was
+torn or edited, and a line from the file of another environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 
 MOST_BYTES = 1900
-"""Of a line with a decision; see ``compact``."""
+"""The size to which a line with a decision is reduced; see ``compact``."""
 _BEGIN, _NAME, _DECISION = b'{"crc32":"', b'","name":', b',"decision":'
 _CHECKED = len(_BEGIN) + 8
 _NAMED = _CHECKED + len(_NAME)
@@ -30,20 +30,25 @@ _DETERMINISTIC = " deterministic"
 
 
 def names(key: str) -> tuple[bytes, bytes]:
-    """The two entries that a key (``Decision.key``) may have, as the file names them: that measured
-    without determinism, and that measured with it."""
+    """Returns the names of the two entries that a key may have in a file, as quoted JSON.
+
+    The first is for a decision that was measured without determinism, the second with it.
+
+    Args:
+        key: A ``Decision.key``.
+    """
     problem, _, policy = key.partition(_POLICY)
     return _quoted(key), _quoted(f"{problem}{_DETERMINISTIC}{_POLICY}{policy}")
 
 
 def name_of(decision: Decision) -> bytes:
-    """The name of its entry."""
+    """Returns the name of the decision's entry."""
     plain, deterministic = names(decision.key)
     return deterministic if decision.problem.deterministic else plain
 
 
 def key_of(name: bytes) -> str:
-    """The key of an entry, by its name."""
+    """Returns the ``Decision.key`` to which the entry of this name belongs."""
     text = name[1:-1].decode(errors="replace")
     if b"\\" in name:
         with suppress(ValueError):
@@ -53,7 +58,7 @@ def key_of(name: bytes) -> str:
 
 
 def problem_of(key: str) -> str:
-    """The problem's text in a key."""
+    """Returns the part of a ``Decision.key`` that describes the problem."""
     return key.partition(_POLICY)[0]
 
 
@@ -62,12 +67,16 @@ def _quoted(text: str) -> bytes:
 
 
 def seed(environment: Environment) -> int:
-    """What the checksums of an environment's lines begin with."""
+    """Returns the initial value for the checksums of an environment's lines."""
     return zlib.crc32(environment.digest.encode())
 
 
 def encode(decision: Decision, environment: Environment) -> bytes:
-    """The line of a decision, without its end. ValueError: a number that JSON has not."""
+    """Returns the line of a decision, without a line feed.
+
+    Raises:
+        ValueError: A number of the decision is not finite, so JSON cannot represent it.
+    """
     if is_as_read(decision, environment):
         return decision.__dict__[_READ][1]
     name = name_of(decision)
@@ -76,18 +85,23 @@ def encode(decision: Decision, environment: Environment) -> bytes:
 
 
 def removal(name: bytes, environment: Environment) -> bytes:
-    """The line which says that there is no decision of this name any more."""
+    """Returns the line that removes the decision of this name."""
     return sealed(name, b"null", environment)
 
 
 def sealed(name: bytes, value: bytes, environment: Environment) -> bytes:
-    """A line, with its checksum, of a name and a decision's JSON."""
+    """Returns the line for a name and a decision's JSON, with its checksum."""
     rest = b"%s%s%s%s}" % (_NAME, name, _DECISION, value)
     return b"%s%08x%s" % (_BEGIN, zlib.crc32(rest, seed(environment)), rest)
 
 
 def name_in(line: bytes, seed: int) -> bytes | None:
-    """The name in a line; None where the line is damaged, or not of the environment."""
+    """Returns the name in a line, or None if the line's checksum is wrong.
+
+    Args:
+        line: The line, without a line feed.
+        seed: The value of :func:`seed` for the environment.
+    """
     checksum = b"%08x" % zlib.crc32(line[_CHECKED:], seed)
     if line[len(_BEGIN) : _CHECKED] != checksum or not line.startswith(_BEGIN):
         return None
@@ -96,15 +110,16 @@ def name_in(line: bytes, seed: int) -> bytes | None:
 
 
 def is_removal(line: bytes) -> bool:
-    """Of a line that is not damaged."""
+    """Returns whether a line removes a decision. The line must have passed :func:`name_in`."""
     return line.endswith(b"%snull}" % _DECISION)
 
 
 def decode(line: bytes, environment: Environment) -> Decision:
-    """The decision in a line that is not damaged, or in one of version 1.
+    """Returns the decision in a line that passed :func:`name_in`, or in a line of version 1.
 
     Raises:
-        ValueError: saying what is wrong with it; also where its name is not that of its problem.
+        ValueError: The line holds no decision, or its name is not that of the decision's problem;
+            the message says which.
     """
     if line.startswith(b'"'):
         decision, begin = version1.decode(line), 0
@@ -135,12 +150,17 @@ def _decoded(line: bytes) -> Decision:
 
 
 def is_as_read(decision: Decision, environment: Environment) -> bool:
-    """Whether it was read from a line of this environment: it then remembers the line, and nothing
-    of it is lost when it is written."""
+    """Returns whether the decision was read from a line of this environment.
+
+    Such a decision remembers its line, so that writing it again changes nothing.
+    """
     return _READ in decision.__dict__ and decision.__dict__[_READ][0] == environment
 
 
 def of_this_version(line: bytes, environment: Environment) -> bytes:
-    """A line that says the same in the present version; ValueError where its decision cannot be
-    read."""
+    """Returns the line in the present version of the format.
+
+    Raises:
+        ValueError: The line is of version 1, and its decision cannot be read.
+    """
     return encode(decode(line, environment), environment) if line.startswith(b'"') else line

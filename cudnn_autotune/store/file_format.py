@@ -1,12 +1,13 @@
-"""A store's file: a header, and behind it an entry a line. Of two entries of one name the later one
-counts, so that a change is a line more.
+"""The format of a store's file: a header line, followed by one entry in each line.
+
+If two entries have the same name, the later one is valid. So a change only appends a line:
 
     {"format": "cudnn-autotune store", "version": 2, "environment": {...}, "lines": 2, ...}
     {"crc32":"5d1f00aa","name":"fprop x=64x64x56x56 ... sampling=auto","decision":{...}}
     {"crc32":"0c9be2f1","name":"dgrad x=64x64x56x56 ... sampling=auto","decision":null}
 
-A last line without an end is one that is being written, or that its writer could not finish: it
-counts only if it is whole. Files of version 1 are read.
+A last line without a line feed is still being written, or its writer was killed. It is valid only
+if its checksum is right. Files of version 1 are read as well.
 """
 
 from __future__ import annotations
@@ -26,55 +27,56 @@ from cudnn_autotune.store.environment import Environment
 FORMAT = "cudnn-autotune store"
 VERSION = 2
 
-# Also of a file whose later lines are in a form yet unknown.
+# This finds the version also in a file whose format is newer and otherwise unknown.
 _VERSION = re.compile(
     rb'\s*\{\s*"format"\s*:\s*"%s"\s*,\s*"version"\s*:\s*(\d{1,9})\b' % FORMAT.encode()
 )
-# What no JSON parser takes is a store's if it says so here.
+# A file that is not valid JSON is a damaged store if it has this mark near its beginning.
 _MARK = re.compile(rb'"format"\s*:\s*"%s"' % FORMAT.encode())
 _BEGINNING = 256
 _NO_STORE = f"it is no file of {FORMAT!r}"
-# Zeros are what a power failure leaves of blocks that were not written.
+# A power failure leaves zero bytes in blocks that were allocated but not written.
 _BLANK = b" \t\r\n\0"
 
 
 class State(Enum):
-    """What a file turned out to be."""
+    """The condition of a store's file."""
 
     ABSENT = "absent"
     SOUND = "sound"
     DAMAGED = "damaged"
     FOREIGN = "foreign"
-    """Of another environment."""
+    """The file belongs to another environment."""
     NO_STORE = "no store"
     NEWER = "newer"
-    """Of a version that this package cannot read."""
+    """The file has a version that this package cannot read."""
     UNREADABLE = "unreadable"
 
 
 @dataclass
 class Content:
-    """The entries of a file, not yet parsed: those that are intact, where it is damaged."""
+    """The intact entries of a file, as lines that are not parsed yet."""
 
     state: State
     why: str = ""
-    """What is wrong, where it is not sound."""
+    """The reason why the state is not SOUND; empty if it is."""
     entries: dict[bytes, bytes] = field(default_factory=dict)
-    """Name -> line, without its end."""
+    """Entry name to line, without a line feed."""
     head: bytes = b""
-    """The header's line; empty where lines cannot be appended, as to a file of version 1."""
+    """The header line. It is empty if no line can be appended, as to a file of version 1."""
     end: int = 0
-    """Bytes from the file's beginning to the end of its last line that has one."""
+    """The number of bytes up to and including the last line feed."""
     last: bytes = b""
-    """That line."""
+    """The last line that ends in a line feed."""
     tail: bytes = b""
-    """What is behind it."""
+    """The bytes behind ``end``: a line without a line feed, or nothing."""
     is_tail_whole: bool = False
+    """Whether ``tail`` is an entry with the right checksum."""
     lines: int = 0
-    """Those behind the header: of entries, of earlier ones of their names, and of removals."""
+    """The number of intact lines behind the header, including replaced entries and removals."""
 
     def apply(self, name: bytes, line: bytes) -> None:
-        """Does what a line says that is not damaged."""
+        """Adds or removes an entry, as an intact line says."""
         self.lines += 1
         if entry.is_removal(line):
             self.entries.pop(name, None)
@@ -82,11 +84,11 @@ class Content:
             self.entries[name] = line
 
     def extend(self, data: bytes, environment: Environment) -> int:
-        """Applies what the file has behind ``end``; returns how many lines of it are damaged."""
+        """Applies the bytes behind ``end``; returns how many of the lines are damaged."""
         *lines, self.tail = data.split(b"\n")
         seed, damaged = entry.seed(environment), 0
         for line in lines:
-            whole = line.strip(_BLANK)  # a tool may have changed the lines' ends
+            whole = line.strip(_BLANK)  # an editor may have converted the line ends
             name = entry.name_in(whole, seed)
             if name is not None:
                 self.apply(name, whole)
@@ -102,11 +104,13 @@ class Content:
 
 
 def encode(environment: Environment, lines: Iterable[bytes], identity: str = "") -> bytes:
-    """The file that holds these entries.
+    """Returns the bytes of a file that holds these entries.
 
     Args:
-        identity: tells it from another file with the same name and beginning; empty: a digest of
-            the entries.
+        environment: The environment of the decisions.
+        lines: The lines of the entries.
+        identity: A text in the header that distinguishes this file from others that begin with the
+            same entries; if it is empty, a checksum of the entries is used.
     """
     lines = list(lines)
     body = b"".join(line + b"\n" for line in lines)
@@ -122,8 +126,10 @@ def encode(environment: Environment, lines: Iterable[bytes], identity: str = "")
 
 
 def decode(data: bytes, environment: Environment) -> Content:
-    """What ``data`` holds of ``environment``; never raises for what is in it. Damaged is what says
-    that it is a store's; what does not is somebody else's, be it JSON or not."""
+    """Returns the content of a file for ``environment``. It raises nothing, whatever ``data`` is.
+
+    A file that cannot be read is DAMAGED if it is recognisable as a store's, else NO_STORE.
+    """
     if not data:
         return Content(State.ABSENT)
     if (match := _VERSION.match(data)) and (newer := _newer(int(match[1]))):
@@ -165,8 +171,12 @@ def decode(data: bytes, environment: Environment) -> Content:
 
 
 def environment_of(data: bytes) -> Environment:
-    """The environment that a store's file says it is of; ValueError where it says none, and of a
-    version that this package cannot read."""
+    """Returns the environment that the header of a store's file names.
+
+    Raises:
+        ValueError: The file is not a store's, its beginning is damaged, or its version is newer
+            than this package can read.
+    """
     if (match := _VERSION.match(data)) and (newer := _newer(int(match[1]))):
         raise ValueError(newer.why)
     tree = _object(data.partition(b"\n")[0]) or _object(data)
@@ -182,7 +192,7 @@ def environment_of(data: bytes) -> Environment:
 
 
 def _object(data: bytes) -> dict[str, Any] | None:
-    """The JSON object in ``data``; an empty one for JSON that is none, None for what is no JSON."""
+    """Returns the JSON object in ``data``, {} for other JSON, or None if it is not JSON."""
     try:
         tree = json.loads(data)
     except (RecursionError, ValueError):
@@ -195,14 +205,14 @@ def _count(value: object) -> int:
 
 
 def _newer(version: object) -> Content | None:
-    """The content of a file of a later version than this package reads; None of any other."""
+    """Returns the content of a file whose version is too new to be read, or None if it is not."""
     if type(version) is not int or version <= VERSION:
         return None
     return Content(State.NEWER, f"it is of version {version}, this package reads {VERSION}")
 
 
 def _begins_with_entry(data: bytes, environment: Environment) -> bool:
-    """Whether it is a file that has lost its head."""
+    """Returns whether the first line is an entry, as in a file that lost its header."""
     first, _, _ = data.lstrip(_BLANK).partition(b"\n")
     return _name_in_any(first, environment) is not None
 
@@ -210,10 +220,13 @@ def _begins_with_entry(data: bytes, environment: Environment) -> bool:
 def _rescued(
     data: bytes, environment: Environment, why: str, tree: dict[str, Any] | None = None
 ) -> Content:
-    """The content of a damaged file: whatever entries are in it.
+    """Returns the content of a damaged file, with all entries that are intact.
 
     Args:
-        tree: what it is as JSON.
+        data: The bytes of the file.
+        environment: The environment whose entries are wanted.
+        why: The reason why the file counts as damaged.
+        tree: The JSON object in the file, if it is one.
     """
     content = Content(State.DAMAGED, why)
     if tree is not None and isinstance(tree.get("decisions"), dict):
@@ -228,7 +241,7 @@ def _rescued(
 
 
 def _name_in_any(line: bytes, environment: Environment) -> bytes | None:
-    """The name in a line of this version, or of version 1."""
+    """Returns the name in a line of the present version or of version 1, or None."""
     line = line.strip(_BLANK).removesuffix(b",")
     name = entry.name_in(line, entry.seed(environment))
     return version1.name_in(line, environment) if name is None else name
