@@ -1,9 +1,9 @@
-"""A decision as a store's file keeps it: JSON of bounded size.
+"""Encoding of a decision as JSON of bounded size, as a store's file keeps it.
 
-Of the candidates that were timed, those are kept that a later question needs: the chosen one,
-PyTorch's own path and the plan that it runs, what determinism or any tighter workspace limit would
-choose, what was tied with the chosen one, and then the next in the ranking, as many as there is
-room for. The others are counted.
+If not all timed candidates fit, those are kept that later questions may need, in this order: the
+chosen one; PyTorch's own path and the plan that it runs; what determinism or any tighter workspace
+limit would choose; what was tied with the chosen one; and the next ones in the ranking. The others
+are counted.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ COLUMNS = (
         "knobs",
     ),
 )
-"""What a row of ``"ranking"`` holds. Those at its end that have their default are left out; the
-default of the engine and its knobs is what the text says."""
+"""The columns of a row of ``"ranking"``. Values at the end of a row that equal their default are
+left out. The engine and its knobs default to those that the text names."""
 _DEFAULTS: tuple[Any, ...] = (None, None, None, None, "", "", None, None)
 _OMITTED_BYTES = 24
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
@@ -49,8 +49,15 @@ _ENGINE = re.compile(r"eng(\d{1,18})(?::(\w+=-?\d{1,18}(?:,\w+=-?\d{1,18})*))?",
 
 
 def encode(decision: Decision, most_bytes: int) -> str:
-    """ASCII, in one line. Longer than ``most_bytes`` only where the chosen candidate and the
-    evidence are. Encoding what :func:`decode` makes of it gives the same text."""
+    """Returns the decision as one line of JSON in ASCII.
+
+    Encoding the result of :func:`decode` gives the same text again.
+
+    Args:
+        decision: The decision to encode.
+        most_bytes: The size to which the ranking is shortened. The text exceeds it only if the
+            chosen candidate and the evidence alone do.
+    """
     rows = [_dumped(_row(entry)) for entry in decision.selection.ranking]
     text = _joined(decision, rows, range(len(rows)))
     if len(text) <= most_bytes:
@@ -68,8 +75,11 @@ def encode(decision: Decision, most_bytes: int) -> str:
 
 
 def decode(tree: Any, problem: ConvProblem, sampling: str, benchmark_limit: int) -> Decision:
-    """The decision on a problem in the JSON that :func:`encode` writes; ValueError where it holds
-    none."""
+    """Returns the decision for ``problem`` from the JSON that :func:`encode` wrote.
+
+    Raises:
+        ValueError: ``tree`` is not such JSON; the message says why.
+    """
     try:
         ranking = tuple(map(_timed, tree["ranking"]))
         limit = tree.get("workspace_limit")
@@ -121,7 +131,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _by_importance(decision: Decision) -> Iterator[Measurement]:
-    """The entries of the ranking, what a later question needs most first; some repeatedly."""
+    """Yields the entries of the ranking, the most important first; an entry may be repeated."""
     selection, chosen = decision.selection, decision.chosen
     by_text = {entry.candidate.text: entry for entry in selection.ranking}
     if chosen is not None:
@@ -144,8 +154,11 @@ def _by_importance(decision: Decision) -> Iterator[Measurement]:
 
 
 def _tighter(selection: Selection, chosen: Measurement | None) -> Iterator[tuple[int, bool]]:
-    """Workspace limits, loosest first, and determinism, under which another one than the chosen one
-    may be chosen."""
+    """Yields the tighter constraints for which another candidate may be chosen.
+
+    Each is a pair of a workspace limit in bytes and whether determinism is asked for; the loosest
+    limit comes first.
+    """
     if chosen is None:
         return
     sizes = {entry.candidate.workspace_bytes for entry in selection.ranking}
@@ -185,7 +198,7 @@ def _evidence(tree: dict[str, Any], ranking: Sequence[Measurement]) -> Evidence:
 
 
 def _of_the_type(name: str, value: Any) -> Any:
-    """A value for a field of ``Evidence``, by the type of its default."""
+    """Checks a value for a field of ``Evidence`` by the type of its default, and returns it."""
     default = _EVIDENCE[name]
     if type(default) is str:
         return _text(value)
@@ -233,7 +246,7 @@ def _timed(row: Sequence[Any]) -> Measurement:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> tuple[int | None, Mapping[str, int]]:
-    """Engine and knobs, as a text names them."""
+    """Returns the engine and the knobs that an engine text names."""
     match = _ENGINE.fullmatch(text)
     if match is None:
         return None, {}

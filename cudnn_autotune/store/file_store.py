@@ -1,4 +1,4 @@
-"""Decisions on disk, shared by processes: what one has tuned, the next one knows."""
+"""The store: decisions on disk that threads and processes share."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _log = logging.getLogger(__name__)
 class Store(Lookup):
     """The decisions of one environment, in one file.
 
-    Threads and processes may share it. Every change is on the disk when the call returns, and loses
-    nothing of what others wrote meanwhile. What cannot be written (a full disk, a folder without
-    permission, a file that is read-only, of a newer version, or no store's) stays in memory, is
-    served from there, is said once, and is tried again with the next change. A file that is damaged
-    is set aside; what is intact in it is kept.
+    Threads and processes may share the file. Every change is on the disk when the call returns, and
+    loses nothing that others wrote meanwhile. A change that cannot be written (a full disk, a
+    folder without permission, a file that is read-only, of a newer version, or not a store's) stays
+    in the memory of the process and is served from there. A warning says so once, and the next
+    change writes it too if it can. A damaged file is set aside, and its intact entries are kept.
 
     Args:
-        path: a file (``*.json``), or a folder with a file for each environment; None: the folder
-            ``CUDNN_AUTOTUNE_CACHE_DIR``, else ``$XDG_CACHE_HOME/cudnn_autotune``, else
+        path: A file (``*.json``), or a folder with one file for each environment. None means the
+            folder ``CUDNN_AUTOTUNE_CACHE_DIR``, else ``$XDG_CACHE_HOME/cudnn_autotune``, else
             ``~/.cache/cudnn_autotune``.
-        environment: whose decisions; None: that of the current CUDA device.
-        read_only: leaves the disk alone: changes stay in memory.
+        environment: The environment of the decisions; None means that of the current CUDA device.
+        read_only: Whether nothing is written, so that changes stay in memory.
 
     Raises:
-        TypeError: a path, or an environment, that is none.
+        TypeError: ``path`` is not a path, or ``environment`` is not an Environment.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Store(Lookup):
         self.environment = Environment.of() if environment is None else environment
         place = Path(os.path.realpath(file_in(path, self.environment)))
         self._file = Journal(place, self.environment, read_only)
-        # Name of an entry -> what of it is not on the disk yet; None: that it is gone.
+        # These changes are not on the disk yet.
         self._unwritten: Changes = {}
         self._parsed: dict[bytes, Decision | None] = {}
         with LOCK:
@@ -68,16 +68,23 @@ class Store(Lookup):
 
     @property
     def path(self) -> Path:
-        """The file; it need not exist."""
+        """The path of the file; the file need not exist."""
         return self._file.path
 
     @property
     def is_writable(self) -> bool:
-        """Whether what is put in will outlive this process, as far as is known."""
+        """Whether a change will be written to the file, as far as this process knows."""
         return self._file.is_writable
 
     def by_key(self, key: str) -> Decision | None:
-        """What stands under a ``Decision.key``, as it was measured. TypeError where it is none."""
+        """Returns the decision of a key as it was measured, or None if there is none.
+
+        Args:
+            key: A ``Decision.key``.
+
+        Raises:
+            TypeError: ``key`` is not a str.
+        """
         if not isinstance(key, str):
             raise TypeError(f"key must be a text, got {shown(key)}")
         return self._looked_up(lambda: next(iter(self._known(key)), None))
@@ -93,8 +100,10 @@ class Store(Lookup):
         relative_error: float | None = None,
         rejected: Iterable[tuple[str, float]] = (),
     ) -> None:
-        """Keeps what was measured just now; the arguments are those of ``Decision``, and so are
-        the errors."""
+        """Adds a decision that was measured just now.
+
+        The arguments and the errors are those of ``Decision``.
+        """
         decision = Decision(
             problem=problem,
             sampling=sampling,
@@ -108,27 +117,34 @@ class Store(Lookup):
         self.add([decision], are_latest=True)
 
     def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> None:
-        """Keeps many in one step: all of them are on the disk afterwards, or none. Of two for a
-        problem under equal constraints the later one is kept.
+        """Adds decisions in one step: either all of them are written, or none.
+
+        If the store has a decision for the same key, ``precedence`` says which one is kept: under
+        equal constraints and budgets it is the later one.
 
         Args:
-            are_latest: they were measured just now, and replace what is there under equal
-                constraints even where a clock says otherwise.
+            decisions: The decisions to add.
+            are_latest: Whether they were measured just now. They then count as later than what the
+                store has, even if a clock says otherwise.
 
         Raises:
-            ValueError: one that could not be read back, as for a negative time; none is kept then.
-            TypeError: no decisions.
+            TypeError: ``decisions`` is not an iterable of Decision.
+            ValueError: A decision could not be read back, such as one with a negative time. Nothing
+                is added then.
         """
         self._change(self._as_read_back(decisions), {}, are_latest=are_latest)
 
     def take(self, decisions: Iterable[Decision]) -> Taken:
-        """As :meth:`add`; returns how many were new, and how many have replaced another one."""
+        """Adds decisions like :meth:`add`, and returns how many were new or replaced another."""
         return self._change(self._as_read_back(decisions), {})
 
     def merge(self, other: Store) -> int:
-        """Takes over what ``other`` knows; returns how many were new, newer, or of looser
-        constraints. ValueError where it is of another environment; TypeError where it is no
-        Store."""
+        """Adds the decisions of another store, and returns how many were new or replaced another.
+
+        Raises:
+            TypeError: ``other`` is not a Store.
+            ValueError: ``other`` is a store of another environment.
+        """
         if not isinstance(other, Store):
             raise TypeError(f"other must be a Store, got {shown(other)}")
         if other.environment != self.environment:
@@ -140,14 +156,28 @@ class Store(Lookup):
         return taken.new + taken.replaced
 
     def discard(self, decisions: Iterable[Decision]) -> int:
-        """Forgets these, each only where it stands there still and nothing that was measured
-        meanwhile; returns how many did. TypeError where they are no decisions."""
+        """Removes decisions, and returns how many it has removed.
+
+        A decision that was replaced by another one meanwhile stays replaced and is not counted.
+
+        Raises:
+            TypeError: ``decisions`` is not an iterable of Decision.
+        """
         gone = {entry.name_of(decision): decision for decision in _checked(decisions)}
         return self._change([], gone).removed if gone else 0
 
     def reject(self, answer: Decision) -> None:
-        """Notes that the chosen one of what :meth:`find` has answered cannot serve: it no longer
-        builds, or its output is wrong. The next best of the same measurement takes its place."""
+        """Records that the chosen candidate of an answer cannot serve.
+
+        It no longer builds, or its output is wrong. The next best candidate of the same measurement
+        takes its place.
+
+        Args:
+            answer: A decision that :meth:`find` has returned.
+
+        Raises:
+            TypeError: ``answer`` is not a Decision.
+        """
         if not isinstance(answer, Decision):
             raise TypeError(f"answer must be a Decision, got {shown(answer)}")
         failed = (answer.selection.winner.candidate.text, math.inf)
@@ -158,7 +188,7 @@ class Store(Lookup):
             self._change(rejected, {entry.name_of(d): d for d in known})
 
     def keys(self) -> Iterator[str]:
-        """The ``Decision.key`` of each entry, once; none of them is parsed."""
+        """Returns the ``Decision.key`` of each entry, each key once, without parsing decisions."""
         return iter(dict.fromkeys(entry.key_of(name) for name in self._names()))
 
     def __iter__(self) -> Iterator[Decision]:
@@ -225,7 +255,7 @@ class Store(Lookup):
             return None
 
     def _as_read_back(self, decisions: Iterable[Decision]) -> list[Decision]:
-        """As the file keeps them."""
+        """Returns the decisions as the file will keep them: shortened, with rounded numbers."""
         here = self.environment
         return [
             one if entry.is_as_read(one, here) else entry.decode(entry.encode(one, here), here)
@@ -239,8 +269,10 @@ class Store(Lookup):
         *,
         are_latest: bool = False,
     ) -> Taken:
-        """Takes ``given`` in, where they prevail, and drops ``gone``, where they stand there still.
-        Lookups go on while it waits for the file's lock."""
+        """Adds ``given`` where they prevail, and removes those of ``gone`` that are still there.
+
+        Lookups of other threads go on while it waits for the file's lock.
+        """
         taken = Taken()
 
         def changes_of(entries: Mapping[bytes, bytes]) -> Changes:
@@ -271,8 +303,11 @@ def _checked(decisions: Iterable[Decision]) -> list[Decision]:
 
 
 def _has_answered(known: Decision, answer: Decision) -> bool:
-    """Whether ``answer`` is what ``known`` says under the same constraints; the one may list more
-    candidates than the other."""
+    """Returns whether ``answer`` was derived from ``known``.
+
+    The two may differ in how many candidates they list, so their provenance and their chosen
+    candidates are compared.
+    """
     found = known.restricted_to(answer.problem.deterministic, answer.workspace_limit)
     return (
         found is not None

@@ -1,6 +1,8 @@
-"""A store's file as this process last saw it, and changes to it: lines that are appended, and a new
-file once most lines no longer count. Whatever is wrong with the file is said once, and raises
-nothing."""
+"""Reading and changing a store's file, which is a journal.
+
+A change appends lines; once most lines are out of date, the live ones are written to a new file.
+Whatever is wrong with the file causes one warning and no exception.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,27 @@ from cudnn_autotune.store.file_format import Content, State
 from cudnn_autotune.store.notices import warn_once
 
 Changes = Mapping[bytes, bytes | None]
-"""Name of an entry -> its new line; None: it goes."""
+"""Entry name to its new line, or to None if the entry is removed."""
 
 _log = logging.getLogger(__name__)
 
-# Files that are left alone.
+# Files in these states are never changed.
 _BLOCKED = (State.FOREIGN, State.NO_STORE, State.NEWER, State.UNREADABLE)
 _RETRY_TIMEOUT_S = 0.5
 _IN_MEMORY = "new decisions stay in the memory of this process"
 _FEW_LINES = 64
-"""So many lines that no longer count are worth no new file."""
+"""A file with at most this many lines out of date is not written anew."""
 
 
 class Journal:
-    """Not for several threads at once, but for :meth:`locked`.
+    """A store's file, with the content that this process last read.
+
+    Only one thread may use it at a time, except for :meth:`locked`.
 
     Args:
-        read_only: the file is read, and otherwise left alone.
+        path: The file; it need not exist.
+        environment: The environment of its decisions.
+        read_only: Whether the file is only read, and never changed.
     """
 
     def __init__(self, path: Path, environment: Environment, read_only: bool) -> None:
@@ -49,22 +55,23 @@ class Journal:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the next change will get there, as far as is known."""
+        """Whether the next change can be written to the file, as far as this process knows."""
         if self._read_only or self._has_failed or self.content.state in _BLOCKED:
             return False
         return disk_file.is_writable(self.path)
 
     def refresh(self) -> bool:
-        """Looks whether the file changed, and reads it if so; whether it did."""
+        """Reads the file if it has changed, and returns whether it had."""
         try:
             stamp = disk_file.stamp(self.path)
         except OSError:
-            stamp = None  # reading it tells why
+            stamp = None  # _read finds the same error and records it
         if stamp == self._stamp and self.content.state is not State.UNREADABLE:
             return False
         self._read()
         if self.content.state is State.DAMAGED and not self.is_left_alone():
-            # Where others hold the lock this is left to the next change: a lookup waits for nobody.
+            # The file is repaired now unless another process holds its lock. A lookup never waits
+            # for a lock, so then the next change repairs it.
             with _held(self.path, 0) as failure:
                 if not isinstance(failure, Timeout):
                     self.update(lambda entries: {}, failure)
@@ -72,7 +79,7 @@ class Journal:
         return True
 
     def is_left_alone(self) -> bool:
-        """Whether nothing may be written, not even a lock beside it; then it says why."""
+        """Returns whether nothing may be written, not even a lock file, and if so warns why."""
         if self._read_only:
             self._tell_damaged("it is left as it is", self.content, self._stamp)
             return True
@@ -83,27 +90,30 @@ class Journal:
 
     @contextmanager
     def locked(self) -> Iterator[OSError | None]:
-        """Waits for the lock of a file that is not left alone, and holds it: for :meth:`update`.
+        """Waits for the file's lock and holds it, for a call of :meth:`update`.
 
-        A process that hangs may have it for long. So this, and this only, may be called while
-        another thread is within another method.
+        It must not be called if :meth:`is_left_alone`. A hanging process may hold the lock for
+        long, so this method may be called while another thread uses the other methods.
 
         Yields:
-            Why it cannot be had.
+            None, or the error because of which the lock is not held.
         """
-        # Whoever has waited once for a process that hangs does not do so at every change.
+        # A process that has timed out once waits less at its next changes.
         with _held(self.path, _RETRY_TIMEOUT_S if self._has_failed else None) as failure:
             yield failure
 
     def update(
         self, changes_of: Callable[[Mapping[bytes, bytes]], Changes], failure: OSError | None
     ) -> bool:
-        """Changes the file, under its lock; when this returns True, the changes are on the disk,
-        and what is damaged is set aside.
+        """Changes the file while its lock is held, and sets a damaged file aside.
 
         Args:
-            changes_of: is called with the entries of the file while no other process can write.
-            failure: why the lock could not be had.
+            changes_of: Returns the changes to make, given the entries that the file has now.
+            failure: What :meth:`locked` has yielded.
+
+        Returns:
+            True if the changes are on the disk; False if they could not be written, in which case
+            a warning has said why.
         """
         try:
             if failure is not None:
@@ -130,7 +140,7 @@ class Journal:
         return True
 
     def _read(self) -> None:
-        """Only what is new where the file is the one that is known, and has grown."""
+        """Reads the file, or only its new lines if it is the known file and has grown."""
         before = self.content
         try:
             with disk_file.opened(self.path) as file:
@@ -144,14 +154,14 @@ class Journal:
                     self.content = file_format.decode(file.read(), self._environment)
                 self._stamp = file.stamp
         except OSError as error:
-            # What was read before is still served.
+            # The entries that were read before are kept, and are still served.
             why = str(error)
             if (before.state, before.why) != (State.UNREADABLE, why):
                 self.content = replace(before, state=State.UNREADABLE, why=why)
             self._stamp = None
 
     def _write(self, changes: Changes) -> None:
-        """To be called under the lock, on what was read under it."""
+        """Writes changes to the file that :meth:`_read` has read. The caller holds the lock."""
         if not self._has_written:
             disk_file.remove_partials(self.path)
             self._has_written = True
@@ -180,7 +190,7 @@ class Journal:
         lines = []
         for line in merged.values():
             if line is not None:
-                with suppress(ValueError):  # of version 1, and never served
+                with suppress(ValueError):  # an entry of version 1 that cannot be read is dropped
                     lines.append(entry.of_this_version(line, environment))
         gone = sum(line is None for line in merged.values())
         if content.state is State.SOUND and len(lines) + gone < len(merged):
@@ -191,7 +201,7 @@ class Journal:
         try:
             self._stamp = disk_file.replace(self.path, data)
         except BaseException:
-            # Unless the file has been replaced by then: it is the only one that is left.
+            # The second name is removed, unless the file was replaced: then it is the only copy.
             with suppress(OSError):
                 now = disk_file.stamp(self.path)
                 if aside and now and before and now.inode == before.inode:
@@ -204,7 +214,7 @@ class Journal:
     def _tell_damaged(self, done: str, content: Content, stamp: disk_file.Stamp | None) -> None:
         if content.state is State.DAMAGED:
             warn_once(
-                # Setting it aside has changed its ctime.
+                # The ctime is left out, because setting the file aside changes it.
                 (self.path, "damaged", stamp and stamp[:3]),
                 f"{self.path} is damaged ({content.why}); {done}; decisions in it that are intact "
                 f"and served: {len(content.entries)}",
@@ -215,7 +225,7 @@ class Journal:
         if state not in _BLOCKED:
             return
         if self._read_only and state is State.FOREIGN:
-            # As it should be where an application ships a file for each GPU.
+            # This is expected if an application ships a file for each kind of GPU.
             _log.info("%s is not asked: %s", self.path, why)
             return
         done = "is not asked" if self._read_only else f"is left alone, {_IN_MEMORY}"
@@ -223,7 +233,10 @@ class Journal:
 
 
 def _is_continued(known: Content, file: disk_file.OpenFile) -> bool:
-    """Whether a file begins with what is known, whose header has an identity of its own."""
+    """Returns whether the file begins with the known content, so that only lines were added.
+
+    It compares the header, which identifies the file, and the last known line.
+    """
     last = known.end - len(known.last)
     return (
         known.state is State.SOUND
@@ -235,7 +248,7 @@ def _is_continued(known: Content, file: disk_file.OpenFile) -> bool:
 
 @contextmanager
 def _held(path: Path, timeout_s: float | None) -> Iterator[OSError | None]:
-    """As ``disk_file.locked``, but yields the error that it raises."""
+    """Holds the lock of ``path`` like ``disk_file.locked``, but yields an error of it instead."""
     with ExitStack() as stack:
         failure = None
         try:

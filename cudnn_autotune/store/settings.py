@@ -1,4 +1,4 @@
-"""Where decisions are kept between processes, and how they are used: settings of this process."""
+"""The settings of this process for its stores, and the stores themselves, one for each device."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ StorePath = str | PathLike[str]
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """Where decisions are kept between processes."""
+    """Where decisions are kept between processes, and how they are used."""
 
     path: Path | None = None
-    """A folder, or a file ending in ``.json``; None: the default folder."""
+    """A folder, or a file ending in ``.json``; None means the default folder."""
     mode: str = "read_write"
+    """One of ``STORE_MODES``."""
     shipped: tuple[Path, ...] = ()
-    """Asked where the user's own store knows nothing; never written to."""
+    """Files or folders that are asked if the user's store has no answer. They are not written."""
 
 
 _settings = StoreSettings()
@@ -53,23 +54,25 @@ def set_store(
     mode: str | None = None,
     shipped: Iterable[StorePath] | None = None,
 ) -> None:
-    """Sets where decisions are kept, and how they are used. What is not given, and a mode or
-    ``shipped`` of None, stays as it is.
+    """Sets where decisions are kept between processes, and how they are used.
+
+    A setting whose argument is left out does not change. Paths may begin with ``~``; a relative
+    path is resolved against the current folder at the time of this call.
 
     Args:
-        path: a folder, in which each kind of GPU and version of cuDNN has its own file, or a file
-            ending in ``.json``; None: ``CUDNN_AUTOTUNE_CACHE_DIR``, else the user's cache folder.
-        mode: ``"read_write"``, ``"read"``, ``"off"``, or ``"retune"``: tunes what the store knows,
-            and replaces it (what a budget cuts short does not replace what none did).
-        shipped: files or folders with decisions that came along with an application: asked where
-            ``path`` knows nothing, never written to. Those of other GPUs and versions of cuDNN are
-            passed over.
-
-    Paths may be relative to the current folder, as it is at this call, or begin with ``~``.
+        path: A folder, which has one file for each kind of GPU and version of cuDNN, or a file
+            ending in ``.json``. None means ``CUDNN_AUTOTUNE_CACHE_DIR``, else the user's cache
+            folder.
+        mode: ``"read_write"``, ``"read"`` (nothing is written), ``"off"`` (nothing is read or
+            written) or ``"retune"`` (nothing is read; every problem is tuned again and replaces its
+            decision, unless a budget cut only the new search short). None changes nothing.
+        shipped: Files or folders with decisions that an application ships. They are asked if the
+            store at ``path`` has no answer, and are never written. Files of other GPUs and versions
+            of cuDNN are ignored. None changes nothing.
 
     Raises:
-        ValueError: an unknown mode; one path for ``shipped``, which takes several.
-        TypeError: what is no path.
+        ValueError: ``mode`` is unknown, or ``shipped`` is one path instead of several.
+        TypeError: ``path`` or an element of ``shipped`` is not a path.
     """
     global _settings
     changes: dict[str, Any] = {}
@@ -97,6 +100,11 @@ def _shipped(paths: Iterable[StorePath]) -> tuple[Path, ...]:
 
 
 def check_store_mode(mode: object, argument: str = "mode") -> str:
+    """Returns ``mode``.
+
+    Raises:
+        ValueError: It is not one of ``STORE_MODES``; the message names ``argument``.
+    """
     if not isinstance(mode, str) or mode not in STORE_MODES:
         allowed = ", ".join(map(repr, STORE_MODES))
         raise ValueError(f"{argument} must be one of {allowed}, got {mode!r}")
@@ -104,16 +112,21 @@ def check_store_mode(mode: object, argument: str = "mode") -> str:
 
 
 def get_store_settings() -> StoreSettings:
+    """Returns the present settings, for :func:`restore_settings`."""
     return _settings
 
 
 def restore_settings(settings: StoreSettings) -> None:
+    """Sets all settings to what :func:`get_store_settings` returned."""
     set_store(settings.path, mode=settings.mode, shipped=settings.shipped)
 
 
 def read_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Sets the mode from ``CUDNN_AUTOTUNE_CACHE``, or to the default where it says nothing. What is
-    not allowed is warned of, and nothing is kept: who sets it does not want the default."""
+    """Sets the mode from ``CUDNN_AUTOTUNE_CACHE``, or to the default if the variable is empty.
+
+    A value that is not allowed causes a warning and the mode ``off``, because whoever sets the
+    variable does not want the default.
+    """
     text = environ.get(MODE_VARIABLE, "").strip()
     try:
         mode = check_store_mode(text or StoreSettings().mode, MODE_VARIABLE)
@@ -124,13 +137,22 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def get_store(device: int | None = None) -> Store:
-    """The user's store of a CUDA device (an index; None: the current one), or of this machine where
-    there is none. ValueError for a device that is not there."""
+    """Returns the user's store for a CUDA device, or for this machine if it has no GPU.
+
+    Args:
+        device: The device's index; None means the current device.
+
+    Raises:
+        ValueError: There is no such device.
+    """
     return layers(device).user
 
 
 def layers(device: int | None) -> Layered:
-    """The user's store of a device, and what was shipped; raises as :func:`get_store`."""
+    """Returns the user's store for a device, in front of the shipped stores.
+
+    The argument and the errors are those of :func:`get_store`.
+    """
     index = _index(device)
     with LOCK:
         if index not in _stores:
@@ -143,7 +165,7 @@ def layers(device: int | None) -> Layered:
 
 
 def _index(device: int | None) -> int:
-    """Without a GPU there is one store, at 0."""
+    """Returns the index of the device. Without a GPU the only index is 0."""
     has_gpu = torch.cuda.is_available()
     if device is None:
         return torch.cuda.current_device() if has_gpu else 0
@@ -156,8 +178,10 @@ def _index(device: int | None) -> int:
 
 
 def is_read() -> bool:
+    """Returns whether the mode lets decisions be read from stores."""
     return _settings.mode in _READS
 
 
 def is_written() -> bool:
+    """Returns whether the mode lets decisions be written to the user's store."""
     return _settings.mode in _WRITES
