@@ -35,7 +35,7 @@ _START_S = 10.0
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__, is_plotted=False)
+    p = arguments.parser(__doc__)
     p.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of: %(default)s")
     p.add_argument(
         "--shape", type=int, nargs=4, default=[1, 16, 8, 8], metavar=("N", "C", "H", "W")
@@ -74,8 +74,8 @@ def main() -> int:
     settings = arguments.some_of("--settings", options.settings, SETTINGS)
     layouts = arguments.some_of("--layouts", options.layouts, LAYOUTS)
 
-    from common import ending
     from common.record import Record
+    from common.tables import show
     from common.telemetry import Telemetry
     from common.workers import WorkerError, started_ahead
     from overhead.report import tables
@@ -115,7 +115,7 @@ def main() -> int:
                 results.setdefault("failures", []).append(str(error))
             print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, tables)
+    show(tables(record.data))
     return 0 if complete else 1
 
 

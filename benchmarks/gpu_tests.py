@@ -54,14 +54,14 @@ def tables(data: dict[str, Any]) -> list[Any]:
 
 
 def main() -> int:
-    p = arguments.parser(__doc__, has_dry_run=False, is_plotted=False)
+    p = arguments.parser(__doc__, has_dry_run=False)
     p.add_argument("--log", type=Path, help="write pytest's output here (default: show it)")
     p.add_argument("--tests", default="tests/gpu", help="which tests (%(default)s)")
     options = p.parse_args()
     arguments.check_gpu(__file__)
-    from common import ending
     from common.environment import ROOT
     from common.record import Record
+    from common.tables import show
     from common.telemetry import Telemetry
 
     record = Record("gpu_tests", options.json, device="cuda", arguments=vars(options))
@@ -78,7 +78,7 @@ def main() -> int:
             return done.returncode or 1
         record.results.update(read(junit))
     record.save(complete=done.returncode == 0, telemetry=telemetry.summary())
-    ending.show(record.data, tables)
+    show(tables(record.data))
     return done.returncode
 
 

@@ -40,7 +40,7 @@ ASKED = ("device", "sampling", "mode", "rounds", "block_ms", "settle_s")
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__, is_plotted=False)
+    p = arguments.parser(__doc__)
     p.add_argument(
         "--models", default=",".join(MODELS), help="of torchvision, or else of timm; %(default)s"
     )
@@ -104,8 +104,8 @@ def main() -> int:
     wanted = checked(options)
     modes = arguments.some_of("--pytorch", options.pytorch, PYTORCH)
 
-    from common import ending
     from common.record import Record
+    from common.tables import show
     from common.telemetry import Telemetry
     from model_steps import report
     from model_steps.phases import Run
@@ -142,7 +142,7 @@ def main() -> int:
             }
         )
     record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, report.tables)
+    show(report.tables(record.data))
     return 0 if complete else 1
 
 

@@ -35,7 +35,7 @@ PARTS = {"convergence": 0.7, "overhead": 1.0}
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__, has_dry_run=False, is_plotted=False)
+    p = arguments.parser(__doc__, has_dry_run=False)
     p.add_argument("--parts", default=",".join(PARTS), help="of: %(default)s")
     p.add_argument("--layers", type=Path, default=LAYERS)
     p.add_argument(
@@ -73,8 +73,8 @@ def main() -> int:
     }
     arguments.check_gpu(__file__)
 
-    from common import ending
     from common.record import Record
+    from common.tables import show
     from common.telemetry import Telemetry
     from common.workers import WorkerError, started_ahead
     from online_mode import overhead
@@ -124,7 +124,7 @@ def main() -> int:
             "convergence" not in kept or len(decided) == len(cases["convergence"])
         )
         save(is_complete)
-    ending.show(record.data, tables)
+    show(tables(record.data))
     return 0 if is_complete else 1
 
 

@@ -26,7 +26,7 @@ WARM_UP = "warm-up"
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__, has_dry_run=False, is_plotted=False)
+    p = arguments.parser(__doc__, has_dry_run=False)
     p.add_argument("--gpus", type=arguments.counts, default="1,2,4", help="ranks: %(default)s")
     p.add_argument("--modes", default="auto,race", help="%(default)s; of: " + ",".join(MODES))
     p.add_argument("--runs", type=int, default=1, help="launches of each mode and number of GPUs")
@@ -69,8 +69,9 @@ def main() -> int:
         return 0
     modes = checked(options)
 
-    from common import ending, numbers
+    from common import numbers
     from common.record import Record
+    from common.tables import show
     from common.telemetry import Telemetry
     from rank_tuning.launch import LaunchError, launch
     from rank_tuning.report import tables
@@ -114,7 +115,7 @@ def main() -> int:
             record.save(telemetry=telemetry.summary())
     complete = len(launches) == len(planned)
     record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, tables)
+    show(tables(record.data))
     return 0 if complete else 1
 
 

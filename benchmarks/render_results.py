@@ -2,7 +2,7 @@
 """Writes docs/results/<gpu>.md from the records under benchmarks/results/<gpu>/, and their plots.
 
 Every benchmarks/results/<gpu>/*.json becomes the tables of a section of docs/results/<gpu>.md, that
-of an audit or a store also a plot of the same name beside the record. Older records of
+of an audit also a plot of the same name beside the record. Older records of
 investigations have their tables on pages of docs/findings instead. Figures without a whole
 environment record (GPU, driver, versions, commit, command) and dry runs on a CPU are refused: they
 are named and left out, the others are rendered, and it exits with 1. `--check` writes nothing: it

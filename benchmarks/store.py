@@ -9,7 +9,7 @@ writers    processes that each add 50 decisions to the largest of them, one by o
 Files lie in a temporary folder (`TMPDIR`). No GPU is used; its readings are in the record as in
 every other.
 
-    python benchmarks/store.py --json store.json --plot store.png
+    python benchmarks/store.py --json store.json
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import arguments, ending
+from common import arguments
 
 DRY = {"entries": "20,200", "writers": "1,2", "decisions": 5, "repeat": 2}
 
@@ -41,9 +41,10 @@ def main() -> int:
     arguments.check_least(options, candidates=1, repeat=1, decisions=1)
 
     from common.record import Record
+    from common.tables import show
     from common.telemetry import Telemetry
     from store_files import measure
-    from store_files.report import plot, tables
+    from store_files.report import tables
 
     begin = time.monotonic()
     record = Record("store", options.json, device=options.device, arguments=vars(options))
@@ -69,7 +70,7 @@ def main() -> int:
             record.results.setdefault(part, []).append(found)
             record.save(telemetry=telemetry.summary())
     record.save(complete=not failures, telemetry=telemetry.summary())
-    ending.show(record.data, tables, plot, options.plot)
+    show(tables(record.data))
     return 1 if failures else 0
 
 

@@ -27,7 +27,7 @@ from warm_processes.modes import DEFAULT, MODES, REFERENCE, SETTINGS, WARM_UP, p
 
 
 def parser() -> argparse.ArgumentParser:
-    p = arguments.parser(__doc__, is_plotted=False)
+    p = arguments.parser(__doc__)
     p.add_argument("--model", default="resnet50", help="of torchvision, or else of timm")
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--size", type=int, default=224, help="of the square images")
@@ -73,8 +73,8 @@ def main() -> int:
         return work(options.worker)
     modes, settings = checked(options)
 
-    from common import ending
     from common.record import Record
+    from common.tables import show
     from common.telemetry import Telemetry
     from common.workers import WorkerError, started_ahead
     from warm_processes.report import tables
@@ -136,7 +136,7 @@ def main() -> int:
             print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     complete = len(processes) == len(runs)
     record.save(complete=complete, telemetry=telemetry.summary())
-    ending.show(record.data, tables)
+    show(tables(record.data))
     return 0 if complete else 1
 
 

@@ -36,17 +36,13 @@ def main(script: str, *arguments: str | Path) -> int | str:
     return 0
 
 
-def dry_runs_into(
-    folder: Path, arguments: Mapping[str, str], plotted: Collection[str], tells: str = ""
-) -> None:
-    """Runs every script of ``arguments`` without a GPU, its record in ``folder``, and its plot
-    where it is among ``plotted``; none may fail, or print nothing."""
+def dry_runs_into(folder: Path, arguments: Mapping[str, str], tells: str = "") -> None:
+    """Runs every script of ``arguments`` without a GPU, its record in ``folder``; none may fail, or
+    print nothing."""
 
     def dry_run(script: str) -> subprocess.CompletedProcess[str]:
-        files: list[str | Path] = ["--json", folder / f"{script}.json"]
-        if script in plotted:
-            files += ["--plot", folder / f"{script}.png"]
-        return run(script, "--device", "cpu", *arguments[script].split(), *files, cwd=folder)
+        file: list[str | Path] = ["--json", folder / f"{script}.json"]
+        return run(script, "--device", "cpu", *arguments[script].split(), *file, cwd=folder)
 
     with ThreadPoolExecutor() as pool:
         for done in pool.map(dry_run, arguments):

@@ -107,7 +107,7 @@ def dry_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     ``DRY_RUNS``: script -> arguments."""
     folder = tmp_path_factory.mktemp("dry")
     scripts = request.module.DRY_RUNS
-    dry_runs_into(folder, scripts, plotted=(), tells="DRY RUN")
+    dry_runs_into(folder, scripts, tells="DRY RUN")
     return folder
 
 

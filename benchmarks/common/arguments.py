@@ -8,21 +8,16 @@ from collections.abc import Collection
 from pathlib import Path
 
 
-def parser(
-    description: str | None, *, has_dry_run: bool = True, is_plotted: bool = True
-) -> argparse.ArgumentParser:
+def parser(description: str | None, *, has_dry_run: bool = True) -> argparse.ArgumentParser:
     """A parser with ``--json``; ``description`` is printed as it is.
 
     Args:
         has_dry_run: adds ``--device``, for a script that can run on tiny layers on the CPU.
-        is_plotted: adds ``--plot``.
     """
     p = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("--json", type=Path, help="write the record here, as it grows")
-    if is_plotted:
-        p.add_argument("--plot", type=Path, help="draw the record here (.png, .svg)")
     if has_dry_run:
         p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
     return p

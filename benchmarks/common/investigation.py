@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import arguments, cases, ending
+from . import arguments, cases
 
 Row = dict[str, Any]
 """Column -> a text or a number, or None; each row of a script has the same columns."""
@@ -34,7 +34,7 @@ def run(
         title: of the table.
         are_layers: whether cases are ``audit.layers.Case`` of a layer list; otherwise texts.
     """
-    p = arguments.parser(description, has_dry_run=False, is_plotted=False)
+    p = arguments.parser(description, has_dry_run=False)
     p.add_argument("--time-limit", type=float, default=240, help="begins no case after so many s")
     if are_layers:
         cases.add_options(p, default_cases)
@@ -48,6 +48,7 @@ def run(
     import torch
 
     from .record import Record
+    from .tables import show
     from .telemetry import Telemetry
 
     torch.manual_seed(0)
@@ -70,7 +71,7 @@ def run(
                 print(failures[-1], file=sys.stderr)
             record.save(telemetry=telemetry.summary())
     record.save(complete=not failures, telemetry=telemetry.summary())
-    ending.show(record.data, tables)
+    show(tables(record.data))
     return 1 if failures else 0
 
 

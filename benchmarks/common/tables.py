@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 from cudnn_autotune.audit.table import Table
 
-__all__ = ["NONE", "Table", "dry_run_note", "number", "percent", "show_table"]
+__all__ = ["NONE", "Table", "dry_run_note", "number", "percent", "show"]
 
 NONE = "–"
 
 
-def show_table(table: Table) -> None:
+def show(tables: Iterable[Table]) -> None:
+    """Prints tables, 140 columns wide where the output is no terminal."""
     from rich.console import Console
 
-    # Records are read in logs as well: an 80-column pipe must not cut the numbers.
-    console = Console()
-    console = console if console.is_terminal else Console(width=140)
-    console.print(*table.rich(console.width), sep="\n")
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    for table in tables:
+        console.print(*table.rich(console.width), sep="\n")
 
 
 def dry_run_note(data: dict[str, Any]) -> str:

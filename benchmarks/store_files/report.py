@@ -1,8 +1,7 @@
-"""What a record of store.py says: the tables and the plot."""
+"""What a record of store.py says."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from common import numbers
@@ -38,21 +37,3 @@ def tables(data: dict[str, Any]) -> list[Table]:
     shown = [table for table in (stores, writers) if table.rows] or [stores]
     shown[-1].note += "".join(f" {failure}." for failure in results.get("failures", []))
     return shown
-
-
-def plot(data: dict[str, Any], path: Path) -> None:
-    """Times against the number of decisions."""
-    from common import plotting
-
-    stores = data["results"].get("entries", [])
-    fig, axes = plotting.figure(1, 1, width=6.5, height=4)
-    axis = axes[0][0]
-    for column, label in COLUMNS.items():
-        medians = [numbers.median(store[column]) for store in stores]
-        axis.plot([store["entries"] for store in stores], medians, "o-", label=label)
-    axis.set(xlabel="decisions", ylabel="ms")
-    axis.grid(alpha=0.3)
-    if stores:  # there is no logarithm of nothing
-        axis.set(xscale="log", yscale="log")
-        axis.legend(fontsize=8)
-    plotting.save(fig, path, data["environment"])
