@@ -1,1 +1,1 @@
-"""What every room stands on: the compiled part, versions, and reading and writing files."""
+"""Parts that every room uses: the compiled extension, versions, and reading and writing files."""

@@ -38,7 +38,8 @@ def check_build(built: tuple[str, str | None, bool], running: tuple[str, str | N
     """Compares (torch version, CUDA version or None, C++11 ABI) of the build and of this process.
 
     Raises:
-        ImportError: they do not fit. The message names the build, what runs, and the cure.
+        ImportError: build and process do not fit. The message names the build, what runs, and the
+        cure.
     """
     if (_release(built[0]), *built[1:]) != (_release(running[0]), *running[1:]):
         raise ImportError(
@@ -75,7 +76,7 @@ except ImportError as error:
 def extension_available() -> bool:
     """Whether `_C` holds the search, which a build with a CPU-only torch lacks.
 
-    It says nothing of a GPU: the candidates for an absent GPU can be listed without one.
+    The answer does not depend on a GPU: candidates for an absent GPU can be listed without one.
     """
     return _build_info.CUDA_VERSION is not None
 

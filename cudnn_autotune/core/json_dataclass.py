@@ -40,7 +40,7 @@ def encode(value: Any) -> Any:
 def decode(kind: type[T], tree: Any, where: str = "") -> T:
     """The inverse of :func:`encode` for a dataclass ``kind``, whose floats are 0 or more.
 
-    A field whose value is of its dataclass already, and no tree, is taken as it is.
+    A field whose value is already an instance of its dataclass is taken as it is.
 
     Raises:
         ValueError: a field is wrong; the message names it (after ``where``), what it must be and

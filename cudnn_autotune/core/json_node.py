@@ -1,4 +1,4 @@
-"""Reads JSON that others wrote. Every value has its place, and every error names it."""
+"""Reads JSON of unknown origin. Every value knows its place, and every error names it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MOST = 1e15
-"""The largest number that is allowed; readers of other languages may not take larger ones."""
+"""The largest number that is allowed; readers in other languages may not accept larger ones."""
 _MOST_DEPTH = 64
 """The deepest nesting that is read; this package writes less than ten levels."""
 _MOST_SHOWN = 80
-# It looks neither at all of a long list nor into all of a deep one.
+# It shortens long lists and deep nesting, so that a message stays short.
 _short = reprlib.Repr()
 _short.maxlevel = 3
 _short.maxstring = _short.maxother = _short.maxlong = _MOST_SHOWN
@@ -36,7 +36,7 @@ def shown(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """The first characters of a text that somebody else wrote, for an error message."""
+    """The first characters of a text of unknown origin, for an error message."""
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
@@ -47,7 +47,7 @@ def read_json(path: Path | Traversable, most_bytes: int) -> Any:
         most_bytes: the largest size of the file and of its uncompressed content; no more is read.
 
     Raises:
-        ValueError: the file is too large or no JSON; the message says what is wrong.
+        ValueError: the file is too large, or is not JSON; the message says what is wrong.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -80,7 +80,7 @@ def loads(data: bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than 64 levels, however deep the call stack is.
+        ValueError: the text is not JSON, or is nested deeper than 64 levels.
     """
     try:
         value = json.loads(data)

@@ -1,4 +1,4 @@
-"""Ranks that tuned on their own agree on one decision for each problem."""
+"""Ranks that have tuned separately agree on one decision for each problem."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _NO_LIMIT = 2**63
 
 
 def agree(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> list[Decision]:
-    """Leaves every rank with the same choices, of those that ranks have made on their own.
+    """Installs the same choices on every rank, selected from those that ranks have made separately.
 
     Every rank of the group calls it, on its current CUDA device. For each problem (and sampling
     mode and benchmark limit) that any rank has timed, the decision that was measured under the
-    loosest constraints wins, since it alone holds candidates for all of them; among those the one
+    loosest constraints wins, since only it has candidates for all constraints; among those the one
     with the most timed launches; then that of the lowest rank. Ranks with unequal GPUs or versions
-    of cuDNN agree among their equals. What no rank has timed is left alone.
+    of cuDNN agree among their equals. Problems that no rank has timed are not changed.
 
     Args:
         group: None: the default group.
-        timeout_s: how many seconds a rank may take to come.
+        timeout_s: how many seconds a rank may take to make this call.
 
     Returns:
-        What was installed: the same list on all ranks of equal environments. On the only rank of a
-        group, or without torch.distributed: its own decisions.
+        The installed decisions: the same list on all ranks of equal environments. On the only rank
+        of a group, or without torch.distributed, they are its own.
 
     Raises:
         DistributedTuningError: on all ranks, and nothing is installed: a rank has raised, died or
-            not come.
-        ValueError: a group that this process is not in, a timeout that is not above 0.
+            not made this call.
+        ValueError: this process is not in ``group``, or the timeout is not above 0.
     """
     members = group_of(group, timeout_s)
     if members is None:
@@ -60,7 +60,7 @@ def settle(
     group: dist.ProcessGroup | None = None,
     timeout_s: float = 600.0,
 ) -> list[Decision]:
-    """:func:`agree` on given decisions, and nothing is installed."""
+    """Agrees on the given decisions as :func:`agree` does, but installs nothing."""
     members = group_of(group, timeout_s)
     if members is None:
         return list(_best(decisions).values())
@@ -69,7 +69,7 @@ def settle(
 
 
 def _tuned_here() -> tuple[int, dict[str, Decision]]:
-    """The current device, and what was timed on it."""
+    """The current device, and the decisions that were timed on it."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else 0
     own = (choice.decision for choice in choices() if choice.device == device)
     return device, _best(one for one in own if one.selection.total_samples > 0)
@@ -86,7 +86,7 @@ def _best(decisions: Iterable[Decision]) -> dict[str, Decision]:
 
 
 def _precedence(decision: Decision) -> list[int]:
-    """What decides between decisions for a key; the lesser list wins."""
+    """The precedence among decisions for a key; the smallest list wins."""
     limit = decision.workspace_limit
     return [
         int(decision.problem.deterministic),
@@ -99,7 +99,7 @@ def _agreed(
     exchange: Exchange, own: Mapping[str, Decision], environment: Environment
 ) -> list[Decision]:
     ranks = exchange.handshake(environment, {"call": "agree"})
-    # Only the winners' decisions are sent, since all that all ranks know would be too much.
+    # Only the winners' decisions are sent, since the decisions of all ranks would be too much data.
     claims = {key: _precedence(decision) for key, decision in own.items()}
     winners = exchange.combine("claims", claims, ranks, _winners)
     names = [f"won/{ranks[0]}/{index}" for index in range(len(winners))]

@@ -1,8 +1,7 @@
 """One call of a group, as a rank sees it: messages between ranks, and one verdict for all of them.
 
-Only the store is used that the process group was set up with, and no collective, so that no tensor
-moves, no GPU waits, and a rank that dies leaves no other rank hanging. Messages are JSON, never
-pickles.
+It uses only the store of the process group, and no collective, so that no tensor is moved, no GPU
+waits, and a rank that dies does not block the others. Messages are JSON, never pickles.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from cudnn_autotune.store.environment import Environment
 _T = TypeVar("_T")
 
 LATEST = "latest"
-"""Names the call that the ranks of the group join; the one key that stays between calls."""
+"""The key that names the call which the ranks of the group join; no other key stays between
+calls."""
 REPLACED = "the process has ended, and another has come in its place"
 FIRST_POLL_S = 0.002
 LONGEST_POLL_S = 0.1
-# After a failure rank 0, which often hosts the store, stays for so long that others learn of it.
+# After a failure rank 0, which often hosts the store, stays this long, so that others learn of it.
 _FAREWELL_S = 2.0
 _CAME, _READY, _LEFT, _TURNS = "came", "ready", "left", "turns"
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """A call that this rank takes part in (see ``rendezvous.exchange_with``).
+    """A call as one of its ranks sees it (see ``rendezvous.exchange_with``).
 
     Its keys in the store begin with its name, which no other call has. Every method raises
     DistributedTuningError where the call has failed.
@@ -49,11 +49,11 @@ class Exchange:
         self._written: list[str] = []
 
     def enter(self, own: str) -> bool:
-        """Takes this rank's place in the call, under a text that no other process has.
+        """Takes this rank's place in the call, by writing a text that is unique to the process.
 
         Returns:
-            False where the call has ended. It ends now if the place is taken, since the process
-            that took it is gone.
+            False if the call has ended. If the place is taken, the process that took it is gone, so
+            the call is ended here.
         """
         if self.mailbox.peek(VERDICT) is not None:
             return False
@@ -66,7 +66,7 @@ class Exchange:
         return True
 
     def put(self, name: str, tree: Any) -> None:
-        """Sends plain JSON to the other ranks; one message in a call under each name."""
+        """Sends plain JSON to the other ranks; each name may be used once in a call."""
         self._written.append(name)
         self.mailbox.put(name, json.dumps(tree, allow_nan=False))
 
@@ -78,8 +78,8 @@ class Exchange:
     def combine(
         self, name: str, tree: Any, of: Sequence[int], how: Callable[[dict[int, Any]], Any]
     ) -> Any:
-        """What ``how`` makes of the messages of these ranks (places in the group); only the first
-        of them computes it, and sends it to all."""
+        """Combines the messages of these ranks (places in the group) by ``how``; the first of them
+        computes the result and sends it to the others."""
         self.put(f"{name}/{self.group.rank}", tree)
         combined = f"{name} of all/{of[0]}"
         if self.group.rank == of[0]:
@@ -98,7 +98,7 @@ class Exchange:
             other's measurements; this rank is one of them.
 
         Raises:
-            DistributedTuningError: terms differ, or a rank did not come.
+            DistributedTuningError: terms differ, or a rank did not make the call.
         """
 
         def sort(hellos: dict[int, Any]) -> list[list[int]]:
@@ -125,12 +125,13 @@ class Exchange:
                 )
 
     def turn(self, first: int) -> int:
-        """0, 1, 2 ...: each number once among the ranks whose lowest one is ``first``."""
+        """The next of the numbers 0, 1, 2 ..., each of which one rank gets; ``first`` is the lowest
+        of these ranks."""
         self._raise_if_failed()
         return self.mailbox.add(f"{_TURNS}/{first}") - 1
 
     def note(self, step: str) -> None:
-        """Says what this rank does next, which may take the call's timeout."""
+        """Records what this rank does next, for which it may take the call's timeout."""
         self._raise_if_failed()
         self.heartbeat.note(step)
 
@@ -175,7 +176,7 @@ class Exchange:
         return verdict
 
     def verdict_of(self, error: BaseException) -> Verdict:
-        """An exception on this rank, as the other ranks report it."""
+        """The verdict by which the other ranks report an exception of this rank."""
         if isinstance(error, DistributedTuningError):
             return Verdict(error.rank, error.reason)
         return Verdict(self.group.global_rank, f"{type(error).__name__}: {error}")
@@ -183,7 +184,7 @@ class Exchange:
     def _wait_for_others(self, verdict: Verdict) -> None:
         others = self.mailbox.add(_CAME, 0) - 1
         if verdict.rank not in (None, self.group.ranks[0]):
-            others -= 1  # it may be dead
+            others -= 1  # the blamed rank may be dead
         until_s = time.monotonic() + (SILENT_S if verdict.is_agreed else _FAREWELL_S)
         while self.mailbox.add(_LEFT, 0) < others and time.monotonic() < until_s:
             time.sleep(0.01)

@@ -34,7 +34,7 @@ class Group:
     @property
     def prefix(self) -> str:
         """Prefix of this package's keys in the store. It depends on the ranks, because a group that
-        is made again under the same name with other ranks may find the same store."""
+        is created again under the same name with other ranks may use the same store."""
         ranks = hashlib.sha256(str(self.ranks).encode()).hexdigest()[:16]
         return f"cudnn_autotune/{ranks}"
 
@@ -43,8 +43,8 @@ def group_of(group: dist.ProcessGroup | None, timeout_s: float) -> Group | None:
     """The ranks of ``group`` (None: the default group); None where this process is alone.
 
     Raises:
-        ValueError: ``group`` is no process group, this process is not in it, or ``timeout_s`` is no
-            time above 0.
+        ValueError: ``group`` is not a process group, this process is not in it, or ``timeout_s`` is
+            not above 0.
     """
     is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if not is_number or not 0 < timeout_s < math.inf:

@@ -10,11 +10,11 @@ from cudnn_autotune.distributed.mailbox import Mailbox
 from cudnn_autotune.distributed.verdict import DistributedTuningError, Verdict
 
 BEAT_S = 0.5
-# A process without a beat for so long is taken for dead. The heartbeat is a thread that waits for
-# the interpreter's lock; what holds that for seconds (a debugger, a start of CUDA) must not look
-# like death.
+# A process without a beat for this many seconds is regarded as dead. The heartbeat is a thread that
+# waits for the interpreter's lock; what holds that for seconds (a debugger, a start of CUDA) must
+# not be mistaken for its death.
 SILENT_S = 6.0
-# How long a rank waits for an answer of the store. A rank that itself stood still for longer must
+# How long a rank waits for an answer of the store. A rank that itself was stopped for longer must
 # assume that the others have given up.
 PATIENCE_S = 2 * SILENT_S
 _JOIN_S = 5.0
@@ -28,9 +28,9 @@ def beat_name(rank: int) -> str:
 class Heartbeat(threading.Thread):
     """Beats, watches one other rank, and looks for the call's verdict.
 
-    Each rank watches the next one, in a ring. So each rank asks the store a few times a second
-    however many ranks there are, and while some live and some are dead, a living rank watches a
-    dead one.
+    Each rank watches the next one, in a ring. So each rank queries the store a few times a second
+    however many ranks there are, and as long as any rank lives, some dead rank is watched by a
+    living one.
     """
 
     def __init__(self, mailbox: Mailbox, group: Group, timeout_s: float) -> None:
@@ -49,8 +49,8 @@ class Heartbeat(threading.Thread):
         self.verdict: Verdict | None = None
 
     def note(self, step: str) -> None:
-        """Says what the rank does from now on, which may take ``timeout_s``; empty: it waits for
-        others."""
+        """Records what the rank does from now on, for which it may take ``timeout_s``; empty if it
+        waits."""
         self._step = (step, time.monotonic())
 
     def stop(self) -> None:
@@ -77,8 +77,8 @@ class Heartbeat(threading.Thread):
         return self.verdict
 
     def see_all_here(self) -> None:
-        """Says that every rank is known to have come in this call, so that none of their beats was
-        left by an earlier run."""
+        """Records that every rank has joined this call, so that no beat is left over from an
+        earlier run."""
         self._is_fresh = True
 
     def run(self) -> None:
@@ -92,7 +92,8 @@ class Heartbeat(threading.Thread):
                     return
                 now_s = time.monotonic()
                 if now_s - last_s > PATIENCE_S:
-                    # Others may have given up without a word, as where this rank hosts the store.
+                    # Others may have given up without a verdict in the store, for example if this
+                    # rank hosts it.
                     self._blame_self(f"the process stood still for {now_s - last_s:.0f} s")
                 elif step and now_s - since_s > self._timeout_s:
                     self._blame_self(f"timeout: no progress for {self._timeout_s:g} s at {step}")
@@ -117,7 +118,7 @@ class Heartbeat(threading.Thread):
         self._looked_at_s = now_s
         last, self._last_seen = self._last_seen, seen
         has_beaten = seen != last
-        # A beat that was there before this rank looked may have been left by an earlier run.
+        # A beat that was there at this rank's first query may be left over from an earlier run.
         self._is_fresh = self._is_fresh or seen is None or (last is not None and has_beaten)
         if seen is None or has_beaten or not self._is_fresh:
             self._silent_s = 0.0

@@ -5,7 +5,7 @@ and NCCL's watchdog included, and a key that is removed meanwhile blocks them fo
 timeout (30 minutes). So a reader that waits for a key asks for it again and again.
 
 Where the process that hosts the store is stopped, or its network is gone, every method of a store
-blocks without limit. So a thread of its own asks the store, and its callers give up in time.
+blocks without limit. So a separate thread queries the store, and its callers give up in time.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StoreThread:
         while (question := self._questions.get()) is not None:
             operation, answer = question
             if self._is_lost:
-                continue  # its caller has given up, so it must not be done late
+                continue  # its caller has given up, so the operation must not run late
             try:
                 answer.set_result(operation(self._store))
             except BaseException as error:
@@ -105,16 +105,17 @@ class Mailbox:
         self._store.ask(lambda store: store.set(self._key(name), "=" + text))
 
     def peek(self, name: str) -> str | None:
-        """The text that is there now; None where there is none."""
+        """The current text under ``name``; None if there is none."""
         found = self._compare_set(name, _ABSENT, _ABSENT)
         return None if found == _ABSENT else found[1:]
 
     def put_first(self, name: str, text: str) -> str:
-        """Writes ``text`` if nothing is there, and returns what is there then."""
+        """Writes ``text`` unless there is a text already, and returns the one that is there
+        then."""
         return self._compare_set(name, "", "=" + text)[1:]
 
     def replace(self, name: str, known: str | None, text: str) -> None:
-        """Writes ``text`` if ``known`` is still there (None: if nothing is there)."""
+        """Writes ``text`` if ``known`` is still there (None: if there is no text)."""
         self._compare_set(name, "" if known is None else "=" + known, "=" + text)
 
     def add(self, name: str, amount: int = 1) -> int:

@@ -34,18 +34,18 @@ def tune(
     Every rank of the group calls it, with a model and inputs on its own CUDA device. The model runs
     once (see ``problems_of``); then each problem is tuned by one rank, in the sampling mode of the
     settings, and at the end all ranks have the same choices, at about the cost of one rank's share.
-    Ranks with unequal GPUs or versions of cuDNN share with their equals only. A rank whose part of
-    the model has no convolution helps the others. Random number generators are left as they were.
-    Without torch.distributed it tunes alone. A layer with a ``sampling=`` of its own that is not
-    the settings' mode goes on tuning itself at its first call.
+    Ranks share only with ranks of an equal GPU and version of cuDNN. A rank whose part of the model
+    has no convolution tunes problems of the others. Random number generators are left as they were.
+    Without torch.distributed this process tunes all problems. A layer whose ``sampling=`` differs
+    from the settings' mode still tunes at its first call.
 
     Args:
         model: where it is or contains a DistributedDataParallel, no gradients are averaged during
             the run.
         inputs, kwargs: as for a call of the model; the local batch of this rank.
         group: the process group; None: the default one.
-        timeout_s: how many seconds a rank may take to come, to run the model once, and for any one
-            problem.
+        timeout_s: how many seconds a rank may take to make this call, to run the model once, and
+            for any one problem.
 
     Returns:
         The decisions that are installed now: the same list on all ranks of equal environments.

@@ -1,19 +1,19 @@
-"""How the ranks of a group meet in one call, whatever earlier calls have left in the store.
+"""The rendezvous: the ranks of a group join one call, whatever earlier calls left in the store.
 
-A store outlives processes: torchrun starts them anew on the same port, and all keys are as they
-were. Nor have all ranks made equally many calls, where one has failed before it came to its call.
-So a call has a random name, which the store holds, and no message in it counts before all ranks are
-known to be there at once:
+A store outlives processes: torchrun restarts them on the same port, and all keys are still there.
+And if a rank failed before a call, not all ranks have made equally many calls. So a call has a
+random name, which the store holds, and no message in it is valid before all ranks are known to be
+present at the same time:
 
 1. A rank takes its place in the latest call, or in a new one where that has ended. If its place is
    taken, the process that took it is gone: the rank ends that call and begins another. No process
    takes the same place twice.
 2. Once the first rank has taken its place, the others answer. An answer is therefore no older than
    the first rank's process.
-3. Once all have answered, the first rank welcomes them. A rank that reads the welcome has found a
-   first rank that came after itself.
+3. Once all have answered, the first rank welcomes them. So a rank that reads the welcome knows that
+   the first rank joined after itself.
 
-Until it is welcomed a rank follows to a newer call.
+Until it is welcomed, a rank moves on to a newer call if there is one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _WELCOME = "welcome"
 
 @contextmanager
 def exchange_with(group: Group, timeout_s: float) -> Iterator[Exchange]:
-    """A call that all ranks of the group enter; the context begins once all have come.
+    """A context manager for a call of all ranks of the group; it begins once all have joined.
 
     An exception within it ends the call on all ranks: each raises the same DistributedTuningError.
-    So does a rank that dies, which is seen after some seconds, and one that makes no progress for
-    ``timeout_s`` seconds.
+    A rank that dies ends the call too, after some seconds, and so does one that makes no progress
+    for ``timeout_s`` seconds.
     """
     store = StoreThread(group.store, PATIENCE_S)
     try:
@@ -68,10 +68,10 @@ def exchange_with(group: Group, timeout_s: float) -> Iterator[Exchange]:
 
 
 def _join(group: Group, store: StoreThread, timeout_s: float) -> Exchange:
-    """A call in which all ranks of the group are.
+    """Returns a call that all ranks of the group have joined.
 
     Raises:
-        DistributedTuningError: a rank has not come within ``timeout_s``, or has died meanwhile.
+        DistributedTuningError: a rank has not joined within ``timeout_s``, or has died meanwhile.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -99,7 +99,7 @@ def _latest_or_new(group: Group, store: StoreThread, timeout_s: float) -> Exchan
 
 
 def _wait_for_all(exchange: Exchange, timeout_s: float, deadline_s: float) -> bool:
-    """Whether all ranks have come; False where the call has made way for a newer one."""
+    """Waits until all ranks have joined; returns False if a newer call has replaced this one."""
     group, mailbox = exchange.group, exchange.mailbox
     missing = list(range(1, group.size))
     has_answered = False
@@ -134,7 +134,7 @@ def _first_missing(exchange: Exchange) -> int:
     if exchange.mailbox.peek(place_name(0)) is None:
         return 0
     others = range(1, exchange.group.size)
-    # If all others have answered, the first rank is no more.
+    # If all others have answered, the first rank is dead.
     return next((r for r in others if exchange.mailbox.peek(_answer_name(r)) is None), 0)
 
 

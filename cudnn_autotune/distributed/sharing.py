@@ -1,4 +1,4 @@
-"""The ranks of a group tune a list of problems together, and all get all decisions."""
+"""The ranks of a group tune a list of problems together, and every rank gets all decisions."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def share(
     """Tunes each problem on one rank, and returns the decisions on all. Nothing is installed.
 
     Every rank of the group calls it. Ranks of equal environments share the problems that any of
-    them brings: a rank that is free takes the next one, the largest first. Where torch.distributed
-    is not initialised, or the group has one rank, it tunes alone, and exceptions are ``tune_one``'s
-    own.
+    them brings: a rank that is free takes the next one, the largest first. If torch.distributed is
+    not initialised, or the group has one rank, this process tunes all problems, and exceptions of
+    ``tune_one`` are raised unchanged.
 
     Args:
-        problems: a problem that is there twice counts once; they may differ from rank to rank.
+        problems: the problems, which may differ from rank to rank; duplicates are ignored.
         tune_one: tunes a problem on this rank.
         environment: of this rank's GPU.
         group: None: the default group.
-        timeout_s: how many seconds a rank may take to come, and for any one problem.
+        timeout_s: how many seconds a rank may take to make this call, and for any one problem.
 
     Returns:
         One decision for each problem, in the order of the first rank of equal environment, then of
         the others' own ones: the same list on all ranks of equal environments.
 
     Raises:
-        DistributedTuningError: on all ranks: one has raised, died, timed out or not come.
+        DistributedTuningError: on all ranks: one has raised, died, timed out or not made this call.
         ValueError: a group that this process is not in, a timeout that is not above 0.
     """
     members = group_of(group, timeout_s)
@@ -66,12 +66,12 @@ def share_in(
     tune_one: TuneOne,
     pins: Mapping[ConvProblem, str] | None = None,
 ) -> list[Decision]:
-    """:func:`share` within a call that has begun, and that this ends.
+    """Shares as :func:`share` does, within a call that has begun, and ends the call.
 
     Args:
         ranks: the ranks that share, as ``Exchange.handshake`` returns them.
-        pins: what is pinned on this rank. The others must have pinned the same: else an engine that
-            one rank has forced upon itself, unmeasured, would be what all have agreed on.
+        pins: the pins of this rank. All ranks must have the same pins: else all would agree on an
+            engine that one rank has pinned without a measurement.
     """
 
     def unite(brought: Mapping[int, Any]) -> list[Any]:
@@ -96,8 +96,8 @@ def share_in(
 
 
 def message_of(decision: Decision) -> Any:
-    """A decision as plain JSON. Raises ValueError where no rank could read it, as where a user's
-    strategy has brought evidence that makes no sense."""
+    """A decision as plain JSON. Raises ValueError if no rank could read it, for example because a
+    user's strategy returned invalid evidence."""
     tree = decision.to_json()
     Decision.from_json(tree)
     return tree
@@ -108,8 +108,8 @@ def _tune_share(
 ) -> dict[int, Decision]:
     """Tunes this rank's part, by index: problems are taken one by one, not dealt out beforehand.
 
-    FLOPs are only part of what a problem takes: how many engines there are, how many are compiled
-    at run time, and how soon a winner shows is known afterwards. The largest come first, so that
+    FLOPs predict the tuning time only in part: it also depends on how many engines there are, how
+    many are compiled at run time, and how soon the race is decided. The largest come first, so that
     no rank begins one of them when the others have finished (Graham, Bounds on multiprocessing
     timing anomalies, SIAM J. Appl. Math. 17, 1969).
     """

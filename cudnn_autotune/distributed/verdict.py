@@ -1,9 +1,9 @@
-"""How a call of a group ends: one value in the store, of which the first that is written stands.
+"""The verdict that ends a call of a group: one value in the store, written only once.
 
 One rank may see that all are ready while another sees a rank die. The store's compare-and-set lets
-one of the two verdicts win for all ranks, so that no rank installs what another one gave up. (If
-the store itself dies at that very moment, ranks that have read the verdict keep to it, and the
-others give up.)
+one of the two verdicts win for all ranks, so that no rank installs decisions of a call that another
+one gave up. (If the store itself dies just then, ranks that have read the verdict follow it, and
+the others give up.)
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """``reason`` says why the call failed; it is empty where all ranks have agreed."""
+    """The end of a call: ``reason`` says why it failed; it is empty if all ranks have agreed."""
 
     rank: int | None = None
-    """The global rank whose fault it was, if it was one rank's."""
+    """The global rank that caused the failure; None if no single rank did."""
     reason: str = ""
 
     @property
@@ -37,12 +37,12 @@ AGREED = Verdict()
 
 
 class DistributedTuningError(RuntimeError):
-    """Ranks could not tune together, or not agree: every rank of the group raises it."""
+    """Ranks could not tune together or agree. Every rank of the group raises this error."""
 
     def __init__(self, rank: int | None, reason: str) -> None:
         super().__init__(rank, reason)  # the arguments that it is pickled with
         self.rank = rank
-        """Whose fault it was: a global rank; None where no single rank is to blame."""
+        """The global rank that caused the failure; None if no single rank did."""
         self.reason = reason
 
     def __str__(self) -> str:

@@ -1,1 +1,1 @@
-"""A convolution problem, and the engine configs and other ways that could compute it."""
+"""Convolution problems, and the engine configs and other implementations that can compute them."""

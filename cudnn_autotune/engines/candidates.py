@@ -11,7 +11,7 @@ from cudnn_autotune.engines.configs import Candidate
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one call of a problem, whichever candidate computes it."""
+    """The work of one call of a problem, which does not depend on the candidate."""
 
     flops: float
     bytes: float
@@ -24,17 +24,19 @@ class Candidates(Protocol):
     """The candidates of one problem. cuDNN is asked for them when they are first needed."""
 
     def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
-        """Returns those that no heuristic mode before ``A``, ``B`` or ``FALLBACK`` lists."""
+        """Returns the candidates of heuristic mode ``A``, ``B`` or ``FALLBACK`` that no mode before
+        it lists."""
 
     def all(self) -> Sequence[Candidate]:
-        """Returns those of all three modes, in this order."""
+        """Returns the candidates of all three modes, in this order."""
 
     def beyond(self) -> Sequence[Candidate]:
-        """Returns those that no heuristic lists: PyTorch's own path (``ATEN``), then others."""
+        """Returns the candidates that no heuristic lists: PyTorch's own path (``ATEN``), then
+        others."""
 
     def similar(self) -> Sequence[Candidate]:
-        """Returns those that were chosen for similar problems, the nearest problem's first, whether
-        a heuristic lists them or not."""
+        """Returns the candidates that were chosen for similar problems, the nearest problem's
+        first, whether a heuristic lists them or not."""
 
     @property
     def aten_uses_cudnn(self) -> bool:
@@ -42,4 +44,4 @@ class Candidates(Protocol):
 
     @property
     def work(self) -> Work | None:
-        """The work of a call; None: not known."""
+        """The work of a call; None if it is unknown."""

@@ -26,20 +26,20 @@ class Candidate:
     """A way of computing a problem: an engine config of cuDNN, or PyTorch's own path."""
 
     engine: int | None
-    """cuDNN's engine number; None where cuDNN has no part in it."""
+    """cuDNN's engine number; None if the candidate does not use cuDNN."""
     knobs: Mapping[str, int] = field(hash=False)
     workspace_bytes: int
     numerical_notes: tuple[str, ...]
     behavior_notes: tuple[str, ...]
     text: str
     """The config as a text, such as ``eng67:KERNEL_CFG=3,WORKSPACE=0``, from which
-    :func:`build_plan` builds the same plan. It is ``aten`` or ``matmul`` where cuDNN has no part in
-    it."""
+    :func:`build_plan` builds the same plan. It is ``aten`` or ``matmul`` if the candidate does not
+    use cuDNN."""
     heuristic_mode: str
     """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``. It is empty
     where none does."""
     rank: int
-    """Its place, from 0, in the answer to the query that it comes from. :attr:`place` compares
+    """Its place, from 0, in the result of the query that it comes from. :attr:`place` compares
     candidates of different queries, too."""
 
     @property
@@ -56,9 +56,9 @@ class Candidate:
 
     @property
     def config_family(self) -> tuple[object, ...]:
-        """Equal for configs of one engine with one tile, or one kernel: those that differ in other
-        knobs only (clusters, splits, workspace) are as fast as one another within some percent, in
-        turns and alone. A candidate without such a knob is its own family."""
+        """The engine and its tile or kernel. Configs of one family differ only in other knobs
+        (clusters, splits, workspace), and their times differ by some percent, in a race and in
+        sustained runs. A candidate without such a knob is its own family."""
         named = tuple(self.knobs.get(knob) for knob in _FAMILY_KNOBS)
         return (self.engine, *named) if any(k is not None for k in named) else (self.text,)
 
@@ -155,8 +155,8 @@ def described(
     *,
     workspace_limit: int | None = None,
 ) -> Candidate | None:
-    """Returns a config that is given by its text, as cuDNN describes it here; None where it does
-    not exist, or where :func:`query` would leave it out."""
+    """Returns the candidate for a config's text, as cuDNN describes it on this device; None if it
+    does not exist, or if :func:`query` would leave it out."""
     extension = require_cuda_build()
     limit = -1 if workspace_limit is None else workspace_limit
     try:

@@ -20,13 +20,13 @@ _UNLISTED_RANK = 10_000
 
 
 class QueriedCandidates:
-    """The candidates of one search, which cuDNN is asked for mode by mode.
+    """The candidates of one search, queried from cuDNN mode by mode.
 
     Args:
         search: cuDNN's engines for ``problem``.
         operands: the forward's input, weight and output, on the search's device.
         workspace_limit: the most bytes of workspace; None: no limit.
-        chosen_nearby: what was chosen for similar problems, the nearest first.
+        chosen_nearby: the choices for similar problems, the nearest first.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class QueriedCandidates:
         return [*without_cudnn(self._problem.native()), *other_kernels(self.all())]
 
     def similar(self) -> Sequence[Candidate]:
-        """Returns them as cuDNN lists them for this problem, where it was asked and does, else as
-        it describes them, behind all that is listed. Those that it does not have, or that this
-        problem does not allow, are left out."""
+        """Returns candidates as listed by a query, if one was made that lists them; else as cuDNN
+        describes their text, ranked behind all that are listed. Those that cuDNN does not have, or
+        that this problem does not allow, are left out."""
         listed = {c.text: c for mode in self._by_mode.values() for c in mode}
         found = (listed.get(text) or self._describe(text) for text in self._nearby)
         return [candidate for candidate in found if candidate is not None]

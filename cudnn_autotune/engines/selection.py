@@ -1,4 +1,4 @@
-"""What a sampling mode decides, and on what evidence. All of it can be written as plain JSON."""
+"""The result of a sampling mode and its evidence, all of which can be written as plain JSON."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ class Measurement:
     high_ms: float | None = None
     """The confidence interval of ``time_ms`` in milliseconds; None where the mode gives none."""
     sustained_ms: float | None = None
-    """Milliseconds of a call when it runs alone until the clock is steady, with a hot cache. What a
-    cold cache costs it more than the race's leader is added. None: not measured."""
+    """Milliseconds of a call when it runs alone until the clock is steady, with a hot cache. Its
+    cold-cache penalty relative to the race's leader is added. None if it was not measured."""
     eliminated: str = ""
-    """Why it left the search early; empty for a candidate that stayed to the end. JSON calls it
-    ``cut``."""
+    """The reason for which it was eliminated; empty for a candidate that stayed to the end. JSON
+    calls it ``cut``."""
     runs: str = ""
     """The text of the candidate that this one runs and whose times it has, where PyTorch's own path
     is one of cuDNN's plans; else empty."""
 
     @property
     def reported_ms(self) -> float | None:
-        """Milliseconds of a call, alone where that was measured, else in short batches."""
+        """Milliseconds of a call: in a sustained run if that was measured, else in short
+        batches."""
         return self.sustained_ms or self.time_ms
 
     def score(self, burst_weight: float) -> float:
-        """Returns ``sustained_ms * time_ms ** burst_weight``, of which the least wins; infinity
-        where the candidate did not run alone."""
+        """Returns ``sustained_ms * time_ms ** burst_weight``, of which the least wins; infinity if
+        the candidate had no sustained run."""
         if self.sustained_ms is None:
             return math.inf
         return self.sustained_ms * (self.time_ms or 1.0) ** burst_weight
@@ -61,17 +62,17 @@ class Evidence:
     rule: str = ""
     """The rule that decided: ``fastest``, ``tie: less workspace``, ..."""
     tied: tuple[str, ...] = ()
-    """Texts of the chosen candidate, of those that the measurement could not tell from it, and of
-    those within the tie width of the fastest."""
+    """Texts of the chosen candidate, of those whose times do not differ significantly from its own,
+    and of those within the tie width of the fastest."""
     burst_weight: float = 0.0
-    """Among candidates that ran alone, the one with the least
-    ``log(sustained_ms) + burst_weight * log(time_ms)`` was looked for; 0 to 1."""
+    """Among candidates with sustained runs, the one with the least ``log(sustained_ms) +
+    burst_weight * log(time_ms)`` wins; 0 to 1."""
     sustained_reach: float = 1.1
-    """Only candidates whose time in the race was less than this many times the leader's ran alone.
-    JSON calls it ``solo_reach``; where it is missing the mode was ``auto``."""
+    """Only candidates whose time in the race was less than this many times the leader's had
+    sustained runs. JSON calls it ``solo_reach``; where it is missing the mode was ``auto``."""
     regret_bound: float | None = None
     """The chosen candidate is at most this much slower than the fastest (0.01: 1 %), at
-    ``confidence``; None where nothing is claimed."""
+    ``confidence``; None if no bound is claimed."""
     confidence: float | None = None
     """The confidence of ``regret_bound`` and of the intervals, such as 0.95."""
     gpu_ms: float = 0.0
@@ -88,14 +89,14 @@ class Evidence:
     disturbed: int = 0
     """Number of samples in races that are more than six standard deviations off."""
     budget_ms: float | None = None
-    """The budget of wall time in milliseconds, where it left something out; else None."""
+    """The budget of wall time in milliseconds if it left something out; else None."""
     remarks: tuple[str, ...] = ()
-    """What else a reader should know, such as a budget that ran out."""
+    """Further remarks, such as that the budget ran out."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The outcome of a search: every candidate that it looked at, the chosen one first."""
+    """The result of a search: every candidate that it timed or rejected, the chosen one first."""
 
     ranking: tuple[Measurement, ...]
     total_samples: int

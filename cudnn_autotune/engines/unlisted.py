@@ -22,9 +22,9 @@ _KNOB = "KERNEL_CFG"
 def kernel_cfgs(cudnn_version: int) -> Mapping[int, tuple[int, ...]]:
     """Returns the portfolios for a version of cuDNN (91900: 9.19.0), KERNEL_CFG values by engine.
 
-    They are those of the latest known version that is no later and of the same major version. What
-    a later version does not have does not build there, and what is no longer fast loses. For an
-    earlier version, and for another major one, there are none.
+    They are those of the latest known version that is no later and of the same major version. A
+    config that a later version lacks does not build there, and one that is no longer fast loses the
+    race. For earlier versions and other major versions there are none.
     """
     version = divmod(cudnn_version // 100, 100)
     found_with = [known for known in KERNEL_CFGS if known <= version and known[0] == version[0]]

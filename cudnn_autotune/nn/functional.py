@@ -88,7 +88,7 @@ def general_conv2d(
 ) -> Tensor:
     """:func:`conv2d`, with the same arguments and errors, for calls that the fast path refuses."""
     check_policy(sampling, workspace_limit)
-    takes_part = (
+    is_served = (
         not _is_exported()
         and isinstance(input, Tensor)
         and isinstance(weight, Tensor)
@@ -96,13 +96,13 @@ def general_conv2d(
         and weight.dim() == _SPATIAL_DIMS + 2
         and not any(_has_rules_of_its_own(tensor) for tensor in (input, weight, bias))
     )
-    is_unbatched = takes_part and input.dim() == _SPATIAL_DIMS + 1
-    strides = _pair(stride) if takes_part else None
-    dilations = _pair(dilation) if takes_part else None
-    group_count = _integer(groups) if takes_part else None
-    paddings = _paddings(padding, strides, dilations, weight) if takes_part else None
+    is_unbatched = is_served and input.dim() == _SPATIAL_DIMS + 1
+    strides = _pair(stride) if is_served else None
+    dilations = _pair(dilation) if is_served else None
+    group_count = _integer(groups) if is_served else None
+    paddings = _paddings(padding, strides, dilations, weight) if is_served else None
     if (
-        not takes_part
+        not is_served
         or not _HAS_CUDA
         or input.dtype not in DTYPES
         or strides is None

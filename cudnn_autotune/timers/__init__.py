@@ -1,1 +1,1 @@
-"""All that a sampling mode sees of a GPU: a real one, or a recording of one."""
+"""Timers: the interface through which a sampling mode measures a GPU, real or recorded."""

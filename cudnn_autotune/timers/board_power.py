@@ -1,13 +1,13 @@
 """Corrects the time of a call to the board's power limit, by readings of the power.
 
-A board that is held at its limit is mostly not quite there. An H200's controller moves the clock,
-leaves it for a tenth of a second or more, and moves it again, so that sustained runs of 0.16 s of
-one engine differ by some 2 % in their clocks and times. The power says how far off such a run was.
-With ``P ~ f ** EXPONENT`` and ``t ~ f ** -s``, a call that took ``t`` at ``P`` takes
-``t * (P / P_limit) ** (s / EXPONENT)`` in the long run, when ``P`` is the limit. ``s`` is 1 for an
-engine that waits for nothing but itself and 0 for one that waits for memory. It is estimated from
-how the times of a run's batches go with their clocks. Corrected in this way, runs of one engine
-differ by half a percent. The constants are from docs/findings/power-limit.md.
+A board that is held at its limit mostly draws a little more or less. An H200's controller changes
+the clock every tenth of a second or more, so that sustained runs of 0.16 s of one engine differ by
+some 2 % in their clocks and times. The power gives the error of such a run. With ``P ~ f **
+EXPONENT`` and ``t ~ f ** -s``, a call that took ``t`` at ``P`` takes ``t * (P / P_limit) ** (s /
+EXPONENT)`` in the long run, when ``P`` is the limit. ``s`` is 1 for an engine that is bound by
+computing and 0 for one that is bound by memory. It is estimated from how the times of a run's
+batches change with their clocks. Corrected in this way, runs of one engine differ by half a
+percent. The constants are from docs/findings/power-limit.md.
 
 One run in twelve is nowhere near the limit: after too much power the controller takes the clock
 down by up to a fifth, and slowly back. Such a run takes up to a fifth more time than in the long
@@ -33,12 +33,13 @@ EXPONENT = 1.85
 WINDOW_S = 0.025
 LATE_S = 0.010
 ARRIVAL_MS = 30.0
-"""Until this time the clock, and maybe a reading, still belong to what ran before."""
+"""Until this time the clock, and maybe a reading, still belong to the work before the run."""
 NEAR = 0.1
-"""Readings further from the limit (relative) say less: the controller is still on its way."""
+"""Readings further from the limit (relative) are less accurate: the controller is still
+adjusting."""
 FAR = 0.25
-"""Readings further from the limit than this say nothing."""
-# Boards hold themselves a percent below their limit.
+"""Readings further from the limit (relative) than this are not used."""
+# Boards hold their power a percent below the limit.
 _HELD = 0.99
 _LONGEST_S = 2 * WINDOW_S
 # The prior that a candidate is bound by the clock counts as four batches whose clocks differ by a
@@ -52,7 +53,7 @@ def of_batches(
     """Returns for each batch the reading whose window has the batch's middle in it, or None.
 
     Readings count only while the power limit held the clock, and where batches fill the whole
-    window. A reading says little about a batch that is much longer than its window.
+    window. A reading is a poor estimate for a batch that is much longer than its window.
 
     Args:
         durations_s: durations of batches that ran one after another.
@@ -108,8 +109,8 @@ def at_limit_ms(
         board: a reading of the board with its power limit and its highest clock.
         since: number of the first batch that counts; readings of an earlier one do not.
         exponent: exponent of the power as a function of the clock.
-        within: readings further from the limit (relative) do not count. Where the clock is not
-            known none beyond ``NEAR`` does: the clock might be the highest already.
+        within: readings further from the limit (relative) do not count. If the clock is unknown,
+            none beyond ``NEAR`` does, because the clock might be the highest already.
     """
     if board.power_limit_w is None:
         return []

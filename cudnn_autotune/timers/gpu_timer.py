@@ -22,17 +22,17 @@ from cudnn_autotune.timers.measuring import operands as random_operands
 from cudnn_autotune.timers.telemetry import Gpu, PowerWatch
 from cudnn_autotune.timers.timer import Batch, GpuState, Sample, in_portions
 
-# NVRTC compiles each config on one thread. More threads than this gain little and take memory.
+# NVRTC compiles each config on one thread. More threads than this save little time and use memory.
 _MOST_THREADS = 12
 # Calls shorter than this are replayed from a CUDA graph: the host could not enqueue them in time.
 _GRAPH_BELOW_MS = 0.05
-# The host enqueues so many batches before the GPU starts, and stays ahead. Of calls that are
+# The host enqueues this many batches before the GPU starts, and stays ahead. Of calls that are
 # shorter than enqueuing one, or a graph's node, it enqueues all before
 # (docs/findings/layer-in-its-model.md).
 _LEAD = 3
 _OUTRUN_MS = 0.015
-# A cold batch goes round so many sets of operands at most. Where these do not fill the cache, it is
-# flushed (docs/findings/cold-and-hot.md).
+# A cold batch rotates over this many sets of operands at most. If these do not fill the cache, it
+# is flushed (docs/findings/cold-and-hot.md).
 _MOST_SETS = 64
 _FLUSH_L2_MULTIPLE = 2
 
@@ -111,7 +111,7 @@ class GpuTimer:
                 self._numbers[text] = native.add(text, self.plans.get(text))
             as_graph = batch.calls > 1 and self._last_ms.get(text, math.inf) < _GRAPH_BELOW_MS
             wanted.append((self._numbers[text], batch.calls, batch.cache == "cold", as_graph))
-        # A run that is over before a reading's window need not be watched.
+        # The power is not read during a run that is shorter than a reading's window.
         is_long = self._expected_ms(batches) > _WATCHED_MS
         watch = PowerWatch(self._gpu)
         with watch if is_long else nullcontext():
@@ -138,7 +138,7 @@ class GpuTimer:
         """Returns how many batches the host must be ahead so that the GPU never waits for it."""
         times = [self._last_ms.get(batch.candidate.text) for batch in batches]
         if any(time_ms is None for time_ms in times):
-            return 0  # one has never run
+            return 0  # a batch's candidate has never run
         return _LEAD if min(t for t in times if t is not None) >= _OUTRUN_MS else len(batches)
 
     def state(self) -> GpuState:
@@ -238,7 +238,7 @@ class GpuTimer:
                     self._use_workspace(size)
                     break
             else:
-                self._use_workspace(had)  # those that were runnable before stay so
+                self._use_workspace(had)  # candidates that were runnable before stay runnable
         had = self._workspace_bytes()
         return [c for c in candidates if self._needs(c) <= had]
 

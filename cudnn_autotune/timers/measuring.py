@@ -24,9 +24,9 @@ from cudnn_autotune.engines.problem import ConvProblem, check_problem
 # Shorter calls are replayed from a CUDA graph: the host could not enqueue them fast enough.
 _GRAPH_BELOW_MS = 0.05
 _MOST_CALLS = 1000
-# Share of free memory for the copies that keep the cache cold.
+# The share of free memory that the copies for a cold cache may use.
 _MEMORY_SHARE = 0.25
-# After traffic of so many times its size the L2 cache holds nothing of what was there before.
+# After traffic of this many times its size the L2 cache holds no earlier data.
 _L2_MULTIPLE = 5
 
 MOST_ALIGNED = 32
@@ -41,7 +41,7 @@ def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") ->
     """Returns input, weight and output of ``problem`` with normal random data, in its layout and
     dtype. Each lies at an address that has the problem's alignment for it, and no larger one.
 
-    The data are never zeros, which draw less power, so that engines run faster on them.
+    The data are not zeros, because zeros draw less power, so that engines run faster on them.
 
     Raises:
         ValueError: an alignment is less than one element.
@@ -205,7 +205,7 @@ def measure(
 
 
 def fills_cache(problem: ConvProblem, data: Operands) -> bool:
-    """Returns whether one call reads so much that the L2 cache keeps nothing from before."""
+    """Returns whether one call reads so much that it replaces all earlier data in the L2 cache."""
     return _read_bytes(problem, data) >= _wanted_bytes(data[0].device)
 
 
@@ -218,17 +218,18 @@ def _wanted_bytes(device: torch.device) -> int:
 
 
 def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) -> list[Operands]:
-    """Returns ``first`` and sets with copies of the two operands that are read, so many that a call
-    which goes round them finds what it reads out of the L2 cache. Where one call
+    """Returns ``first`` and sets with copies of the two operands that are read, so many that calls
+    which rotate over them never find their operands in the L2 cache. Where one call
     :func:`fills_cache` by itself, it is one set.
 
-    All sets write to the result of ``first``, as PyTorch's own path does, whose result lies where
-    the allocator's last one did. With a result of its own in each set an engine would seem up to
-    4 % slower than the same one in PyTorch. Where memory runs out, half of the copies stay.
+    All sets write to the result of ``first``, as PyTorch's own path does, whose result the
+    allocator puts at the same address each time. With a result of its own in each set an engine
+    would seem up to 4 % slower than the same one in PyTorch. If memory runs out, half of the copies
+    are kept.
 
     Args:
         first: x, w and y on a CUDA device.
-        most: most sets. In any case they stay within a quarter of free memory.
+        most: the largest number of sets. In any case they use at most a quarter of free memory.
     """
     written = WRITTEN[problem.op]
     device, size = first[0].device, _read_bytes(problem, first)
@@ -244,12 +245,12 @@ def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) ->
             x, w, y = (t if i == written else t.clone() for i, t in enumerate(first))
             sets.append((x, w, y))
     except torch.OutOfMemoryError:
-        del sets[(len(sets) - 1) // 2 + 1 :]  # the caller wants some memory, too
+        del sets[(len(sets) - 1) // 2 + 1 :]  # leaves some memory for the caller
     return sets
 
 
 class _Batch:
-    """Some calls of one plan between two events; a warm-up finds how many."""
+    """Some calls of one plan between two events; a warm-up determines how many."""
 
     def __init__(self, plan: _C.Plan, tensors: list[Operands], target_ms: float) -> None:
         extension = require_cuda_build()

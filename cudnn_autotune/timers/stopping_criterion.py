@@ -1,4 +1,4 @@
-"""The one interface for the question whether enough samples were taken."""
+"""The interface of all stopping criteria, which decide whether enough samples were taken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Reason(Enum):
     """Why sampling ended."""
 
     DECIDED = "decided"
-    """More samples would hardly change what follows from them."""
+    """More samples would hardly change the decision."""
     LIMIT = "limit"
     """The criterion's own limit of rounds, passes or GPU time is reached."""
     BUDGET = "budget"
@@ -23,8 +23,8 @@ class Reason(Enum):
 class StoppingCriterion(ABC, Generic[_MeasurementT]):
     """Decides when enough samples were taken.
 
-    Whoever takes samples calls :meth:`add_measurement` after each portion of them, and goes on
-    until :meth:`is_finished` returns True. The interface is that of nvbench's stopping criteria.
+    The caller adds each portion of samples by :meth:`add_measurement`, and goes on sampling until
+    :meth:`is_finished` returns True. The interface is that of nvbench's stopping criteria.
     """
 
     reason: Reason | None = None

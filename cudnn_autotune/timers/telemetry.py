@@ -1,4 +1,4 @@
-"""Reads a GPU through NVML (the package nvidia-ml-py), and never sets anything.
+"""Reads a GPU's state through NVML (the package nvidia-ml-py); it changes no setting.
 
 A reading is None without NVML, and where the GPU or the driver does not offer the quantity.
 """
@@ -104,7 +104,7 @@ class Gpu:
 
     def _throttle_reasons(self) -> tuple[str, ...] | None:
         bits = self._number("nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:  # its name before driver 535
+        if bits is None:  # the function's name before driver 535
             bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons")
         return None if bits is None else reason_names(int(bits))
 
@@ -181,7 +181,7 @@ class _Background:
 
 
 class Telemetry(_Background):
-    """Reads a GPU on a thread of its own between ``__enter__`` and ``__exit__``.
+    """Reads a GPU on a background thread between ``__enter__`` and ``__exit__``.
 
     It is meant for a process that only waits, so that it does not disturb what is measured.
 
@@ -231,20 +231,20 @@ class PowerReading:
     """A new reading of instant power."""
 
     seen_s: float
-    """When it was first seen, by ``time.perf_counter()``."""
+    """The time of ``time.perf_counter()`` at which the reading first appeared."""
     power_w: float
     is_capped: bool
     """Whether the power limit held the clock then."""
 
 
 class PowerWatch(_Background):
-    """Collects each new reading of a GPU's instant power on a thread of its own.
+    """Collects each new reading of a GPU's instant power on a background thread.
 
-    A look takes some ten microseconds; an H200 has a new reading every 100 ms.
+    A query takes some ten microseconds; an H200 has a new reading every 100 ms.
 
     Args:
         gpu: the GPU to read. If it has no such readings there is no thread.
-        period_s: seconds between two looks.
+        period_s: seconds between two queries.
     """
 
     def __init__(self, gpu: Gpu, period_s: float = 0.001) -> None:
@@ -252,7 +252,7 @@ class PowerWatch(_Background):
         self.readings: list[PowerReading] = []
 
     def __enter__(self) -> PowerWatch:
-        known = self.gpu.instant_power_w()  # of some moment before
+        known = self.gpu.instant_power_w()  # a reading from before the watch began
         if known is not None:
             self._start("power", self._loop, known)
         return self

@@ -1,4 +1,4 @@
-"""All that a strategy may see of a GPU: one protocol, two sources.
+"""The protocol by which a sampling mode measures a GPU, with two implementations.
 
 ``gpu_timer.GpuTimer`` measures, and ``replay.ReplayTimer`` plays a recording back.
 """
@@ -40,8 +40,8 @@ class Sample:
     error: str = ""
     """Why the candidate failed to run."""
     loading_ms: float = 0.0
-    """What loading the kernel took before a candidate's first run in a process, if that is one call
-    by itself: tens of milliseconds at times. It is no part of ``time_ms``."""
+    """Milliseconds, sometimes tens, that loading the kernel took before a candidate's first run in
+    a process, if that is a batch of one call. ``time_ms`` does not include it."""
     power_w: float | None = None
     """The board's power during the batch, where a reading of it falls into the batch and its power
     limit held the clock. A reading covers some 25 ms, and a board takes one every 100 ms or so."""
@@ -54,7 +54,7 @@ class Timer(Protocol):
         """Builds candidates and returns those that build and whose workspace can be had.
 
         Args:
-            limit: return at most so many, and do not build the rest; 0: all.
+            limit: the most candidates to return, without building the rest; 0: all.
         """
 
     @property
@@ -76,7 +76,8 @@ class Timer(Protocol):
         """Reads the board."""
 
     def elapsed_ms(self) -> float:
-        """Returns the wall time since this timer was made, with queries, building and measuring."""
+        """Returns the wall time (ms) since this timer was made, with queries, building and
+        measuring."""
 
     def frontend_find(
         self, technique: str, candidates: Sequence[Candidate], limit: int
@@ -95,8 +96,8 @@ def in_portions(
     limit: int,
     built: Callable[[Sequence[Candidate]], list[Candidate]],
 ) -> list[Candidate]:
-    """Returns what ``built`` returns for ``candidates``: for all at once without a limit (0), else
-    for no more at a time than are still missing."""
+    """Returns the candidates that ``built`` builds: all at once without a limit (0), else in
+    portions that are no larger than the number still missing."""
     found: list[Candidate] = []
     rest = list(candidates)
     while rest and (not limit or len(found) < limit):

@@ -1,7 +1,7 @@
-"""Candidates that take turns on a GPU, in short batches; recordings and audits measure so.
+"""Runs candidates in turns of short batches, for recordings and audits.
 
-It shares no loop with ``sampling``: raw samples and judges must not inherit a strategy's cuts, or
-its bugs.
+It shares no loop with ``sampling``: raw samples and audits must not inherit a strategy's
+eliminations, or its bugs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _MOST_CALLS = 500
 
 
 class Turns:
-    """What is known of candidates that take turns.
+    """Runs candidates in turns, and keeps their rough times and failures.
 
     Args:
-        timer: runs the candidates, which it must have built.
-        seed: of the order of turns.
+        timer: a timer that has built the candidates.
+        seed: determines the order of turns.
     """
 
     def __init__(self, timer: Timer, seed: int) -> None:
@@ -39,7 +39,7 @@ class Turns:
         return self.run([Batch(candidate)]).get(candidate.text)
 
     def calls(self, candidate: Candidate, batch_ms: float) -> int:
-        """Returns how many calls take about ``batch_ms``: at least 1, at most 500."""
+        """Returns the number of calls that take about ``batch_ms``: at least 1, at most 500."""
         wanted = math.ceil(batch_ms / max(self.rough_ms[candidate.text], 1e-4))
         return max(1, min(wanted, _MOST_CALLS))
 
@@ -62,7 +62,7 @@ class Turns:
         return self.run([Batch(c, self.calls(c, batch_ms), cache) for c in order])
 
     def run(self, batches: Sequence[Batch]) -> dict[str, Sample]:
-        """Runs batches of different candidates; notes failures, and returns the other samples."""
+        """Runs batches of different candidates; records failures, and returns the other samples."""
         found = {}
         for batch, sample in zip(batches, self.timer.run(batches), strict=True):
             if math.isfinite(sample.time_ms):

@@ -1,1 +1,1 @@
-"""Recordings of what a GPU did, and the timer that plays them back where there is none."""
+"""Recordings of measurements on a GPU, and the timer that replays them without a GPU."""

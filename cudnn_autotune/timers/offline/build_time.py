@@ -11,11 +11,11 @@ Build = tuple[Candidate, float]
 
 
 class Builds:
-    """Knows which plans have been built or tried, and how long the host waits for them.
+    """Computes how long the host waits for builds, and which plans have been built or tried.
 
     As in ``gpu_timer``, plans that are compiled at run time share ``threads`` threads, and the
-    others build one after the other. For a plan that builds in the background the host waits only
-    as long as is left when it is asked for.
+    others build one after the other. If a plan builds in the background, the host waits only for
+    the rest of its build when it is needed.
     """
 
     def __init__(self, threads: int) -> None:

@@ -1,4 +1,4 @@
-"""The times of candidates that all samples of a recording tell together."""
+"""Estimates of candidates' times from all samples of a recording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cudnn_autotune.timers.offline.recording import Recording, Rounds, SoloTrace
 from cudnn_autotune.timers.timer import Cache
 
 _SMOOTHED = 4
-"""A trace's curve is smoothed over so many batches on either side."""
+"""A trace's curve is smoothed over this many batches on either side."""
 
 Bursts = Mapping[Cache, Mapping[str, float]]
 """What :func:`burst_ms` returns, by cache state."""
@@ -24,8 +24,9 @@ def bursts(recording: Recording) -> Bursts:
 def burst_ms(recording: Recording, cache: Cache) -> dict[str, float]:
     """Returns milliseconds of a call in the rounds, by text.
 
-    It is the median over the rounds of the logarithms, less what all candidates of a round share.
-    A candidate that ran, but in no round, has the time of its own run; one that failed has none.
+    It is the exponential of the median over the rounds of the log times, less the effect of each
+    round. A candidate that ran, but in no round, has the time of its first runs; one that failed
+    has none.
     """
     rounds = recording.cold if cache == "cold" else recording.hot
     shared = _shared(rounds)
@@ -50,7 +51,7 @@ def _shared(rounds: Rounds) -> list[float]:
     """Returns for each round the median distance of its log times from the candidates' medians."""
     columns = list(zip(*rounds.time_ms, strict=True))
     logs = [[math.log(t) for t in column if t is not None] for column in columns]
-    # The median of a candidate that sat out some rounds is of other rounds than the rest.
+    # The median of a candidate that missed some rounds is of other rounds than those of the rest.
     middle = [
         statistics.median(column) if column and len(column) == len(rounds.time_ms) else None
         for column in logs
@@ -91,7 +92,7 @@ def last_third(trace: SoloTrace) -> Sequence[float]:
 
 
 def cache_factor(trace: SoloTrace, cache: Cache, bursts: Bursts) -> float:
-    """Returns what turns a trace's times into those of a cache state, by multiplication."""
+    """Returns the factor from a trace's times to those of a cache state."""
     if trace.cache == cache:
         return 1.0
     return bursts[cache][trace.text] / bursts[trace.cache][trace.text]
@@ -100,7 +101,7 @@ def cache_factor(trace: SoloTrace, cache: Cache, bursts: Bursts) -> float:
 def call_overhead_ms(recording: Recording) -> float:
     """Returns the host time that each launch adds: a round's overhead over its launches.
 
-    So a run of a few launches does not pay for those of a whole round.
+    So a run of a few launches is not charged the overhead of a whole round.
     """
     rounds = recording.cold
     launches = [
@@ -112,7 +113,8 @@ def call_overhead_ms(recording: Recording) -> float:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Returns the running median of nine values; near the ends of fewer, as many on either side."""
+    """Returns the running median of nine values; near the ends of fewer, with as many before as
+    after."""
     curve = []
     for i in range(len(values)):
         reach = min(_SMOOTHED, i, len(values) - 1 - i)

@@ -3,8 +3,7 @@
 1. Screening: each candidate is built and run once or twice.
 2. Passes of cuDNN's own search.
 3. Rounds: all candidates take turns, in random and then mirrored order, cold and hot.
-4. Long sustained runs of the leading ones, each right after some rounds, as a strategy would run
-   them.
+4. Long sustained runs of the leading ones, each right after some rounds, as in a sampling mode.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _PASSES = 10
 # A first run up to 150 ms is always repeated; a longer one only up to ten times the fastest.
 _REPEATED_MS = 150.0
 _REPEATED_RATIO = 10.0
-# Candidates three times slower than the fastest engine take part in three rounds only.
+# Candidates three times slower than the fastest engine run in three rounds only.
 _SLOW_RATIO = 3.0
 _SLOW_ROUNDS = 3
 _ROUNDS_BEFORE_SOLO = 3
 _SOLO_WITHIN = 1.25
-# A sustained run is made of runs of about 250 ms, in batches of about 10 ms.
+# A sustained run consists of timer runs of about 250 ms, in batches of about 10 ms.
 _CHUNK_MS = 250.0
 _SOLO_BATCH_MS = 10.0
 _LEAST_SOLO_MS = 600.0
@@ -67,19 +66,19 @@ def record(
     """Measures all candidates of ``problem``, PyTorch's own path included.
 
     A candidate whose first run takes more than 150 ms and ten times as long as the fastest so far,
-    loading aside, is not run again. One that is three times slower than the fastest takes part in
-    three rounds only. A candidate that fails takes part in nothing more.
+    loading aside, is not run again. One that is three times slower than the fastest runs in three
+    rounds only. A candidate that fails does not run again.
 
     Args:
-        timer: a fresh one.
-        rounds: how often all take turns, cold and hot.
+        timer: a new timer, through which nothing has run.
+        rounds: number of rounds in each cache state.
         solo: how many of the leading ones run alone (of those within 25 % of the fastest).
         solo_ms: the longest sustained run; it ends earlier once time and clock are steady.
-        batch_ms: how long a candidate's turn in a round is, about.
-        time_limit_ms: wall time, plan building included; what cannot be afforded is left out, and
-            a remark says so. Screening stops at it, cuDNN's search at 30 %, the rounds at 60 % of
-            it; one pass and one round are always measured.
-        seed: of the order.
+        batch_ms: approximate length of a candidate's batch in a round.
+        time_limit_ms: wall time, plan building included; samples beyond it are left out, and a
+            remark says so. Screening stops at it, cuDNN's search at 30 %, the rounds at 60 % of it;
+            one pass and one round are always measured.
+        seed: determines the order of candidates.
         environment: added to, or instead of, what ``cudnn_autotune.environment()`` finds.
 
     Returns:
@@ -87,7 +86,7 @@ def record(
         first round, what was measured until then.
 
     Raises:
-        ValueError: an argument out of its range, or no candidate at all.
+        ValueError: an argument is out of its range, or there is no candidate.
         RuntimeError: the timer's, before the first round was complete.
     """
     for name, count, least in (("rounds", rounds, 1), ("solo", solo, 0)):
@@ -107,7 +106,7 @@ def record(
         recorder.run_rounds(rounds, time_limit_ms * (_ROUNDS_SHARE if solo else 1))
         recorder.run_solo(solo, solo_ms)
     except RuntimeError as error:
-        if not recorder.complete_rounds and recorder.takes_part:
+        if not recorder.complete_rounds and recorder.running:
             raise
         recorder.remarks.append(f"stopped by {type(error).__name__}: {error}")
     found: dict[str, Any] = {**dict.fromkeys(ENVIRONMENT), **this_environment()}
@@ -146,7 +145,7 @@ class _Recorder:
         return len(self._rows["hot"])
 
     @property
-    def takes_part(self) -> list[Candidate]:
+    def running(self) -> list[Candidate]:
         """The candidates that run twice in the screening and have not failed since."""
         known = self._turns.rough_ms
         return [c for c in self._all if c.text in known and not self._screened[c.text].error]
@@ -170,10 +169,10 @@ class _Recorder:
         untried = sum(r.build_ms is None for r in self._screened.values())
         if untried:
             self.remarks.append(f"time limit: {untried} candidates were not tried")
-        # PyTorch's own path does not count: where it is far ahead, the engines' order still matters
-        # to the modes that know nothing else.
-        warm_ms = {c.text: self._turns.rough_ms[c.text] for c in self.takes_part}
-        engines = [warm_ms[c.text] for c in self.takes_part if c.engine is not None]
+        # PyTorch's own path does not count here: even if it is far ahead, cuDNN's own techniques
+        # compare only engines, so their order matters.
+        warm_ms = {c.text: self._turns.rough_ms[c.text] for c in self.running}
+        engines = [warm_ms[c.text] for c in self.running if c.engine is not None]
         limit = _SLOW_RATIO * min(engines, default=math.inf)
         self._slow = {text for text, time_ms in warm_ms.items() if time_ms > limit}
 
@@ -230,7 +229,7 @@ class _Recorder:
         )
 
     def run_passes(self, until_ms: float) -> None:
-        """Runs cuDNN's own search before the rounds, since it meets a cool board in real life, too.
+        """Runs cuDNN's own search before the rounds, because in use it also runs on a cool board.
 
         It gets one candidate at a time, because of two with equal times it reports only one.
         """
@@ -256,8 +255,8 @@ class _Recorder:
         self._read("rounds")
 
     def _of_round(self, number: int) -> list[Candidate]:
-        """Returns who takes part in a round: slow candidates do not after the first three."""
-        return [c for c in self.takes_part if number < _SLOW_ROUNDS or c.text not in self._slow]
+        """Returns the candidates of a round: slow ones run only in the first three."""
+        return [c for c in self.running if number < _SLOW_ROUNDS or c.text not in self._slow]
 
     def _round(self, order: Sequence[Candidate], cache: Cache) -> dict[str, Sample]:
         before_ms = self._timer.elapsed_ms()
@@ -278,20 +277,20 @@ class _Recorder:
         rows = self._rows["cold"]
         cold_ms = {
             c.text: statistics.median(row[c.text].time_ms for row in rows if c.text in row)
-            for c in self.takes_part
+            for c in self.running
             if any(c.text in row for row in rows)
         }
         limit = _SOLO_WITHIN * min(cold_ms.values(), default=0.0)
-        leading = [c for c in self.takes_part if cold_ms.get(c.text, math.inf) <= limit]
+        leading = [c for c in self.running if cold_ms.get(c.text, math.inf) <= limit]
         leading = sorted(leading, key=lambda c: cold_ms[c.text])[:count]
         for number, candidate in enumerate(leading):
             left_ms = self._limit_ms - self._timer.elapsed_ms()
             if left_ms < min(_CHUNK_MS, longest_ms):
-                self.remarks.append(f"time limit: {number} of {len(leading)} solo blocks")
+                self.remarks.append(f"time limit: {number} of {len(leading)} sustained runs")
                 break
             for _ in range(_ROUNDS_BEFORE_SOLO):
                 self._round(self._of_round(_SLOW_ROUNDS), "cold")
-            if candidate in self.takes_part:
+            if candidate in self.running:
                 self._trace(candidate, cold_ms[candidate.text], min(longest_ms, left_ms))
                 self._read(candidate.text)
 
@@ -325,7 +324,7 @@ class _Recorder:
             self._drop(text)
 
     def _drop(self, text: str) -> None:
-        """A candidate that failed takes part in nothing more."""
+        """Records the failure of a candidate, which then does not run again."""
         failed = f"failed after {self.complete_rounds} rounds: {self._turns.failed[text]}"
         self._screened[text] = replace(self._screened[text], error=failed)
         self.remarks.append(f"{text} {failed}")

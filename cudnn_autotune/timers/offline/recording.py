@@ -2,7 +2,7 @@
 
 The file is JSON (gzip if its name ends in ``.gz``): an object with ``format`` and the fields of
 :class:`Recording`. Times are in milliseconds. A candidate has the same place in every list; null
-says that it took no part.
+stands for no sample.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ ENVIRONMENT = (
     "cudnn_autotune",
     "date",
 )
-"""The least that ``Recording.environment`` has; values may be None."""
+"""The keys that ``Recording.environment`` must have; values may be None."""
 
 # Fifty times the size of a usual recording, uncompressed.
 _MOST_BYTES = 4 * 2**20
 _MOST_CANDIDATES = 1000
 _MOST_THREADS = 4096
 _LEAST = 1e-9
-"""Every time and clock is above it, so that a division by one does not overflow."""
+"""Lower bound of every time and clock, so that dividing by one does not overflow."""
 
 Row = tuple[float | None, ...]
-"""One value for each candidate, in the recording's order; None: it took no part."""
+"""One value for each candidate, in the recording's order; None stands for no sample."""
 
 
 @dataclass(frozen=True)
 class RecordedCandidate(Candidate):
-    """A candidate and what its first runs showed."""
+    """A candidate, its build time and the times of its first runs."""
 
     built: bool
     build_ms: float | None
-    """Host time of building its plan, or of trying to; None if nobody tried. Of the candidates that
-    are compiled at run time only the first is timed, and stands for all."""
+    """Host time of building its plan, or of trying to; None if that was not tried. Of the
+    candidates that are compiled at run time only the first is timed, and stands for all."""
     first_run_ms: float | None
     """Its first call, and the loading of its kernel before; None if it did not run."""
     warm_ms: float | None
-    """Its second call; None if it did not run, or if the first call was absurdly slow."""
+    """Its second call; None if it did not run, or if the first call was too slow to repeat."""
     error: str = ""
     """Why it did not build or run, or was not tried. The samples of a candidate that failed later
     on are kept, but it has no true time."""
 
     @functools.cached_property
     def candidate(self) -> Candidate:
-        """The candidate alone, as a mode sees it."""
+        """The candidate, as a sampling mode gets it."""
         return Candidate(**{f.name: getattr(self, f.name) for f in fields(Candidate)})
 
 
@@ -80,7 +80,7 @@ class Rounds:
     """Short batches of candidates that took turns."""
 
     calls: tuple[int, ...]
-    """Calls in a batch, by candidate; 0: it took no part."""
+    """Calls in a batch, by candidate; 0 if it has no batch."""
     time_ms: tuple[Row, ...]
     """Milliseconds of a call, by round and candidate."""
     clock_mhz: tuple[Row, ...]
@@ -89,14 +89,14 @@ class Rounds:
 
 @dataclass(frozen=True)
 class SoloTrace:
-    """A candidate that ran alone for long, right after rounds: batch after batch."""
+    """The batches of one candidate's sustained run, which began right after rounds."""
 
     text: str
     cache: Cache
     calls: int
     """Calls in a batch."""
     at_ms: tuple[float, ...]
-    """Time from the begin of the run to the middle of each batch."""
+    """Milliseconds from the start of the run to the middle of each batch."""
     time_ms: tuple[float, ...]
     """Milliseconds of a call."""
     clock_mhz: Row
@@ -106,7 +106,7 @@ class SoloTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(GpuState):
-    """The state of the board at some time."""
+    """A reading of the board's state during the recording."""
 
     at_ms: float
     """Wall time since the recording's timer was made."""
@@ -141,15 +141,15 @@ class Recording:
     """Host time that the ``Timer.run`` of a round took beyond its batches, to queue launches and to
     cool operands."""
     remarks: tuple[str, ...] = ()
-    """What cut the recording short."""
+    """The reasons for which the recording lacks samples, such as the time limit."""
     version: int = VERSION
     """The file's format. Version 1 kept neither ``SoloTrace.power_w`` nor
     ``Reading.reports_throttling``."""
 
     @property
     def lacks_power(self) -> bool:
-        """Whether the board's power was not kept, so that modes that decide by it decide otherwise
-        than on the GPU."""
+        """Whether the board's power was not recorded, so that modes that use it may choose
+        differently than on the GPU."""
         return self.version < 2
 
     def __post_init__(self) -> None:
@@ -265,7 +265,7 @@ def _from_json(tree: Any) -> Recording:
 
 
 def _wrong(candidate: RecordedCandidate, texts: set[str]) -> str:
-    """Says what is wrong with a candidate, beginning with its field; empty if nothing is."""
+    """Returns what is wrong with a candidate, beginning with its field; empty if it is valid."""
     if not candidate.text:
         return "text: must be a text that is not empty"
     if candidate.text in texts:

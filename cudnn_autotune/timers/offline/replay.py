@@ -19,42 +19,43 @@ from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
 from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
 
 _BLOCK_ROUNDS = 8
-"""So many rounds are played in their order before the replay jumps to another round."""
+"""The number of rounds that are played in their order before the replay jumps to another round."""
 _SOLO_FROM_MS = 4.0
-"""A candidate that runs alone for less runs as in the rounds: no power controller has noticed it
-yet."""
+"""A candidate that runs alone for less has its times of the rounds, because no power controller
+reacts sooner."""
 _LONG_MS = 40.0
-"""A candidate that runs alone for so long without a trace is named in ``missing``."""
+"""A candidate that runs alone for this long but has no trace is named in ``missing``."""
 _FEW_CALLS = 4
-"""A candidate that takes ``_LONG_MS`` for so few calls runs as in the rounds, however long it runs:
-a mode gives it a call or two, and does not ask for its steady time."""
+"""A candidate that takes ``_LONG_MS`` for this few calls has its times of the rounds, however long
+it runs: modes give it only a call or two, and need no steady time of it."""
 _PASSES_APART = 3
-"""One search of cuDNN takes its samples from so many adjacent recorded passes, because what
-disturbed one pass disturbed many candidates."""
+"""One search of cuDNN takes its samples from this many adjacent recorded passes, because a
+disturbance of one pass affected many candidates."""
 POWER = "the board's power"
-"""The entry of ``missing`` for a recording of version 1 in which something has run alone long."""
+"""The entry of ``missing`` for a recording of version 1, once a sustained run was replayed from
+it."""
 _slowdown = operator.attrgetter("slowdown")
 
 
 class ReplayTimer:
-    """Recorded samples in a new order (``sampling.Timer``).
+    """Replays recorded samples in a new order (a ``timers.timer.Timer``).
 
-    Candidates that take turns get times of one recorded round, then of the next, so that what
-    disturbed a round disturbs all of it. After eight rounds the replay jumps to another one (a
-    block bootstrap: Künsch, Annals of Statistics 17, 1989). A candidate that runs alone for long
-    follows its solo trace, with the trace's own scatter in a new order. A candidate without a trace
+    Candidates that take turns get times of one recorded round, then of the next, so that the
+    disturbance of a round affects all of it. After eight rounds the replay jumps to another one (a
+    block bootstrap: Künsch, Annals of Statistics 17, 1989). A candidate in a sustained run follows
+    its recorded trace, with the trace's own scatter in a new order. A candidate without a trace
     follows the trace whose slowdown is the median, scaled by the two candidates' times in the
     rounds. (If it ran alone as fast as in the rounds, it would beat every candidate that was
     recorded alone on a board that throttles.)
 
     What was not recorded cannot be replayed: a batch of fewer calls than recorded is as quiet as
     the recorded one, and after a sustained run the rounds start cool again. The board's power is
-    that of the trace that is played; in the rounds there is none. :attr:`missing` names what a
-    strategy asked for that the recording lacks.
+    that of the trace that is played; in the rounds there is none. :attr:`missing` names the samples
+    that a strategy needed and the recording lacks.
 
     Args:
-        recording: is played.
-        seed: of the order of samples.
+        recording: the samples to replay.
+        seed: determines the order of samples.
     """
 
     def __init__(self, recording: Recording, seed: int = 0) -> None:
@@ -90,7 +91,8 @@ class ReplayTimer:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What a strategy asked for that the recording lacks, as ``a solo trace of eng67``."""
+        """The samples that a strategy needed and the recording lacks, as ``a solo trace of
+        eng67``."""
         return tuple(self._missing)
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
@@ -227,7 +229,7 @@ class ReplayTimer:
         return Played(time_ms, clock_mhz)
 
     def _round_time(self, text: str, calls: int, cache: Cache) -> tuple[float, float | None]:
-        """Returns time and clock in this round.
+        """Returns time and clock of a batch in this round.
 
         The time of a batch longer than the recorded one is the mean of this round and the next.
         """
@@ -244,7 +246,7 @@ class ReplayTimer:
         return self._any_time(column), None
 
     def _any_time(self, column: int) -> float:
-        """Returns a time of a candidate that took no part in this round."""
+        """Returns a time, from another round, of a candidate that has none in this round."""
         times = self._column_of("rounds", column)
         if times:
             return self._rng.choice(times)
@@ -274,7 +276,8 @@ class ReplayTimer:
         self._block_left -= 1
 
     def _launch(self, candidate: Candidate) -> tuple[float, bool]:
-        """Returns what cuDNN's own search measures in a single launch, and whether it ran."""
+        """Returns the milliseconds that cuDNN's own search measures in a single launch, and whether
+        it ran."""
         recorded = self._recorded(candidate)
         text = candidate.text
         if recorded is None or not self._ready(recorded):

@@ -1,4 +1,4 @@
-"""Plays a recorded solo trace again, in a new order."""
+"""Replays the trace of a recorded sustained run, with its scatter in a new order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudnn_autotune.timers.offline.recording import SoloTrace
 from cudnn_autotune.timers.timer import Cache
 
 MOST_AVERAGED = 16
-"""A long batch is the mean of so many recorded ones at most: more would be no quieter."""
+"""A long batch is the mean of at most this many recorded ones; more would not reduce the noise."""
 
 
 class Played(NamedTuple):
@@ -25,10 +25,10 @@ class Played(NamedTuple):
 
 
 class SoloCurve:
-    """A solo trace, split into a smooth curve and the scatter around it.
+    """The trace of a sustained run, split into a smooth curve and the scatter around it.
 
     Args:
-        trace: of a candidate that did not fail.
+        trace: the sustained run of a candidate that did not fail.
         bursts: milliseconds of a call in the rounds, by cache state and candidate.
     """
 

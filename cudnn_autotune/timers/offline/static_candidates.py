@@ -1,4 +1,4 @@
-"""Candidates that are known beforehand, as those of a recording."""
+"""A fixed list of candidates, as of a recording."""
 
 from __future__ import annotations
 
@@ -63,5 +63,6 @@ class StaticCandidates:
 
     @property
     def work(self) -> Work | None:
-        """None, since what one run learns of a board must not reach the next run."""
+        """None, so that ``auto`` does not carry what it observed of the board from one run to the
+        next."""
         return None

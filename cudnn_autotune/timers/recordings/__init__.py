@@ -3,8 +3,8 @@
 `cudnn-autotune record` made them (see `offline.recorder`); the GPU, the versions and the date are
 in each file's `environment`. `h200_forum` is the convolution of
 https://discuss.pytorch.org/t/torch-cudnn-benchmark-true-picks-slower-algorithm/215906, the others
-are layers of ResNet-50 and VGG in float16. What a replay tells of a strategy holds for that problem
-on that board; where ``Recording.lacks_power``, for a board whose power cannot be read.
+are layers of ResNet-50 and VGG in float16. The result of a replay holds for that problem on that
+board only; with ``Recording.lacks_power`` it holds for a board whose power cannot be read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SUFFIX = ".json.gz"
 
 
 def names() -> tuple[str, ...]:
-    """The recordings that the package ships, sorted: the names that `load` takes."""
+    """Returns the sorted names of the recordings that the package ships, which `load` takes."""
     files = (file.name for file in _FILES.iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
 
 
 def load(name: str) -> Recording:
-    """A shipped recording.
+    """Returns a shipped recording.
 
     Args:
         name: one of `names()`.
