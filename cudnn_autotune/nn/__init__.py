@@ -1,1 +1,1 @@
-"""What a user puts into a model: the layers, their operators, and a model's problems."""
+"""The layers and functions that a user calls, their operators, and the problems of a model."""

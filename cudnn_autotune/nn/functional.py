@@ -1,4 +1,5 @@
-"""``conv2d`` by the chosen engine, or by PyTorch where this package has no choice."""
+"""``conv2d``, computed by the chosen engine, or by PyTorch if this package does not serve the
+call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` makes of ``conv_fprop``: for Inductor it is ``aten.convolution``.
+"""Presents ``conv_fprop`` to Inductor as ``aten.convolution``, for ``torch.compile``.
 
 Inductor counts ``aten.convolution`` when it decides whether a graph runs in channels_last, and it
 folds batch norms into nothing else. An operator that it does not know would cost a contiguous model

@@ -18,9 +18,9 @@ _PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class _WithPolicy(nn.Module):
-    """Adds the two arguments that our modules take beside PyTorch's."""
+    """Adds the two arguments that these modules take in addition to PyTorch's."""
 
-    # The class has them too, for modules that became ours without __init__ (pickle, __class__).
+    # The class has defaults too, for modules converted without __init__ (pickle, __class__).
     sampling: str | None = None
     workspace_limit: int | None = None
 
@@ -107,7 +107,7 @@ class Conv2d(_WithPolicy, nn.Conv2d):
             output = fast_conv2d(*arguments, self.sampling, self.workspace_limit)
             if output is not NotImplemented:
                 return output
-        if isinstance(input, torch.fx.Proxy):  # what is recorded calls the public function
+        if isinstance(input, torch.fx.Proxy):  # the recorded graph calls the public function
             return functional.conv2d(
                 *arguments, sampling=self.sampling, workspace_limit=self.workspace_limit
             )

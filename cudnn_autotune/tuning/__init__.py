@@ -1,1 +1,1 @@
-"""What happens where nothing is remembered: look it up, else search, check and remember."""
+"""Tuning of a problem that misses the plan cache: look it up, else search, check and remember."""

@@ -1,4 +1,4 @@
-"""What serves a problem: a decision, where it comes from, and what it took."""
+"""A choice: the decision that serves a problem, its origin, and its tuning time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cudnn_autotune.tuning.output_check import OutputChecks
 
 @dataclass(frozen=True)
 class Choice:
-    """What serves one problem under one policy in this process."""
+    """The choice for one problem under one policy in this process."""
 
     decision: Decision
     """The choice as it is kept on disk and sent to other ranks."""
@@ -30,8 +30,8 @@ class Choice:
     """Wall time until the problem was served, in milliseconds; a search includes plan building and
     the check of the output."""
     searched: Selection | None = None
-    """What the search of this process measured, with the candidates that failed before they were
-    timed; None where this process did not search."""
+    """The selection of this process's search, with the candidates that failed before they were
+    timed; None if this process did not search."""
 
     @property
     def problem(self) -> ConvProblem:
@@ -55,7 +55,7 @@ class Choice:
 
     @property
     def chosen(self) -> Measurement | None:
-        """The candidate that serves, with its time."""
+        """The chosen candidate, with its time."""
         return self.decision.chosen
 
     @property
@@ -71,8 +71,8 @@ class Choice:
 
     @property
     def relative_error(self) -> float | None:
-        """Error of the output relative to a reference (``tuning.checking``); None where no output
-        was checked, or where the operands or the memory did not allow a check."""
+        """Error of the output relative to a reference (``tuning.checking``); None if no output was
+        checked, or if the operands or the free memory did not allow a check."""
         return self.decision.relative_error
 
     @property
@@ -82,7 +82,8 @@ class Choice:
 
     @property
     def provenance(self) -> Provenance | None:
-        """Who measured and when, which need not be this process; None where nobody measured."""
+        """The provenance of the measurement, which may be another process's; None if nothing was
+        measured."""
         return self.decision.provenance if self.decision.selection.total_samples else None
 
     @property
@@ -97,7 +98,8 @@ class Choice:
 
     @property
     def time_ms(self) -> float | None:
-        """Milliseconds a call as the mode measured it; None where the mode does not time."""
+        """Milliseconds a call as the mode measured it; None if the mode does not time
+        candidates."""
         return self.chosen.time_ms if self.chosen else None
 
     @property
@@ -134,14 +136,15 @@ def untimed(
     benchmark_limit: int,
     chosen: Measurement,
 ) -> Decision:
-    """A decision for ``chosen`` that no measurement supports."""
+    """Returns a decision for ``chosen`` without measurements."""
     return Decision(problem, sampling, benchmark_limit, workspace_limit, Selection((chosen,), 0))
 
 
 def with_selection(
     decision: Decision, selection: Selection, chosen: Measurement, checks: OutputChecks, device: int
 ) -> Decision:
-    """``decision`` with what was just measured on ``device``; ``chosen`` comes first."""
+    """Returns ``decision`` with the selection just measured on ``device``; ``chosen`` comes
+    first."""
     text = chosen.candidate.text
     others = (entry for entry in selection.ranking if entry.candidate.text != text)
     return replace(
@@ -154,6 +157,6 @@ def with_selection(
 
 
 def provenance_now(device: int) -> Provenance:
-    """The provenance of what this process measures on ``device`` at this moment."""
+    """Returns the provenance of measurements that this process makes on ``device`` now."""
     driver = environment(device)["driver"] if torch.cuda.is_available() else None
     return Provenance.now(driver or "")

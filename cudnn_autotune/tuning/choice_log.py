@@ -12,7 +12,8 @@ from cudnn_autotune.tuning.choice import Choice
 _lock = threading.Lock()
 _records: dict[tuple[object, ...], Choice] = {}
 # A choice that is still being made when its problem is forgotten must not be recorded afterwards.
-# C++ counts the same for its table of plans, which it updates only after the miss handler returns.
+# C++ keeps the same generation for its table of plans, which it updates only after the miss handler
+# returns.
 _forgettings = 0
 _forgettings_of: Counter[ConvProblem] = Counter()
 
@@ -37,7 +38,8 @@ def record(choice: Choice, since: int | None = None) -> bool:
     """Records ``choice``, unless a measured one would be replaced by one that was not measured.
 
     Args:
-        since: the problem's :func:`generation` when the choice was begun; None: just now.
+        since: the problem's :func:`generation` when the choice was begun; None stands for the
+        current one.
 
     Returns:
         False where the problem was forgotten since then: the choice is obsolete.

@@ -60,8 +60,8 @@ def announce(choice: Choice) -> None:
 
 
 class SlowSearches:
-    """Warns once that searches are what makes a process slow: while a search runs, as soon as all
-    searches together have taken ``after_s`` seconds. Only one search runs at a time."""
+    """Warns once that searches make a process slow: during a search, as soon as all searches
+    together have taken ``after_s`` seconds. Only one search runs at a time."""
 
     def __init__(self, after_s: float = 2.0) -> None:
         self._after_s = after_s

@@ -1,6 +1,6 @@
 """The miss handler: a known choice, else a search and a check of the output; then a commit.
 
-On a hit no line of it runs.
+On a hit no code of this file runs.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def choose(
             dtype; the one that the operation writes may be overwritten.
 
     Returns:
-        The choice's text; its plan where it is an engine of cuDNN; the trial that it leads where
-        later calls decide; and a function to call once other threads may tune.
+        The choice's text; its plan where it is an engine of cuDNN; the trial that decides later, in
+        the mode ``online``; and a function to call once other threads may tune.
     """
     miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, (x, w, y))
     with later.put_off() as changes:
@@ -115,7 +115,7 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
 
 
 def _begin_trial(miss: _Miss, first: Served, since: int) -> _C.OnlineTrial:
-    """A trial whose first candidate serves until later calls have decided."""
+    """Begins a trial, whose first candidate serves until later calls have decided."""
     assert first.choice.chosen is not None
     candidate, prepared = first.choice.chosen.candidate, Prepared()
     preparation = OnlinePreparation(
@@ -128,7 +128,8 @@ def _begin_trial(miss: _Miss, first: Served, since: int) -> _C.OnlineTrial:
 
 
 def _search(miss: _Miss, strategy: Strategy) -> Served:
-    """Searches, and checks the output of what is found; PyTorch's own path where nothing is."""
+    """Searches, and checks the chosen candidate's output; returns PyTorch's own path if none is
+    right."""
     problem = miss.problem
     try:
         search = _C.EngineSearch.on_device(miss.native, miss.device)
@@ -161,7 +162,7 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
 
 
 def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
-    """The best of ``selection`` whose output is right; better ones are rejected."""
+    """The best candidate of ``selection`` whose output is right; better ones are rejected."""
     checks = OutputChecks()
     is_checked = _needs_check(miss.problem, selection)
     for timed in selection.ranking:
@@ -170,7 +171,7 @@ def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
         if not is_checked:
             return _served(miss, selection, checks, timed, plan)
         if plan is None and timed.candidate.engine is not None:
-            continue  # it did not build
+            continue  # the plan did not build
         if plan is not None and miss.limit is not None and plan.workspace_bytes > miss.limit:
             continue  # the workspace of an engine that no heuristic lists is known only now
         if checks.is_right(miss.problem, text, plan, miss.tensors):
@@ -179,9 +180,9 @@ def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
 
 
 def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
-    """False where nothing was timed and the winner is what PyTorch would run as well, unchecked:
-    cuDNN's first plan, but not where padding differs before and after, which PyTorch never hands
-    to cuDNN."""
+    """Whether the winner's output must be checked. It need not be if nothing was timed and PyTorch
+    would run the same plan unchecked: cuDNN's first one, unless padding differs before and after,
+    which PyTorch never passes to cuDNN."""
     winner = selection.winner.candidate
     is_listed = winner.engine is None or bool(winner.heuristic_mode)
     n = problem.spatial_dims
@@ -196,7 +197,7 @@ def _served(
     chosen: Measurement | None = None,
     plan: _C.Plan | None = None,
 ) -> Served:
-    """The outcome of a search; without ``chosen``, PyTorch's own path serves the problem."""
+    """The result of a search; without ``chosen``, PyTorch's own path serves the problem."""
     entry = chosen or Measurement(ATEN, None, 0)
     decision = untimed(miss.problem, miss.mode, miss.limit, max(miss.benchmark_limit, 0), entry)
     if selection is not None and checks is not None:

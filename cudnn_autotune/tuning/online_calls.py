@@ -1,4 +1,4 @@
-"""``online`` in the caller's calls: what they prepare, and how their decision is committed."""
+"""``online`` in the caller's calls: prepares candidates there, and commits the decision."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class OnlinePreparation:
 
     The first step lists the candidates. Each later step builds one, checks its output on the call's
     own tensors and, if it is right, lets it join the trial; the call waits some milliseconds for
-    that. What serves meanwhile is checked before all others. Only ``_C.OnlineTrial`` holds this
-    object, so that its plans are freed on a caller's thread.
+    that. The candidate that serves meanwhile is checked before all others. Only ``_C.OnlineTrial``
+    holds this object, so that its plans are freed on a caller's thread.
 
     Args:
-        choice: the choice that serves until all is decided.
+        choice: the choice that serves until the trial is decided.
         first, plan: the candidate and plan of ``choice``.
-        prepared: where the results are put for the tuner's thread.
+        prepared: receives the results, which the tuner's thread reads.
         budget_ms: wall time that all steps together may take, in milliseconds; once it is spent,
             no other candidate joins. A step that has begun is always finished. None: no limit.
     """
@@ -70,8 +70,8 @@ class OnlinePreparation:
         try:
             joins = self._step((x, w, y))
         except Exception:
-            # The caller must keep being served whatever went wrong, but the reason must be logged.
-            # As text, since a handler that keeps log records would keep the tensors of its frames.
+            # An error must not reach the caller, who is served in any case, so it is logged. As
+            # text, since a handler that keeps log records would keep the tensors of its frames.
             why = traceback.format_exc()
             _log.error("%s: online gave up; its first plan stays\n%s", self._problem.text, why)
             self._end(broken=True)
@@ -84,7 +84,8 @@ class OnlinePreparation:
             self._drop_pending()
         if joins is not None:
             self._prepared.joining.append(joins[0])
-            # One more call follows in any case: the candidate has then joined when all is over.
+            # One more call follows in any case, so that the candidate has joined before the
+            # preparation ends.
             return (joins[0].text, joins[1]), True
         if not self._pending:
             self._end()
@@ -149,7 +150,7 @@ class _QuicklyBuilt(QueriedCandidates):
 
 
 class OnlineCommitter:
-    """Commits what the calls of one problem decide (``online_tuner.Committer``).
+    """Commits the decision of one problem's trial (an ``online_tuner.Committer``).
 
     Args:
         first: the choice that serves until then.

@@ -1,7 +1,7 @@
-"""Decides the trials of ``online`` on a thread of its own.
+"""Decides the trials of ``online`` on a background thread.
 
-The callers' threads never wait for it: C++ gives turns and keeps their times
-(csrc/online_trial.h), and this thread judges them (``sampling.online_race``). It only computes.
+The callers' threads never wait for it: C++ assigns turns and collects their times
+(csrc/online_trial.h), and this thread compares them (``sampling.online_race``). It only computes.
 Whatever needs the GPU is done in the calls (``online_calls.OnlinePreparation``): cuDNN captures
 streams of its own when it builds and runs plans, and a ``torch.cuda.synchronize()`` of any other
 thread fails meanwhile ("operation not permitted when stream is capturing").
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.01
-# Where nothing happens, as between two epochs.
+# The period while no new samples arrive, as between two epochs.
 _LONGEST_IDLE_S = 0.16
-# What the thread computes costs the callers Python's lock. With many trials it looks less often, so
-# that it takes this share of a core, but not so seldom that decisions come late.
+# While the thread computes, it holds Python's lock, which callers need. With many trials it steps
+# less often, so that it uses this share of a core, but not so rarely that decisions are late.
 _SHARE = 0.01
 _LONGEST_S = 0.5
 # At exit the thread finishes its step, which takes some milliseconds.
@@ -56,7 +56,8 @@ class Committer(Protocol):
 
 @dataclass(eq=False)
 class Prepared:
-    """What the calls of a trial have prepared so far: they write it, the tuner's thread reads it.
+    """The candidates and checks that a trial's calls have prepared: calls write it, the tuner's
+    thread reads it.
 
     It holds no plan, no search and no tensor: those must be freed on a caller's thread.
     """
@@ -65,13 +66,14 @@ class Prepared:
     """Candidates that are built and right, in the order in which they join the trial. A candidate
     is put here before it joins."""
     first_fails: str = ""
-    """Why the first candidate cannot be chosen; empty where it is right or not checked yet."""
+    """The reason for which the first candidate cannot be chosen; empty if it is right or not yet
+    checked."""
     checks: OutputChecks = field(default_factory=OutputChecks)
     """The checks of the candidates' outputs."""
     remarks: list[str] = field(default_factory=list)
     """Remarks for the evidence."""
     budget_ms: float | None = None
-    """The budget, where it left candidates out."""
+    """The budget in milliseconds if it left candidates out; else None."""
     is_broken: bool = False
     """Whether the preparation ended by an error, which was logged or raised."""
     is_over: bool = False
@@ -96,12 +98,12 @@ class Trial:
         self._judge_at = 0
 
     def step(self) -> bool:
-        """Reads and judges what is new; False once the trial is over."""
+        """Reads and judges new samples; returns False once the trial is over."""
         if not self.schedule.is_in_use:
             return False
         if not self.committer.is_wanted:
-            # Usually no caller holds the trial any more; but it may have begun while its problem
-            # was being forgotten.
+            # Usually no caller holds the trial any more, unless it began while its problem was
+            # being forgotten.
             self.schedule.decide(self.race.next_best() or 0)
             return False
         is_over = self.prepared.is_over  # read first: every candidate has then joined
@@ -152,7 +154,7 @@ class Trial:
         )
 
     def _adopt(self) -> bool:
-        """Ends the trial with what another thread has decided, if that candidate runs here."""
+        """Ends the trial with the decision of another thread, if that candidate runs here."""
         text = self.committer.chosen_elsewhere
         for number in self.race.active:
             if self.race.candidates[number].text == text:
@@ -161,7 +163,8 @@ class Trial:
         return False
 
     def _read(self) -> bool:
-        """Takes the calls' new samples, failures and candidates; False where there are none."""
+        """Reads the calls' new samples, failures and candidates; returns False if there are
+        none."""
         samples, count = self.schedule.take_samples(), self.schedule.implementation_count
         failures = set(self.schedule.failures()) - self.race.failed
         first_fails = bool(self.prepared.first_fails) and 0 not in self.race.failed
@@ -202,7 +205,7 @@ def next_period_s(last_s: float, is_idle: bool, spent_s: float, trials: int) -> 
 
 
 class OnlineTuner:
-    """The thread that steps all trials; it runs while there are any."""
+    """Steps all trials on one thread, which runs while there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -214,7 +217,7 @@ class OnlineTuner:
     def add(self, trial: Trial) -> None:
         with self._lock:
             if self._stopped.is_set():
-                return  # the process ends, and the first candidate serves
+                return  # the process is exiting, and the first candidate serves
             self._trials.append(trial)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -224,13 +227,13 @@ class OnlineTuner:
 
     @property
     def undecided(self) -> int:
-        """How many problems are still being decided."""
+        """The number of problems that are still being decided."""
         with self._lock:
             return len(self._trials)
 
     @property
     def preparing(self) -> int:
-        """How many of them are still preparing candidates in their calls."""
+        """The number of problems whose calls still prepare candidates."""
         with self._lock:
             return sum(not trial.prepared.is_over for trial in self._trials)
 
@@ -274,7 +277,7 @@ class OnlineTuner:
         try:
             return trial.step()
         except Exception:
-            # The caller must keep being served whatever went wrong, but the reason must be logged.
+            # An error must not reach callers, who are served in any case, so it is logged.
             why = traceback.format_exc()  # the error itself would keep its frames
             _log.error("online: gave up on a problem; its first plan stays\n%s", why)
         try:

@@ -20,7 +20,7 @@ _made: dict[int, list[Choice]] = {}
 @contextmanager
 def probe() -> Iterator[list[Choice]]:
     """Within the context, calls of this thread and their backward are served by cuDNN's heuristics
-    in place of their own mode, and their choices are appended to the list. Other threads are not
+    instead of their mode, and their choices are appended to the list. Other threads are not
     affected."""
     number = next(_numbers)
     made = _made[number] = []

@@ -1,4 +1,4 @@
-"""What is known of a problem before a search, and what is kept of a choice afterwards.
+"""Looks up known choices before a search, and commits new ones after it.
 
 :func:`find` asks the pins, then what ranks have agreed on, then the store. :func:`commit` is the
 only writer of new choices: it records them in the log, stores them and announces them.
@@ -68,7 +68,7 @@ def find(
 
 
 def _candidate(text: str) -> Candidate:
-    """What a pin names, of which nothing else is known."""
+    """The candidate that a pin names, without any measurement."""
     if text in (ATEN.text, MATMUL.text):
         return ATEN if text == ATEN.text else MATMUL
     engine, knobs = parse_engine_text(text)
@@ -77,7 +77,7 @@ def _candidate(text: str) -> Candidate:
 
 def reject(known: Choice) -> None:
     """Removes a known choice that cannot serve on its device, so that :func:`find` does not prefer
-    it to what will be tuned instead. A pin stays."""
+    it to the choice that will be tuned instead. A pin stays."""
     if known.origin == "pinned":
         return
     if known.origin == "agreed":
@@ -105,7 +105,8 @@ def commit(choice: Choice, since: int | None = None) -> None:
     problem was forgotten meanwhile.
 
     Args:
-        since: the problem's ``choice_log.generation`` when the choice was begun; None: just now.
+        since: the problem's ``choice_log.generation`` when the choice was begun; None stands for
+        the current one.
     """
     if not choice_log.record(choice, since):
         return

@@ -1,8 +1,8 @@
 """Serves a problem by a known choice, which this process builds and checks first.
 
 A decision of a store, of another rank or of an application was measured elsewhere, perhaps by an
-older version, and files can be edited. So everything in it that this machine can verify is
-verified, and a decision that does not hold is tuned again.
+older version, and files can be edited. So this machine verifies all of it that it can, and a
+problem whose decision fails that is tuned again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ WRONG = "a remembered choice is wrong: tuned again"
 
 
 class UnfitError(Exception):
-    """A known choice may not serve; ``args`` are the reason for ``fallbacks()`` and the details."""
+    """A known choice must not serve; ``args`` are the reason for ``fallbacks()`` and the
+    details."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Served:
 
     choice: Choice
     plan: _C.Plan | None
-    """None where the choice is no engine of cuDNN."""
+    """None if the choice is not an engine of cuDNN."""
     is_found: bool = True
-    """False where a search found nothing, and PyTorch's own path serves."""
+    """False if a search found no candidate that is right, and PyTorch's own path serves."""
 
 
 def serve(
@@ -58,8 +59,8 @@ def serve(
         workspace_limit: bytes; -1: no limit.
 
     Returns:
-        None where the problem must be tuned after all, which is logged and counted in
-        ``fallbacks()``.
+        The choice, ready to run; None if the problem must be tuned after all, which is logged and
+        counted in ``fallbacks()``.
 
     Raises:
         CudnnError: a pinned engine does not build.
@@ -100,7 +101,7 @@ def during_capture(
     """Serves a problem by a known choice while a stream is being captured, when no output can be
     checked. Called by C++, with the key of the choice (workspace_limit in bytes, -1: no limit).
 
-    Otherwise the capture would get the first engine of cuDNN's heuristics, which is not checked
+    Without a known choice the heuristics' first engine serves the capture, which is not checked
     either. The next call outside a capture is served by :func:`serve`, which checks the output.
 
     Returns:
@@ -133,7 +134,7 @@ def built(
     workspace_limit: int,
     open_search: Callable[[], _C.EngineSearch],
 ) -> _C.Plan | None:
-    """The plan of a known choice; None where it is no engine of cuDNN.
+    """The plan of a known choice; None if it is not an engine of cuDNN.
 
     Args:
         native: the problem.
@@ -143,7 +144,7 @@ def built(
     Raises:
         UnfitError: a choice that is not pinned does not build or violates what the problem asks
             for: by the workspace and the notes that cuDNN reports here, by the errata, or as a
-            matrix product of a problem that is none.
+            matrix product for a problem that is not one.
         CudnnError: a pinned engine does not build.
     """
     text = known.text

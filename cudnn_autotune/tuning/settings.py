@@ -191,7 +191,7 @@ def _number(kind: Callable[[str], Any], check: Callable[[Any, str], Any]) -> Cal
 
 
 _VARIABLES: dict[str, Callable[[str, str], Any]] = {
-    # By its form only, since a mode may be registered after the import.
+    # Only the form is checked, since a mode may be registered after the import.
     sampling.VARIABLE: check_mode_name,
     "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": _number(int, _check_workspace_limit),
     "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": _number(int, _check_benchmark_limit),

@@ -1,4 +1,4 @@
-"""Tunes a problem that is given as such, without a layer that calls it."""
+"""Tunes a problem that is given by itself, without a layer that calls it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudnn_autotune.tuning.remembering import searched_anew
 
 
 def tune(problem: ConvProblem, device: int, sampling: str, *, anew: bool = False) -> Decision:
-    """The decision for a problem on a CUDA device: a known one, else that of a search.
+    """Returns the decision for a problem on a CUDA device: a known one, else that of a search.
 
     Args:
         device: index of the CUDA device.
@@ -26,10 +26,10 @@ def tune(problem: ConvProblem, device: int, sampling: str, *, anew: bool = False
         anew: search even if a decision is known.
 
     Raises:
-        RuntimeError: cuDNN and this package have no part in the problem (PyTorch serves it), it
-            cannot be tuned on the device, or an engine is pinned for it.
-        ValueError: an alignment that no call has: of less than one element, or of less than 32
-            bytes for the result, which is allocated anew.
+        RuntimeError: PyTorch serves the problem without cuDNN or this package, it cannot be tuned
+            on the device, or an engine is pinned for it.
+        ValueError: an alignment is impossible: less than one element, or less than 32 bytes for the
+            result, which torch allocates.
     """
     if (text := pinned(problem)) is not None:
         raise RuntimeError(f"{problem.text}: {text} is pinned, which leaves nothing to tune")
@@ -64,7 +64,7 @@ _REDUCED_PRECISION = {
 @contextmanager
 def flags_of(problem: ConvProblem, device_type: str) -> Iterator[None]:
     """Sets PyTorch's global flags to those of the problem, and restores the caller's afterwards. A
-    flag that has the right value already is not touched."""
+    flag that already has the right value is not set."""
     with ExitStack() as stack:
 
         def set_for_now(setter: Callable[[Any], object], wanted: object, before: object) -> None:
