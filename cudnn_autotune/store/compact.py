@@ -26,18 +26,21 @@ from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.provenance import Provenance
 
 COLUMNS = (
-    *("text", "workspace_bytes", "heuristic_mode", "rank", "numerical_notes", "behavior_notes"),
-    *(
-        "samples",
-        "time_ms",
-        "low_ms",
-        "high_ms",
-        "sustained_ms",
-        "eliminated",
-        "runs",
-        "engine",
-        "knobs",
-    ),
+    "text",
+    "workspace_bytes",
+    "heuristic_mode",
+    "rank",
+    "numerical_notes",
+    "behavior_notes",
+    "samples",
+    "time_ms",
+    "low_ms",
+    "high_ms",
+    "sustained_ms",
+    "eliminated",
+    "runs",
+    "engine",
+    "knobs",
 )
 """The columns of a row of ``"ranking"``. Values at the end of a row that equal their default are
 left out. The engine and its knobs default to those that the text names."""
@@ -100,7 +103,7 @@ def decode(tree: Any, problem: ConvProblem, sampling: str, benchmark_limit: int)
             omitted=_count(tree.get("omitted", 0), "omitted"),
         )
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"it is no decision: {error!r}") from error
+        raise ValueError(f"it is not a decision: {error!r}") from error
 
 
 def _joined(decision: Decision, rows: Sequence[str], kept: Sequence[int]) -> str:

@@ -87,7 +87,7 @@ def opened(path: Path) -> Iterator[OpenFile | None]:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         _check_size(status.st_size)
         yield OpenFile(descriptor, _stamp(status))
     finally:

@@ -127,7 +127,7 @@ def decode(line: bytes, environment: Environment) -> Decision:
         decision, begin = _decoded(line), _NAMED
         decision.__dict__[_READ] = (environment, line)
     if not line.startswith(name_of(decision), begin):
-        raise ValueError("the entry is named as one of another problem")
+        raise ValueError("the entry's name is not that of its problem")
     return decision
 
 
@@ -146,7 +146,7 @@ def _decoded(line: bytes) -> Decision:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except (KeyError, TypeError) as error:
-        raise ValueError(f"it is no entry: {error!r}") from error
+        raise ValueError(f"it is not an entry: {error!r}") from error
 
 
 def is_as_read(decision: Decision, environment: Environment) -> bool:

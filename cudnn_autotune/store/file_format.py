@@ -167,7 +167,9 @@ def decode(data: bytes, environment: Environment) -> Content:
     entries = version1.entries(decisions, environment)
     if len(entries) == len(decisions):
         return Content(State.SOUND, entries=entries)
-    return Content(State.DAMAGED, "some of its entries are no entries of it", entries)
+    return Content(
+        State.DAMAGED, "some of its entries are damaged or of another environment", entries
+    )
 
 
 def environment_of(data: bytes) -> Environment:
@@ -214,7 +216,7 @@ def _newer(version: object) -> Content | None:
 def _begins_with_entry(data: bytes, environment: Environment) -> bool:
     """Returns whether the first line is an entry, as in a file that lost its header."""
     first, _, _ = data.lstrip(_BLANK).partition(b"\n")
-    return _name_in_any(first, environment) is not None
+    return _name_in_any(first.strip(_BLANK).removesuffix(b","), environment) is not None
 
 
 def _rescued(
@@ -233,6 +235,7 @@ def _rescued(
         content.entries = version1.entries(tree["decisions"], environment)
         return content
     for line in data.split(b"\n"):
+        # In a file of version 1, a comma follows all entries but the last one.
         line = line.strip(_BLANK).removesuffix(b",")
         name = _name_in_any(line, environment)
         if name is not None:
@@ -242,6 +245,5 @@ def _rescued(
 
 def _name_in_any(line: bytes, environment: Environment) -> bytes | None:
     """Returns the name in a line of the present version or of version 1, or None."""
-    line = line.strip(_BLANK).removesuffix(b",")
     name = entry.name_in(line, entry.seed(environment))
     return version1.name_in(line, environment) if name is None else name

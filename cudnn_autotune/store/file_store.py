@@ -240,9 +240,6 @@ class Store(Lookup):
             self._parsed[name] = self._decoded(entries.get(name))
         return self._parsed[name]
 
-    def _encoded(self, decision: Decision) -> bytes:
-        return entry.encode(decision, self.environment)
-
     def _decoded(self, line: bytes | None) -> Decision | None:
         if line is None:
             return None
@@ -278,7 +275,7 @@ class Store(Lookup):
         def changes_of(entries: Mapping[bytes, bytes]) -> Changes:
             nonlocal taken
             pending = Pending(self._unwritten, given, gone, are_latest)
-            changes, taken = pending.reconciled(entries, self._encoded, self._decoded)
+            changes, taken = pending.reconciled(entries, self.environment, self._decoded)
             return changes
 
         with LOCK:

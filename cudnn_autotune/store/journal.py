@@ -194,7 +194,7 @@ class Journal:
                     lines.append(entry.of_this_version(line, environment))
         gone = sum(line is None for line in merged.values())
         if content.state is State.SOUND and len(lines) + gone < len(merged):
-            content.state, content.why = State.DAMAGED, "some of its entries are no decisions"
+            content.state, content.why = State.DAMAGED, "some of its entries are not decisions"
         aside = disk_file.set_aside(self.path) if content.state is State.DAMAGED else None
         before = self._stamp
         data = file_format.encode(environment, lines, token_hex(4))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from cudnn_autotune.store import entry
 from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.journal import Changes
 from cudnn_autotune.store.precedence import as_latest, prevailing
 
@@ -37,14 +38,14 @@ class Pending:
     def reconciled(
         self,
         entries: Mapping[bytes, bytes],
-        encode: Callable[[Decision], bytes],
+        environment: Environment,
         decode: Callable[[bytes | None], Decision | None],
     ) -> tuple[Changes, Taken]:
         """Returns the changes to make to ``entries``, and what they add, replace and remove.
 
         Args:
             entries: Entry name to line, as the file holds them.
-            encode: Returns the line of a decision.
+            environment: The environment of the store.
             decode: Returns the decision of a line, or None if there is none that can be served.
         """
         going = {
@@ -76,7 +77,7 @@ class Pending:
             for decision in kept:
                 if decision not in known:
                     name = entry.name_of(decision)
-                    changes[name] = encode(decision)
+                    changes[name] = entry.encode(decision, environment)
                     if any(decision is one for one in fresh):
                         new += name not in names
                         replaced += name in names
