@@ -1,4 +1,4 @@
-"""Decisions for the tests of stores."""
+"""Problems, measurements and decisions for the tests of stores."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ NONDETERMINISTIC = "NONDETERMINISTIC"
 
 
 def problem(**changes: Any) -> ca.ConvProblem:
-    """A convolution of half precision; ``size=n`` makes another, n high, of one channel and one
-    column: there are many of these within what cuDNN can count."""
+    """Returns a convolution of half precision.
+
+    ``size=n`` makes its input one column of height n with one channel, so that there are many
+    distinct problems within the sizes that cuDNN can represent.
+    """
     values: dict[str, Any] = {
         "op": "fprop",
         "weight_shape": (64, 64, 3, 3),
@@ -45,7 +48,7 @@ def timed(
     rank: int = 0,
     **fields: Any,
 ) -> Measurement:
-    """``notes``: numerical ones."""
+    """Returns a measurement; ``notes`` are its numerical notes."""
     candidate = Candidate(
         engine=rank,
         knobs={"KERNEL_CFG": rank},
@@ -77,7 +80,10 @@ def selection(
 
 
 def decision(size: int | None = None, day: int = 1, **changes: Any) -> Decision:
-    """Measured on a day of January 2026; ``deterministic``: under that constraint."""
+    """Returns a decision that was measured on a day of January 2026.
+
+    ``deterministic=True`` makes determinism a constraint of its measurement.
+    """
     deterministic = changes.pop("deterministic", False)
     provenance = Provenance("580.65", "2.11.0", "0.1.0", f"2026-01-{day:02}T12:00:00Z")
     values: dict[str, Any] = {
@@ -95,7 +101,7 @@ def decision(size: int | None = None, day: int = 1, **changes: Any) -> Decision:
 def at_limit(
     workspace_limit: int | None, day: int = 1, deterministic: bool = False, **changes: Any
 ) -> Decision:
-    """Measured under constraints, with the candidates that these allow."""
+    """Returns a decision measured under constraints, with the candidates that these allow."""
     fitting = [
         entry
         for entry in FRONTIER
@@ -112,17 +118,17 @@ def at_limit(
 
 
 def resealed(line: bytes, environment: Environment = H200) -> bytes:
-    """A line of a store's file that was changed, with the checksum that it should have."""
+    """Returns a changed line of a store's file with the right checksum."""
     rest = line[18:]
     return b'{"crc32":"%08x%s' % (zlib.crc32(rest, entry.seed(environment)), rest)
 
 
 def version1(known: Iterable[Decision], environment: Environment = H200) -> bytes:
-    """A store's file as the first version of the format has it."""
+    """Returns a store's file in version 1 of the format."""
     lines = []
     for one in known:
         tree = {"environment": environment.digest, **one.to_json()}
-        tree["struck"] = tree.pop("rejected")  # as it was called then
+        tree["struck"] = tree.pop("rejected")  # the field's name at that time
         lines.append(entry.name_of(one) + b": " + json.dumps(tree).encode())
     head = b'{"format": "cudnn-autotune store", "version": 1,\n"environment": '
     body = b",\n".join(lines) + (b"\n" if lines else b"")
@@ -132,7 +138,7 @@ def version1(known: Iterable[Decision], environment: Environment = H200) -> byte
 
 
 def measured_otherwise(known: Decision, time_ms: float, day: int) -> Decision:
-    """The same decision, measured again."""
+    """Returns the same decision, measured again with another time."""
     first, *others = known.selection.ranking
     ranking = [dataclasses.replace(first, time_ms=time_ms), *others]
     provenance = dataclasses.replace(known.provenance, time=f"2026-01-{day:02}T12:00:00Z")

@@ -1,4 +1,4 @@
-"""Processes that write into one store, for the tests; a script, since forks start at once.
+"""A script for the tests whose processes write to one store; forks start faster than spawned ones.
 
     python store_writers.py together FOLDER PROCESSES DECISIONS
     python store_writers.py killed FOLDER KILLS SEED
@@ -28,11 +28,11 @@ from cudnn_autotune.store import Store
 from cudnn_autotune.store import settings as store_settings
 
 SMALL = selection(FRONTIER[:1])
-_MOST_PUTS = 4  # of a writer that is killed, about
+_MOST_PUTS = 4  # about as many as a writer makes before it is killed
 
 
 def together(folder: Path, processes: int, decisions: int) -> dict[str, Any]:
-    """Each process adds its own, one by one."""
+    """Each process adds its own decisions, one by one."""
     begin = time.monotonic()
     children = []
     for process in range(processes):
@@ -48,15 +48,17 @@ def together(folder: Path, processes: int, decisions: int) -> dict[str, Any]:
 
 
 def killed(folder: Path, kills: int, seed: int) -> dict[str, Any]:
-    """Again and again a writer is killed at a random moment, some decisions after its start; after
-    each, the store is opened and must hold all that was acknowledged until then."""
+    """Kills writers, each at a random time, some decisions after its start.
+
+    After each of them the store must hold all decisions that were acknowledged until then.
+    """
     rng = random.Random(seed)
     keys: set[str] = set()
     store = Store(folder, H200)
     store.add([decision(10**6)])
     begin = time.perf_counter()
     Store(folder, H200).add([decision(10**6 + 1)])
-    one_s = time.perf_counter() - begin  # however slow the disk is
+    one_s = time.perf_counter() - begin  # this adapts the test to the speed of the disk
     for kill in range(kills):
         reading, writing = os.pipe()
         child = os.fork()
@@ -82,8 +84,10 @@ def killed(folder: Path, kills: int, seed: int) -> dict[str, Any]:
 
 
 def replacing(folder: Path) -> dict[str, Any]:
-    """A writer is killed just before the file that it has written anew takes the old one's place;
-    before that it has changed one decision until most lines no longer counted."""
+    """Kills a writer just before the new file that it has written replaces the old one.
+
+    It writes a new file because it has changed one decision until most lines were out of date.
+    """
 
     def kill(event: str, arguments: object) -> None:
         if event == "os.rename":
@@ -112,8 +116,8 @@ def replacing(folder: Path) -> dict[str, Any]:
 
 
 def forked(folder: Path, forks: int) -> dict[str, Any]:
-    """Again and again a process whose threads add and read forks; each child adds one."""
-    # Python 3.12 says of any such fork that it may hang.
+    """Forks a process again and again while its threads add and read; each child adds one."""
+    # Python 3.12 warns at any such fork that it may hang.
     warnings.simplefilter("ignore", DeprecationWarning)
     store_settings.set_store(folder)
     store = Store(folder, H200)
@@ -126,7 +130,7 @@ def forked(folder: Path, forks: int) -> dict[str, Any]:
             number = next(numbers)
             store.add([decision(number, selection=SMALL)])
             added.append(number)
-            time.sleep(0.001)  # or a child would seldom get the lock of the file
+            time.sleep(0.001)  # otherwise a child would seldom get the lock of the file
 
     def read() -> None:
         while not is_over.is_set():

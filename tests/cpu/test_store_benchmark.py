@@ -1,4 +1,4 @@
-"""benchmarks/store.py: a dry run, and writers that fail."""
+"""The benchmark of the store has a dry run, and ends if a writer fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmark_scripts import assert_rendered, dry_runs_into, record, run
 
 @pytest.fixture(scope="module")
 def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the record."""
+    """Makes a dry run and returns the folder with its record."""
     folder = tmp_path_factory.mktemp("dry")
     dry_runs_into(folder, {"store": ""}, tells="DRY RUN")
     return folder
@@ -48,7 +48,7 @@ def test_a_time_limit_is_told(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_fails_ends_the_others(modules: None, tmp_path: Path) -> None:
-    """Instead of being waited for. A decision without candidates is none."""
+    """They are not waited for. The writer fails because a decision needs candidates."""
     from store_files.measure import writers
 
     with pytest.raises(RuntimeError, match="2 writers: one of them failed"):

@@ -1,5 +1,4 @@
-"""Files that are not what they should be: set aside or left alone, said once, and nothing lost that
-was intact."""
+"""A damaged file is set aside, a foreign one left alone; one warning says so, nothing is lost."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def written(tmp_path: Path) -> tuple[Path, bytes]:
 
 
 def opened(path: Path, read_only: bool = False) -> tuple[Store, list[str]]:
-    """The store, and what was said of it."""
+    """Opens a store and returns it with the texts of the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         store = Store(path, H200, read_only=read_only)
@@ -64,7 +63,7 @@ def assert_set_aside(path: Path, damaged: bytes, rescued: list[Any]) -> None:
     assert re.fullmatch(r".*\.json\.damaged-\d{8}T\d{6}Z(-\d+)?", new[0].name)
     assert new[0].name in said[0]
     assert list(store) == rescued
-    # It is whole again: another process has nothing to say of it, and it can be used.
+    # The file is whole again: another process can use it without a warning.
     assert opened(path)[1] == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -73,17 +72,17 @@ def assert_set_aside(path: Path, damaged: bytes, rescued: list[Any]) -> None:
 
 
 def test_truncated_at_every_kind_of_place(tmp_path: Path) -> None:
-    """What was there when the file was written as a whole is missed by its header."""
+    """The header counts the entries with which the file began, so a lost end is noticed."""
     path, data = written(tmp_path)
     lines = data.splitlines(keepends=True)
     ends = [sum(map(len, lines[:n])) for n in range(len(lines) + 1)]
     rng = random.Random(0)
     places = {end + offset for end in ends for offset in (-2, -1, 0, 1, 2)}
     places |= {rng.randrange(len(data)) for _ in range(20)}
-    # What ends earlier does not say whose it is.
+    # A shorter file does not say that it is a store's.
     least = len(b'{"format": "cudnn-autotune store"')
     for place in sorted(p for p in places if least <= p < len(data) - 1):
-        # An entry needs no line end to be whole.
+        # An entry is whole even without its line feed.
         whole = [known for known, end in zip(KNOWN, ends[2:], strict=True) if place >= end - 1]
         assert_set_aside(path, data[:place], whole)
 
@@ -106,7 +105,7 @@ def test_of_a_file_without_entries_nothing_is_left(tmp_path: Path, damaged: byte
 
 
 def damages() -> dict[str, Callable[[bytes], tuple[bytes, list[Decision]]]]:
-    """Of a file of three lines: what becomes of it, and what of it is intact."""
+    """Returns functions from a file of three entries to a damaged file and its intact entries."""
 
     def split(data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
         head, first, second, third = data.splitlines(keepends=True)
@@ -125,15 +124,15 @@ def damages() -> dict[str, Callable[[bytes], tuple[bytes, list[Decision]]]]:
         ),
         "a bit": in_lines(lambda h, a, b, c: [h, a, b.replace(b"1.0", b"1.1", 1), c], ends),
         "a name": in_lines(lambda h, a, b, c: [h, a, b.replace(b"x=1", b"x=9", 1), c], ends),
-        # A block of zeros, as after a power failure.
+        # A power failure leaves a block of zeros.
         "zeros": in_lines(lambda h, a, b, c: [h, a, b"\0" * len(b), c], ends),
         "zeros, ended": in_lines(lambda h, a, b, c: [h, a, b"\0" * 512 + b"\n", c], ends),
-        # The head lost, or its environment: each line's checksum says which it is of.
+        # Without a header, or its environment, the checksums show that the lines are of this one.
         "no head": in_lines(lambda h, a, b, c: [a, b, c], KNOWN),
         "zeros for a head": in_lines(lambda h, a, b, c: [b"\0" * 100, b"\n", a, b, c], KNOWN),
         "no environment": in_lines(lambda h, a, b, c: [h.replace(b"gpu", b"cpu"), a, b, c], KNOWN),
         "no version": in_lines(lambda h, a, b, c: [h.replace(b": 2,", b": ?,"), a, b, c], KNOWN),
-        # Left by a merge of versions.
+        # A merge of two versions leaves such markers.
         "a conflict": in_lines(
             lambda h, a, b, c: [h, b"<<<<<<< ours\n", a, b"=======\n", b, c], KNOWN
         ),
@@ -179,11 +178,11 @@ def test_a_header_of_other_fields_is_as_good(tmp_path: Path, fields: dict[str, A
     assert (list(store), said) == (KNOWN, [])
 
 
-# A file that is whole, with entries that are not to be served
+# Whole files with entries that must not be served
 
 
 def served_otherwise(path: Path, line: bytes) -> tuple[Store, list[str]]:
-    """With ``line`` in the place of the second one; opening says nothing, the lookup does."""
+    """Replaces the second entry by ``line``; opening does not warn, the lookup does."""
     lines = path.read_bytes().split(b"\n")
     lines[2] = line
     path.write_bytes(b"\n".join(lines))
@@ -238,7 +237,7 @@ def test_an_entry_that_is_no_decision_is_not_served(tmp_path: Path, change: dict
     store, said = served_otherwise(path, line)
     assert len(said) == 1
     assert "is not served" in said[0]
-    # What is put in takes its place.
+    # A new decision takes its place.
     store.add([KNOWN[1]])
     assert sorted(known.key for known in Store(path, H200)) == sorted(k.key for k in KNOWN)
 
@@ -303,7 +302,7 @@ def left_alone(path: Path, data: bytes, why: str) -> None:
     again, said = opened(path)
     assert not said
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it has been said
+        warnings.simplefilter("error")  # the warning was given before
         again.put(problem(size=1), selection(FRONTIER[:1]))
         assert again.get(problem(size=1)) == selection(FRONTIER[:1])
         assert again.discard(again) == 1
@@ -311,7 +310,7 @@ def left_alone(path: Path, data: bytes, why: str) -> None:
     assert list(again) == [decision(4)]
     assert path.read_bytes() == data
     assert not aside(path)
-    # Once it is out of the way, what is in memory is written.
+    # Once the file is removed, the decisions in memory are written.
     path.unlink()
     again.add([decision(3)])
     assert again.is_writable
@@ -334,7 +333,7 @@ def test_a_file_of_another_environment(tmp_path: Path) -> None:
     foreign.add(KNOWN)
     data = foreign.path.read_bytes()
     left_alone(tmp_path / "a.json", data, "another environment (nvidia-l4_58sm")
-    # Even a damaged one: it is not ours.
+    # A damaged file of another environment is left alone as well.
     left_alone(tmp_path / "b.json", data[:-9], "another environment")
     left_alone(tmp_path / "c.json", version1(KNOWN, L4), "another environment")
 
@@ -342,7 +341,7 @@ def test_a_file_of_another_environment(tmp_path: Path) -> None:
 def test_what_may_only_be_read_is_passed_over_where_it_is_of_another_environment(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As it is where an application ships a file for each GPU."""
+    """An application may ship a file for each GPU, so this is expected and causes no warning."""
     foreign = Store(tmp_path / "other", L4)
     foreign.add(KNOWN)
     with caplog.at_level(logging.INFO, logger="cudnn_autotune"), warnings.catch_warnings():
@@ -385,7 +384,7 @@ def test_json_of_another_kind(tmp_path: Path, data: bytes) -> None:
 )
 def test_what_never_said_that_it_is_a_store(tmp_path: Path, data: bytes) -> None:
     left_alone(tmp_path / "notes.json", data, "no file of 'cudnn-autotune store'")
-    # A store's own name says nothing of what is in the file either.
+    # A file that has the name of a store's file is left alone as well.
     left_alone(tmp_path / H200.file_name, data, "no file of 'cudnn-autotune store'")
 
 
@@ -405,7 +404,7 @@ def test_what_a_link_leads_to_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_is_one_that_is_to_be(tmp_path: Path) -> None:
-    """As ``tempfile`` makes it."""
+    """Such a file is made by ``tempfile``."""
     path = tmp_path / "made.json"
     path.touch()
     with warnings.catch_warnings():
@@ -425,13 +424,13 @@ def test_a_sparse_file_is_not_read(tmp_path: Path) -> None:
         store = Store(path, H200)
     assert not store.is_writable
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it has been said
+        warnings.simplefilter("error")  # the warning was given before
         store.add([decision(1)])
         assert list(store) == [decision(1)]
     assert path.stat().st_size == 1 << 40
 
 
-# Saying it
+# The warnings
 
 
 def test_it_is_logged_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -440,7 +439,7 @@ def test_it_is_logged_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.INFO, logger="cudnn_autotune"):
         _, said = opened(path)
     assert [record.message for record in caplog.records] == said
-    # The warning reaches whoever has no handler for logs; once is enough.
+    # The warning reaches also users who do not handle logs. It is given once.
     assert {record.levelno for record in caplog.records} == {logging.INFO}
 
 

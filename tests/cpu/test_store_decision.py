@@ -1,4 +1,4 @@
-"""A decision: the frontier that is kept, its key, its JSON."""
+"""A decision keeps the measured candidates, has a key, and round-trips through JSON."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_candidate_is_kept_once() -> None:
 def test_the_chosen_one_is_the_first_that_is_not_wrong() -> None:
     known = decision(rejected=(("fastest", 0.5),))
     assert known.chosen == FRONTIER[1]
-    assert known.selection.ranking == FRONTIER  # what was wrong is still told of
+    assert known.selection.ranking == FRONTIER  # rejected candidates are still listed
     wrong = tuple((entry.candidate.text, 0.5) for entry in FRONTIER)
     assert decision(rejected=wrong).chosen is None
 
@@ -177,7 +177,7 @@ def test_a_field_more_or_less_is_an_error() -> None:
 
 def test_times_are_kept_in_utc_and_sort_as_texts() -> None:
     times = [
-        "2026-01-02T00:30:00+01:00",  # 23:30 of the day before
+        "2026-01-02T00:30:00+01:00",  # in UTC it is 23:30 of the day before
         "2026-01-01T23:45:00Z",
         "2026-01-01T23:45:00.000001+00:00",
         "2026-01-02T00:00:00Z",

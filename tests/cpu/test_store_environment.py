@@ -1,4 +1,4 @@
-"""What decisions hold for, and where the file of an environment lies."""
+"""The environment of a decision, and the path of its file."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_default_folder() -> None:
     assert default_folder({"CUDNN_AUTOTUNE_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
     assert default_folder({"CUDNN_AUTOTUNE_CACHE_DIR": "~/a"}) == Path(home, "a")
     assert default_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/cudnn_autotune")
-    # The XDG specification: a relative path is to be ignored.
+    # The XDG specification says that a relative path must be ignored.
     for ignored in ({}, {"XDG_CACHE_HOME": "b"}, {"XDG_CACHE_HOME": ""}):
         assert default_folder(ignored) == Path(home, ".cache", "cudnn_autotune")
 

@@ -1,4 +1,4 @@
-"""A store and its file: what is put in comes out, here and in other processes."""
+"""A store returns what was added to it, in this process and in others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cudnn_autotune.store import Layered, Store
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Nothing in this file is worth a warning."""
+    """No test in this file may cause a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -99,7 +99,7 @@ def test_the_file_is_json_with_an_entry_a_line(tmp_path: Path) -> None:
 
 
 def test_a_change_is_appended(tmp_path: Path) -> None:
-    """Nothing of what is there is written again."""
+    """What the file holds is not written again."""
     store = Store(tmp_path, H200)
     store.add(decision(n) for n in range(1, 20))
     inode = store.path.stat().st_ino
@@ -136,7 +136,7 @@ def test_once_most_lines_no_longer_count_the_file_is_written_anew(tmp_path: Path
 
 
 def test_a_file_that_took_the_place_of_another_is_read_anew(tmp_path: Path) -> None:
-    """Also one of the same size, with the same last line."""
+    """This holds even if it has the same size and the same last line."""
     store = Store(tmp_path, H200)
     store.add([decision(1), decision(3)])
     other = Store(tmp_path / "other", H200)
@@ -152,7 +152,7 @@ def test_a_file_that_took_the_place_of_another_is_read_anew(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
 def test_a_line_that_its_writer_could_not_finish(tmp_path: Path, share: float) -> None:
-    """As one that was killed leaves it. Nobody was told that it is there."""
+    """A killed writer leaves such a line; its call never returned."""
     store, other = Store(tmp_path, H200), Store(tmp_path, H200)
     store.add([decision(1), decision(2)])
     assert len(other) == 2
@@ -238,7 +238,7 @@ def test_a_store_that_vanishes_is_empty_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_miss_does_not_read_a_file_that_is_the_same(tmp_path: Path) -> None:
-    """It takes some 10 µs, and as long in a large store as in an empty one."""
+    """Such a miss takes about 10 µs, whatever the size of the store."""
     store = Store(tmp_path, H200)
     store.add(decision(n) for n in range(1, 2000))
     begin = time.perf_counter()

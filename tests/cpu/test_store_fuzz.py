@@ -1,5 +1,7 @@
-"""Whatever is in a file: a store opens it, serves no entry under another's name or another
-environment's, and can be used. Nothing in it is executed."""
+"""A store opens a file with any content, and remains usable.
+
+It serves no entry under another name, or of another environment, and executes nothing in the file.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def file_of(data: bytes) -> Iterator[Path]:
 
 
 def served(data: bytes) -> list[Decision]:
-    """What a store that may only read finds in a file, by every way of asking."""
+    """Returns what a read-only store finds in a file, and asks it in every way."""
     with file_of(data) as path:
         store = Store(path, H200, read_only=True)
         found = list(store)
@@ -63,7 +65,7 @@ def served(data: bytes) -> list[Decision]:
             assert Decision.from_json(json.loads(json.dumps(known.to_json()))) == known
         for known in KNOWN:
             store.get(known.problem)
-        # As remembering.similar asks.
+        # remembering.similar asks in this way.
         for key in nearest(problem(size=48), store.keys()):
             store.by_key(key)
         assert path.read_bytes() == data
@@ -71,7 +73,7 @@ def served(data: bytes) -> list[Decision]:
 
 
 def assert_usable(data: bytes) -> None:
-    """It opens, takes a decision, and the next process finds that."""
+    """Asserts that a store opens the file and takes a decision that the next store finds."""
     with file_of(data) as path:
         store = Store(path, H200)
         before = list(store)
@@ -95,7 +97,7 @@ def test_any_bytes(data: bytes) -> None:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """A file of ours, or of another environment, damaged at one place or a few."""
+    """Returns a store's file, of this environment or another, with damage at up to four places."""
     data = bytearray(draw(st.sampled_from([FILE, FILE, FILE, EARLIER, FOREIGN])))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
@@ -118,14 +120,14 @@ def mutated(draw: st.DrawFn) -> bytes:
 @given(mutated())
 def test_a_damaged_file(data: bytes) -> None:
     for known in served(data):
-        # A digit may have become another; a problem, or who measured it, has not.
+        # A key that is not known must stand in the file: no key is invented.
         assert known.key in {k.key for k in KNOWN} or known.key.encode() in data
 
 
 @often
 @given(st.sampled_from(LINES), st.data())
 def test_a_damaged_line(line: bytes, drawn: st.DataObject) -> None:
-    """The checksum tells of every byte."""
+    """The checksum detects a change of any byte."""
     place = drawn.draw(st.integers(0, len(line) - 1))
     new = drawn.draw(st.binary(max_size=2).filter(lambda new: new != line[place : place + 1]))
     damaged = line[:place] + new + line[place + 1 :]
@@ -186,7 +188,7 @@ def mutated_trees(draw: st.DrawFn) -> list[Any]:
 
 
 def laid_out(trees: list[Any]) -> bytes:
-    """The trees as a store writes them, with the checksums that they should have."""
+    """Returns the trees as a store's file, with right checksums."""
     head, *lines = (json.dumps(tree, separators=(",", ":")).encode() for tree in trees or [0])
     return b"\n".join([head, *map(resealed, lines), b""])
 
@@ -229,7 +231,7 @@ def test_any_json_is_a_decision_or_a_value_error(tree: Any) -> None:
 
 @pytest.mark.parametrize("depth", [900, 5_000, 200_000])
 def test_however_deep(depth: int) -> None:
-    """Each place of a file, nested: Python's own limit is met somewhere on the way."""
+    """Every place of a file is nested this deeply; some depths exceed Python's own limit."""
     deep = b'{"a":' * depth + b"1" + b"}" * depth
     flat = b"[" * depth + b"]" * depth
     for inner in (deep, flat):

@@ -1,4 +1,4 @@
-"""Which of several decisions stays: the same ones, whoever came first."""
+"""Which of several decisions are kept does not depend on the order in which they arrive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOSE, TIGHT = 1 << 20, 1 << 10
 
 
 def kept(*decisions: Decision) -> list[Decision]:
-    """By what is kept in every order in which they may come, all at once or one by one."""
+    """Returns what is kept, and asserts it for every order, all at once and one by one."""
     answers = []
     for order in itertools.permutations(decisions):
         answers.append(prevailing(order))
@@ -39,7 +39,7 @@ def test_the_later_one_stays() -> None:
 
 @pytest.mark.parametrize("looser_is_later", [False, True])
 def test_one_of_looser_constraints_stays_whenever_it_was_measured(looser_is_later: bool) -> None:
-    """A capped measurement lacks the rest of the frontier."""
+    """A measurement with a tighter limit lacks the candidates above it."""
     days = {"day": 2} if looser_is_later else {"day": 1}
     other = {"day": 1} if looser_is_later else {"day": 2}
     for looser, tighter in (
@@ -54,8 +54,8 @@ def test_one_of_looser_constraints_stays_whenever_it_was_measured(looser_is_late
 
 
 def test_where_neither_is_looser_both_stay() -> None:
-    """Deterministic with all the memory, and any engine with little: each can answer what the other
-    cannot."""
+    """One is deterministic with any workspace, the other has a limit: each can answer what the
+    other cannot."""
     capped, strict = at_limit(TIGHT, day=1), at_limit(None, day=2, deterministic=True)
     assert kept(capped, strict) == [capped, strict]
     assert kept(capped, strict, at_limit(None, day=3)) == [at_limit(None, day=3)]
@@ -63,7 +63,7 @@ def test_where_neither_is_looser_both_stay() -> None:
 
 
 def test_a_time_that_is_yet_to_come_tells_nothing() -> None:
-    """Else what a machine with a wrong clock has left would never be replaced."""
+    """Otherwise a decision from a machine with a wrong clock would never be replaced."""
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
     ahead = dataclasses.replace(
         at_limit(None), provenance=dataclasses.replace(decision().provenance, time=tomorrow)
@@ -77,8 +77,10 @@ def test_a_time_that_is_yet_to_come_tells_nothing() -> None:
 def test_what_is_measured_last_replaces_what_has_a_later_time(
     tmp_path: Path, ahead_s: float
 ) -> None:
-    """As where a clock was set back, before the decision was made or after it; for other processes
-    too, and once the clock has come to that time."""
+    """A clock may have been set back before or after the first decision.
+
+    The result also holds for other processes, and once the clock has reached that time.
+    """
     time = (datetime.now(UTC) + timedelta(seconds=ahead_s)).isoformat()
     first = decision(provenance=dataclasses.replace(decision().provenance, time=time))
     Store(tmp_path / "one", H200).add([first])
@@ -107,7 +109,7 @@ def test_a_clock_that_was_set_back_while_it_was_measured(tmp_path: Path) -> None
     (known,) = Store(tmp_path, H200)
     assert known.selection == ahead.selection
     assert (known.provenance.time, known.provenance.revision) == (ahead.provenance.time, 1)
-    # As every rank does with what they have agreed upon.
+    # Every rank does this with the decisions on which the ranks have agreed.
     data = store.path.read_bytes()
     store.add([ahead], are_latest=True)
     assert store.path.read_bytes() == data
@@ -139,7 +141,7 @@ def test_two_of_one_moment_are_settled_alike_everywhere() -> None:
 
 
 def within(budget_ms: float | None, known: Decision) -> Decision:
-    """As if its budget had left something out."""
+    """Returns ``known`` as if its budget had cut the search short."""
     evidence = dataclasses.replace(known.selection.evidence, budget_ms=budget_ms)
     return dataclasses.replace(
         known, selection=dataclasses.replace(known.selection, evidence=evidence)
@@ -162,7 +164,7 @@ measured = st.builds(
 def test_in_whatever_order_any_come(decisions: list[Decision]) -> None:
     found = kept(*decisions)
     assert 1 <= len(found) <= 2
-    # Whatever one of them could answer, something that is kept can.
+    # What any of them can answer, one that is kept can answer too.
     for one in decisions:
         under = (one.problem.deterministic, one.workspace_limit)
         assert any(known.restricted_to(*under) is not None for known in found)
@@ -180,7 +182,7 @@ def test_in_whatever_order_those_of_budgets_come(decisions: list[Decision]) -> N
     for one in decisions:
         under = (one.problem.deterministic, one.workspace_limit)
         assert any(known.restricted_to(*under) is not None for known in found)
-    # Of equal constraints, what had all the time it wanted is not lost to what had not.
+    # Under equal constraints, a complete search is not replaced by one that was cut short.
     for known in found:
         alike = [d for d in decisions if constraints(d) == constraints(known)]
         if any(d.selection.evidence.budget_ms is None for d in alike):
@@ -252,7 +254,7 @@ def test_stores_of_different_environments_do_not_merge(tmp_path: Path) -> None:
 
 
 def test_what_cannot_serve_makes_way(tmp_path: Path) -> None:
-    """For the next of the same measurement, and for what is measured instead."""
+    """The next candidate of the same measurement, or a new measurement, takes its place."""
     one, other = Store(tmp_path, H200), Store(tmp_path, H200)
     everything, capped = decision(), at_limit(TIGHT, day=2)
     one.add([everything])
@@ -266,12 +268,12 @@ def test_what_cannot_serve_makes_way(tmp_path: Path) -> None:
     assert len(set(texts)) == len(texts) >= 2
     assert answer is None
     assert other.find(capped.problem, workspace_limit=TIGHT) is None
-    # What nobody doubts goes on serving where it may.
+    # The candidates that were not rejected go on serving.
     found = other.find(everything.problem)
     assert found is not None
     assert found.selection.winner == everything.selection.winner
     assert found.relative_error == everything.relative_error
-    # Measured anew, under the same constraints.
+    # The problem is measured again, under the same constraints.
     one.reject(found)
     again = decision(day=3)
     one.add([again])

@@ -1,4 +1,4 @@
-"""A problem as JSON and as text: nothing of it is lost, and no two problems share a text."""
+"""A problem round-trips through JSON and text, and no two problems share a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many processes, and processes that are killed: what was acknowledged is there."""
+"""What a store has acknowledged is there, with many processes and with killed ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_eight_processes_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_forks_while_threads_use_the_store(tmp_path: Path) -> None:
-    """A child has none of these threads, and would wait for ever for what they hold."""
+    """A child has none of these threads, so it would wait for ever for a lock that one holds."""
     told = run("forked", tmp_path, 10)
     assert told["hung"] == 0
     assert told["failed"] == 0
@@ -48,9 +48,9 @@ def test_forks_while_threads_use_the_store(tmp_path: Path) -> None:
 
 def test_a_writer_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
     told = run("killed", tmp_path, 60, 1)
-    # How many depends on the disk; without either, nothing was tried.
+    # Their numbers depend on the disk; if one were 0, the test would have tried nothing.
     assert told["acknowledged"] > 0
-    assert told["unfinished"] > 0  # written, and killed before anybody was told
+    assert told["unfinished"] > 0  # written, but killed before the acknowledgement
     Store(tmp_path, H200).add([decision(5)])
     assert not list(tmp_path.glob("*.damaged*"))
 

@@ -1,4 +1,4 @@
-"""One measurement under other constraints: nothing is timed again."""
+"""One measurement answers other constraints without timing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_another_winner_claims_less() -> None:
     assert evidence.regret_bound is None
     assert evidence.confidence is None
     assert evidence.clock_mhz == EVIDENCE.clock_mhz
-    assert found.relative_error is None  # its output was not checked
+    assert found.relative_error is None  # the output of this candidate was not checked
 
 
 def test_of_a_tie_those_that_do_not_fit_are_left_out() -> None:
@@ -120,7 +120,7 @@ def test_what_was_wrong_is_never_chosen() -> None:
 
 
 def test_where_the_first_was_wrong_the_next_of_the_ranking_serves() -> None:
-    """As tuning has it, whatever the times say."""
+    """Tuning does the same, whatever the times are."""
     known = decision(
         selection=selection([FRONTIER[0], FRONTIER[2], FRONTIER[1]]), rejected=(("fastest", 0.4),)
     )
@@ -128,7 +128,7 @@ def test_where_the_first_was_wrong_the_next_of_the_ranking_serves() -> None:
 
 
 def test_what_was_never_timed_is_not_chosen() -> None:
-    """``heuristic`` times nothing: its plan serves where it fits, and says nothing of others."""
+    """``heuristic`` times nothing: its plan serves if it fits, and no other candidate does."""
     first = timed("first", None, 1 << 20)
     known = decision(selection=selection([first, timed("next", None)]))
     assert texts(known.restricted_to(False, 1 << 20)) == ["first"]
@@ -152,12 +152,12 @@ def test_the_steady_time_decides_where_all_that_are_near_have_one() -> None:
         timed("hot", 1.25, rank=1, sustained_ms=1.6),
     ]
     assert texts(decision(selection=selection(ranking)).restricted_to(False, 0)) == ["cool", "hot"]
-    # Of one that the race left far behind no steady time is needed.
+    # An entry that the race left far behind needs no steady time.
     far = timed("far", 5.0, rank=3)
     assert texts(decision(selection=selection([*ranking, far])).restricted_to(False, 0)) == [
         *("cool", "hot", "far")
     ]
-    # Of one that is near it is: times of one kind are compared, or none.
+    # An entry that is near does: only times of one kind are compared.
     near = timed("near", 1.32, rank=3)
     assert texts(decision(selection=selection([*ranking, near])).restricted_to(False, 0)) == [
         *("hot", "cool", "near")
@@ -168,7 +168,7 @@ def test_the_steady_time_decides_where_all_that_are_near_have_one() -> None:
 def test_what_counted_in_bursts_when_it_was_measured_counts_now(
     burst_weight: float, first: str
 ) -> None:
-    """Two percent alone are not worth nine in bursts, nor to the next best."""
+    """Being 2 % faster in sustained runs does not outweigh being 9 % slower in bursts."""
     ranking = [
         timed("large", 1.0, 100, sustained_ms=1.4),
         timed("cool", 1.09, rank=2, sustained_ms=1.40),
@@ -183,8 +183,10 @@ def test_what_counted_in_bursts_when_it_was_measured_counts_now(
 
 @pytest.mark.parametrize(("reach", "first"), [(1.1, "cool"), (1.15, "hot")])
 def test_near_is_what_was_near_when_it_was_measured(reach: float, first: str) -> None:
-    """``sustained`` runs rivals alone that ``auto`` leaves out: without such a time of one that is
-    near, times of turns are compared."""
+    """``sustained`` gives more contenders a sustained run than ``auto`` does.
+
+    If one that is near has none, the times of turns are compared.
+    """
     ranking = [
         timed("large", 0.9, 100, sustained_ms=1.3),
         timed("cool", 1.05, rank=2, sustained_ms=1.3),
@@ -241,7 +243,7 @@ def test_beyond_the_tie_width_time_decides() -> None:
 
 
 def test_pytorchs_own_path_counts_as_the_plan_that_it_runs() -> None:
-    """It was timed once, as that plan; without it nobody knows what it would take."""
+    """It was timed once, as that plan; under constraints that exclude the plan it has no time."""
     same = Measurement(ATEN, 1.0, 0, runs="fastest")
     known = decision(selection=selection([*FRONTIER, same]))
     assert texts(known.restricted_to(True, None)) == ["strict", "slow"]
@@ -310,9 +312,9 @@ def test_of_any_selection(
         assert entry.candidate.text not in names
         assert limit is None or entry.candidate.workspace_bytes <= limit
         assert not (deterministic and NONDETERMINISTIC in entry.candidate.numerical_notes)
-    # Once more under the same constraints changes nothing.
+    # Restricting again to the same constraints changes nothing.
     assert found.restricted_to(*first) == found
-    # Who wins does not depend on the order of those behind the one that was chosen.
+    # The winner does not depend on the order of the entries behind the chosen one.
     rest = list(known.selection.ranking[1:])
     random.Random(seed).shuffle(rest)
     mixed = decision(
@@ -322,7 +324,7 @@ def test_of_any_selection(
         again = mixed.restricted_to(*first)
         assert again is not None
         assert again.selection.winner == found.selection.winner
-    # What is asked of the answer is answered as if it had been measured so.
+    # Restricting the answer again gives what restricting the measurement gives.
     further = found.restricted_to(*then)
     if further is not None:
         assert set(further.selection.ranking) <= set(found.selection.ranking)
@@ -338,7 +340,7 @@ def test_what_a_budget_cut_short_serves_and_does_not_displace(tmp_path: Path) ->
     store = Store(tmp_path, H200)
     store.add([cut_short(50.0)])
     assert store.find(problem()) == cut_short(50.0)
-    # More time counts more than what is newer.
+    # A larger budget prevails over a later time.
     store.add([cut_short(30.0, day=9)])
     assert list(store) == [cut_short(50.0)]
     store.add([cut_short(80.0)])

@@ -1,4 +1,4 @@
-"""Twenty thousand decisions; ``benchmarks/store.py`` measures."""
+"""A store works with twenty thousand decisions; ``benchmarks/store.py`` measures how fast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENTRIES = 20_000
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Lines of real decisions on other problems."""
+    """Returns a file whose lines are a real decision, each for another problem."""
     line = entry.encode(decision(987654321), H200)
     lines = (
         resealed(line.replace(b"x=1x1x987654321x1", b"x=1x1x%dx1" % (number + 1)))
@@ -32,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("mode", ["auto", "sustained"])
 @pytest.mark.parametrize("name", recordings.names())
 def test_a_decision_takes_two_kilobytes_at_most(name: str, mode: str, tmp_path: Path) -> None:
-    """Of dozens of candidates those are kept that a later question needs."""
+    """Of dozens of candidates, those that a later question needs are kept."""
     whole = recorded(name, mode)
     store = Store(tmp_path, H200)
     store.add([whole])
@@ -48,7 +48,7 @@ def test_a_decision_takes_two_kilobytes_at_most(name: str, mode: str, tmp_path: 
     texts = {entry.candidate.text for entry in kept.selection.ranking}
     assert set(whole.selection.evidence.tied) == set(kept.selection.evidence.tied) <= texts
     assert "aten" in texts
-    # What any limit, and determinism, would choose is among them, or as good as that.
+    # They include what any limit, and determinism, would choose, or an equally good one.
     limits = {entry.candidate.workspace_bytes for entry in whole.selection.ranking}
     for limit in (None, *limits, *(limit - 1 for limit in limits if limit)):
         for deterministic in (False, True):
@@ -59,7 +59,7 @@ def test_a_decision_takes_two_kilobytes_at_most(name: str, mode: str, tmp_path: 
                 best, got = wanted.selection.winner.time_ms, found.selection.winner.time_ms
                 assert best is not None
                 assert got == pytest.approx(best, rel=0.02)
-    # Nothing more is lost when it is written again.
+    # Writing it again loses nothing more.
     store.discard([kept])
     store.add([kept])
     assert list(Store(tmp_path, H200)) == [kept]
@@ -85,7 +85,7 @@ def test_a_lookup_takes_no_longer_than_in_a_small_store(path: Path, tmp_path: Pa
     rng = random.Random(0)
 
     def seconds(store: Store, entries: int) -> float:
-        """A lookup, the first of its kind."""
+        """Returns the seconds of a first lookup, of which nothing is cached."""
         numbers = rng.sample(range(1, entries + 1), 100)
         begin = time.perf_counter()
         for number in numbers:

@@ -1,4 +1,4 @@
-"""What cannot be written stays in memory: it is served, it is said once, and it is tried again."""
+"""A change that cannot be written stays in memory, is served, causes one warning, is retried."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TESTS = str(Path(__file__).parents[1])
 
 
 def in_a_child(body: str, folder: Path) -> Any:
-    """What ``body`` leaves in ``told``; ``said`` holds the warnings."""
+    """Runs ``body`` in a child process and returns its ``told``; ``said()`` lists the warnings."""
     code = f"""
 import json, os, resource, sys, warnings
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_path_below_a_file(tmp_path: Path) -> None:
     assert len(said) == 1
     assert str(store.path) in str(said[0].message)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it has been said, whichever store it was
+        warnings.simplefilter("error")  # the warning was given before
         store.add([decision(2)])
         store.add([decision(3)])
         assert store.get(problem(size=1)) == selection()
@@ -66,7 +66,7 @@ def test_a_path_below_a_file(tmp_path: Path) -> None:
         other = Store(folder, H200)
         other.add([decision(4)])
         assert store.merge(other) == 1
-    # The file goes, and the next change brings everything along.
+    # The file in the way is removed, and the next change writes everything.
     (tmp_path / "file").unlink()
     store.add([decision(5)])
     assert store.is_writable
@@ -98,7 +98,7 @@ told["is_writable_again"] = store.is_writable
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """A file cannot grow: as on a disk without space, the write fails half way."""
+    """The file cannot grow, so that the write fails half way, as on a full disk."""
     told = in_a_child(FULL_DISK, tmp_path)
     assert len(told["said"]) == 1
     assert "cannot be written" in told["said"][0]
@@ -125,7 +125,7 @@ told = {
 
 
 def test_a_damaged_file_on_a_full_disk(tmp_path: Path) -> None:
-    """It stays as it is, since nothing could take its place."""
+    """It is left as it is, because no new file can be written."""
     store = Store(tmp_path, H200)
     store.add([decision(n) for n in (1, 2, 3)])
     store.path.write_bytes(store.path.read_bytes()[:-30])
@@ -169,7 +169,7 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
     assert len(told[2]) == 1
     assert "Permission denied" in told[2][0]
     assert told[3] == [decision(2).key]
-    assert told[4] == told[2]  # nothing new was said
+    assert told[4] == told[2]  # there is no new warning
     store.path.chmod(0o600)
     assert store.path.read_bytes() == data or os.geteuid() != 0
     assert list(Store(tmp_path, H200)) == [decision(1)]
@@ -184,13 +184,13 @@ def test_a_read_only_file_in_a_folder_with_permission(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"cannot be written.*memory.*read-only"):
         store.add([decision(2)])
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it has been said
+        warnings.simplefilter("error")  # the warning was given before
         store.add([decision(3)])
         Store(tmp_path, H200).add([decision(4)])
         assert list(store) == [decision(n) for n in (1, 2, 3)]
     assert store.path.read_bytes() == data
     assert store.path.stat().st_mode & 0o777 == 0o444
-    # A damaged one is read as far as it goes.
+    # The intact entries of a damaged file are read.
     store.path.chmod(0o644)
     damaged = data + b"what is no entry\n"
     store.path.write_bytes(damaged)
@@ -214,7 +214,7 @@ told = [said(), store.is_writable]
 
 
 def test_a_folder_that_cannot_be_synced(tmp_path: Path) -> None:
-    """It may be written to, but not opened: the file has been replaced by then."""
+    """The folder cannot be opened, so it is not synced after the file was replaced."""
     store = Store(tmp_path, H200)
     store.add([decision(n) for n in (1, 2, 3)])
     damaged = store.path.read_bytes()[:-30]
@@ -241,7 +241,7 @@ def test_what_a_link_at_the_locks_path_leads_to(tmp_path: Path) -> None:
 
 
 def test_a_store_that_has_grown_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody could read it again."""
+    """A file above the limit could not be read again, so it is not written."""
     store = Store(tmp_path, H200)
     store.add([decision(1)])
     monkeypatch.setattr(disk_file, "MOST_BYTES", store.path.stat().st_size + 100)
@@ -283,7 +283,7 @@ with FileLock(sys.argv[1]):
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Another process holds the lock of the store's file, for a minute at most."""
+    """Has another process hold the lock of the store's file, for a minute at most."""
     command = [sys.executable, "-c", HOLDER, f"{path}.lock"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -303,14 +303,14 @@ def test_a_lock_that_is_never_released(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.warns(UserWarning, match="cannot be written"):
             store.add([decision(2)])
         assert time.monotonic() - begin < 5
-        # Nobody waits as long again for the same process.
+        # The next change waits less for the same process.
         monkeypatch.setattr(disk_file, "LOCK_TIMEOUT_S", 60.0)
         store.add([decision(4)])
         assert time.monotonic() - begin < 10
         assert store.by_key(decision(2).key) == decision(2)
-        # It is read as ever.
+        # Reading does not need the lock.
         assert list(Store(tmp_path, H200)) == [decision(1)]
-    store.add([decision(3)])  # a process that dies takes its lock along
+    store.add([decision(3)])  # the lock of a dead process is released
     assert len(Store(tmp_path, H200)) == 4
 
 
@@ -327,7 +327,7 @@ def test_lookups_go_on_while_a_change_waits_for_the_lock(tmp_path: Path) -> None
             change.start()
         for _ in range(20):
             assert store.find(problem(size=1)) == decision(1)
-            assert store.by_key(decision(4).key) is None  # looks at the file again
+            assert store.by_key(decision(4).key) is None  # a miss reads the file again
             assert len(store) == 2
             time.sleep(0.01)
         assert all(change.is_alive() for change in changes)

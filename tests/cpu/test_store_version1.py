@@ -1,4 +1,4 @@
-"""Files of the format's first version: read, served, and taken over by the next change."""
+"""Files of version 1 of the format are read and served; the next change converts them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stored import layer, run, simulation, succeeded
 from cudnn_autotune.store import Decision, Store
 
 KNOWN = [decision(n) for n in (1, 2, 3)]
-# Written by version 0.1.0 of the package.
+# Version 0.1.0 of the package has written this file.
 WRITTEN = Path(__file__).parents[1] / "data" / "store_version1.json"
 
 
 def opened(path: Path) -> tuple[Store, list[str]]:
-    """The store, and what was said of it."""
+    """Opens a store and returns it with the texts of the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         store = Store(path, H200)
@@ -62,7 +62,7 @@ def test_a_file_that_was_written_then(tmp_path: Path) -> None:
 
 
 def test_the_first_version_leaves_the_second_alone(tmp_path: Path) -> None:
-    """By the version, which it looks for in these bytes and no others."""
+    """It looks for the version in these bytes and no others."""
     store = Store(tmp_path, H200)
     store.add(KNOWN)
     assert store.path.read_bytes().startswith(b'{"format": "cudnn-autotune store", "version": 2,')
