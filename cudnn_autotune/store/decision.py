@@ -60,8 +60,8 @@ class Decision:
     def __post_init__(self) -> None:
         for name, wanted in (("problem", ConvProblem), ("selection", Selection)):
             if not isinstance(getattr(self, name), wanted):
-                told = shown(getattr(self, name))
-                raise TypeError(f"{name} must be a {wanted.__name__}, got {told}")
+                got = shown(getattr(self, name))
+                raise TypeError(f"{name} must be a {wanted.__name__}, got {got}")
         check_mode_name(self.sampling, "sampling")
         Node(self.benchmark_limit, "benchmark_limit").integer()
         Node(self.omitted, "omitted").integer()

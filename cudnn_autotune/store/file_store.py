@@ -20,10 +20,10 @@ from cudnn_autotune.store.folder import file_in
 from cudnn_autotune.store.journal import Changes, Journal
 from cudnn_autotune.store.lookup import Lookup
 from cudnn_autotune.store.notices import warn_once
-from cudnn_autotune.store.pending import Pending, Taken
 from cudnn_autotune.store.precedence import measured_at
 from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.store.provenance import Provenance
+from cudnn_autotune.store.reconcile import Taken, reconciled
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Store(Lookup):
         )
         self.add([decision], are_latest=True)
 
-    def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> None:
+    def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> Taken:
         """Adds decisions in one step: either all of them are written, or none.
 
         If the store has a decision for the same key, ``precedence`` says which one is kept: under
@@ -127,16 +127,15 @@ class Store(Lookup):
             are_latest: Whether they were measured just now. They then count as later than what the
                 store has, even if a clock says otherwise.
 
+        Returns:
+            How many decisions were new, and how many replaced another one.
+
         Raises:
             TypeError: ``decisions`` is not an iterable of Decision.
             ValueError: A decision could not be read back, such as one with a negative time. Nothing
                 is added then.
         """
-        self._change(self._as_read_back(decisions), {}, are_latest=are_latest)
-
-    def take(self, decisions: Iterable[Decision]) -> Taken:
-        """Adds decisions like :meth:`add`, and returns how many were new or replaced another."""
-        return self._change(self._as_read_back(decisions), {})
+        return self._change(self._as_read_back(decisions), {}, are_latest=are_latest)
 
     def merge(self, other: Store) -> int:
         """Adds the decisions of another store, and returns how many were new or replaced another.
@@ -152,7 +151,7 @@ class Store(Lookup):
                 f"other must be a store of {self.environment.file_name}, got one of "
                 f"{other.environment.file_name}"
             )
-        taken = self._change(list(other), {})
+        taken = self.add(other)
         return taken.new + taken.replaced
 
     def discard(self, decisions: Iterable[Decision]) -> int:
@@ -274,8 +273,15 @@ class Store(Lookup):
 
         def changes_of(entries: Mapping[bytes, bytes]) -> Changes:
             nonlocal taken
-            pending = Pending(self._unwritten, given, gone, are_latest)
-            changes, taken = pending.reconciled(entries, self.environment, self._decoded)
+            changes, taken = reconciled(
+                entries,
+                self._unwritten,
+                given,
+                gone,
+                self.environment,
+                self._decoded,
+                are_latest=are_latest,
+            )
             return changes
 
         with LOCK:

@@ -75,17 +75,17 @@ class Journal:
             with _held(self.path, 0) as failure:
                 if not isinstance(failure, Timeout):
                     self.update(lambda entries: {}, failure)
-        self._tell_blocked()
+        self._warn_blocked()
         return True
 
     def is_left_alone(self) -> bool:
         """Returns whether nothing may be written, not even a lock file, and if so warns why."""
         if self._read_only:
-            self._tell_damaged("it is left as it is", self.content, self._stamp)
+            self._warn_damaged("it is left as it is", self.content, self._stamp)
             return True
         if self.content.state in _BLOCKED:
             self._read()
-            self._tell_blocked()
+            self._warn_blocked()
         return self.content.state in _BLOCKED
 
     @contextmanager
@@ -120,7 +120,7 @@ class Journal:
                 raise failure
             self._read()
             if self.content.state in _BLOCKED:
-                self._tell_blocked()
+                self._warn_blocked()
                 return False
             changes = changes_of(self.content.entries)
             if changes or self.content.state is State.DAMAGED:
@@ -129,7 +129,7 @@ class Journal:
             self._has_failed = True
             if self.content.state is State.DAMAGED:
                 done = f"it cannot be set aside ({error}), {_IN_MEMORY}"
-                self._tell_damaged(done, self.content, self._stamp)
+                self._warn_damaged(done, self.content, self._stamp)
             else:
                 warn_once(
                     (self.path, "unwritable"),
@@ -209,9 +209,9 @@ class Journal:
             raise
         self.content = file_format.decode(data, environment)
         if aside is not None:
-            self._tell_damaged(f"set aside as {aside.name}", content, before)
+            self._warn_damaged(f"set aside as {aside.name}", content, before)
 
-    def _tell_damaged(self, done: str, content: Content, stamp: disk_file.Stamp | None) -> None:
+    def _warn_damaged(self, done: str, content: Content, stamp: disk_file.Stamp | None) -> None:
         if content.state is State.DAMAGED:
             warn_once(
                 # The ctime is left out, because setting the file aside changes it.
@@ -220,7 +220,7 @@ class Journal:
                 f"and served: {len(content.entries)}",
             )
 
-    def _tell_blocked(self) -> None:
+    def _warn_blocked(self) -> None:
         state, why = self.content.state, self.content.why
         if state not in _BLOCKED:
             return

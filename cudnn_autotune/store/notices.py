@@ -13,7 +13,7 @@ import torch
 from cudnn_autotune.store.process_lock import LOCK
 
 _log = logging.getLogger("cudnn_autotune.store")
-_said: set[Hashable] = set()
+_given: set[Hashable] = set()
 # A warning names the line of the user's code that called this package, also through torch.
 _INSIDE = tuple(
     os.path.join(os.path.dirname(file), "") for file in (os.path.dirname(__file__), torch.__file__)
@@ -28,9 +28,9 @@ def warn_once(about: Hashable, message: str) -> None:
         message: The text of the warning.
     """
     with LOCK:
-        if about in _said:
+        if about in _given:
             return
-        _said.add(about)
+        _given.add(about)
     _log.info("%s", message)
     warnings.warn(message, UserWarning, stacklevel=_level_outside())
 

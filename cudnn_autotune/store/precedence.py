@@ -57,12 +57,12 @@ def as_latest(decision: Decision, known: Iterable[Decision]) -> Decision:
 
     A decision that is already among ``known`` is returned as it is there.
     """
-    said = []
+    stated = []
     for other in known:
         if _with_revision(other, decision.provenance.revision) == decision:
             return other
-        said.append(_stated_time(other))
-    latest = max(said, default=None)
+        stated.append(_stated_time(other))
+    latest = max(stated, default=None)
     if latest is None or latest < measured_at(decision):
         return decision
     return _with_revision(decision, latest[0] + 1)

@@ -129,5 +129,5 @@ def _only(store_path: Path | None, files: Sequence[StoreFile]) -> Environment | 
 def take(store: Store, decisions: Iterable[Decision]) -> Taken:
     """Adds decisions to a store of their environment, and tells what became of them."""
     decisions = list(decisions)
-    taken = store.take(decisions)
+    taken = store.add(decisions)
     return Taken(taken.new, taken.replaced, len(decisions) - taken.new - taken.replaced)
