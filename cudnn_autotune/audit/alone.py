@@ -1,11 +1,9 @@
-"""Candidates that run alone until the clock is steady.
+"""Sustained runs: each candidate runs alone until the clock is steady. A power controller
+oscillates, so that a run draws somewhat more or less than the power limit. If the power was read
+meanwhile, the times of runs are corrected to one power (``steady_time.at_one_power``).
 
-A power controller hunts, so that a run draws somewhat more or less than the power limit. If the
-power was read meanwhile, the times of runs are corrected to one power
-(``steady_time.at_one_power``).
-
-This file shares no loop with ``sampling``: a judge must not inherit the cuts of those whom it
-judges, or their bugs.
+This file shares no loop with ``sampling``: the oracle must not inherit the eliminations of the
+modes that it judges, or their bugs.
 """
 
 from __future__ import annotations
@@ -23,7 +21,8 @@ from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 _BATCH_MS = 10.0
 _NEAR = 1.04
-"""A candidate further behind the fastest after the first pass is not measured again."""
+"""Candidates slower than this, relative to the fastest after the first pass, are not measured
+again."""
 
 
 class Alone:
@@ -36,10 +35,9 @@ class Alone:
         self.remarks: list[str] = []
 
     def sustained(self, candidates: Sequence[Candidate], burst: Truth) -> Truth | None:
-        """Returns steady times of candidates that could lead alone, and of what was picked.
-
-        Returns None if no candidate runs alone, or, unless the settings say ``always``, if the
-        clock holds when the fastest runs alone.
+        """Returns the steady times of candidates that could be the fastest, and of those that were
+        picked. Returns None if no sustained run succeeds, or, unless the settings say ``always``,
+        if the clock holds in a sustained run of the fastest.
         """
         settings = self.turns.settings
         by_text = {c.text: c for c in candidates if c.text in burst.times_ms}
@@ -49,8 +47,8 @@ class Alone:
         if settings.solo == "throttled" and not self._throttled(probe, burst):
             self.remarks.append("the clock holds under load: sustained times not measured")
             return None
-        # A candidate is at most a few percent faster alone than between others. So one that takes
-        # 10 % more in turns than the leader takes alone cannot win.
+        # A candidate is at most a few percent faster in a sustained run than in turns. So one whose
+        # time in turns is 10 % longer than the leader's steady time cannot win.
         limit = 1.1 * max(probe.time_ms, burst.times_ms[burst.best])
         order = sorted(burst.times_ms, key=burst.times_ms.__getitem__)
         wanted = [text for text in order if burst.times_ms[text] <= limit]
@@ -106,7 +104,8 @@ class Alone:
         ran: list[tuple[Cache, Sample]] = []
         round_ms = len(CACHES) * calls * self.turns.rough_ms[candidate.text]
         while not criterion.is_finished():
-            # One call runs all that is wanted: a power reading counts only if it lies within one.
+            # One call of the timer runs all batches, because a power reading counts only if it lies
+            # within one.
             stretch = max(STRETCH, math.ceil((least_ms - criterion.spent_ms) / round_ms))
             batches = [Batch(candidate, calls, cache) for cache in CACHES] * stretch
             samples = self.turns.timer.run(batches)

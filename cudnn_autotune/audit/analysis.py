@@ -1,4 +1,4 @@
-"""How far a pick is from the best, and which cases can be compared.
+"""Computes regrets of picks, and selects the cases that can be compared.
 
 The *regret* of a pick is its time over the best time of its case, by the oracle: 1.0 is the best. A
 gap below the oracle's own standard error is a tie, and counts as 1.0. Means are geometric.
@@ -31,7 +31,7 @@ from cudnn_autotune.audit.model import (
 WITHIN = 0.01
 """A pick within this share of the best is as good; a smaller gap between picks is no flip."""
 NOT_YET = "not complete yet"
-"""The reason for leaving out a case that is still to come."""
+"""The reason for leaving out a case that is not complete yet."""
 
 
 def truth_of(oracle: Oracle | None, name: str) -> Truth | None:
@@ -108,9 +108,8 @@ def missed(truth: Truth | None, text: str | None) -> list[str]:
 
 
 def keep_missed(record: Record, case: str) -> None:
-    """Drops what modes said of the candidates that they rightly passed over, once a case is judged.
-
-    That keeps the record small.
+    """Drops the modes' reasons for passing over slower candidates, once a case is judged. That
+    keeps the record small.
     """
     truth = truth_of(record.oracle.get(case), STEADY)
     for runs in record.picks.values():
@@ -140,14 +139,14 @@ def ratio_of(row: PytorchRow, name: str) -> Ratio | None:
 def shared_cases(record: Record) -> list[str]:
     """Returns the cases on which modes are compared: judged, and picked for in every run.
 
-    Modes that picked nothing at all do not count.
+    Modes that picked nothing in any case are ignored.
     """
     modes = _available(record)
     return [case for case in record.cases if not _lacking(record, case, modes)]
 
 
 def left_out(record: Record) -> dict[str, str]:
-    """Returns the cases that are not compared, and why: something failed, or is still to come."""
+    """Returns the cases that are not compared, and why: a measurement failed or is not done yet."""
     modes = _available(record)
     lacking = {case: _lacking(record, case, modes) for case in record.cases}
     return {case: why for case, why in lacking.items() if why}

@@ -1,4 +1,4 @@
-"""The interface of what does the work in a process of an audit."""
+"""The interface of the backend that does the work in a process of an audit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cudnn_autotune.audit.model import Oracle, Pick, PytorchRow
 
 
 class Poisoned(RuntimeError):
-    """Nothing works any more in this process after this failure."""
+    """A failure after which this process cannot do any further work."""
 
 
 class Backend(Protocol):
@@ -20,5 +20,5 @@ class Backend(Protocol):
         """Does a ``task`` (``pick``, ``pytorch`` or ``oracle``) for a case.
 
         Raises:
-            Poisoned: the process is of no more use.
+            Poisoned: the process cannot do any further work.
         """

@@ -1,4 +1,4 @@
-"""PyTorch's own call and our pick, taking turns in one process."""
+"""Times PyTorch's own call and our pick in turns, in one process."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def against_pytorch(
     """Measures the time of PyTorch's call over that of ``reference``, which is runnable.
 
     Returns:
-        Ratios by truth. The sustained one is there if both run alone: as ``settings.solo`` asks for
-        it, and, unless that is ``always``, if the faster one's clock does not hold.
+        Ratios by truth. The sustained one is included as ``settings.solo`` says: always, never, or
+        if the clock does not hold in a sustained run of the faster one.
 
     Raises:
         RuntimeError: one of the two does not run.
     """
     if reference.text == ATEN.text:
-        # PyTorch's own path is chosen only where it is none of cuDNN's: then PyTorch's flags change
-        # nothing, and it is the same call.
+        # PyTorch's own path is chosen only if it does not use cuDNN. Then PyTorch's cuDNN flags
+        # have no effect, and both calls are the same.
         truths = [BURST_COLD, BURST_HOT, *([] if settings.solo == "never" else [SUSTAINED])]
         return dict.fromkeys(truths, Ratio(1.0, 1.0, 1.0))
     pair = [ATEN, reference]

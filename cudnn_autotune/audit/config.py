@@ -1,4 +1,4 @@
-"""What an audit is to do, and how long its oracle measures."""
+"""The configuration of an audit and of its oracle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 Solo = Literal["never", "throttled", "always"]
 SOLO: tuple[Solo, ...] = get_args(Solo)
-"""When candidates run alone until the clock is steady, from the least measuring to the most."""
+"""When candidates get sustained runs, from the least measuring to the most."""
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,18 @@ class OracleSettings:
     """Rounds with a cold cache, and as many with a hot one."""
     batch_ms: float = 0.5
     survivors: int = 10
-    """At most so many candidates reach the rounds, not counting what was picked."""
+    """The most candidates that reach the rounds, not counting picked ones."""
     within: float = 1.10
     """Candidates up to this factor behind the best reach the rounds."""
     solo: Solo = "never"
     probe_ms: float = 150.0
-    """How long the leader runs alone to tell whether the board throttles."""
+    """How long the leader runs alone to find out whether the board throttles."""
     clock_drop: float = 0.015
     """The board throttles when the probe's clock is lower than the highest by this share."""
     solo_ms: float = 300.0
     """Least length of a sustained run; it goes on to three times that until it is steady."""
     solo_candidates: int = 4
-    """At most so many candidates run alone, not counting what was picked."""
+    """The most candidates with sustained runs, not counting picked ones."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class OracleSettings:
 
 @dataclass(frozen=True)
 class AuditConfig:
-    """What an audit in fresh processes is to do.
+    """The configuration of an audit in fresh processes.
 
     Raises:
         ValueError: PyTorch's modes are to be compared with a ``reference`` that is not run.
@@ -64,11 +64,11 @@ class AuditConfig:
     """PyTorch is compared with what this mode picked in its first run."""
     oracle: OracleSettings = field(default_factory=OracleSettings)
     budget_ms: float | None = None
-    """What a choice may take; None: no limit."""
+    """The most milliseconds that a choice may take; None stands for no limit."""
     time_limit_s: float | None = None
-    """What one session may take, about; None: no limit."""
+    """About the most seconds that one session may take; None stands for no limit."""
     case_limit_s: float = 60.0
-    """A process that is longer at a case is killed, and the case counts as failed."""
+    """A process that takes longer for a case is killed, and the case counts as failed."""
     modules: Sequence[str] = ()
     """Modules that every process imports first: they may register modes."""
     backend: str = "cudnn_autotune.audit.gpu"

@@ -1,4 +1,4 @@
-"""An order of which every beginning is a fair sample."""
+"""Orders items so that the first ones, however many, are a fair sample."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NEVER = np.iinfo(np.int64).max
 def fair_order(items: Iterable[_T], strata: Callable[[_T], Sequence[Hashable]]) -> list[_T]:
     """Orders items so that, however few are taken, each stratum has about its share of them.
 
-    The next item is always one whose strata are furthest behind their shares. Of equals it is the
-    one that comes first in ``items``.
+    The next item is always one whose strata are furthest behind their shares. Of several such items
+    it is the one that comes first in ``items``.
 
     Args:
-        strata: returns what an item counts for, as its network, direction and dtype.
+        strata: returns the strata of an item, such as its network, direction and dtype.
     """
     waiting: dict[tuple[tuple[int, Hashable], ...], deque[tuple[int, _T]]] = {}
     for place, item in enumerate(items):
@@ -40,7 +40,7 @@ def fair_order(items: Iterable[_T], strata: Callable[[_T], Sequence[Hashable]]) 
     first = np.array([queue[0][0] for queue in rows])
     order: list[_T] = []
     while len(order) < total:
-        # Shares times the number of all items are whole, so that equals are equal.
+        # Shares times the number of all items are integers, so that ties are exact.
         ahead = taken * total - counts * (len(order) + 1)
         ahead[first < 0] = _NEVER
         least = np.flatnonzero(ahead == ahead.min())

@@ -1,4 +1,4 @@
-"""What an audit's processes do on a GPU: they call what users call."""
+"""The backend of an audit's processes on a GPU, which calls the public functions."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 _STEADY_CALLS = 3
-# Limits for a mode that decides in the calls to come; most layers take some hundred calls.
+# Limits for a mode that decides in later calls; most layers take some hundred calls.
 _MOST_CALLS = 20_000
 _MOST_S = 30.0
-# The loop waits for the GPU as often, as a training loop does that reads its loss.
+# The loop waits for the GPU every so many calls, like a training loop that reads its loss.
 _CALLS_AT_ONCE = 16
 
 Call = Callable[[], Tensor]
@@ -57,7 +57,7 @@ class GpuBackend:
         self._settings = decode(OracleSettings, request["oracle"], "oracle")
         self._mode = request["mode"]
         self._budget_ms = request["budget_ms"]
-        store_settings.set_store(mode="off")  # what earlier processes chose must not be served
+        store_settings.set_store(mode="off")  # choices of earlier processes must not be served
         torch.manual_seed(self._settings.seed)
         torch.backends.cudnn.allow_tf32 = True
         if self._mode in PYTORCH_MODES:
@@ -96,7 +96,8 @@ class GpuBackend:
             raise Poisoned(f"{type(error).__name__}: {error}") from error
 
     def _prepare(self) -> None:
-        """Does what a process's first call would pay for: context, cuDNN handle, libraries."""
+        """Initialises what a process's first call would otherwise pay for: context, cuDNN handle,
+        libraries."""
         for op in ("fprop", "dgrad", "wgrad"):
             tiny = ConvProblem(
                 op,
@@ -160,7 +161,7 @@ class GpuBackend:
 
 
 def open_timer(problem: ConvProblem, device: int = 0) -> tuple[GpuTimer, QueriedCandidates]:
-    """Opens a timer with normal random operands, and all that could serve the problem."""
+    """Opens a timer with normal random operands, and lists all candidates of the problem."""
     data = operands(problem, torch.device("cuda", device))
     search = open_search(problem, device)
     return GpuTimer(problem, search, data), QueriedCandidates(search, problem, data)
@@ -217,7 +218,7 @@ def _told(choice: Choice, tuning_ms: float, peak_mb: float) -> Pick:
     )
     if told.text == choice.text:
         return told
-    # What the mode chose was wrong, so that its claims are of another candidate.
+    # The mode's choice was wrong, so that its claims refer to another candidate.
     return dataclasses.replace(
         told, text=choice.text, time_ms=choice.time_ms, regret_bound=None, rule="the next best"
     )

@@ -1,4 +1,4 @@
-"""Who takes part in an oracle's rounds, and the rounds."""
+"""Screens the candidates of a case for the oracle's rounds, and runs the rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cudnn_autotune.timers.timer import Cache, Timer
 from cudnn_autotune.timers.turns import Turns
 
 CACHES: tuple[Cache, ...] = ("cold", "hot")
-# Anything may happen in a first run: only a candidate this much slower has no second one.
+# A first run may be disturbed in many ways, so only a candidate this much slower gets no second
+# one.
 _HOPELESS_FIRST_RUN = 10.0
 _FIRST_RUN_MS = 100.0
 # After two configs of an engine in a row that are this slow, its other configs do not run.
@@ -25,7 +26,7 @@ _RACE_ROUNDS = 2
 
 
 class JudgedTurns(Turns):
-    """The candidates of a case that take turns.
+    """The screening and the rounds of one case.
 
     Args:
         timer: of the case.
@@ -65,7 +66,8 @@ class JudgedTurns(Turns):
         ]
 
     def race(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Returns the candidates that are worth long rounds, fastest first, and what was picked."""
+        """Returns the candidates that are worth long rounds, fastest first, and those that were
+        picked."""
         times = self.interleaved(candidates, _RACE_ROUNDS)
         level = {
             text: float(np.exp(np.mean(np.log([*row, *times["hot"][text]]))))

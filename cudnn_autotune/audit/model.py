@@ -16,9 +16,9 @@ BURST_HOT = "burst hot"
 BURST = "burst"
 """The geometric mean of both: in a model, operands are partly in the cache."""
 SUSTAINED = "sustained"
-"""Alone until the clock is steady; the geometric mean of cold and hot."""
+"""Sustained runs; the geometric mean of cold and hot."""
 STEADY = "steady"
-"""Sustained if it was measured, else burst: what a long run would see."""
+"""Sustained if it was measured, else burst: the best estimate of the time in a long run."""
 TRUTHS = (STEADY, SUSTAINED, BURST, BURST_COLD, BURST_HOT)
 
 PYTORCH_MODES = {
@@ -71,7 +71,7 @@ class Oracle:
     """Lowest SM clock at the end of a sustained run."""
     max_clock_mhz: float | None = None
     solo: str = "never"
-    """When candidates were to run alone (``OracleSettings.solo``)."""
+    """When candidates get sustained runs (``OracleSettings.solo``)."""
     remarks: tuple[str, ...] = ()
     error: str = ""
 
@@ -92,7 +92,7 @@ class Pick:
     regret_bound: float | None = None
     """The mode claims to be at most this much slower than the best (0.01: 1 %)."""
     bound_truth: str = BURST
-    """The truth that the bound is of."""
+    """The truth to which the bound refers."""
     confidence: float | None = None
     rule: str = ""
     clock_mhz: float | None = None
@@ -104,10 +104,10 @@ class Pick:
     rejected: dict[str, float | None] = field(default_factory=dict)
     """Relative errors of faster candidates whose output was wrong; None stands for infinity."""
     passed_over: dict[str, str] = field(default_factory=dict)
-    """What the mode says of candidates that it did not take; once the case is judged, only of those
+    """The mode's reasons for not choosing other candidates; once the case is judged, only for those
     that were faster (``analysis.keep_missed``)."""
     lacking: tuple[str, ...] = ()
-    """What the mode asked for that the recording lacks."""
+    """The samples that the mode needed and the recording lacks."""
     remarks: tuple[str, ...] = ()
     error: str = ""
 
@@ -142,7 +142,7 @@ class PytorchRow:
 
 @dataclass
 class Record:
-    """Everything that an audit found; it grows as the audit goes on."""
+    """The results of an audit, to which it adds as it goes on."""
 
     kind: str
     """``gpu`` or ``replay``; ``simulate`` in records of earlier releases."""
@@ -159,7 +159,7 @@ class Record:
     failures: list[str] = field(default_factory=list)
     """One line for each process that died or hung."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Wall time of a case, by mode or ``oracle``; a session shares out its time by it."""
+    """Wall time of a case, by mode or ``oracle``; a session divides its time by it."""
     telemetry: dict[str, Any] | None = None
     """Clock, power, temperature and throttle reasons of the latest session."""
     sessions: list[dict[str, Any]] = field(default_factory=list)

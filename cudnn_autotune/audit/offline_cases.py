@@ -57,7 +57,7 @@ class RecordedCase:
         }
 
     def open(self, seed: int) -> ReplayTimer:
-        """Returns a new timer; what earlier ones built or loaded is not known to it."""
+        """Returns a new timer, in which no plan is built and no kernel loaded."""
         return ReplayTimer(self.recording, seed)
 
     def oracle(self) -> Oracle:
@@ -102,8 +102,8 @@ def _errors(recording: Recording, rounds: Rounds, times: Mapping[str, float]) ->
 def _completed(alone: Mapping[str, float], burst: Mapping[str, float]) -> dict[str, float]:
     """Returns sustained times of all candidates that have a burst time.
 
-    A candidate that was not recorded alone gets its burst time, slowed down by the median factor of
-    those that were. It never becomes the best, because nobody has seen that it is.
+    A candidate without a recorded sustained run gets its burst time, slowed down by the median
+    factor of the others. It never becomes the best, because no measurement shows that it is.
     """
     slower = float(np.median([alone[text] / burst[text] for text in alone]))
     best = min(alone.values())

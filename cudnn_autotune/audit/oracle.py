@@ -1,9 +1,9 @@
-"""The long measurement that modes are judged by; it sees a ``timers.timer.Timer`` and nothing else.
+"""The long measurement by which modes are judged; it uses only a ``timers.timer.Timer``.
 
 1. Screening: every candidate runs once or twice. Those far behind are left out, and so are other
-   configs of an engine whose configs are hopeless (some take 300 ms where the best takes 0.7).
-2. A short race of the hopeful ones leaves the survivors, within 10 % of the best. What a mode
-   picked always survives.
+   configs of an engine whose configs are far slower (some take 300 ms where the best takes 0.7).
+2. A short race of the others leaves the survivors, within 10 % of the best. A picked candidate
+   always survives.
 3. Rounds: all survivors take turns in short batches, in random order, the next round mirrored
    (drift that is linear cancels), with cold operands and with hot ones.
 4. On request, sustained runs: the leading ones run alone until the clock is steady, in one order
@@ -43,7 +43,7 @@ def measure(
 
     Args:
         timer: of the case.
-        candidates: all that could serve it, PyTorch's own path included.
+        candidates: all candidates of the case, PyTorch's own path included.
         picked: texts of candidates that are measured to the end, however slow.
 
     Returns:
@@ -79,7 +79,7 @@ def measure(
 
 
 def burst_truths(times: Mapping[Cache, dict[str, list[float]]]) -> dict[str, Truth]:
-    """Returns what rounds say, by the truth's name; nothing if no candidate ran in all of them."""
+    """Returns the truths from rounds, by name; empty if no candidate ran in all rounds."""
     if not all(times.values()):
         return {}
     return {name: of_rounds(times[cache]) for name, cache in CACHE_OF.items()}

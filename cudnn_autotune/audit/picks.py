@@ -1,4 +1,4 @@
-"""What a strategy's outcome says, as an audit records it."""
+"""Converts a mode's selection into the pick that an audit records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def pick_of(selection: Selection | None, tuning_ms: float) -> Pick:
     if selection is None:
         return Pick(tuning_ms=tuning_ms, error="no candidate runs")
     winner, evidence = selection.winner, selection.evidence
-    # A leader that was probed alone, without contenders, was still chosen by the race.
+    # A leader that had a sustained run, but no contenders, was still chosen by the race.
     alone = sum(timed.sustained_ms is not None for timed in selection.ranking)
     return Pick(
         text=winner.candidate.text,
@@ -37,7 +37,7 @@ def pick_of(selection: Selection | None, tuning_ms: float) -> Pick:
 
 
 def _why_not(measured: Measurement, winner: Measurement) -> str:
-    """What a strategy says of a candidate that it did not take."""
+    """The mode's reason for not choosing a candidate."""
     alone = (" alone", measured.sustained_ms, winner.sustained_ms)
     for how, ms, winners_ms in (alone, ("", measured.time_ms, winner.time_ms)):
         if ms and winners_ms:

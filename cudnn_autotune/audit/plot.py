@@ -1,4 +1,4 @@
-"""Draws a record."""
+"""Draws a record's regrets and tuning times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cudnn_autotune.audit.report import headline
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.core import atomic_file
 
-# The axis is linear below 1 %, because the oracle cannot tell much less apart.
+# The axis is linear below 1 %, because the oracle does not resolve much smaller regrets.
 _LINEAR_PERCENT = 1.0
 _TICKS_PERCENT = (-2, -1, 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000)
 _LEAST_TUNING_MS = 0.1

@@ -1,4 +1,4 @@
-"""Fresh processes that measure, and a parent that only waits.
+"""Starts fresh processes that measure, and exchanges messages with them.
 
 Every mode and run has a process of its own, because PyTorch never tunes again a shape that it has
 seen, and because cuDNN loads kernels lazily. Every process has an empty store of compiled kernels
@@ -40,10 +40,10 @@ class Process:
     """A worker process; it starts at once.
 
     Args:
-        name: is in messages.
-        modules: are imported there first; they may register a user's own modes.
-        command: starts another program that speaks as :mod:`.worker` does.
-        environment: variables that it has beside those of this process.
+        name: the name in error messages.
+        modules: modules that the process imports first; they may register a user's modes.
+        command: starts another program with the protocol of :mod:`.worker`.
+        environment: variables in addition to those of this process.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Process:
             raise ProcessFailure(f"{self.name}: {error}") from error
 
     def send(self, request: dict[str, Any]) -> None:
-        """Hands it a message."""
+        """Sends a message to the process."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it died: the answer that does not come tells why
+        with contextlib.suppress(OSError):  # it died, and the next read reports why
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
 
@@ -154,7 +154,7 @@ class Process:
         self._answers.put(None)
 
     def answer(self, limit_s: float) -> dict[str, Any]:
-        """Its next message.
+        """Returns the process's next message.
 
         Raises:
             ProcessFailure: it died, or says nothing within ``limit_s`` and was killed.

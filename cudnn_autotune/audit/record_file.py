@@ -20,7 +20,7 @@ VERSION = 1
 # A thousand cases in twenty modes and runs each take some 50 MB.
 _MOST_BYTES = 256 * 2**20
 
-# Every save derives these from the rest, for readers of the file.
+# These are derived from the rest at every save, for readers of the file.
 _DERIVED = ("modes", "left_out")
 # Records that differ in these are not continued: their figures must not be mixed.
 _MACHINE = ("gpu", "driver", "cuda", "cudnn", "cudnn_frontend", "torch", "cudnn_autotune")
@@ -113,7 +113,7 @@ def resumed(path: Path | None, fresh: Record) -> Record:
 
 
 def _solo(record: Record) -> int:
-    """Returns the place in ``SOLO`` of what the record's oracle measures."""
+    """Returns the place in ``SOLO`` of the oracle's setting."""
     oracle = record.settings.get("oracle")
     solo = oracle.get("solo") if isinstance(oracle, dict) else None
     return SOLO.index(solo) if solo in SOLO else 0

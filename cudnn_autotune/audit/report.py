@@ -1,4 +1,4 @@
-"""A record as tables."""
+"""Renders a record as tables."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _picked(record: Record) -> Table:
 
 
 def _missed(record: Record) -> Table:
-    """Shows where the reference mode missed the best, and what it says of that one."""
+    """Shows where the reference mode missed the best candidate, and its reason."""
     mode = record.settings.get("reference", "auto")
     runs = record.picks.get(mode, {})
     table = Table(
@@ -236,7 +236,7 @@ def without_power(record: Record) -> str:
 
 
 def _lacking(record: Record) -> Table:
-    """Shows what recordings lack that modes asked for; such picks say little about the GPU."""
+    """Shows which samples modes needed and recordings lack; such picks say little about the GPU."""
     columns = ("case", "asked for by", "lacking")
     table = Table("What the recording lacks", columns, texts=3, note=without_power(record))
     asked: dict[tuple[str, tuple[str, ...]], list[str]] = {}

@@ -1,4 +1,4 @@
-"""When an audit's candidate has run alone for long enough."""
+"""Decides when a sustained run of an audit is long enough."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
 from cudnn_autotune.timers.timer import Cache, Sample
 
 STRETCH = 5
-"""So many batches of each cache state run between two checks of whether the time is steady."""
+"""The number of batches of each cache state between two checks of whether the time is steady."""
 _STEADY = 0.015
-"""A time is steady if it changes by less. Hunting makes an H200's runs differ by 2 %, however long
-they are, so there are more runs rather than longer ones."""
+"""A time is steady if it changes by less than this (relative). The power controller's oscillation
+makes an H200's runs differ by 2 %, however long they are, so there are more runs rather than longer
+ones."""
 
 
 class RunCriterion(StoppingCriterion[Sequence[tuple[Cache, Sample]]]):

@@ -35,11 +35,11 @@ class Session:
     """Works through the cases of ``record`` that are not complete.
 
     Args:
-        config: what to do.
-        record: is continued in place.
+        config: the audit's configuration.
+        record: the record, which is continued in place.
         wanted: ids of the cases to do, of those that the record describes.
-        save: is called every few cases.
-        tell: receives lines for people.
+        save: saves the record; it is called every few cases.
+        tell: receives lines of progress.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Session:
         self.wanted = list(wanted)
 
     def run(self) -> None:
-        """Does the cases, or as many as the time limit allows.
+        """Works through the cases, or as many as the time limit allows.
 
         Raises:
             ProcessFailure: not even the first process of the session can be set up.
@@ -84,7 +84,7 @@ class Session:
         return not any(self._lacks(step, case) for step in self.steps)
 
     def _rows(self, step: Step) -> Mapping[str, Row]:
-        """Returns what the record knows from a step, by case."""
+        """Returns the record's rows of a step, by case."""
         if step.task == ORACLE:
             return self.record.oracle
         if step.task == "pytorch":
@@ -177,7 +177,7 @@ class Session:
         )
 
     def _one(self, step: Step, process: Process, case: str) -> None:
-        """Does one case, and records its result or why it failed.
+        """Does one case, and records its result or the error.
 
         Raises:
             ProcessFailure: the process died or hung at the case, which then counts as failed.
@@ -189,7 +189,7 @@ class Session:
             result = process.ask(request | self._more(step, case), self.config.case_limit_s)
             row = decode(kind, result, f"{step.name}, {case}")
             self._took(step, time.monotonic() - begin)
-        except (CaseFailure, ValueError) as error:  # ValueError: an answer that is no such row
+        except (CaseFailure, ValueError) as error:  # ValueError: the answer is not a valid row
             row = kind(error=str(error))
         except ProcessFailure as error:
             self._keep(step, case, kind(error=str(error)))
@@ -200,7 +200,8 @@ class Session:
             self._saved = time.monotonic()
 
     def _more(self, step: Step, case: str) -> dict[str, Any]:
-        """Returns what a task must know beside the case. Raises CaseFailure if that is unknown."""
+        """Returns what a task needs in addition to the case. Raises CaseFailure if that is
+        unknown."""
         if step.task == ORACLE:
             return {"picked": self.record.picks_of(case)}
         if step.task == "pytorch":

@@ -1,4 +1,4 @@
-"""What sustained runs say: times of candidates, brought to one power if the limit held them.
+"""Steady times from sustained runs, corrected to one power if the power limit held the clock.
 
 How far a time depends on the clock comes from the regression that ``sampling`` uses, too.
 """
@@ -25,7 +25,7 @@ _NEAR_LIMIT = 0.1
 
 @dataclass(frozen=True)
 class SteadyTime:
-    """What one sustained run says of a candidate."""
+    """A candidate's steady time by one sustained run."""
 
     time_ms: float
     clock_mhz: float | None
@@ -39,7 +39,7 @@ def steady_time(ran: Sequence[tuple[Cache, Sample]]) -> SteadyTime:
     """Returns the time of one sustained run, from the batches at the candidate's own clock.
 
     Args:
-        ran: its batches in their order, some of each cache state; all of them ran.
+        ran: its batches in their order, some of each cache state; none of them failed.
     """
     states = sorted({cache for cache, _ in ran})
     groups = itertools.groupby(ran[len(ran) // 3 :], key=lambda row: row[1].power_w)

@@ -38,7 +38,7 @@ class Step:
 
     @property
     def task(self) -> str:
-        """What the process is asked for: ``pick``, ``pytorch`` or ``oracle``."""
+        """The process's task: ``pick``, ``pytorch`` or ``oracle``."""
         if self.mode == ORACLE:
             return ORACLE
         return "pytorch" if self.mode in PYTORCH_MODES else "pick"
@@ -48,7 +48,7 @@ class Step:
 
         Args:
             known: the seconds that a case of a mode, or of ``oracle``, has taken so far.
-            solo: when the oracle measures steady times.
+            solo: when candidates get sustained runs.
         """
         if self.mode in known:
             return known[self.mode]

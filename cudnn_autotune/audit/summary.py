@@ -63,7 +63,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often the true regret lies within the bound that the mode reported."""
+    """How often the true regret was within the bound that the mode reported."""
 
     share: float
     of: int
@@ -91,7 +91,7 @@ class ModeSummary:
     picked: dict[str, int] = field(default_factory=dict)
     """How often each candidate was picked."""
     regret: Regrets | None = None
-    """Regrets against the steady truth: sustained if measured, else burst."""
+    """Regrets by the steady truth: sustained if measured, else burst."""
     regrets: dict[str, Regrets] = field(default_factory=dict)
     """Regrets by truth, over the cases that have it."""
     flips: Flips | None = None

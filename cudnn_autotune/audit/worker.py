@@ -3,8 +3,8 @@
 It exchanges JSON, one message a line, with the process that started it (``processes``). It says
 ``{"ready": true}`` once everything is imported. The first message that it gets sets it up and may
 start a CUDA context. Each further message is a case, which it answers by ``{"result": ...}`` or
-``{"error": text}``, with ``"fatal": true`` if the process is of no more use. It ends when its input
-ends.
+``{"error": text}``, with ``"fatal": true`` if the process cannot do any further work. It ends when
+its input ends.
 """
 
 from __future__ import annotations
