@@ -35,8 +35,8 @@ def load(path: Path) -> dict[str, Any]:
     }
 
 
-def _environment(kind: str, told: dict[str, Any]) -> dict[str, Any]:
-    found = dict(told)
+def _environment(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    found = dict(given)
     if kind != "gpu":
         found["device"] = "cpu"  # whatever GPU a recording is of
     if found.get("cudnn"):

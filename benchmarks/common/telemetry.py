@@ -10,21 +10,21 @@ from cudnn_autotune.timers import telemetry
 _RANGE = {"least": "min", "median": "median", "most": "max"}
 
 
-def as_recorded(told: dict[str, Any]) -> dict[str, Any]:
+def as_recorded(collected: dict[str, Any]) -> dict[str, Any]:
     """A summary of ``cudnn_autotune.timers.telemetry``, by the names that records use."""
 
     def ranged(quantity: str) -> dict[str, float] | None:
-        values = told[quantity]
+        values = collected[quantity]
         return {_RANGE[key]: value for key, value in values.items()} if values else None
 
     return {
-        "samples": told.get("readings"),
-        "period_s": told.get("period_s"),
-        "nvml": told.get("unavailable") or "ok",
+        "samples": collected.get("readings"),
+        "period_s": collected.get("period_s"),
+        "nvml": collected.get("unavailable") or "ok",
         "sm_clock_mhz": ranged("clock_mhz"),
         "power_w": ranged("power_w"),
         "temperature_c": ranged("temperature_c"),
-        "throttle_reasons": told["throttle_reasons"],
+        "throttle_reasons": collected["throttle_reasons"],
     }
 
 

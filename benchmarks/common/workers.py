@@ -75,8 +75,8 @@ class Worker(processes.Process):
             except WorkerError:
                 if time.monotonic() < deadline:
                     raise
-                told = f"worker {self.name} ran past its time limit of {time_limit_s:.3g} s"
-                raise WorkerError(told) from None
+                overrun = f"worker {self.name} ran past its time limit of {time_limit_s:.3g} s"
+                raise WorkerError(overrun) from None
             if "done" in message:
                 break
             yield message["record"]

@@ -45,12 +45,12 @@ def warm_up(request: dict[str, Any]) -> Iterator[Part]:
     subject = _begun(request)
     for name in WAYS:
         try:
-            step, told = _first_step(subject, name, request["mode"])
+            step, part = _first_step(subject, name, request["mode"])
             step()  # what compiles anew at its second call has done so
         except Exception as error:
             yield _failed(name, error)
             continue
-        yield told
+        yield part
         del step
         gc.collect()
 
@@ -65,12 +65,12 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     steps: dict[str, Step] = {}
     for name in WAYS:
         try:
-            steps[name], told = _first_step(subject, name, request["mode"])
+            steps[name], part = _first_step(subject, name, request["mode"])
         except Exception as error:  # the other ways are measured all the same
             yield _failed(name, error)
             continue
-        yield told
-        if request["device"] == "cuda" and WAYS[name].is_ours and not told["choices"]["made"]:
+        yield part
+        if request["device"] == "cuda" and WAYS[name].is_ours and not part["choices"]["made"]:
             yield {"part": "failed", "step": name, "error": "no convolution was served by us"}
     device = request["device"]
     replays: dict[str, Callable[[], None]] = dict(steps)
@@ -118,7 +118,7 @@ def _first_step(subject: Subject, name: str, mode: str) -> tuple[Step, Part]:
     step = subject.step(WAYS[name], mode)
     step()
     synchronize(subject.device)
-    told: Part = {
+    part: Part = {
         "part": "way",
         "way": name,
         "first_step_s": numbers.significant(time.perf_counter() - begin, 4),
@@ -130,8 +130,8 @@ def _first_step(subject: Subject, name: str, mode: str) -> tuple[Step, Part]:
         },
     }
     if WAYS[name].is_ours:
-        told["choices"] = choices_made()
-    return step, told
+        part["choices"] = choices_made()
+    return step, part
 
 
 def _in_turns(replays: dict[str, Callable[[], None]], request: dict[str, Any]) -> Part:
@@ -149,7 +149,7 @@ def compared(results: dict[str, dict[str, Tensor]], expected: dict[str, Tensor])
     """How far each way is off what float32 gives, and where one is further off than PyTorch's
     layers are."""
     off = {name: errors(found, expected) for name, found in results.items()}
-    told: Part = {"part": "compared", "ways": {}}
+    part: Part = {"part": "compared", "ways": {}}
     for name, mine in off.items():
         gradients = [error for key, error in mine.items() if key != "outputs"]
         ways: Part = {"outputs": numbers.significant(mine["outputs"], 3)}
@@ -161,8 +161,8 @@ def compared(results: dict[str, dict[str, Tensor]], expected: dict[str, Tensor])
             ways["beyond"] = [
                 key for key, error in mine.items() if not error <= TIMES * theirs[key] + MORE
             ]
-        told["ways"][name] = ways
-    return told
+        part["ways"][name] = ways
+    return part
 
 
 def _failed(step: str, error: BaseException) -> Part:

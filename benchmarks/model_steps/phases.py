@@ -59,7 +59,7 @@ class Run:
     def warm_up(self, requests: dict[str, Request], at_once: int) -> None:
         """Lets processes compile, ``at_once`` at a time. A case for which that fails is measured
         all the same: its steps are then compiled there."""
-        told: dict[str, Any] = self._record.results.setdefault("warm_up", {})
+        entries: dict[str, Any] = self._record.results.setdefault("warm_up", {})
         threads = {_THREADS: str(max(2, len(os.sched_getaffinity(0)) // at_once))}
         with ThreadPoolExecutor(at_once) as pool:
             waiting = {
@@ -69,7 +69,7 @@ class Run:
             for done in as_completed(waiting):
                 name = waiting[done]
                 entry, error = done.result()
-                told[Case(**requests[name]["case"]).id] = entry
+                entries[Case(**requests[name]["case"]).id] = entry
                 for failed in entry["failed"]:
                     self._fails(f"{name}: {failed['step']}: {failed['error']}")
                 if error:

@@ -66,7 +66,7 @@ def compared(problem: Any, end: float) -> dict[str, Any]:
         plans = {text: timer.plans.get(text) for text in times_ms}
     if lacking := {online.text, auto.text} - set(times_ms):
         return {"error": f"not timed: {', '.join(sorted(lacking))}"}
-    told = {
+    figures = {
         "calls": calls,
         "seconds": numbers.significant(seconds, 4),
         "turns": online.total_samples,
@@ -76,7 +76,7 @@ def compared(problem: Any, end: float) -> dict[str, Any]:
         "auto_tuning_ms": numbers.significant(auto.tuning_ms, 4),
     }
     return {
-        **told,
+        **figures,
         **judged(online.text, auto.text, times_ms, one_by_one(problem, data, plans)),
     }
 
@@ -165,7 +165,7 @@ def judged(
         times_ms: in batches. single_ms: in single calls; empty where there are none.
     """
     best = min(times_ms, key=times_ms.__getitem__)
-    told = {
+    figures = {
         "picked": online,
         "auto": auto,
         "best": best,
@@ -176,7 +176,7 @@ def judged(
     }
     if single_ms:
         least = min(single_ms.values())
-        told["single_ms"] = {text: numbers.significant(ms) for text, ms in single_ms.items()}
-        told["single_regret"] = numbers.significant(single_ms[online] / least - 1)
-        told["auto_single_regret"] = numbers.significant(single_ms[auto] / least - 1)
-    return told
+        figures["single_ms"] = {text: numbers.significant(ms) for text, ms in single_ms.items()}
+        figures["single_regret"] = numbers.significant(single_ms[online] / least - 1)
+        figures["auto_single_regret"] = numbers.significant(single_ms[auto] / least - 1)
+    return figures

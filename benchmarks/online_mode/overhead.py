@@ -115,10 +115,10 @@ def compared(records: list[dict[str, Any]]) -> dict[str, Any]:
             "difference_us": paired,
             "difference_to_quiet_us": alone,
         }
-        result[name] = {key: told(values) for key, values in spreads.items()}
+        result[name] = {key: summary(values) for key, values in spreads.items()}
     quiet = [us for r in records for us in r["quiet_us"]]
     if quiet:
-        result["quiet_us"] = told(quiet)
+        result["quiet_us"] = summary(quiet)
     turns = sum(r["turns"] for r in records)
     if turns:
         cpu_us = math.fsum(r["tuner_cpu_us"] for r in records)
@@ -126,7 +126,7 @@ def compared(records: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def told(values: list[float]) -> dict[str, float | None]:
+def summary(values: list[float]) -> dict[str, float | None]:
     """The spread, and the mean: what costs much and seldom is in no median."""
     found = {**numbers.spread(values), "mean": math.fsum(values) / len(values)}
     return {k: numbers.significant(v) for k, v in found.items()}

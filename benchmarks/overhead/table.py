@@ -87,7 +87,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 blocks=request["blocks"],
                 calls_per_block=request["calls"],
             )
-            told = {
+            row = {
                 "filled": filled,
                 "held": conv.held(),
                 "fill_s": numbers.significant(fill_s, 4),
@@ -95,6 +95,6 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "us": {name: significant_spread(us) for name, us in times.items()},
             }
             if filled < target:
-                yield {**told, "stopped": "time limit"}
+                yield {**row, "stopped": "time limit"}
                 return
-            yield told
+            yield row

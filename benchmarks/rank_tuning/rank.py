@@ -21,10 +21,10 @@ def work(request_file: Path) -> None:
     request."""
     import torch.distributed as dist
 
-    told = _measured(json.loads(request_file.read_text()))
+    result = _measured(json.loads(request_file.read_text()))
     dist.destroy_process_group()
     rank = int(os.environ["RANK"])
-    (request_file.parent / f"rank{rank}.json").write_text(json.dumps({"rank": rank, **told}))
+    (request_file.parent / f"rank{rank}.json").write_text(json.dumps({"rank": rank, **result}))
 
 
 def _measured(request: dict[str, Any]) -> dict[str, Any]:

@@ -117,10 +117,10 @@ def writers(
             worker.start()
         for _, pipe in pipes:
             pipe.close()  # the worker has it: where the worker ends, so does the pipe
-        for told in ("was ready", "has added"):
+        for event in ("was ready", "has added"):
             for own, _ in pipes:
                 if not own.poll(max(0.0, end - time.monotonic())):
-                    raise RuntimeError(f"{processes} writers: one of them never {told}")
+                    raise RuntimeError(f"{processes} writers: one of them never {event}")
                 add_ms += own.recv()
             for own, _ in pipes:
                 own.send("go")

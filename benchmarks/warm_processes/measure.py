@@ -57,14 +57,14 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     training = Training(request, mode.sampling)
     forward_ms, both_ms = training.step_ms()
     later_ms = min(training.step_ms()[1] for _ in range(_LATER_STEPS))
-    told: dict[str, Any] = {
+    part: dict[str, Any] = {
         "forward_ms": numbers.significant(forward_ms),
         "both_ms": numbers.significant(both_ms),
         "later_ms": numbers.significant(later_ms),
     }
     if mode.sampling:
-        told |= {"layers": training.layers, "choices": choices_made()}
-    yield told
+        part |= {"layers": training.layers, "choices": choices_made()}
+    yield part
 
 
 def warm_up(request: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -75,13 +75,13 @@ def _processes(data: dict[str, Any], setting: str) -> Table:
 
 
 def _choices(found: list[dict[str, Any]]) -> tuple[str, str, str]:
-    told = [p["choices"] for p in found if "choices" in p]
-    if not told:
+    choices = [p["choices"] for p in found if "choices" in p]
+    if not choices:
         return NONE, NONE, NONE
     return (
-        _range(c["made"] for c in told),
-        _range(c["from"].get("store", 0) for c in told),
-        _range(c["timed_launches"] for c in told),
+        _range(c["made"] for c in choices),
+        _range(c["from"].get("store", 0) for c in choices),
+        _range(c["timed_launches"] for c in choices),
     )
 
 

@@ -213,12 +213,12 @@ def _wall_ms(call: Call) -> float:
 def _told(choice: Choice, tuning_ms: float, peak_mb: float) -> Pick:
     # The error is infinite if the output had a NaN, or if the engine failed.
     rejected = {text: error if 0 <= error <= MOST else None for text, error in choice.rejected}
-    told = dataclasses.replace(
+    pick = dataclasses.replace(
         pick_of(choice.selection, tuning_ms), peak_mb=peak_mb, rejected=rejected
     )
-    if told.text == choice.text:
-        return told
+    if pick.text == choice.text:
+        return pick
     # The mode's choice was wrong, so that its claims refer to another candidate.
     return dataclasses.replace(
-        told, text=choice.text, time_ms=choice.time_ms, regret_bound=None, rule="the next best"
+        pick, text=choice.text, time_ms=choice.time_ms, regret_bound=None, rule="the next best"
     )

@@ -37,7 +37,7 @@ def plot(record: Record, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    modes = [mode for mode, told in summarize(record).items() if told.regret is not None]
+    modes = [mode for mode, figures in summarize(record).items() if figures.regret is not None]
     height = 1.6 + 0.34 * max(3, len(modes))
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(10, height), sharey=True, constrained_layout=True, width_ratios=(5, 3)

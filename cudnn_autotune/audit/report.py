@@ -80,18 +80,18 @@ def _regrets(record: Record, summaries: Mapping[str, ModeSummary]) -> Table:
             filler = [_NONE] * (len(columns) - 2)
             table.rows.append((mode, "not possible", *filler))
             continue
-        told = summary.regret
-        if told is None:
+        regret = summary.regret
+        if regret is None:
             continue
         means = [summary.regrets.get(name) for name in others]
         table.rows.append(
             (
                 mode,
-                str(told.picks),
-                f"{told.mean:.4f}",
-                f"{told.p95:.4f}",
-                f"{told.worst:.4f}",
-                _percent(told.within_1_percent),
+                str(regret.picks),
+                f"{regret.mean:.4f}",
+                f"{regret.p95:.4f}",
+                f"{regret.worst:.4f}",
+                _percent(regret.within_1_percent),
                 *(f"{mean.mean:.4f}" if mean else _NONE for mean in means),
                 _flips(summary),
                 milliseconds(summary.tuning.median_ms) if summary.tuning else _NONE,
@@ -156,19 +156,19 @@ def _pytorch(record: Record, summaries: Mapping[str, ModeSummary]) -> Table:
         "limit; pytorch_on_0: without a limit. Above 1, ours is faster. All cases that were timed.",
     )
     for mode, summary in summaries.items():
-        for truth, told in summary.against.items():
+        for truth, ratios in summary.against.items():
             if truth != STEADY:
-                table.rows.append((mode, truth, *_against(told)))
+                table.rows.append((mode, truth, *_against(ratios)))
     return table
 
 
-def _against(told: AgainstPytorch) -> tuple[str, ...]:
+def _against(ratios: AgainstPytorch) -> tuple[str, ...]:
     return (
-        str(told.cases),
-        f"{told.mean:.4f}",
-        f"{told.least:.3f}",
-        f"{told.most:.3f}",
-        f"{len(told.slower)} of {told.cases}",
+        str(ratios.cases),
+        f"{ratios.mean:.4f}",
+        f"{ratios.least:.3f}",
+        f"{ratios.most:.3f}",
+        f"{len(ratios.slower)} of {ratios.cases}",
     )
 
 
@@ -180,8 +180,8 @@ def _picked(record: Record) -> Table:
             picks = [by_case[case] for by_case in runs.values() if case in by_case]
             counts = Counter(pick.text for pick in picks if pick.text)
             if counts:
-                told = ", ".join(f"{text}: {count}" for text, count in counts.most_common())
-                table.rows.append((case, mode, told))
+                counted = ", ".join(f"{text}: {count}" for text, count in counts.most_common())
+                table.rows.append((case, mode, counted))
     return table
 
 
@@ -207,11 +207,11 @@ def _missed(record: Record) -> Table:
                 if by_case[case].text == text
             )
             slower = truth.times_ms[text] / truth.times_ms[better[0]] - 1
-            told = f"{text}, instead of {better[0]}"
+            pick = f"{text}, instead of {better[0]}"
             if why := "; ".join(filter(None, said)):
-                told += f": {why}"
+                pick += f": {why}"
             share = f"{count} of {picks.total()}"
-            table.rows.append((case, told, share, f"{100 * slower:.1f} %"))
+            table.rows.append((case, pick, share, f"{100 * slower:.1f} %"))
     hidden = len(table.rows) - _MOST_LEFT_OUT
     if hidden > 0:
         table.rows = sorted(table.rows, key=lambda row: -float(row[-1].split()[0]))
@@ -253,8 +253,8 @@ def _lacking(record: Record) -> Table:
         for mode, lacking in by_mode.items():
             if lacking:
                 # The power comes first: modes decide by it, and there may be many traces.
-                told = sorted(lacking, key=lambda what: (what != POWER, what))
-                asked.setdefault((case, tuple(told)), []).append(mode)
+                names = sorted(lacking, key=lambda what: (what != POWER, what))
+                asked.setdefault((case, tuple(names)), []).append(mode)
     table.rows += [
         (case, ", ".join(modes), "; ".join(lacking)) for (case, lacking), modes in asked.items()
     ]

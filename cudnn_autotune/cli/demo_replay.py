@@ -69,8 +69,8 @@ def show(console: Console, replayed: Record) -> None:
         console.print(_table(case, described["gpu"], described["problem"], found))
         for text, letter in _letters(found).items():
             console.print(Text(f"  {letter}: {text}"))
-    if told := report.without_power(replayed):
-        console.print(Text(told))
+    if warning := report.without_power(replayed):
+        console.print(Text(warning))
 
 
 def rows(record: Record, case: str) -> list[Row]:

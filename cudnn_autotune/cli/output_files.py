@@ -74,8 +74,8 @@ def writing(option: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        told = error.strerror or error
-        raise click.ClickException(f"{option}: cannot write {path}: {told}") from error
+        reason = error.strerror or error
+        raise click.ClickException(f"{option}: cannot write {path}: {reason}") from error
 
 
 def write(option: str, path: Path, data: bytes) -> None:

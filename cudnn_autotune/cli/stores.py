@@ -143,8 +143,8 @@ def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
                 found.append(entry.decode(line, environment))
         except ValueError as error:
             complaints.append(f"left out: {error}")
-    told = tuple(map(printable, complaints))
-    return StoreFile(path, environment, tuple(found), entries, len(data), told)
+    sentences = tuple(map(printable, complaints))
+    return StoreFile(path, environment, tuple(found), entries, len(data), sentences)
 
 
 def read_whole(path: Path) -> StoreFile:

@@ -93,27 +93,27 @@ def test_burst_is_the_mean_of_cold_and_hot_and_steady_prefers_sustained() -> Non
 
 
 def test_summary() -> None:
-    told = summarize(record(auto=[["a", "c"], ["a", "d"]]))["auto"]
-    assert told.runs == 2
-    assert told.cases == 2
-    assert told.picked == {"a": 2, "c": 1, "d": 1}
-    assert told.regret is not None
-    assert told.regret.mean == pytest.approx((1.03 * 2.0) ** 0.25)
-    assert told.regret.worst == pytest.approx(2.0)
-    assert told.regret.worst_case == "case1"
-    assert told.regret.within_1_percent == 0.5
-    assert told.regret.picks == 4
-    assert told.tuning is not None
-    assert told.tuning.median_ms == 15.0
-    assert told.tuning.total_ms == 30.0, "the median of the runs' totals, 20 and 40"
-    assert told.coverage is None
+    result = summarize(record(auto=[["a", "c"], ["a", "d"]]))["auto"]
+    assert result.runs == 2
+    assert result.cases == 2
+    assert result.picked == {"a": 2, "c": 1, "d": 1}
+    assert result.regret is not None
+    assert result.regret.mean == pytest.approx((1.03 * 2.0) ** 0.25)
+    assert result.regret.worst == pytest.approx(2.0)
+    assert result.regret.worst_case == "case1"
+    assert result.regret.within_1_percent == 0.5
+    assert result.regret.picks == 4
+    assert result.tuning is not None
+    assert result.tuning.median_ms == 15.0
+    assert result.tuning.total_ms == 30.0, "the median of the runs' totals, 20 and 40"
+    assert result.coverage is None
 
 
 def test_ties_count_as_measured_in_the_raw_mean() -> None:
-    told = summarize(record(auto=[["b"]]))["auto"].regret
-    assert told is not None
-    assert told.mean == 1.0
-    assert told.raw_mean == pytest.approx(1.002)
+    result = summarize(record(auto=[["b"]]))["auto"].regret
+    assert result is not None
+    assert result.mean == 1.0
+    assert result.raw_mean == pytest.approx(1.002)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_a_pick_that_the_oracle_could_not_run_is_named() -> None:
 def test_a_mode_that_never_picks_does_not_spoil_the_others() -> None:
     found = record(auto=[["a"]], online=[["a"]])
     found.picks["online"]["1"]["case0"] = Pick(error="not in a replay")
-    told = summarize(found)
-    assert told["online"].unavailable == "not in a replay"
-    assert told["auto"].cases == 1
+    result = summarize(found)
+    assert result["online"].unavailable == "not in a replay"
+    assert result["auto"].cases == 1
     assert "online is not possible: not in a replay" in report.tables(found)[0].note
 
 
@@ -213,10 +213,10 @@ def test_pytorch_against_ours() -> None:
     found.pytorch = {
         "pytorch_off": {f"case{i}": row(r, r, "a") for i, r in enumerate(ratios)},
     }
-    told = summarize(found)["pytorch_off"]
-    assert told.regret is not None
-    assert told.regret.worst == pytest.approx(1.5)
-    direct = told.against[BURST]
+    result = summarize(found)["pytorch_off"]
+    assert result.regret is not None
+    assert result.regret.worst == pytest.approx(1.5)
+    direct = result.against[BURST]
     assert direct.mean == pytest.approx(math.prod(ratios) ** (1 / 3))
     assert direct.slower == ("case1",), "ours is more than 1 % slower in one case"
     shown = {table.title: table for table in report.tables(found)}
@@ -230,10 +230,10 @@ def test_pytorch_is_compared_before_the_oracle_has_judged() -> None:
         "pytorch_on_10": {"case0": PytorchRow("a", {}, error="lost")},
     }
     del found.oracle["case1"]
-    told = summarize(found)
-    assert told["pytorch_off"].against[BURST].cases == 2
-    assert told["pytorch_on_10"].against == {}
-    assert told["auto"].cases == 1, "the oracle's cases only"
+    result = summarize(found)
+    assert result["pytorch_off"].against[BURST].cases == 2
+    assert result["pytorch_on_10"].against == {}
+    assert result["auto"].cases == 1, "the oracle's cases only"
 
 
 def test_tables_render_as_markdown() -> None:
@@ -373,7 +373,7 @@ def broken(change: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("other format", "not a record"),
         ("other version", "version: this package reads 1, the record has 99"),
@@ -387,12 +387,12 @@ def broken(change: str) -> dict[str, Any]:
         ("no candidate", "truths.burst cold: times_ms must not be empty"),
     ],
 )
-def test_malformed_records_are_refused(tmp_path: Path, change: str, told: str) -> None:
+def test_malformed_records_are_refused(tmp_path: Path, change: str, message: str) -> None:
     path = tmp_path / "record.json"
     path.write_text(json.dumps(broken(change)))
     with pytest.raises(ValueError) as raised:
         record_file.load(path)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
     assert str(path) in str(raised.value)
 
 

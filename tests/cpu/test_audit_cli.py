@@ -66,10 +66,10 @@ def test_an_audit_of_a_recording(tmp_path: Path) -> None:
     assert data["kind"] == "replay"
     assert list(data["cases"]) == ["h200_forum"]
     assert set(data["modes"]) == set(ca.SAMPLING_MODES)
-    for mode, told in data["modes"].items():
-        assert sum(told["picked"].values()) == 2, mode
-        assert 1.0 <= told["regret"]["mean"] <= told["regret"]["worst"]
-        assert told["regret"]["p95"] <= told["regret"]["worst"]
+    for mode, result in data["modes"].items():
+        assert sum(result["picked"].values()) == 2, mode
+        assert 1.0 <= result["regret"]["mean"] <= result["regret"]["worst"]
+        assert result["regret"]["p95"] <= result["regret"]["worst"]
     assert data["environment"]["torch"] == torch.__version__
     assert data["complete"] is True
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -90,7 +90,7 @@ def test_modes_runs_and_seeds(tmp_path: Path) -> None:
     done = run("audit", *several, *arguments)
     assert done.exit_code == 0, done.output
     modes = read(path)["modes"]
-    assert {mode: told["runs"] for mode, told in modes.items()} == {
+    assert {mode: result["runs"] for mode, result in modes.items()} == {
         "heuristic": 2,
         "sample_once": 3,
     }
@@ -124,9 +124,9 @@ def test_record_and_replay(tmp_path: Path) -> None:
 
 
 def test_an_unknown_recording() -> None:
-    told = refused("audit", "--replay", "h100_forum")
-    assert "'--replay': h100_forum is neither a file nor one of the recordings that ship" in told
-    assert "h200_forum, h200_resnet50_fprop" in told
+    output = refused("audit", "--replay", "h100_forum")
+    assert "'--replay': h100_forum is neither a file nor one of the recordings that ship" in output
+    assert "h200_forum, h200_resnet50_fprop" in output
 
 
 def test_modes_of_the_users_own(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_modes_of_the_users_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "message"),
     [
         ("--runs", "0", "'--runs': must be a number of 1 or more"),
         ("--runs", "many", "'--runs': must be a number of 1 or more"),
@@ -176,25 +176,25 @@ def test_modes_of_the_users_own(tmp_path: Path) -> None:
         ("--replay", "h200_forum", "'--replay': each one once"),
     ],
 )
-def test_bad_input_is_refused_by_name(option: str, value: str, told: str) -> None:
-    assert told in refused("audit", "--replay", "h200_forum", option, value)
+def test_bad_input_is_refused_by_name(option: str, value: str, message: str) -> None:
+    assert message in refused("audit", "--replay", "h200_forum", option, value)
 
 
 def test_a_recording_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "recording.json"
     assert "'--replay'" in refused("audit", "--replay", path)
     path.write_text('{"format": "cudnn-autotune recording", "version": 99}')
-    told = refused("audit", "--replay", path)
-    assert "'--replay'" in told
-    assert "version" in told
+    output = refused("audit", "--replay", path)
+    assert "'--replay'" in output
+    assert "version" in output
 
 
 def test_an_audit_of_a_gpu_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "audit.json"
     record_file.save(Record("gpu", settings={}, environment={}), path)
-    told = refused("audit", "--replay", "h200_forum", "--modes", "heuristic", "--json", path)
-    assert "'--json'" in told
-    assert "holds an audit of a GPU" in told
+    output = refused("audit", "--replay", "h200_forum", "--modes", "heuristic", "--json", path)
+    assert "'--json'" in output
+    assert "holds an audit of a GPU" in output
     path.write_text("something else")
     assert "'--json'" in refused("audit", "--replay", "h200_forum", "--json", path)
     assert path.read_text() == "something else"
@@ -210,7 +210,7 @@ def test_without_a_gpu_it_says_what_works() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "message"),
     [
         ("--layers", "/nowhere/layers.json", "'--layers'"),
         ("--cases", "no such layer", "'--cases'"),
@@ -222,12 +222,12 @@ def test_without_a_gpu_it_says_what_works() -> None:
         ("--sustained", "sometimes", "'--sustained'"),
     ],
 )
-def test_bad_input_to_an_audit_of_a_gpu(option: str, value: str, told: str) -> None:
-    assert told in refused("audit", option, value)
+def test_bad_input_to_an_audit_of_a_gpu(option: str, value: str, message: str) -> None:
+    assert message in refused("audit", option, value)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("x.json",), "give either --input with --weight, or --cases"),
         ((*SHAPE, "--cases", "resnet", "x.json"), "give either --input with --weight"),
@@ -246,8 +246,8 @@ def test_bad_input_to_an_audit_of_a_gpu(option: str, value: str, told: str) -> N
         ((*SHAPE, "--rounds", "0", "x.json"), "'--rounds'"),
     ],
 )
-def test_bad_input_to_record(arguments: tuple[str, ...], told: str) -> None:
-    assert told in refused("record", *arguments, obj=simulated)
+def test_bad_input_to_record(arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused("record", *arguments, obj=simulated)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +290,8 @@ def test_a_file_that_cannot_be_written_is_known_beforehand(
         assert done.exit_code == 2, done.output
         assert f"'{option}': cannot write {folder / name}" in " ".join(done.output.split())
     (tmp_path / name).mkdir()
-    told = refused(*arguments, tmp_path / name, obj=obj)
-    assert f"'{option}'" in told
+    printed = refused(*arguments, tmp_path / name, obj=obj)
+    assert f"'{option}'" in printed
 
 
 def test_a_recording_replaces_nothing_unasked(tmp_path: Path) -> None:
@@ -341,11 +341,11 @@ def test_a_recording_that_cannot_be_kept(tmp_path: Path) -> None:
 
 
 def test_an_audit_of_a_gpu_goes_on_where_it_cannot_be_saved_for_now(tmp_path: Path) -> None:
-    record, told = Record("gpu", settings={}, environment={}), list[str]()
-    audit_gpu._save(record, None, told.append)
-    audit_gpu._save(record, tmp_path / "x.json", told.append)
+    record, result = Record("gpu", settings={}, environment={}), list[str]()
+    audit_gpu._save(record, None, result.append)
+    audit_gpu._save(record, tmp_path / "x.json", result.append)
     assert record_file.load(tmp_path / "x.json") == record
-    assert not told
+    assert not result
     (tmp_path / "file").write_text("not a folder")
-    audit_gpu._save(record, tmp_path / "file" / "x.json", told.append)
-    assert "--json: cannot write" in told[0]
+    audit_gpu._save(record, tmp_path / "file" / "x.json", result.append)
+    assert "--json: cannot write" in result[0]

@@ -40,8 +40,8 @@ def audited(names: list[str], runs: dict[str, int], seed: int = 0, **more: float
 def test_regrets_are_against_the_exact_truth() -> None:
     found = audited(["forum-l4"], {"sample_once": 20, "sustained": 4})
     assert found.complete
-    told = summarize(found)
-    once, sustained = told["sample_once"], told["sustained"]
+    result = summarize(found)
+    once, sustained = result["sample_once"], result["sustained"]
     assert once.regret is not None
     assert sustained.regret is not None
     assert sum(once.picked.values()) == 20
@@ -55,14 +55,14 @@ def test_regrets_are_against_the_exact_truth() -> None:
 
 
 def test_the_first_of_the_heuristics_costs_nothing() -> None:
-    told = summarize(audited(["quiet"], {"heuristic": 2}))["heuristic"]
-    assert told.picked == {"engine2": 2}
-    assert told.flips is not None
-    assert told.flips.cases == 0
-    assert told.tuning is not None
-    assert told.tuning.median_ms < 1
-    assert told.regret is not None
-    assert told.regret.mean == pytest.approx(1.0196, abs=0.0005)
+    result = summarize(audited(["quiet"], {"heuristic": 2}))["heuristic"]
+    assert result.picked == {"engine2": 2}
+    assert result.flips is not None
+    assert result.flips.cases == 0
+    assert result.tuning is not None
+    assert result.tuning.median_ms < 1
+    assert result.regret is not None
+    assert result.regret.mean == pytest.approx(1.0196, abs=0.0005)
 
 
 def test_equal_seeds_give_equal_audits_and_runs_differ() -> None:
@@ -109,10 +109,10 @@ def modes() -> Iterator[tuple[str, str]]:
 
 def test_a_mode_that_fails_is_told_and_the_others_go_on(modes: tuple[str, str]) -> None:
     found = audited(["quiet"], dict.fromkeys((*modes, "heuristic"), 1))
-    told = summarize(found)
-    assert told[modes[0]].unavailable == "RuntimeError: CUDA error: device lost"
-    assert told[modes[1]].unavailable == "no candidate runs"
-    assert told["heuristic"].regret is not None
+    result = summarize(found)
+    assert result[modes[0]].unavailable == "RuntimeError: CUDA error: device lost"
+    assert result[modes[1]].unavailable == "no candidate runs"
+    assert result["heuristic"].regret is not None
 
 
 def test_what_a_pick_keeps_of_the_evidence() -> None:
@@ -143,7 +143,7 @@ def test_what_a_pick_keeps_of_the_evidence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passed_over", "told"),
+    ("passed_over", "message"),
     [
         ({"time_ms": 0.6, "eliminated": "out of the race after 4 calls"}, "4 calls (+20.0 %)"),
         ({"time_ms": 0.55}, "+10.0 %"),
@@ -151,12 +151,12 @@ def test_what_a_pick_keeps_of_the_evidence() -> None:
         ({"time_ms": None}, "not timed"),
     ],
 )
-def test_what_a_pick_says_of_others(passed_over: dict[str, Any], told: str) -> None:
+def test_what_a_pick_says_of_others(passed_over: dict[str, Any], message: str) -> None:
     first, second = simulation.preset("quiet").candidates.all()[:2]
     other = Measurement(second, samples=1, **passed_over)
     picked = pick_of(Selection((Measurement(first, 0.5, 3), other), 4), 1.0)
     assert list(picked.passed_over) == [second.text]
-    assert picked.passed_over[second.text].endswith(told)
+    assert picked.passed_over[second.text].endswith(message)
 
 
 def test_a_record_says_why_the_best_was_missed() -> None:
@@ -175,9 +175,9 @@ def test_a_record_says_why_the_best_was_missed() -> None:
         assert all(not pick.passed_over for pick in by_case.values())
     (table,) = (t for t in report.tables(found) if "missed" in t.title)
     assert table.title == "What race missed by more than 1 %"
-    ((case, told, runs, slower),) = table.rows
+    ((case, result, runs, slower),) = table.rows
     assert (case, runs) == ("h200-capped", "2 of 2")
-    assert f"instead of {truth.best}: out of the race after" in told
+    assert f"instead of {truth.best}: out of the race after" in result
     assert float(slower.removesuffix(" %")) > 1
     found.settings["reference"] = "sustained"
     assert not any("missed" in t.title for t in report.tables(found))
@@ -201,11 +201,11 @@ def test_modes_on_a_recording(recording: Path) -> None:
     assert case.described()["gpu"] == "simulated H200"
     found = Record("replay", settings={}, environment={"gpu": "simulated H200"})
     offline_cases.audit(found, [case], {"sustained": 3, "sample_once": 10}, limits=Limits())
-    told = summarize(found)
-    assert told["sustained"].regret is not None
-    assert told["sample_once"].regret is not None
-    assert told["sustained"].picked == {"eng67:b": 3}
-    assert told["sample_once"].regret.mean > told["sustained"].regret.mean
+    result = summarize(found)
+    assert result["sustained"].regret is not None
+    assert result["sample_once"].regret is not None
+    assert result["sustained"].picked == {"eng67:b": 3}
+    assert result["sample_once"].regret.mean > result["sustained"].regret.mean
     runs = found.picks["sample_once"].values()
     times = {by_case["capped"].time_ms for by_case in runs}
     assert len(times) > 1, "another seed is another order of the samples"

@@ -175,9 +175,9 @@ def test_a_whole_session_with_a_hang_and_a_death(tmp_path: Path, own_modes: str)
         case_limit_s=4.0,
     )
     path = tmp_path / "record.json"
-    told: list[str] = []
+    result: list[str] = []
     session = Session(
-        config, record, list(record.cases), lambda: record_file.save(record, path), told.append
+        config, record, list(record.cases), lambda: record_file.save(record, path), result.append
     )
     session.run()
     assert record.complete
@@ -186,7 +186,7 @@ def test_a_whole_session_with_a_hang_and_a_death(tmp_path: Path, own_modes: str)
         "hangs#1: no answer within 4 s",
         "dies#1: ended with exit code -9: last words",
     ]
-    assert record.failures[0] in told
+    assert record.failures[0] in result
     # Who hung or died was replaced, and the replacement did the other cases.
     assert record.picks["hangs"]["1"]["quiet"].error == record.failures[0]
     assert record.picks["dies"]["1"]["aa"].error == record.failures[1]

@@ -71,15 +71,15 @@ def test_a_process_that_hangs_is_told_and_the_rest_goes_on(tmp_path: Path) -> No
     assert "Traceback" not in done.stderr
     data = record(tmp_path, SCRIPT)
     names = ["pytorch_off", "pytorch_on_10"]
-    told = [f"worker {name}:{CASE} ran past its time limit of 0.1 s" for name in names]
-    assert data["results"]["failures"] == told
+    values = [f"worker {name}:{CASE} ran past its time limit of 0.1 s" for name in names]
+    assert data["results"]["failures"] == values
     assert [entry["pytorch"] for entry in data["results"]["runs"]] == names
     assert data["complete"] is False
-    assert told[0] in " ".join(done.stdout.split())
+    assert values[0] in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--steps", "infer,sleep"), "--steps: ['sleep'] unknown; allowed: infer, infer_frozen"),
         (("--layouts", "nhwc"), "--layouts: ['nhwc'] unknown"),
@@ -91,11 +91,11 @@ def test_a_process_that_hangs_is_told_and_the_rest_goes_on(tmp_path: Path) -> No
     ],
 )
 def test_bad_arguments(
-    modules: None, arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    modules: None, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = main(SCRIPT, "--device", "cpu", *arguments)
     assert status != 0
-    assert told in f"{status}{capsys.readouterr().err}"
+    assert message in f"{status}{capsys.readouterr().err}"
 
 
 def test_a_round_and_the_next_are_mirror_images(modules: None) -> None:
@@ -158,17 +158,17 @@ def test_a_result_that_is_further_off_is_named(modules: None) -> None:
     exact = {"outputs": torch.ones(4), "conv.weight": torch.ones(2, 2, 1, 1)}
     theirs = {name: tensor + 0.01 for name, tensor in exact.items()}
     ours = {"outputs": exact["outputs"] + 0.015, "conv.weight": exact["conv.weight"] * 1.1}
-    told = compared({"compile": theirs, "compile_ours": ours}, exact)["ways"]
-    assert told["compile"] == {"outputs": 0.01, "gradients": 0.01}
-    assert told["compile_ours"] == {
+    result = compared({"compile": theirs, "compile_ours": ours}, exact)["ways"]
+    assert result["compile"] == {"outputs": 0.01, "gradients": 0.01}
+    assert result["compile_ours"] == {
         "outputs": 0.015,
         "gradients": 0.1,
         "beyond": ["conv.weight"],
     }
     ours["outputs"] = exact["outputs"] * float("nan")
-    told = compared({"compile": theirs, "compile_ours": ours}, exact)["ways"]
-    assert told["compile_ours"]["outputs"] is None
-    assert told["compile_ours"]["beyond"] == ["outputs", "conv.weight"]
+    result = compared({"compile": theirs, "compile_ours": ours}, exact)["ways"]
+    assert result["compile_ours"]["outputs"] is None
+    assert result["compile_ours"]["beyond"] == ["outputs", "conv.weight"]
 
 
 @pytest.mark.parametrize("step", ["infer", "train"])

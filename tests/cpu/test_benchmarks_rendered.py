@@ -79,9 +79,9 @@ def test_figures_without_their_origin_are_left_out(
     """They are named; the others are rendered."""
     changed(results, name, **change)
     assert render(results, "--check") == 1
-    told = capsys.readouterr().err
-    assert f"left out: {name}.json" in told
-    assert named in told
+    output = capsys.readouterr().err
+    assert f"left out: {name}.json" in output
+    assert named in output
     (results / "gpu" / "gpu_tests.json").unlink()
     changed(results, "audit_layers_missed", device="cuda", driver="1", commit="0" * 40)
     assert render(results) == 0

@@ -97,10 +97,10 @@ def test_who_waits_for_memory_gains_less_from_the_limit(sensitivity: float) -> N
     found = clock_sensitivity(times, clocks)
     assert found == pytest.approx(sensitivity, abs=0.05)
     near = [power for power in powers if abs(power / HELD_W - 1) <= 0.1]
-    told = at_limit_ms(times, clocks, powers, BOARD)
+    values = at_limit_ms(times, clocks, powers, BOARD)
     readings = sum(a != b for a, b in zip([None, *near], near, strict=False))
-    assert len(told) == readings
-    assert told == pytest.approx([0.5] * readings, rel=0.003)
+    assert len(values) == readings
+    assert values == pytest.approx([0.5] * readings, rel=0.003)
 
 
 def test_a_clock_that_stands_still_says_nothing() -> None:
@@ -114,8 +114,8 @@ def test_a_clock_that_stands_still_says_nothing() -> None:
 
 def test_readings_that_began_before_do_not_count() -> None:
     powers = [690.0, 690.0, 690.0, None, 700.0]
-    told = at_limit_ms([0.5] * 5, [1400.0] * 5, powers, BOARD, since=2)
-    assert told == pytest.approx([0.5 * (700.0 / HELD_W) ** (1 / EXPONENT)])
+    values = at_limit_ms([0.5] * 5, [1400.0] * 5, powers, BOARD, since=2)
+    assert values == pytest.approx([0.5 * (700.0 / HELD_W) ** (1 / EXPONENT)])
 
 
 def test_no_limit_allows_more_than_the_highest_clock() -> None:
@@ -135,8 +135,8 @@ def test_far_from_the_limit_nothing_is_said(power_w: float) -> None:
 @pytest.mark.parametrize("power_w", [560.0, 800.0])
 def test_between_near_and_far_it_is_said_on_request(power_w: float) -> None:
     assert at_limit_ms([0.5], [1500.0], [power_w], BOARD) == []
-    (told,) = at_limit_ms([0.5], [1500.0], [power_w], BOARD, within=FAR)
-    assert told == pytest.approx(0.5 * (power_w / HELD_W) ** (1 / EXPONENT))
+    (values,) = at_limit_ms([0.5], [1500.0], [power_w], BOARD, within=FAR)
+    assert values == pytest.approx(0.5 * (power_w / HELD_W) ** (1 / EXPONENT))
     # Where the clock is not known it might be the highest already.
     assert at_limit_ms([0.5], [None], [power_w], BOARD, within=FAR) == []
     unbounded = replace(BOARD, max_clock_mhz=None)
@@ -254,8 +254,8 @@ def test_a_choice_says_that_it_rests_on_readings(mode: str) -> None:
         timer = simulation.SimulatedTimer(gpu, scene.engines, 1)
         chosen = sampling.get(mode).select(timer.candidates, timer, Limits())
         assert chosen is not None
-        told = [r for r in chosen.evidence.remarks if "of the board's power" in r]
-        assert bool(told) == bool(every_ms)
+        values = [r for r in chosen.evidence.remarks if "of the board's power" in r]
+        assert bool(values) == bool(every_ms)
 
 
 class Board(Gpu):
@@ -327,7 +327,7 @@ def test_blocks_of_another_power_or_of_none_stay() -> None:
 def test_the_judge_is_surer_with_readings() -> None:
     errors, off = {}, {}
     for every_ms in (0.0, 100.0):
-        told: list[float] = []
+        result: list[float] = []
         distances: list[float] = []
         for seed in range(16):
             scene = simulation.preset("h200-capped", seed)
@@ -339,8 +339,8 @@ def test_the_judge_is_surer_with_readings() -> None:
             for text, error in truth.errors.items():
                 ratio = truth.times_ms[text] / truth.times_ms[truth.best]
                 distances.append(math.log(ratio / (exact[text] / exact[truth.best])))
-                told.append(error)
-        errors[every_ms] = float(np.median(told))
+                result.append(error)
+        errors[every_ms] = float(np.median(result))
         off[every_ms] = math.sqrt(float(np.mean(np.square(distances))))
     assert errors[100.0] < 0.7 * errors[0.0]
     assert off[100.0] < 0.8 * off[0.0]

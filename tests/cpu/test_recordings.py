@@ -56,13 +56,13 @@ def test_what_it_lacks_for_the_default_mode_is_said(name: str) -> None:
     offline_cases.audit(
         record, [played], {"auto": 3, "sustained": 1, "heuristic": 1}, limits=Limits()
     )
-    told = report.without_power(record)
-    assert ("sustained" in told) == played.recording.lacks_power
-    assert "heuristic" not in told
+    values = report.without_power(record)
+    assert ("sustained" in values) == played.recording.lacks_power
+    assert "heuristic" not in values
     shown = io.StringIO()
     report.show(record, Console(file=shown, width=150))
-    assert ("What the recording lacks" in shown.getvalue()) >= bool(told)
-    assert ("these modes decide by the power" in shown.getvalue()) == bool(told)
+    assert ("What the recording lacks" in shown.getvalue()) >= bool(values)
+    assert ("these modes decide by the power" in shown.getvalue()) == bool(values)
 
 
 @pytest.mark.parametrize("name", recordings.names())

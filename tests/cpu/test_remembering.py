@@ -293,10 +293,10 @@ def test_another_process_knows_it(folder: Path) -> None:
         "CUDNN_AUTOTUNE_CACHE": "read",
         "CUDNN_AUTOTUNE_CACHE_DIR": str(folder),
     }
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", code], env=environ, capture_output=True, text=True, check=True
     )
-    assert told.stdout.strip() == "eng1"
+    assert result.stdout.strip() == "eng1"
 
 
 def test_what_is_on_disk_can_be_read_by_people(folder: Path) -> None:

@@ -222,7 +222,7 @@ def test_the_default_mode_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> 
         remarks.append(" ".join(found.evidence.remarks))
         missing.append(timer.missing if isinstance(timer, ReplayTimer) else ())
         state.append(timer.state().reports_throttling)
-    assert ["of the board's power" in told for told in remarks] == [True, True, False]
+    assert ["of the board's power" in values for values in remarks] == [True, True, False]
     assert [POWER in lacking for lacking in missing] == [False, False, True]
     assert state == [True, True, False]
 

@@ -156,9 +156,9 @@ def test_a_median_by_hand_that_is_brought_towards_nothing() -> None:
 def test_noise_goes_and_what_is_more_than_noise_stays() -> None:
     rng = np.random.default_rng(0)
     noise, signal = rng.normal(0.0, 0.002, (200, 4)), rng.normal(0.01, 0.002, (200, 4))
-    told = shrunk_medians([*noise, *signal])
-    assert np.abs(told[:200]).mean() < 0.5 * np.abs(np.median(noise, axis=1)).mean()
-    assert np.mean(told[200:]) == pytest.approx(0.01, rel=0.05)
+    values = shrunk_medians([*noise, *signal])
+    assert np.abs(values[:200]).mean() < 0.5 * np.abs(np.median(noise, axis=1)).mean()
+    assert np.mean(values[200:]) == pytest.approx(0.01, rel=0.05)
 
 
 def test_without_three_samples_of_anybody_nothing_is_told_from_noise() -> None:

@@ -152,8 +152,8 @@ def test_compiling_keeps_within_the_budget(threads: int, budget_ms: float, mode:
     assert (built > 0) == (budget_ms > 900 or (budget_ms > 450 and mode in OURS))
     assert built <= threads * budget_ms / 300
     is_whole = built == 9 and selection.winner.candidate.text == "compiled0"
-    told = [*selection.evidence.remarks, *(entry.eliminated for entry in selection.ranking)]
-    assert any("budget left" in text for text in told) == (not is_whole)
+    result = [*selection.evidence.remarks, *(entry.eliminated for entry in selection.ranking)]
+    assert any("budget left" in text for text in result) == (not is_whole)
 
 
 @pytest.mark.parametrize("mode", OURS, ids=name)

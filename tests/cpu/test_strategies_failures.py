@@ -30,15 +30,15 @@ def chosen(mode: Strategy, timer: SimulatedTimer) -> Selection:
 
 
 def cuts(selection: Selection) -> dict[str, str]:
-    told = [entry for entry in selection.ranking if not entry.runs]
-    by_text = {entry.candidate.text: entry.eliminated for entry in told}
-    assert len(by_text) == len(told), "told of twice"
+    values = [entry for entry in selection.ranking if not entry.runs]
+    by_text = {entry.candidate.text: entry.eliminated for entry in values}
+    assert len(by_text) == len(values), "told of twice"
     return by_text
 
 
 def ran_alone(selection: Selection) -> int:
-    told = [entry for entry in selection.ranking if not entry.runs]
-    return sum(entry.sustained_ms is not None for entry in told)
+    values = [entry for entry in selection.ranking if not entry.runs]
+    return sum(entry.sustained_ms is not None for entry in values)
 
 
 def last_run(text: str, mode: Strategy, *engines: object) -> float:
@@ -79,15 +79,15 @@ def test_where_all_survivors_fail_those_they_drove_out_race_again(mode: Strategy
             built=False,
         )
         selection = chosen(mode, timer)
-        told = cuts(selection)
-        assert set(told) == {"a", "b", "c", "d"}
-        failed = {text for text, cut in told.items() if cut.startswith("failed")}
+        result = cuts(selection)
+        assert set(result) == {"a", "b", "c", "d"}
+        failed = {text for text, cut in result.items() if cut.startswith("failed")}
         assert selection.winner.candidate.text not in failed
         if failed != {"a", "b"}:
             continue
         assert selection.winner.candidate.text == "c"
         assert selection.winner.time_ms == pytest.approx(1.25, rel=0.01)
-        assert told["a"] == told["b"] == WHY
+        assert result["a"] == result["b"] == WHY
         if any("raced again" in remark for remark in selection.evidence.remarks):
             fell_back += 1
             assert selection.evidence.regret_bound is None
@@ -124,9 +124,9 @@ def test_a_leader_that_fails_alone_is_out(mode: Strategy) -> None:
         timer = timer_of(engine("a", 1.0, 800.0, fails_at_ms=float(at_ms)), *hot[1:], built=False)
         selection = chosen(mode, timer)
         evidence = selection.evidence
-        told = cuts(selection)
-        assert set(told) == {"a", "b", "c", "d"}
-        assert told["a"] == WHY, at_ms
+        result = cuts(selection)
+        assert set(result) == {"a", "b", "c", "d"}
+        assert result["a"] == WHY, at_ms
         (a,) = (entry for entry in selection.ranking if entry.candidate.text == "a")
         assert a.time_ms is None, "what failed may be ranked again"
         assert a.sustained_ms is None

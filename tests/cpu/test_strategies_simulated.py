@@ -197,8 +197,8 @@ def test_auto_does_not_give_away_bursts_for_little(
     for mode, text in taken.items():
         selection = chosen(mode, pair_under_a_cap(behind_in_turns, ahead_alone))
         assert selection.winner.candidate.text == text, mode
-        told = {entry.candidate.text: entry for entry in selection.ranking}
-        if told["second"].sustained_ms is None:
+        result = {entry.candidate.text: entry for entry in selection.ranking}
+        if result["second"].sustained_ms is None:
             continue  # it had nothing to win
         rule = "fastest"
         if text == "first":
@@ -371,8 +371,8 @@ def test_what_a_race_left_undecided_the_next_decides() -> None:
         found = raced(dict.fromkeys([candidate("any")], 1.0))
         found.races = [replace(found.last, remarks=some) for some in remarks]
         selections.append(conclusion.race_selection(found))
-    told = [found.evidence.remarks for found in selections if found is not None]
-    assert told == [(), ("another",), (UNDECIDED,)]
+    values = [found.evidence.remarks for found in selections if found is not None]
+    assert values == [(), ("another",), (UNDECIDED,)]
 
 
 def test_what_pytorch_would_run_comes_first_also_if_it_is_of_the_leaders_kind() -> None:
@@ -407,14 +407,14 @@ def test_what_a_cold_cache_costs_is_of_one_scale_over_several_races() -> None:
     assert found.cold_cache_penalty(dropped) == pytest.approx(0.02 + 0.011)
 
 
-def told(*values: float, sigma: float = RUN_SIGMA) -> list[SteadyLog]:
+def logs(*values: float, sigma: float = RUN_SIGMA) -> list[SteadyLog]:
     return [SteadyLog(value, sigma) for value in values]
 
 
 def test_the_worst_of_three_blocks_is_left_out() -> None:
     """It ran while the board was still paying for another's."""
     a, b = candidate("a"), candidate("b")
-    blocks = SteadyTimes({b: 0.01}, {a: told(0.0, 0.02, 0.4), b: told(0.0, 0.5, 0.02)}, [a, b])
+    blocks = SteadyTimes({b: 0.01}, {a: logs(0.0, 0.02, 0.4), b: logs(0.0, 0.5, 0.02)}, [a, b])
     assert blocks.sustained_ms() == {
         a: pytest.approx(math.exp(0.01)),
         b: pytest.approx(math.exp(0.01)),
@@ -422,9 +422,9 @@ def test_the_worst_of_three_blocks_is_left_out() -> None:
     assert blocks.best() == a, "b has a handicap"
     assert blocks.score(b) == pytest.approx(0.02)
     # One reading far from the limit does not change that.
-    far = [*told(0.0, 0.02), *told(0.02, sigma=FAR_READING_SIGMA)]
-    assert SteadyTimes({}, {a: told(0.0, 0.0, 0.15), b: far}, [a, b]).best() == a
-    fewer = SteadyTimes({}, {a: told(0.0, 0.02), b: told(0.0, 0.02, 0.5)}, [a, b])
+    far = [*logs(0.0, 0.02), *logs(0.02, sigma=FAR_READING_SIGMA)]
+    assert SteadyTimes({}, {a: logs(0.0, 0.0, 0.15), b: far}, [a, b]).best() == a
+    fewer = SteadyTimes({}, {a: logs(0.0, 0.02), b: logs(0.0, 0.02, 0.5)}, [a, b])
     assert fewer.best() == a, "the best two of three against two would be no fair comparison"
     assert fewer.error(b) < fewer.error(a)
 
@@ -433,12 +433,12 @@ def test_a_block_counts_by_how_sure_it_is() -> None:
     """Where the power was read, by the power; the others hardly count, and nothing is left out."""
     a, b = candidate("a"), candidate("b")
     sharp = RUN_SIGMA / 10
-    mixed = [*told(0.0, 0.001, sigma=sharp), *told(0.101)]
-    blocks = SteadyTimes({}, {a: mixed, b: told(0.002, 0.003, 0.004, sigma=sharp)}, [a, b])
+    mixed = [*logs(0.0, 0.001, sigma=sharp), *logs(0.101)]
+    blocks = SteadyTimes({}, {a: mixed, b: logs(0.002, 0.003, 0.004, sigma=sharp)}, [a, b])
     # Weights of 100, 100 and 1.
     assert math.log(blocks.sustained_ms()[a]) == pytest.approx((0.1 + 0.101) / 201)
     assert math.log(blocks.sustained_ms()[b]) == pytest.approx(0.003)
-    unread = SteadyTimes({}, {a: told(0.0, 0.001), b: told(0.002, 0.003, 0.004)}, [a, b])
+    unread = SteadyTimes({}, {a: logs(0.0, 0.001), b: logs(0.002, 0.003, 0.004)}, [a, b])
     assert blocks.noise(a, b) < unread.noise(a, b) / 3
     # What is wrong with a reading stays however many blocks there are.
     assert unread.error(a, b) == unread.noise(a, b)
@@ -447,8 +447,8 @@ def test_a_block_counts_by_how_sure_it_is() -> None:
 
 def test_blocks_that_differ_more_than_they_should_are_less_sure() -> None:
     a, b = candidate("a"), candidate("b")
-    calm = SteadyTimes({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b])
-    wild = SteadyTimes({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b])
+    calm = SteadyTimes({}, {a: logs(0.0, 0.0), b: logs(0.05, 0.05)}, [a, b])
+    wild = SteadyTimes({}, {a: logs(-0.1, 0.1), b: logs(-0.05, 0.15)}, [a, b])
     # Four degrees of freedom of the prior and one of each candidate's: (4 + 2 * 50) / 6.
     prior = RUN_SIGMA * math.sqrt(4 / 6)
     assert calm.error(a, b) == pytest.approx(prior)
@@ -458,8 +458,8 @@ def test_blocks_that_differ_more_than_they_should_are_less_sure() -> None:
 def test_blocks_of_a_board_that_is_not_held_back_are_surer() -> None:
     """Unless they differ all the same."""
     a, b = candidate("a"), candidate("b")
-    calm = SteadyTimes({}, {a: told(0.0, 0.0), b: told(0.05, 0.05)}, [a, b], prior_sigma=0.003)
-    wild = SteadyTimes({}, {a: told(-0.1, 0.1), b: told(-0.05, 0.15)}, [a, b], prior_sigma=0.003)
+    calm = SteadyTimes({}, {a: logs(0.0, 0.0), b: logs(0.05, 0.05)}, [a, b], prior_sigma=0.003)
+    wild = SteadyTimes({}, {a: logs(-0.1, 0.1), b: logs(-0.05, 0.15)}, [a, b], prior_sigma=0.003)
     assert calm.error(a, b) == pytest.approx(0.003 * math.sqrt(4 / 6))
     assert wild.error(a, b) == pytest.approx(RUN_SIGMA * math.sqrt(100 / 6), rel=1e-3)
 
@@ -655,12 +655,12 @@ def test_every_candidate_is_told_of_once(preset: str, mode: str) -> None:
     timer = simulation.preset(preset, 7)
     selection, log = logged(mode, timer)
     assert selection is not None
-    told = [entry.candidate.text for entry in selection.ranking]
-    assert len(set(told)) == len(told)
+    result = [entry.candidate.text for entry in selection.ranking]
+    assert len(set(result)) == len(result)
     known = {e.candidate.text for e in timer.engines if e.builds}
     # PyTorch's own path is told of even where it is one of the others.
     is_first_plan = timer.candidates.aten_uses_cudnn
-    assert set(told) == known | ({ATEN.text} if is_first_plan else set())
+    assert set(result) == known | ({ATEN.text} if is_first_plan else set())
     if is_first_plan:
         first, *_ = timer.candidates.all()
         by_text = {entry.candidate.text: entry for entry in selection.ranking}
@@ -804,11 +804,11 @@ def test_who_fails_later_is_out_and_another_is_taken(mode: str) -> None:
         assert selection is not None
         if timer.elapsed_ms() < at_ms:
             continue
-        told = {e.candidate.text: e for e in measured(selection)}
-        assert set(told) == {"best", "second", "third"}
+        result = {e.candidate.text: e for e in measured(selection)}
+        assert set(result) == {"best", "second", "third"}
         if selection.winner.candidate.text == "best":
             # It had won before; who runs it falls back then.
-            assert not told["best"].eliminated
+            assert not result["best"].eliminated
         else:
             assert selection.winner.candidate.text == "second"
 
@@ -844,12 +844,12 @@ def test_a_budget_is_kept(preset: str, budget_ms: float, mode: str) -> None:
 def test_what_a_budget_left_out_is_told(mode: str) -> None:
     timer = simulation.preset("forum-l4")
     selection = chosen(mode, timer, budget_ms=20.0)
-    told = [*selection.evidence.remarks, *(e.eliminated for e in selection.ranking)]
-    assert any("budget" in text for text in told)
+    values = [*selection.evidence.remarks, *(e.eliminated for e in selection.ranking)]
+    assert any("budget" in text for text in values)
     assert set(texts(selection)) == {e.candidate.text for e in timer.engines}
     plenty = chosen(mode, simulation.preset("forum-l4"), budget_ms=60_000.0)
-    told = [*plenty.evidence.remarks, *(e.eliminated for e in plenty.ranking)]
-    assert not any("budget" in text for text in told)
+    values = [*plenty.evidence.remarks, *(e.eliminated for e in plenty.ranking)]
+    assert not any("budget" in text for text in values)
     assert plenty == chosen(mode, simulation.preset("forum-l4"))
 
 
@@ -988,14 +988,14 @@ class Worked(StaticCandidates):
 def test_auto_does_not_probe_what_is_known_to_hold() -> None:
     mode = Auto(seed=0)
     remark = "the board holds its clock at this rate of work"
-    told = []
+    result = []
     for seed, scale in enumerate((1.0, 0.9, 1.1)):
         timer = simulation.preset("quiet", seed)
         selection = mode.select(Worked(timer, scale), timer, Limits())
         assert selection is not None
-        told.append((remark in selection.evidence.remarks, selection.evidence.wall_ms))
-    assert [known for known, _ in told] == [False, True, False]
-    assert told[1][1] < min(told[0][1], told[2][1]) - 80
+        result.append((remark in selection.evidence.remarks, selection.evidence.wall_ms))
+    assert [known for known, _ in result] == [False, True, False]
+    assert result[1][1] < min(result[0][1], result[2][1]) - 80
     # A board that throttles is never known to hold.
     hot = Auto(seed=0)
     for seed in range(2):

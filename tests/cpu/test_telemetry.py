@@ -43,11 +43,11 @@ def test_without_a_gpu_every_reading_is_none() -> None:
     assert set(gpu.fixed().values()) == {None}
     with Telemetry(gpu, period_s=0.005) as telemetry:
         time.sleep(0.05)
-    told = telemetry.summary()
-    assert told["readings"] > 1
-    assert told["clock_mhz"] is told["power_w"] is told["temperature_c"] is None
-    assert told["throttle_reasons"] == {}
-    assert told["unavailable"] == gpu.unavailable
+    result = telemetry.summary()
+    assert result["readings"] > 1
+    assert result["clock_mhz"] is result["power_w"] is result["temperature_c"] is None
+    assert result["throttle_reasons"] == {}
+    assert result["unavailable"] == gpu.unavailable
     readings = len(telemetry.readings)
     time.sleep(0.02)
     assert len(telemetry.readings) == readings, "its thread has ended"

@@ -63,14 +63,14 @@ def test_audit_and_its_continuation(tmp_path: Path) -> None:
     assert all(
         record.picks["auto"]["1"][case] == first.picks["auto"]["1"][case] for case in first.cases
     )
-    told = summarize(record)
-    assert set(told) == {"heuristic", "auto", "pytorch_off", "pytorch_on_0"}
-    for mode, summary in told.items():
+    result = summarize(record)
+    assert set(result) == {"heuristic", "auto", "pytorch_off", "pytorch_on_0"}
+    for mode, summary in result.items():
         assert summary.regret is not None, mode
         assert summary.regret.mean < 20, mode
         assert summary.tuning is not None, mode
-    assert told["auto"].regret is not None
-    assert told["auto"].regret.mean < 1.1
+    assert result["auto"].regret is not None
+    assert result["auto"].regret.mean < 1.1
     for case in shared_cases(record):
         oracle = record.oracle[case]
         assert oracle.candidates > 5, case

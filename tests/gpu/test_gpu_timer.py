@@ -443,11 +443,11 @@ def test_a_search_that_comes_to_nothing_keeps_what_it_measured(open_timer: Open)
     timer = open_timer(ca.ConvProblem("fprop", **DENSE))
     assert timer.broken_off("no candidate runs") is None
     timer.run([Batch(ATEN)])
-    told = timer.broken_off("no candidate runs")
-    assert told is not None
-    assert told.winner.candidate == ATEN
-    assert told.winner.eliminated == "no candidate runs"
-    assert told.total_samples == 1
+    result = timer.broken_off("no candidate runs")
+    assert result is not None
+    assert result.winner.candidate == ATEN
+    assert result.winner.eliminated == "no candidate runs"
+    assert result.total_samples == 1
 
 
 def test_the_power_is_told_where_a_reading_fell(open_timer: Open) -> None:
@@ -469,9 +469,9 @@ def test_the_power_is_told_where_a_reading_fell(open_timer: Open) -> None:
     elapsed_ms = calls * sum(sample.time_ms for sample in samples)
     assert len(watch.readings) >= elapsed_ms / 100 / 3
     assert all(0.05 * limit_w < reading.power_w < 1.5 * limit_w for reading in watch.readings)
-    told = [sample.power_w for sample in samples if sample.power_w is not None]
+    values = [sample.power_w for sample in samples if sample.power_w is not None]
     capped = [reading for reading in watch.readings if reading.is_capped]
-    assert len(set(told)) <= len(capped) + 1, "the timer's own watch may have seen one more"
-    assert len(set(told)) >= len(capped) - 3, "all but what began before, or ended after"
-    assert len(told) < len(samples) / 2, "a window is a quarter of the time"
+    assert len(set(values)) <= len(capped) + 1, "the timer's own watch may have seen one more"
+    assert len(set(values)) >= len(capped) - 3, "all but what began before, or ended after"
+    assert len(values) < len(samples) / 2, "a window is a quarter of the time"
     assert all(s.power_w is None for s in timer.run([Batch(candidate, calls, "hot")] * 3))

@@ -78,8 +78,8 @@ def test_tuning_where_workspaces_cannot_be_had(
         output = run(problem, a, b, mode)
     assert_close(output, right, TF32_TOLERANCE, problem.op)
     # An error that is kept, by whoever keeps log records, keeps the tensors of its frames.
-    told = [argument for record in caplog.records for argument in record.args or ()]
-    assert not any(isinstance(argument, BaseException) for argument in told)
+    values = [argument for record in caplog.records for argument in record.args or ()]
+    assert not any(isinstance(argument, BaseException) for argument in values)
     assert not any(record.exc_info for record in caplog.records)
 
 

@@ -155,10 +155,10 @@ def test_of_mode_fallback_what_is_compiled_at_run_time_is_timed(mode: str, name:
     check_step(name, sampling=mode)
     for choice in ca.choices():
         assert choice.selection is not None
-        told = {entry.candidate.text: entry for entry in choice.selection.ranking}
+        result = {entry.candidate.text: entry for entry in choice.selection.ranking}
         for candidate in ca.candidates(choice.problem, device="cuda"):
             if candidate.heuristic_mode == "FALLBACK" and candidate.is_compiled:
-                assert told[candidate.text].time_ms is not None, told[candidate.text].eliminated
+                assert result[candidate.text].time_ms is not None, result[candidate.text].eliminated
 
 
 def test_heuristic_leaves_depthwise_to_pytorch() -> None:
@@ -270,11 +270,11 @@ def test_a_tiny_budget_still_chooses_and_says_what_it_left_out(mode: str) -> Non
     for choice in made:
         assert choice.selection is not None
         assert choice.text in texts(choice)
-        told = [
+        values = [
             *choice.selection.evidence.remarks,
             *(entry.eliminated for entry in choice.selection.ranking),
         ]
-        assert any("budget" in text for text in told), told
+        assert any("budget" in text for text in values), values
     # A budget is no part of what a choice is remembered by.
     check_step("dense", sampling=mode)
     assert ca.choices() == made

@@ -76,9 +76,9 @@ def test_a_capture_takes_what_is_remembered(tmp_path: Path, is_compiled: bool) -
     ca.forget()
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU]) as told, torch.cuda.graph(graph):
+    with profile(activities=[ProfilerActivity.CPU]) as result, torch.cuda.graph(graph):
         y = call(x, w)
-    names = {event.name for event in told.events()}
+    names = {event.name for event in result.events()}
     assert f"cudnn_autotune::{slowest.candidate.text}" in names
     assert not ca.choices()
     y.fill_(float("nan"))
@@ -174,11 +174,13 @@ UNREADABLE = "eng67:KNOB_9=0"
 def spoilt(folder: Path, decision: Decision, **changes: Any) -> None:
     """From now on the store says so of its winner, and that its relative error was 1e-4."""
     winner = decision.selection.winner
-    told = dataclasses.replace(
+    result = dataclasses.replace(
         winner, candidate=dataclasses.replace(winner.candidate, **changes), runs=""
     )
-    others = [e for e in decision.selection.ranking[1:] if e.candidate.text != told.candidate.text]
-    selection = dataclasses.replace(decision.selection, ranking=(told, *others))
+    others = [
+        e for e in decision.selection.ranking[1:] if e.candidate.text != result.candidate.text
+    ]
+    selection = dataclasses.replace(decision.selection, ranking=(result, *others))
     Store(folder / "spoilt").add(
         [dataclasses.replace(decision, selection=selection, relative_error=1e-4)]
     )

@@ -48,22 +48,22 @@ def test_a_slow_search_is_told_of_while_it_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(events, "SEARCHES", events.SlowSearches(after_s=0.05))
-    told: list[str] = []
+    result: list[str] = []
 
     class Slow:
         name = "test_slow"
 
         def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection:
             time.sleep(1.0)
-            told.extend(caplog.messages)
+            result.extend(caplog.messages)
             (first,) = timer.runnable(candidates.all(), limit=1)
             return Selection((Measurement(first, None, 0),), total_samples=0)
 
     ca.sampling.register(Slow())
     input, weight = operands
     ca.functional.conv2d(input, weight, padding=1, sampling="test_slow")
-    assert len(told) == 1
-    assert "searched for fast convolution engines" in told[0]
+    assert len(result) == 1
+    assert "searched for fast convolution engines" in result[0]
 
 
 @pytest.mark.parametrize("mode", ["heuristic", *TIMED])

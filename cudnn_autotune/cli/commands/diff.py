@@ -55,9 +55,9 @@ def diff(ctx: click.Context, a: Path, b: Path, wanted: Filter, tolerance: float)
     for line in lines:
         say(line)
     counts = {mark: sum(line.startswith(mark) for line in lines) for mark in _MARKS}
-    told = ", ".join(f"{counts[mark]} {words}" for mark, words in _MARKS.items())
+    totals = ", ".join(f"{counts[mark]} {words}" for mark, words in _MARKS.items())
     alike = len(left) - sum(counts[mark] for mark in "-!~")
-    click.echo(f"{told}; {count(alike, 'decision')} alike")
+    click.echo(f"{totals}; {count(alike, 'decision')} alike")
     if any(file.complaints for file in files):
         ctx.exit(2)
     if lines:

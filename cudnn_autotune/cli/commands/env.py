@@ -35,7 +35,7 @@ _CHECKS = {
 def env(store_path: Path | None, as_json: bool) -> None:
     """What this machine's decisions are kept under, where they are, and what is in force."""
     variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIX)}
-    told = {
+    facts = {
         "environment": Environment.of().to_json(),
         "store": _store(store_path),
         "versions": versions.environment(),
@@ -44,9 +44,9 @@ def env(store_path: Path | None, as_json: bool) -> None:
         "not understood": _not_understood(variables),
     }
     if as_json:
-        click.echo(json.dumps(told, indent=1))
+        click.echo(json.dumps(facts, indent=1))
         return
-    for title, values in told.items():
+    for title, values in facts.items():
         click.echo(f"{title}:")
         width = max(map(len, values), default=0)
         for name, value in values.items():

@@ -139,8 +139,8 @@ def _of_user(module: str, name: str) -> nn.Module:
     try:
         made = made()
     except Exception as error:  # the user's own code runs here
-        told = f"{type(error).__name__}: {error}"
-        raise click.ClickException(f"{module}:{name}() fails: {told}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise click.ClickException(f"{module}:{name}() fails: {reason}") from error
     if not isinstance(made, nn.Module):
         raise refuse(
             _MODEL, f"{module}:{name}() must return a torch.nn.Module, got {type(made).__name__}"
@@ -154,8 +154,8 @@ def _imported(module: str) -> Any:
     except ImportError as error:
         raise refuse(_MODEL, f"cannot import {module}: {error}") from error
     except Exception as error:  # the user's own code runs here
-        told = f"{type(error).__name__}: {error}"
-        raise click.ClickException(f"{module} fails to import: {told}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise click.ClickException(f"{module} fails to import: {reason}") from error
 
 
 def adopted(model: nn.Module) -> nn.Module:

@@ -37,8 +37,8 @@ def why(decision: Decision, against: Against | None) -> tuple[str, ...]:
 def _bound(share: float) -> str:
     if share == 0:
         return "No candidate is faster"
-    told = "less than 0.1" if share < 0.001 else f"at most {100 * share:.1f}"
-    return f"{told[0].upper()}{told[1:]} % slower than the fastest"
+    regret = "less than 0.1" if share < 0.001 else f"at most {100 * share:.1f}"
+    return f"{regret[0].upper()}{regret[1:]} % slower than the fastest"
 
 
 def _compared(against: Against, chosen: Measurement) -> str:
@@ -50,8 +50,8 @@ def _compared(against: Against, chosen: Measurement) -> str:
         how = ", by a single launch"
     elif not against.is_sure:
         how = "; the two could not be told apart"
-    told = f"PyTorch would run {against.text}: {wording.milliseconds(against.pytorch_ms)} ms"
-    return f"{told} against {wording.milliseconds(against.ours_ms)} ms, {where}{how}."
+    sentence = f"PyTorch would run {against.text}: {wording.milliseconds(against.pytorch_ms)} ms"
+    return f"{sentence} against {wording.milliseconds(against.ours_ms)} ms, {where}{how}."
 
 
 def facts(decision: Decision) -> tuple[tuple[str, str], ...]:

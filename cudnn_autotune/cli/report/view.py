@@ -82,15 +82,15 @@ def _left_out(decision: Decision, listed: Sequence[Measurement]) -> str:
     seen = {id(entry) for entry in listed}
     rest = [entry for entry in decision.selection.ranking if id(entry) not in seen]
     times = [entry.time_ms for entry in rest if entry.time_ms is not None]
-    told = []
+    sentences = []
     if times:
         span = milliseconds(min(times))
         if len(times) > 1:
             span += f" to {milliseconds(max(times))}"
-        told.append(f"{count(len(times), 'more candidate')} of {span} ms.")
+        sentences.append(f"{count(len(times), 'more candidate')} of {span} ms.")
     if decision.omitted:
-        told.append(f"The store counts {count(decision.omitted, 'other')} that were timed.")
-    return " ".join(told)
+        sentences.append(f"The store counts {count(decision.omitted, 'other')} that were timed.")
+    return " ".join(sentences)
 
 
 def _rows(decision: Decision, listed: Sequence[Measurement]) -> tuple[Row, ...]:

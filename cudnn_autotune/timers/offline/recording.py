@@ -187,8 +187,8 @@ class Recording:
         for name, value in self.environment.items():
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not (value is None or isinstance(value, str) or (is_number and abs(value) < 1e15)):
-                told = f"must be a number, a text or null, got {shown(value)}"
-                raise ValueError(f"environment.{name}: {told}")
+                rule = f"must be a number, a text or null, got {shown(value)}"
+                raise ValueError(f"environment.{name}: {rule}")
 
     def _check_candidates(self) -> None:
         if len(self.candidates) > _MOST_CANDIDATES:
@@ -251,8 +251,8 @@ def _from_json(tree: Any) -> Recording:
         raise ValueError(f"format: must be {FORMAT!r}; this is no recording")
     version = tree.get("version")
     if type(version) is not int or not 1 <= version <= VERSION:
-        told = f"must be 1 to {VERSION}; this package reads no other, got {shown(version)}"
-        raise ValueError(f"version: {told}")
+        rule = f"must be 1 to {VERSION}; this package reads no other, got {shown(version)}"
+        raise ValueError(f"version: {rule}")
     del tree["format"]
     if "problem" in tree:
         tree["problem"] = problem_from_json(tree["problem"], "problem")
