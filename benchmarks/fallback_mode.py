@@ -19,7 +19,7 @@ from common import engines, investigation
 FIRST_OF_B = 4
 MOST_FLOPS = 5e9  # of a layer on which configs without tensor cores are run
 NEAR = 1.5
-RIVALS = 3
+CONTENDERS = 3
 
 
 def least(times_ms: dict[str, float], configs: list[Any], best_ms: float) -> float | None:
@@ -32,8 +32,10 @@ def measure(case: Any) -> Iterator[investigation.Row]:
         listed = dict.fromkeys([*candidates.of_mode("B")[:FIRST_OF_B], *candidates.of_mode("A")])
         others = timer.runnable([c for c in listed if not c.is_compiled])
         rough_ms = engines.single_calls(timer, others)
-        rivals = sorted((c for c in others if c.text in rough_ms), key=lambda c: rough_ms[c.text])
-        if not rivals:
+        contenders = sorted(
+            (c for c in others if c.text in rough_ms), key=lambda c: rough_ms[c.text]
+        )
+        if not contenders:
             raise RuntimeError("no precompiled config of the other modes runs")
         flops = candidates.work.flops if candidates.work is not None else 0.0
         fallback = [
@@ -42,10 +44,10 @@ def measure(case: Any) -> Iterator[investigation.Row]:
             if "TENSOR_CORE" in c.numerical_notes or flops <= MOST_FLOPS
         ]
         rough_ms |= engines.single_calls(timer, timer.runnable(fallback))
-        near = NEAR * rough_ms[rivals[0].text]
+        near = NEAR * rough_ms[contenders[0].text]
         racing = [c for c in fallback if rough_ms.get(c.text, near + 1) <= near]
-        times_ms = engines.take_turns(timer, [*rivals[:RIVALS], *racing], rough_ms)
-        best_ms = min(times_ms[c.text] for c in rivals[:RIVALS] if c.text in times_ms)
+        times_ms = engines.take_turns(timer, [*contenders[:CONTENDERS], *racing], rough_ms)
+        best_ms = min(times_ms[c.text] for c in contenders[:CONTENDERS] if c.text in times_ms)
         times_ms = rough_ms | times_ms
         compiled = [c for c in fallback if c.is_compiled]
         fastest = min(racing, key=lambda c: times_ms[c.text], default=None)

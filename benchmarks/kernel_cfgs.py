@@ -24,7 +24,7 @@ ENGINES = {"dgrad": 78, "wgrad": 70, "fprop": 71}
 LAYERS = ("resnet50_layer3_3x3", "resnet50_layer1_1x1", "sd_unet_down_640", "resnet50_layer1_3x3")
 CASES = tuple(f"{layer}/{op}/float16" for layer in LAYERS for op in ENGINES)
 MOST_KERNELS = 56
-KERNELS, RIVALS = 14, 4  # that take turns
+KERNELS, CONTENDERS = 14, 4  # that take turns
 
 
 def kernels(listed: Any) -> list[Any]:
@@ -53,14 +53,14 @@ def measure(case: Any) -> Iterator[investigation.Row]:
             for c in dict.fromkeys([*candidates.of_mode("B"), *candidates.of_mode("A")])
             if c.engine is not None and not c.is_compiled
         ]
-        rivals = timer.runnable(precompiled)
-        rough_ms = engines.single_calls(timer, [*built, *rivals])
+        contenders = timer.runnable(precompiled)
+        rough_ms = engines.single_calls(timer, [*built, *contenders])
         leaders = []
-        for some, most in ((built, KERNELS), (rivals, RIVALS)):
+        for some, most in ((built, KERNELS), (contenders, CONTENDERS)):
             known = sorted((c for c in some if c.text in rough_ms), key=lambda c: rough_ms[c.text])
             leaders += known[:most]
         times_ms = engines.take_turns(timer, leaders, rough_ms)
-        best_ms = min(times_ms[c.text] for c in rivals if c.text in times_ms)
+        best_ms = min(times_ms[c.text] for c in contenders if c.text in times_ms)
         over = {c.text: times_ms[c.text] / best_ms for c in built if c.text in times_ms}
         first = sorted((c for c in built if c.text in over), key=lambda c: over[c.text])[:5]
         yield {

@@ -1,4 +1,5 @@
-"""The compiled part; csrc/ says more. A build without CUDA has nothing of what follows "search"."""
+"""The compiled extension, documented in csrc/. A build without CUDA lacks everything below
+"search"."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -28,7 +29,7 @@ def benchmark_limit_of_call() -> int:
 class Probe:
     """A context manager that marks this thread's calls, and the backward begun in it, as a probe's.
 
-    ``number`` must be below 0; ValueError else.
+    Raises ValueError unless ``number`` is below 0.
     """
 
     def __init__(self, number: int) -> None: ...
@@ -186,9 +187,8 @@ def far_pages(cycles: Sequence[int]) -> list[int]:
     """The pages in the far partition of the L2 cache; empty if the latencies form one group."""
 
 def workspace_pages(device: int) -> tuple[int, int]:
-    """How many pages there are for small workspaces, and how many no stream or graph has.
-
-    Waits for their measurement.
+    """Returns the number of pages for small workspaces, and how many of them are free. Waits until
+    they are measured.
     """
 
 class PlanTimer:
@@ -278,7 +278,7 @@ class OnlineTrial:
     def join(self, implementation: tuple[str, Plan | None]) -> None: ...
     @property
     def decided(self) -> str | None:
-        """The text of the choice; None while undecided."""
+        """The text of the choice; None until the trial is decided."""
 
 MissHandler = Callable[
     [ConvProblem, str, int, int, int, Tensor, Tensor, Tensor],
@@ -291,9 +291,9 @@ threads may tune again, or None)."""
 def set_miss_handler(handler: MissHandler) -> None: ...
 
 CaptureMissHandler = Callable[[ConvProblem, str, int, int, int], tuple[str, Plan | None] | None]
-"""(problem, sampling, workspace_limit, benchmark_limit, device) -> what is already known of the
-problem: (engine text, "aten" or "matmul"; its plan, or None); or None. Called while a stream is
-captured, when nothing may be timed or run."""
+"""(problem, sampling, workspace_limit, benchmark_limit, device) -> the known choice of the problem:
+(engine text, "aten" or "matmul"; its plan, or None); or None. Called while a stream is captured,
+when nothing may be timed or run."""
 
 def set_capture_miss_handler(handler: CaptureMissHandler) -> None: ...
 def forget_choices() -> None: ...

@@ -40,8 +40,8 @@ def cases(models: Sequence[str], steps: Sequence[str], layouts: Sequence[str]) -
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to run a step."""
+class Implementation:
+    """One implementation of a step."""
 
     label: str
     is_ours: bool
@@ -50,8 +50,8 @@ class Way:
 
 REFERENCE = "compile"
 WAYS = {
-    REFERENCE: Way("nn.Conv2d", is_ours=False),
-    "compile_ours": Way("ours", is_ours=True),
+    REFERENCE: Implementation("nn.Conv2d", is_ours=False),
+    "compile_ours": Implementation("ours", is_ours=True),
 }
 
 # PyTorch keeps what cudnn.benchmark found for as long as a process lives, so each of its modes has

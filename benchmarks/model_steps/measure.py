@@ -17,7 +17,7 @@ import cudnn_autotune as ca
 
 from .cases import REFERENCE, WAYS, Case
 from .subject import Step, Subject, errors
-from .turns import settle, take_turns
+from .turns import calibrate, take_turns
 
 Part = dict[str, Any]
 
@@ -136,7 +136,7 @@ def _first_step(subject: Subject, name: str, mode: str) -> tuple[Step, Part]:
 
 def _in_turns(replays: dict[str, Callable[[], None]], request: dict[str, Any]) -> Part:
     device = request["device"]
-    counts = settle(replays, request["block_ms"], request["settle_s"], device)
+    counts = calibrate(replays, request["block_ms"], request["settle_s"], device)
     times = take_turns(replays, counts, request["rounds"], device)
     return {
         "part": "turns",

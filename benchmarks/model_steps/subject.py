@@ -11,7 +11,7 @@ from common.network import convert, create
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from .cases import Case, Way
+from .cases import Case, Implementation
 
 _CLASSES = 10
 _WARM_UPS = 3
@@ -45,7 +45,7 @@ class Subject:
         self.images = images.to(dtype).contiguous(memory_format=memory_format)
         self.labels = torch.randint(0, _CLASSES, (len(images),), device=device)
 
-    def step(self, way: Way, mode: str) -> Step:
+    def step(self, way: Implementation, mode: str) -> Step:
         """The step, to be run in this way; nothing is compiled yet. ``mode`` is of
         ``torch.compile``."""
         model = copy.deepcopy(self.model)

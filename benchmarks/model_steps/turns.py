@@ -30,7 +30,7 @@ def time_block(replay: Replay, count: int, device: str) -> float:
     return first.elapsed_time(last) / count
 
 
-def settle(
+def calibrate(
     replays: dict[str, Replay], block_ms: float, least_s: float, device: str
 ) -> dict[str, int]:
     """Runs all in turns for ``least_s`` seconds; returns how many steps of each fill a block."""

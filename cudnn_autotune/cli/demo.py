@@ -1,7 +1,7 @@
 """``cudnn-autotune demo``: every mode on the forum's convolution and on a ResNet-50 layer.
 
-Without a GPU: on recordings of an H200 (see ``demo_replay``), what cuDNN offers for the two, and
-the layers on the CPU.
+Without a GPU it shows the modes on recordings of an H200 (see ``demo_replay``), cuDNN's engines for
+the two layers, and the layers on the CPU.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run(console: Console | None = None) -> Record | None:
     if not (torch.cuda.is_available() and extension_available()):
         return _without_gpu(console)
     before = store_settings.get_store_settings()
-    store_settings.set_store(mode="off")  # what was chosen once is not shown, nor is this kept
+    store_settings.set_store(mode="off")  # the demo neither shows nor stores earlier choices
     try:
         with events.SEARCHES.shown_elsewhere():
             _with_gpu(console)
@@ -110,7 +110,7 @@ def _with_gpu(console: Console) -> None:
 
 
 def _tune(layer: Layer, mode: str) -> list[Choice]:
-    """One forward and backward of the layer in ``mode``: the choices that it led to."""
+    """Runs one forward and backward of the layer in ``mode``; returns the choices that it made."""
     forget()
     x = layer.input("cuda")
     y = layer.module(mode, "cuda")(x)
@@ -122,7 +122,7 @@ def _tune(layer: Layer, mode: str) -> list[Choice]:
 
 
 def _choice_table(layer: Layer, chosen: dict[str, dict[str, Choice]]) -> Table:
-    """A row a mode, the modes that chose the same engine together; MiB of workspace."""
+    """Returns a table with a row for each mode; modes that chose the same engine are adjacent."""
     table = Table(title=layer.title, title_justify="left")
     table.add_column("engine and knobs", overflow="fold", ratio=1)
     table.add_column("chosen by", no_wrap=True)
@@ -158,7 +158,8 @@ def _without_gpu(console: Console) -> Record:
     else:
         console.print("(This build has no cuDNN: it was made with a CPU-only torch.)")
     for layer in LAYERS:
-        # A whole batch takes a CPU seconds, and float16 more: one image in float32 will do.
+        # A whole batch takes seconds on a CPU, and float16 longer, so this runs one image in
+        # float32.
         small = Layer(layer.title, 1, layer.in_channels, layer.out_channels, layer.size,
                       torch.float32, layer.memory_format)  # fmt: skip
         x = small.input("cpu")

@@ -25,18 +25,18 @@ from cudnn_autotune.timers.offline.recording import ENVIRONMENT
 _RUNS = 10
 _BAR_WIDTH = 12
 _LEAST_BAR = 0.05
-"""The regret that fills a bar, if no regret is larger."""
+"""The least regret that a full bar stands for."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a mode did on a recording, in all of its runs."""
+    """The picks of one mode in all of its runs on a recording."""
 
     mode: str
     text: str
     """The candidate that it picked most often."""
     often: int
-    """How often it picked that one."""
+    """The number of runs in which it picked that one."""
     burst: float | None
     """Geometric mean of its picks' regrets in bursts (1: the best); None where it is unknown."""
     sustained: float | None
@@ -49,7 +49,7 @@ def replay() -> Record:
     """Runs every mode ten times on every shipped recording, which takes some seconds."""
     cases = [offline_cases.RecordedCase.shipped(name) for name in recordings.names()]
     environments = [case.recording.environment for case in cases]
-    # What all recordings share; of the dates, the latest.
+    # The environment that all recordings share, with the latest of their dates.
     shared = {
         name: environments[0][name]
         for name in ENVIRONMENT
@@ -91,14 +91,15 @@ def rows(record: Record, case: str) -> list[Row]:
 
 
 def _table(case: str, gpu: str, problem: str, found: Sequence[Row]) -> Table:
-    """The modes that mostly chose the same engine together; a bar of the sustained regret."""
+    """Returns the table; modes that mostly chose the same engine are adjacent. Bars show
+    regrets."""
     title = f"{case}, replayed from {gpu}, {_RUNS} runs a mode: {problem}"
     table = Table(title=Text(title), title_justify="left")
     table.add_column("mode", no_wrap=True)
     table.add_column("engine", justify="center", no_wrap=True)
     for column in ("picked", "burst", "sustained"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("slower than the best", max_width=_BAR_WIDTH)  # the one that may shrink
+    table.add_column("slower than the best", max_width=_BAR_WIDTH)  # this column may shrink
     table.add_column("tuning,\nms", justify="right", no_wrap=True)
     longest = max([_LEAST_BAR, *(_shown(row) for row in found)])
     for text, letter in _letters(found).items():
@@ -122,7 +123,7 @@ def _letters(found: Sequence[Row]) -> dict[str, str]:
 
 
 def _shown(row: Row) -> float:
-    """What the bar shows: the sustained regret, or the burst one where that is not known."""
+    """The regret that the bar shows: the sustained one, or the burst one if that is unknown."""
     value = row.burst if row.sustained is None else row.sustained
     return 0.0 if value is None else value - 1
 

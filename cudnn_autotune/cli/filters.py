@@ -1,4 +1,4 @@
-"""Which decisions of a store a command is about, and in what order it lists them."""
+"""Filters and sorts the decisions of a store for a command."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _padding(text: str) -> tuple[int, ...] | str:
 
 
 def _age(text: str) -> timedelta:
-    # Five digits at most: no date of the calendar is as long ago as 999999 days.
+    # Five digits at most, because the calendar has no date 999999 days ago.
     match = re.fullmatch(r"([0-9]{1,5})\s*([hdw])", text.strip())
     if match is None:
         raise ValueError
@@ -144,7 +144,7 @@ layer_options = group(
     ),
     click.option("--cases", metavar="TEXT", help="Only cases whose id has one of TEXT,TEXT,..."),
 )
-"""Which cases of a layer list an audit or a recording is about."""
+"""The options that select cases of a layer list."""
 
 shape_options = group(
     click.option("--weight", type=SIZES, metavar="K,C,R,S", help="A layer's weight."),
@@ -158,4 +158,4 @@ shape_options = group(
     ),
     click.option("--channels-last", is_flag=True, help="Else contiguous."),
 )
-"""What describes a layer beside its ``--input``; ``tune_problems.of_layer`` reads it."""
+"""The options that describe a layer besides ``--input``; ``tune_problems.of_layer`` reads them."""

@@ -39,11 +39,11 @@ def _expanded(ctx: click.Context, param: click.Parameter, value: Path | None) ->
 
 
 MayPass = Callable[[str], bool]
-"""Tells by a ``Decision.key`` whether the decision has to be parsed."""
+"""A function that returns, for a ``Decision.key``, whether to parse the decision."""
 
 
 def nothing(key: str) -> bool:
-    """Passes no decision, for those who only count them."""
+    """Passes no decision, for callers that only count them."""
     return False
 
 
@@ -60,7 +60,7 @@ class StoreFile:
     size: int
     """The file's bytes."""
     complaints: tuple[str, ...] = ()
-    """What cannot be read, and why, as printable sentences."""
+    """Printable sentences that say what cannot be read, and why."""
 
 
 def kind_of(place: Path, option: str = "--store") -> str:
@@ -161,7 +161,7 @@ def open_store(
     """Reads the file that a command is about; None if the folder has no file yet.
 
     In a folder this is the file of this machine's environment, else the only file, so that a store
-    copied from elsewhere can be looked at. What cannot be read is said on standard error, and is
+    copied from elsewhere can be looked at. Unreadable parts are reported on standard error and
     among the complaints.
 
     Raises:
@@ -205,7 +205,7 @@ def open_store(
 
 
 def _complain(lines: Sequence[str]) -> None:
-    """Says the first few lines on standard error, and how many others there are."""
+    """Prints the first few lines on standard error, and the number of others."""
     for line in lines[:_TOLD]:
         say(line, err=True)
     if len(lines) > _TOLD:

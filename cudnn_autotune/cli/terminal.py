@@ -1,4 +1,4 @@
-"""What commands print. No text that comes from a file can steer the terminal."""
+"""Prints lines for commands, so that no text from a file can control the terminal."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ _DIGITS = 4
 
 
 def shapes(problem: ConvProblem) -> str:
-    """The shapes, and what is not the default: ``64×128×28×28, 128 of 3×3, padding 1``."""
+    """The shapes, and the arguments that differ from the default: ``64×128×28×28, 128 of 3×3,
+    padding 1``."""
     n = problem.spatial_dims
     x, w = problem.input_shape, problem.weight_shape
     parts = [_times(x), f"{w[0]} of {_times(w[2:])}"]
@@ -44,7 +45,7 @@ def dtype(problem: ConvProblem) -> str:
 
 
 def conditions(problem: ConvProblem) -> str:
-    """What differs from the usual flags, as ``no TF32``. It does not tell of determinism."""
+    """The flags that differ from the usual ones, as ``no TF32``; determinism is not among them."""
     parts = []
     if not problem.allow_tf32:
         parts.append("no TF32")
@@ -73,7 +74,7 @@ def interval(low_ms: float | None, high_ms: float | None) -> str:
 
 
 def ratio(value: float | None, is_sure: bool = True) -> str:
-    """A ratio, as ``1.05×``, or ``≈1.05×`` if the measurement could not tell it from 1."""
+    """A ratio, as ``1.05×``, or ``≈1.05×`` if it does not differ significantly from 1."""
     return NONE if value is None else f"{'' if is_sure else '≈'}{value:.2f}×"
 
 
@@ -106,7 +107,7 @@ def size(count: int) -> str:
 def printable(text: str) -> str:
     """The text with a sign in the place of each character that does not print.
 
-    Names in a file are not trusted: such characters could steer a terminal.
+    Names in a file are not trusted: such characters could control a terminal.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 

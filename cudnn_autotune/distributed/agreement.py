@@ -79,8 +79,8 @@ def _best(decisions: Iterable[Decision]) -> dict[str, Decision]:
     """The best decision for each key."""
     best: dict[str, Decision] = {}
     for decision in decisions:
-        rival = best.get(decision.key)
-        if rival is None or _precedence(decision) < _precedence(rival):
+        other = best.get(decision.key)
+        if other is None or _precedence(decision) < _precedence(other):
             best[decision.key] = decision
     return best
 

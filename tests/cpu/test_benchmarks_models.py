@@ -117,9 +117,9 @@ def test_a_round_and_the_next_are_mirror_images(modules: None) -> None:
 def test_blocks_are_as_long_as_asked_for(modules: None) -> None:
     import time
 
-    from model_steps.turns import settle
+    from model_steps.turns import calibrate
 
-    counts = settle({"slow": lambda: time.sleep(0.02)}, block_ms=50, least_s=0.0, device="cpu")
+    counts = calibrate({"slow": lambda: time.sleep(0.02)}, block_ms=50, least_s=0.0, device="cpu")
     assert 1 <= counts["slow"] <= 3
 
 

@@ -114,10 +114,10 @@ def test_what_was_measured_best_wins(four: Ranks, mode: str, scene: str) -> None
     assert [decisions for _, decisions in results] == [agreed] * 4
     assert [d["problem"] for d in agreed] == [problem_to_json(p) for p in cases.problems(8)]
     for number, decision in enumerate(agreed):
-        rivals = [own[number - rank] for rank, (own, _) in enumerate(results) if rank <= number]
-        most = max(rival["selection"]["total_samples"] for rival in rivals)
+        decisions = [own[number - rank] for rank, (own, _) in enumerate(results) if rank <= number]
+        most = max(decision["selection"]["total_samples"] for decision in decisions)
         # The first of those: the lowest rank.
-        assert decision == next(r for r in rivals if r["selection"]["total_samples"] == most)
+        assert decision == next(r for r in decisions if r["selection"]["total_samples"] == most)
     # They did not agree before, nor did one rank simply prevail.
     assert any(own != agreed[rank:] for rank, (own, _) in enumerate(results))
 

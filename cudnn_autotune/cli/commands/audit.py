@@ -109,15 +109,15 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
             "budget_ms": given["budget_ms"],
             "seed": given["seed"],
         },
-        # A program that invokes this command may hand on, as the context's object, what else its
-        # record is to say of where it comes from.
+        # A program that invokes this command may pass further entries of the record's environment
+        # as the context's object.
         environment=_environment() | (ctx.obj or {}),
     )
     if kind == "gpu":
         record = audit_gpu(fresh, modes, given)
     else:
         record = _replay(fresh, given, console)
-    # What was measured is not lost where a disk is full, or where nobody reads on.
+    # Measurements are not lost if the disk is full, or if the reader of a pipe has exited.
     try:
         if json_path is not None:
             with writing("--json", json_path):
@@ -188,7 +188,8 @@ def _replay(record: Record, given: dict[str, Any], console: Console) -> Record:
 
 
 def _recorded(name: str) -> offline_cases.RecordedCase:
-    """Opens a file, or else a recording that the package ships. Raises ValueError for neither."""
+    """Opens a file, or else a recording that the package ships. Raises ValueError if it is
+    neither."""
     if os.path.exists(name):
         return offline_cases.RecordedCase(Path(name))
     if name in recordings.names():

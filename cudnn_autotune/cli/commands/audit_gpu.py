@@ -24,7 +24,7 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
     """Continues the record in ``given["json_path"]``, or fills ``fresh``.
 
     Raises:
-        click.ClickException: an option that is not allowed, no GPU, or no process that starts.
+        click.ClickException: an option is not allowed, there is no GPU, or no process starts.
     """
     try:
         listed = layers.load(given["layers"])
@@ -82,7 +82,8 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
 
 
 def _save(record: Record, path: Path | None, tell: Callable[[str], None]) -> None:
-    """As it goes on. A disk that is full now may not be at the end, when ``audit`` saves again."""
+    """Saves the record during the audit. An error is only reported, since ``audit`` saves again at
+    the end."""
     try:
         if path is not None:
             record_file.save(record, path)

@@ -16,7 +16,7 @@ from cudnn_autotune.cli.wording import count, milliseconds
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.store import Decision, Environment, entry
 
-# What the first character of a difference's line says.
+# The meaning of the first character of a difference's line.
 _MARKS = {
     "-": "only in A",
     "+": "only in B",
@@ -117,7 +117,8 @@ def _told(decision: Decision) -> str:
 
 
 def _times(a: Decision, b: Decision) -> tuple[float, float] | None:
-    """Two times measured in one way: of sustained runs if both have them, else of batches."""
+    """The times of two decisions by the same method: of sustained runs if both have them, else of
+    batches."""
     one, other = a.chosen, b.chosen
     if one is None or other is None:
         return None

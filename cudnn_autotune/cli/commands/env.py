@@ -89,7 +89,7 @@ def _why_unwritable(folder: Path) -> str:
 
 
 def _not_understood(variables: Mapping[str, str]) -> dict[str, str]:
-    """A sentence for each variable that has no meaning or a value that is not allowed."""
+    """A sentence for each unknown variable and each value that is not allowed."""
     found = {}
     for variable, text in variables.items():
         check = _CHECKS.get(variable)

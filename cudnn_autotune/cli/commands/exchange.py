@@ -52,13 +52,14 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
 
 @dataclass(frozen=True)
 class Taken:
-    """How many of a file's decisions the store took, and why not the others."""
+    """The number of a file's decisions that the store took, and the numbers of those it did not."""
 
     new: int
     newer: int
-    """Taken in the place of an older one."""
+    """Decisions that replaced an older one."""
     older: int
-    """Not taken, since the store's is newer, the same, or measured under looser constraints."""
+    """Decisions not taken, since the store's is newer, the same, or measured under looser
+    constraints."""
 
     def __str__(self) -> str:
         return f"{self.new} new, {self.newer} newer, {self.older} not newer than what is there"
@@ -127,7 +128,8 @@ def _only(store_path: Path | None, files: Sequence[StoreFile]) -> Environment | 
 
 
 def take(store: Store, decisions: Iterable[Decision]) -> Taken:
-    """Adds decisions to a store of their environment, and tells what became of them."""
+    """Adds decisions to a store of their environment, and returns the numbers taken and not
+    taken."""
     decisions = list(decisions)
     taken = store.add(decisions)
     return Taken(taken.new, taken.replaced, len(decisions) - taken.new - taken.replaced)

@@ -51,7 +51,7 @@ def record(ctx: click.Context, /, out: Path, **given: Any) -> None:
     targets = _targets(out, list(problems), given["force"])
     limit_ms = {} if given["time_limit"] is None else {"time_limit_ms": given["time_limit"] * 1e3}
     for (name, problem), target in zip(problems.items(), targets, strict=True):
-        with _tf32():  # as the problems have it: PyTorch's own path goes by its flag
+        with _tf32():  # as in the problems, since PyTorch's own path follows its flag
             timer, candidates = opener(problem)
             try:
                 made = record_samples(
@@ -90,7 +90,7 @@ def _problems(ctx: click.Context, given: dict[str, Any]) -> dict[str, ConvProble
 def _opener(ctx: click.Context) -> Opener:
     """Returns what opens a convolution on the GPU.
 
-    A program that invokes this command may hand on another opener as the context's object.
+    A program that invokes this command may pass another opener as the context's object.
     """
     if ctx.obj is not None:
         return ctx.obj

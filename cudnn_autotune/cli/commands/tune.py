@@ -30,13 +30,13 @@ _OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups")
 
 @dataclass(frozen=True)
 class Bench:
-    """What tuning runs on: the GPU, unless a program that invokes the command passes another one as
-    the context's object."""
+    """The functions that tune: on the GPU, unless a program that invokes the command passes others
+    as the context's object."""
 
     environment: Environment
     device: torch.device
     tune: Callable[[ConvProblem, str], Decision]
-    """Measures a problem in a sampling mode, and decides on it."""
+    """Tunes a problem in a sampling mode, and returns the decision."""
     problems_of: Callable[..., list[ConvProblem]]
     """Called as ``problems_of(model, *inputs)``; lists the problems of the model's convolutions."""
 
@@ -82,7 +82,7 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
             if given[name] not in (None, ()):
                 raise refuse(f"--{name}", "not with a MODEL: it says itself what it computes")
     given["train"] = bool(given["train"])
-    # A layer is checked before a GPU is asked for: what is wrong with it can be said anywhere.
+    # A layer is checked before the GPU is opened, so that its errors are reported without one, too.
     problems = [] if model is not None else tune_problems.of_layer(given)
     with _bench(ctx, store_path) as bench:
         if model is not None:
@@ -118,8 +118,8 @@ def _bench(ctx: click.Context, store_path: Path | None) -> Iterator[Bench]:
         )
     index = torch.cuda.current_device()
     before = store_settings.get_store_settings()
-    # The command itself looks into the store and writes it. A search reads it for what was chosen
-    # for similar problems.
+    # The command itself looks into the store and writes it. A search reads it for the choices of
+    # similar problems.
     store_settings.set_store(store_path, mode="read")
     try:
         yield Bench(

@@ -96,7 +96,7 @@ def _memory_format(dims: int, channels_last: bool) -> torch.memory_format:
 
 
 def load(text: str) -> nn.Module:
-    """Makes the model that ``torchvision:NAME``, ``timm:NAME`` or ``MODULE:CALLABLE`` names.
+    """Creates the model that ``torchvision:NAME``, ``timm:NAME`` or ``MODULE:CALLABLE`` names.
 
     It has no trained weights. A module of the user's is found from the current folder.
 
@@ -161,7 +161,7 @@ def _imported(module: str) -> Any:
 def adopted(model: nn.Module) -> nn.Module:
     """The model with each ``torch.nn.Conv2d`` made a ``cudnn_autotune.Conv2d``, in place.
 
-    Subclasses stay what they are: what their forward does is theirs.
+    Subclasses are not converted, since they may override the forward.
     """
     for module in model.modules():
         if type(module) is nn.Conv2d:

@@ -27,18 +27,18 @@ _ESTIMATED_OVER_S = 3600.0
 
 
 class DeviceLost(RuntimeError):
-    """The GPU fails, and nothing can be tuned any more in this process."""
+    """The GPU failed, and this process cannot tune any more."""
 
 
 @dataclass
 class Tuned:
-    """What became of the problems."""
+    """The decisions of a run, and the problems that failed."""
 
     decisions: list[Decision] = field(default_factory=list)
     known: int = 0
-    """How many of the decisions the store had already."""
+    """The number of decisions that the store already had."""
     failed: list[tuple[ConvProblem, str]] = field(default_factory=list)
-    """The problems without a decision, and why."""
+    """The problems without a decision, and the error of each."""
 
 
 def run(
@@ -109,7 +109,7 @@ def _tuned(problem: ConvProblem, tune: Tune) -> Decision:
 
 def _say(console: Console, problem: ConvProblem, text: str) -> None:
     line = wording.printable(f"{problem.op} {wording.shapes(problem)}: {text}")
-    # Not as markup, since texts have brackets.
+    # The texts are not parsed as markup, since they contain brackets.
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

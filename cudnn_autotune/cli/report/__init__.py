@@ -1,1 +1,1 @@
-"""What a store holds, in words, tables and one HTML page."""
+"""Describes a store's decisions in words, tables and one HTML page."""

@@ -1,4 +1,4 @@
-"""The time of what was chosen, compared with what PyTorch would have run by itself."""
+"""Compares the chosen candidate's time with that of the candidate that PyTorch would run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Against:
     """Two times that were measured in the same way, in milliseconds a call."""
 
     text: str
-    """What PyTorch runs with ``benchmark=False``: an engine config's text, or ``aten``."""
+    """The candidate that PyTorch runs with ``benchmark=False``: an engine config's text, or
+    ``aten``."""
     pytorch_ms: float
     ours_ms: float
     is_sustained: bool
@@ -24,7 +25,7 @@ class Against:
     """Whether one of the times is of a single launch."""
     least: float
     """The lower bound of ``ratio`` by the intervals of the two times, which sustained runs lack.
-    The bounds include 1 if the mode could not tell the two apart."""
+    The bounds include 1 if the difference is not significant."""
     most: float
     """The upper bound of ``ratio``."""
 
@@ -44,7 +45,7 @@ def _is_sure(least: float, most: float) -> bool:
 
 
 def pytorchs_entry(selection: Selection) -> Measurement | None:
-    """The ranking's entry for what PyTorch would run, or None if the ranking has none.
+    """The ranking's entry for the candidate that PyTorch would run; None if the ranking has none.
 
     If PyTorch runs one of cuDNN's plans and that plan was timed, this is the plan's entry.
     """

@@ -15,7 +15,7 @@ _FARTHEST = 1.5
 _LEAST = 0.9
 # The axis is at least this wide, relative to its begin, so that ties do not fill it with noise.
 _NARROWEST = 0.02
-# No call is this short. Below it the axis's width and steps would not be finite numbers.
+# No call is shorter than this. Below it the axis's width and steps would not be finite.
 _FLOOR_MS = 1e-9
 # Empty room on either side, in percent of the width.
 _MARGIN = 4.0

@@ -1,4 +1,4 @@
-"""Why a decision was made and how it was measured, in words."""
+"""Explains in words why a decision was made and how it was measured."""
 
 from __future__ import annotations
 

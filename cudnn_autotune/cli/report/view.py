@@ -1,4 +1,4 @@
-"""What the page's template shows of a decision beside the decision itself."""
+"""The data that the page's template shows in addition to a decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision
 
 MOST_CANDIDATES = 12
-"""Candidates listed for each decision, beside those that explain it."""
+"""The number of candidates listed for each decision, not counting those that explain it."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Section:
 
     decision: Decision
     candidate: Candidate
-    """What serves the problem."""
+    """The candidate that serves the problem."""
     time_ms: float | None
-    """The chosen one's reported time."""
+    """The chosen candidate's reported time."""
     best_ms: float | None
-    """The chosen one's time in short batches, as the plots show it."""
+    """The chosen candidate's time in short batches, as the plots show it."""
     against: Against | None
     why: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
@@ -114,7 +114,7 @@ def _rows(decision: Decision, listed: Sequence[Measurement]) -> tuple[Row, ...]:
 
 
 def marks_in_words(entry: Measurement, axis: Axis) -> str:
-    """What the marks of a timed candidate's plot say, for readers who do not see them."""
+    """Describes the marks of a candidate's plot in words, for readers who do not see them."""
     assert entry.time_ms is not None
     said = [f"{milliseconds(entry.time_ms)} ms"]
     if entry.low_ms is not None and entry.high_ms is not None:
