@@ -7,7 +7,7 @@ calls    nn.Conv2d with torch.backends.cudnn.benchmark = True against our Conv2d
          its ratio to itself is from 1 is the error of the method.
 table    hits on one problem while the table of choices grows to `--table-size` problems (mode
          `--fill-sampling`); PyTorch's call is the control.
-memory   resident memory of a process that meets `--memory-shapes` shapes, forward and backward
+memory   resident memory of a process that runs `--memory-shapes` shapes, forward and backward
          (ours also forward only)
          (three problems a shape), ours and PyTorch's each in a process of its own.
 

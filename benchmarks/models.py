@@ -35,7 +35,7 @@ from model_steps.cases import LAYOUTS, MODELS, PYTORCH, STEPS, WARM_UP, Case, ca
 # Modes of torch.compile that capture graphs of their own would do so inside ours.
 COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 DRY_SHAPE = [2, 3, 16, 16]
-# What the workers are told of the options.
+# The options that are passed to the workers.
 ASKED = ("device", "sampling", "mode", "rounds", "block_ms", "settle_s")
 
 

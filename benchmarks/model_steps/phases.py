@@ -119,7 +119,7 @@ class Run:
         return len(runs) == len(requests) and all(is_whole)
 
     def _keep(self, entry: dict[str, Any], part: dict[str, Any]) -> None:
-        """Adds what a worker told."""
+        """Adds a worker's parts to the record."""
         kind = part.pop("part")
         if kind == "way":
             entry["ways"][part.pop("way")] = part

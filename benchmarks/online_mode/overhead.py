@@ -14,12 +14,12 @@ from .problems import Call, made, our_call, tiny, warm_up
 
 MODES = ("heuristic", "online")
 PHASES = ("preparing", "undecided")
-# The tuner's thread has noted by then what its last step took.
+# By then the tuner's thread has recorded the time of its last step.
 _LAST_STEP_S = 0.02
 
 
 def enqueue_us(call: Call, calls: int) -> float:
-    """Host time per call; the device is idle before, and nobody waits for it inside. A block must
+    """Host time per call; the device is idle before, and no call waits for it inside. A block must
     launch well under the 1024 kernels or so that CUDA queues."""
     import torch
 
@@ -71,7 +71,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     data = operands(problem)
     calls = {mode: our_call(problem, data, mode) for mode in MODES}
     gc.collect()
-    gc.disable()  # a collection inside a block would be charged to whoever it hits
+    gc.disable()  # a collection inside a block would be charged to one of the timed calls
     for _ in range(request["trials"]):
         if time.monotonic() > end:
             return

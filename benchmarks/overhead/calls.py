@@ -19,7 +19,7 @@ def blocks(
     calls: Mapping[str, Call], *, device: str, blocks: int, calls_per_block: int, seed: int = 0
 ) -> dict[str, list[float]]:
     """Per-call enqueue time (us) of each call, one value a block; blocks take turns in random
-    order. The device is idle when a block starts and nobody waits inside it.
+    order. The device is idle when a block starts and no call waits for it inside.
 
     A block must launch well under the 1024 kernels or so that CUDA queues before a launch waits
     for the device.
@@ -32,7 +32,7 @@ def blocks(
             call()
         synchronize(device)
     gc.collect()
-    gc.disable()  # a collection inside a block would be charged to whoever it hits
+    gc.disable()  # a collection inside a block would be charged to one of the timed calls
     try:
         for _ in range(blocks):
             for name in source.sample(names, len(names)):

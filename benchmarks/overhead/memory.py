@@ -1,4 +1,4 @@
-"""Host memory of a process that meets many shapes, forward and backward."""
+"""Host memory of a process that runs many shapes, forward and backward."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ class LaunchError(RuntimeError):
 def launch(
     script: Path, ranks: int, request: dict[str, Any], limit_s: float
 ) -> list[dict[str, Any]]:
-    """What each rank told, by rank. The ranks have their own store and folder of compiled kernels,
-    which are empty.
+    """Returns each rank's result, by rank. The ranks have their own store and folder of compiled
+    kernels, which are empty.
 
     Raises:
         LaunchError: with the last lines of what the ranks printed.

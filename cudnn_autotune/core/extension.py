@@ -39,7 +39,7 @@ def check_build(built: tuple[str, str | None, bool], running: tuple[str, str | N
 
     Raises:
         ImportError: build and process do not fit. The message names the build, what runs, and the
-        cure.
+            cure.
     """
     if (_release(built[0]), *built[1:]) != (_release(running[0]), *running[1:]):
         raise ImportError(

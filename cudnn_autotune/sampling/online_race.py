@@ -134,7 +134,7 @@ class OnlineRace:
 
         Args:
             budget_ms: the budget if it left candidates out, in which case no regret bound is
-            claimed; else None.
+                claimed; else None.
         """
         standings = self.standings
         order, rule = self._tied()

@@ -39,7 +39,7 @@ def record(choice: Choice, since: int | None = None) -> bool:
 
     Args:
         since: the problem's :func:`generation` when the choice was begun; None stands for the
-        current one.
+            current one.
 
     Returns:
         False where the problem was forgotten since then: the choice is obsolete.

@@ -106,7 +106,7 @@ def commit(choice: Choice, since: int | None = None) -> None:
 
     Args:
         since: the problem's ``choice_log.generation`` when the choice was begun; None stands for
-        the current one.
+            the current one.
     """
     if not choice_log.record(choice, since):
         return
