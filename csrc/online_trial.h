@@ -101,7 +101,7 @@ class TurnSchedule {
 };
 
 // Compares implementations of one problem in the caller's own calls: they take turns, and the
-// leader serves the calls in between. A turn is timed with two CUDA events. Nobody waits for them:
+// leader serves the calls in between. A turn is timed with two CUDA events. No call waits for them:
 // they are read some calls later. Python decides on a thread of its own which implementations stay
 // and when the trial is over.
 //

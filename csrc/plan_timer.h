@@ -67,7 +67,7 @@ class PlanTimer {
   // Runs the batches in their order, and waits for the last one. The GPU starts when the host has
   // enqueued `lead` of them, so that it never waits for the host. `lead` must be 0 for candidates
   // that have never run, because loading a kernel may wait for the GPU. The first run of a
-  // candidate should be one call, so that the loading of its kernel can be told apart. Throws
+  // candidate should be one call, so that the loading of its kernel can be measured apart. Throws
   // c10::Error where CUDA itself fails, and c10::ValueError for a batch that cannot be.
   std::vector<Sample> run(const std::vector<Batch>& batches, size_t lead);
 

@@ -57,7 +57,7 @@ void ChoiceTable::forget_all() {
     ++counters->forgettings;
     ++counters->changes;
   }
-  // Versions that somebody still holds keep the old counters, and are never current again.
+  // Versions that are still held keep the old counters, and are never current again.
   counters_.clear();
 }
 

@@ -101,8 +101,8 @@ class SlowSearches:
         _log.warning(
             "This process has searched for fast convolution engines for %.3g s: %d convolutions "
             "are tuned, and more are under way. Each new shape is searched for at its first call. "
-            "To wait less: sampling='race' instead of 'auto', or cudnn_autotune.set_budget_ms(); to "
-            "time nothing: sampling='heuristic'; to tune beforehand: cudnn-autotune tune.",
+            "To wait less: sampling='race' instead of 'auto', or cudnn_autotune.set_budget_ms(); "
+            "to time nothing: sampling='heuristic'; to tune beforehand: cudnn-autotune tune.",
             self._after_s,
             self._done,
         )

@@ -137,7 +137,7 @@ def test_what_a_pick_keeps_of_the_evidence() -> None:
         disturbed=1,
         passed_over={second.text: "+33.3 % alone"},
     )
-    # A leader that ran alone without rivals was chosen by its bursts.
+    # A leader with a sustained run but no contenders was chosen by the race.
     probed = pick_of(Selection((ranking[0], Measurement(second, 0.7, 3)), 6, evidence), 12.0)
     assert probed.bound_truth == BURST
 

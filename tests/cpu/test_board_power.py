@@ -80,7 +80,7 @@ def test_what_began_before_the_candidate_arrived() -> None:
 
 
 def test_what_a_call_takes_at_the_limit() -> None:
-    """A board that follows the law is told exactly, however far off it was."""
+    """The correction is exact for a board that follows the law, however far from its limit."""
     powers = [None, 650.0, 650.0, None, 720.0, 720.0, HELD_W]
     clocks = [1400.0 * ((power or 600.0) / HELD_W) ** (1 / EXPONENT) for power in powers]
     times = [0.5 * 1400.0 / clock for clock in clocks]

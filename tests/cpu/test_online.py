@@ -145,7 +145,7 @@ def test_one_slow_turn_drops_nobody() -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_order_of_joins_does_not_matter(at_once: bool) -> None:
-    """The fast one joins last, when the others have long been told apart."""
+    """The fast one joins last, when the others have long been compared."""
     race = race_of(2)
     calls = Calls(race, [1.10, 1.0, 1.05, 0.97])
     late = [candidate("c2", 2), candidate("c3", 3)]
@@ -162,7 +162,7 @@ def test_the_order_of_joins_does_not_matter(at_once: bool) -> None:
     assert {t.candidate.text for t in race.selection(3).ranking} == {"c0", "c1", "c2", "c3"}
 
 
-def test_who_joins_takes_part_before_anything_is_decided() -> None:
+def test_a_candidate_that_joins_is_compared_before_the_decision() -> None:
     race = race_of(2)
     calls = Calls(race, [1.0, 1.3])
     for _ in range(30):
@@ -376,7 +376,7 @@ def test_what_could_not_be_decided_is_said() -> None:
     assert race.selection(chosen, 1.0, ["a remark"]).evidence.remarks == ("a remark",)
 
 
-# Who takes part
+# Which candidates join
 
 
 def listed(*candidates: Candidate, aten_uses_cudnn: bool = True) -> StaticCandidates:
@@ -399,7 +399,7 @@ def test_what_is_compiled_at_run_time_would_stall_a_call() -> None:
     assert all(c.is_compiled for c in compiled)
     everyone = listed(compiled[0], a, replace(compiled[1], heuristic_mode=""), b)
     assert offered(everyone) == [a, b]
-    assert offered(everyone, 2) == [a, b], "the limit is of those that take part"
+    assert offered(everyone, 2) == [a, b], "the limit counts the candidates of the trial"
 
 
 def test_the_limit_is_of_cudnns_engines() -> None:
@@ -476,9 +476,9 @@ def test_failing_candidates_are_named() -> None:
     selection = select(timer_of(engine("a", 1.0), failing, late, engine("b", 1.1)))
     assert selection is not None
     assert selection.winner.candidate.text == "a"
-    cut = {t.candidate.text: t.eliminated for t in selection.ranking}
-    assert "CUDNN_STATUS_EXECUTION_FAILED" in cut["failing"]
-    assert "failed" in cut["late"]
+    eliminated = {t.candidate.text: t.eliminated for t in selection.ranking}
+    assert "CUDNN_STATUS_EXECUTION_FAILED" in eliminated["failing"]
+    assert "failed" in eliminated["late"]
 
 
 def test_every_candidate_failing_is_no_choice() -> None:
@@ -563,7 +563,7 @@ def test_a_turn_each_round_and_the_first_one_of_each_is_not_timed() -> None:
     assert one.schedule.fail(0), "another one is left"
     assert one.schedule.failures() == [0]
     assert set(one.turns(3, times)) == {2}
-    assert one.schedule.leader() == 2, "who leads by default has failed"
+    assert one.schedule.leader() == 2, "the default leader has failed"
     assert not one.schedule.fail(2), "that was the last one"
 
 

@@ -50,7 +50,7 @@ def test_an_unknown_recording(name: str) -> None:
 
 @pytest.mark.parametrize("name", recordings.names())
 def test_what_it_lacks_for_the_default_mode_is_said(name: str) -> None:
-    """A recording of version 1 has no power: whoever ran alone on it has judged without."""
+    """A recording of version 1 has no power: its sustained runs are judged without it."""
     played = offline_cases.RecordedCase.shipped(name)
     record = Record("replay", settings={}, environment=dict(played.recording.environment))
     offline_cases.audit(

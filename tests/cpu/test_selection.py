@@ -250,7 +250,7 @@ def test_the_rules_are_asked_in_their_order() -> None:
         order, rule = ties.break_ties({BASE: 1.0, **dict(RULES[name] for name in names[:count])})
         assert order[0] is BASE
         assert rule == f"tie: {names[count - 1]}"
-    # Who loses by an earlier rule stands behind who loses by a later one.
+    # A candidate that loses by an earlier rule ranks behind one that loses by a later one.
     order, _ = ties.break_ties({BASE: 1.0, **dict(RULES.values())})
     assert order == [BASE, *(RULES[name][0] for name in reversed(names))]
 

@@ -23,7 +23,7 @@ RACING = ("race", "sustained", "auto")
 
 
 class Watched(SimulatedTimer):
-    """Notes who ran, in what order."""
+    """Records which candidates ran, in what order."""
 
     def __init__(self, engines: Sequence[SimulatedEngine]) -> None:
         super().__init__(GPU, engines, 0)
@@ -80,7 +80,7 @@ def test_a_race_looks_at_the_neighbours_engine_first(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", RACING)
-def test_one_that_no_heuristic_lists_takes_part(mode: str) -> None:
+def test_an_unlisted_candidate_is_raced(mode: str) -> None:
     assert chosen(mode)[0].winner.candidate.text == "best"
     selection, ran = chosen(mode, UNLISTED)
     assert ran[0] == "unlisted"

@@ -371,9 +371,9 @@ def test_spikes_are_rare_and_long() -> None:
     noise = replace(STILL, spike_every_ms=100.0, spike_ms=2.0)
     timer = timer_of(engine("a", 1.0), gpu=replace(GPU, noise=noise))
     times = [s.time_ms for s in timer.run([Batch(candidate("a"), 1)] * 5000)]
-    struck = [t - 1.001 for t in times if t > 1.0015]
-    assert len(struck) == pytest.approx(50, abs=20)
-    assert statistics.fmean(struck) == pytest.approx(2.0, rel=0.5)
+    disturbed = [t - 1.001 for t in times if t > 1.0015]
+    assert len(disturbed) == pytest.approx(50, abs=20)
+    assert statistics.fmean(disturbed) == pytest.approx(2.0, rel=0.5)
 
 
 def test_a_co_tenant_takes_its_share_for_a_while() -> None:

@@ -121,8 +121,8 @@ def test_what_one_launch_condemned_was_not_judged() -> None:
     for tenths in range(60, 160):
         timer = timer_of(*timer.engines, built=False)
         selection = chosen(Race(seed=0), timer, tenths / 10)
-        cut = {entry.candidate.text: entry.eliminated for entry in selection.ranking}
-        if "in one launch; the budget was spent" in cut["c"]:
+        eliminated = {entry.candidate.text: entry.eliminated for entry in selection.ranking}
+        if "in one launch; the budget was spent" in eliminated["c"]:
             doubted += 1
             assert selection.evidence.regret_bound is None
     assert doubted
@@ -142,7 +142,7 @@ def test_a_choice_says_which_budget_cut_it_short(mode: Strategy) -> None:
 @pytest.mark.parametrize("budget_ms", [300.0, 700.0, 1500.0, 3500.0])
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_compiling_keeps_within_the_budget(threads: int, budget_ms: float, mode: Strategy) -> None:
-    """Nine configs of 300 ms: as many as time and threads allow; of the others it is told."""
+    """Nine configs of 300 ms: as many as time and threads allow; the evidence names the others."""
     engines = [engine("a", 1.0), engine("b", 1.1), *(compiled(i, 0.8 + i / 50) for i in range(9))]
     gpu = replace(GPU, build_threads=threads)
     timer = timer_of(*engines, gpu=gpu, built=False)

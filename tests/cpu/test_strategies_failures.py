@@ -29,10 +29,10 @@ def chosen(mode: Strategy, timer: SimulatedTimer) -> Selection:
     return selection
 
 
-def cuts(selection: Selection) -> dict[str, str]:
+def eliminated(selection: Selection) -> dict[str, str]:
     values = [entry for entry in selection.ranking if not entry.runs]
     by_text = {entry.candidate.text: entry.eliminated for entry in values}
-    assert len(by_text) == len(values), "told of twice"
+    assert len(by_text) == len(values), "listed twice"
     return by_text
 
 
@@ -79,9 +79,9 @@ def test_where_all_survivors_fail_those_they_drove_out_race_again(mode: Strategy
             built=False,
         )
         selection = chosen(mode, timer)
-        result = cuts(selection)
+        result = eliminated(selection)
         assert set(result) == {"a", "b", "c", "d"}
-        failed = {text for text, cut in result.items() if cut.startswith("failed")}
+        failed = {text for text, why in result.items() if why.startswith("failed")}
         assert selection.winner.candidate.text not in failed
         if failed != {"a", "b"}:
             continue
@@ -105,7 +105,7 @@ def test_those_that_were_too_slow_to_race_take_the_place_of_all_that_did(mode: S
     )
     selection = chosen(mode, timer)
     assert selection.winner.candidate.text == "slow"
-    assert cuts(selection)["a"] == cuts(selection)["b"] == WHY
+    assert eliminated(selection)["a"] == eliminated(selection)["b"] == WHY
     assert selection.evidence.regret_bound is None
 
 
@@ -124,7 +124,7 @@ def test_a_leader_that_fails_alone_is_out(mode: Strategy) -> None:
         timer = timer_of(engine("a", 1.0, 800.0, fails_at_ms=float(at_ms)), *hot[1:], built=False)
         selection = chosen(mode, timer)
         evidence = selection.evidence
-        result = cuts(selection)
+        result = eliminated(selection)
         assert set(result) == {"a", "b", "c", "d"}
         assert result["a"] == WHY, at_ms
         (a,) = (entry for entry in selection.ranking if entry.candidate.text == "a")
@@ -137,7 +137,7 @@ def test_a_leader_that_fails_alone_is_out(mode: Strategy) -> None:
         assert evidence.regret_bound is None, "who left on its account was not compared since"
         if "a failed when it ran alone" in evidence.remarks:
             seen.add(at_ms)
-    assert max(seen) - min(seen) > 100, "in one of its blocks only"
+    assert max(seen) - min(seen) > 100, "in one of its sustained runs only"
 
 
 @pytest.mark.parametrize("mode", ALONE, ids=name)
@@ -156,7 +156,7 @@ def test_a_rival_that_fails_alone_makes_room_for_the_next(mode: Strategy) -> Non
         whole = chosen(mode, timer_of(*hot, frugal, built=False))
         selection = chosen(mode, timer_of(*engines, frugal, built=False))
         assert ran_alone(selection) == min(ran_alone(whole), len(hot))
-        assert cuts(selection)[text] == WHY
+        assert eliminated(selection)[text] == WHY
         assert f"{text} failed when it ran alone" in selection.evidence.remarks
         assert text != selection.winner.candidate.text
 

@@ -84,7 +84,7 @@ def share(mode: str, preset: str, text: str) -> float:
 
 
 def measured(selection: Selection) -> list[Measurement]:
-    """Without PyTorch's own path where it is cuDNN's first plan, and told of under that name."""
+    """Without PyTorch's own path where it is cuDNN's first plan, and listed under that name."""
     return [entry for entry in selection.ranking if not entry.runs]
 
 
@@ -276,8 +276,8 @@ def test_of_mode_b_the_leaders_kind_is_looked_at_in_any_case(mode: str) -> None:
     assert selection is not None
     assert selection.winner.candidate.text == "alike"
     assert log.calls()["unseen"] == log.calls()["of a slow kind"] == 0
-    cut = {e.candidate.text: e.eliminated for e in selection.ranking}
-    assert cut["unseen"] == "the first of heuristic mode B are slower than A's"
+    eliminated = {e.candidate.text: e.eliminated for e in selection.ranking}
+    assert eliminated["unseen"] == "the first of heuristic mode B are slower than A's"
 
 
 def test_what_mode_b_is_judged_by_is_not_cut_by_what_leads_in_it() -> None:
@@ -316,8 +316,8 @@ def test_what_mode_fallback_lists_is_looked_at_if_it_is_compiled_at_run_time(mod
     assert selection is not None
     assert selection.winner.candidate.text == "compiled"
     assert log.calls()["precompiled"] == 0
-    cut = {e.candidate.text: e.eliminated for e in selection.ranking}
-    assert cut["precompiled"] == "of mode FALLBACK, and others run"
+    eliminated = {e.candidate.text: e.eliminated for e in selection.ranking}
+    assert eliminated["precompiled"] == "of mode FALLBACK, and others run"
 
 
 @pytest.mark.parametrize("mode", OURS)
@@ -411,16 +411,16 @@ def logs(*values: float, sigma: float = RUN_SIGMA) -> list[SteadyLog]:
     return [SteadyLog(value, sigma) for value in values]
 
 
-def test_the_worst_of_three_blocks_is_left_out() -> None:
-    """It ran while the board was still paying for another's."""
+def test_the_worst_of_three_runs_is_left_out() -> None:
+    """It ran while the clock was still lowered by another's run."""
     a, b = candidate("a"), candidate("b")
-    blocks = SteadyTimes({b: 0.01}, {a: logs(0.0, 0.02, 0.4), b: logs(0.0, 0.5, 0.02)}, [a, b])
-    assert blocks.sustained_ms() == {
+    runs = SteadyTimes({b: 0.01}, {a: logs(0.0, 0.02, 0.4), b: logs(0.0, 0.5, 0.02)}, [a, b])
+    assert runs.sustained_ms() == {
         a: pytest.approx(math.exp(0.01)),
         b: pytest.approx(math.exp(0.01)),
     }
-    assert blocks.best() == a, "b has a handicap"
-    assert blocks.score(b) == pytest.approx(0.02)
+    assert runs.best() == a, "b has a handicap"
+    assert runs.score(b) == pytest.approx(0.02)
     # One reading far from the limit does not change that.
     far = [*logs(0.0, 0.02), *logs(0.02, sigma=FAR_READING_SIGMA)]
     assert SteadyTimes({}, {a: logs(0.0, 0.0, 0.15), b: far}, [a, b]).best() == a
@@ -434,15 +434,15 @@ def test_a_block_counts_by_how_sure_it_is() -> None:
     a, b = candidate("a"), candidate("b")
     sharp = RUN_SIGMA / 10
     mixed = [*logs(0.0, 0.001, sigma=sharp), *logs(0.101)]
-    blocks = SteadyTimes({}, {a: mixed, b: logs(0.002, 0.003, 0.004, sigma=sharp)}, [a, b])
+    runs = SteadyTimes({}, {a: mixed, b: logs(0.002, 0.003, 0.004, sigma=sharp)}, [a, b])
     # Weights of 100, 100 and 1.
-    assert math.log(blocks.sustained_ms()[a]) == pytest.approx((0.1 + 0.101) / 201)
-    assert math.log(blocks.sustained_ms()[b]) == pytest.approx(0.003)
+    assert math.log(runs.sustained_ms()[a]) == pytest.approx((0.1 + 0.101) / 201)
+    assert math.log(runs.sustained_ms()[b]) == pytest.approx(0.003)
     unread = SteadyTimes({}, {a: logs(0.0, 0.001), b: logs(0.002, 0.003, 0.004)}, [a, b])
-    assert blocks.noise(a, b) < unread.noise(a, b) / 3
-    # What is wrong with a reading stays however many blocks there are.
+    assert runs.noise(a, b) < unread.noise(a, b) / 3
+    # What is wrong with a reading stays however many runs there are.
     assert unread.error(a, b) == unread.noise(a, b)
-    assert blocks.error(a, b) > 2 * blocks.noise(a, b)
+    assert runs.error(a, b) > 2 * runs.noise(a, b)
 
 
 def test_blocks_that_differ_more_than_they_should_are_less_sure() -> None:
@@ -616,13 +616,11 @@ def test_blocks_of_short_calls_run_in_the_batches_of_the_race() -> None:
     rules = RaceRules(batch_ms=0.2, most_calls=50)
     Sustained(seed=0, race_rules=rules).select(timer.candidates, log, Limits())
     calls = {batch.calls for _, _, batches in log.log for batch in batches if batch.calls > 1}
-    blocks = {
-        b[0].calls for _, _, b in log.log if len(b) > 10 and len({x.candidate for x in b}) == 1
-    }
-    assert blocks
-    assert max(blocks) <= 50
-    assert blocks <= calls
-    assert all(n <= math.ceil(0.2 / 0.01) for n in blocks)
+    runs = {b[0].calls for _, _, b in log.log if len(b) > 10 and len({x.candidate for x in b}) == 1}
+    assert runs
+    assert max(runs) <= 50
+    assert runs <= calls
+    assert all(n <= math.ceil(0.2 / 0.01) for n in runs)
 
 
 @pytest.mark.parametrize("mode", OURS)
@@ -658,7 +656,7 @@ def test_every_candidate_is_told_of_once(preset: str, mode: str) -> None:
     result = [entry.candidate.text for entry in selection.ranking]
     assert len(set(result)) == len(result)
     known = {e.candidate.text for e in timer.engines if e.builds}
-    # PyTorch's own path is told of even where it is one of the others.
+    # PyTorch's own path is listed even where it is one of the others.
     is_first_plan = timer.candidates.aten_uses_cudnn
     assert set(result) == known | ({ATEN.text} if is_first_plan else set())
     if is_first_plan:
@@ -721,8 +719,8 @@ def test_what_fails_is_not_run_again(mode: str) -> None:
     assert calls["fails"] == 1
     assert calls["does-not-build"] == calls["too-large"] == 0
     assert selection.winner.candidate.text == "good"
-    cut = {e.candidate.text: e.eliminated for e in selection.ranking}
-    assert "CUDNN_STATUS_EXECUTION_FAILED" in cut["fails"]
+    eliminated = {e.candidate.text: e.eliminated for e in selection.ranking}
+    assert "CUDNN_STATUS_EXECUTION_FAILED" in eliminated["fails"]
 
 
 @pytest.mark.parametrize("mode", OURS)
@@ -738,10 +736,10 @@ def test_absurdly_slow_ones_are_run_once(mode: str) -> None:
     calls = log.calls()
     assert calls["slow"] == 1
     assert calls["slower"] == 1
-    cut = {e.candidate.text: e for e in selection.ranking}
+    eliminated = {e.candidate.text: e for e in selection.ranking}
     for text, time_ms in (("slow", 300), ("slower", 900)):
-        assert "slow" in cut[text].eliminated
-        assert cut[text].time_ms == pytest.approx(time_ms, rel=0.02)
+        assert "slow" in eliminated[text].eliminated
+        assert eliminated[text].time_ms == pytest.approx(time_ms, rel=0.02)
 
 
 @pytest.mark.parametrize("mode", OURS)

@@ -307,7 +307,7 @@ def test_limits() -> None:
 
 
 def test_a_budget_bounds_what_calls_wait_for() -> None:
-    """Not the turns: who joined before it was spent takes part to the end."""
+    """Not the turns: a candidate that joined before it was spent stays to the end."""
     input, weight = operands()
     right = expected("dense", input, weight)
     with ca.use_sampling("online", budget_ms=1e-3):
@@ -330,7 +330,7 @@ def test_a_budget_bounds_what_calls_wait_for() -> None:
 
 
 def test_pytorchs_own_kernels_take_part() -> None:
-    """Where PyTorch has no kernel of its own, what it would run is cuDNN's, and takes part so."""
+    """Where PyTorch has no kernel of its own, it would run one of cuDNN's, which is a candidate."""
     name = "depthwise_nchw"
     input, weight = operands(name)
     converge(lambda: call(name, input, weight))

@@ -101,7 +101,7 @@ class SimulatedGpu:
     free_bytes: int = 64 * 2**30
     """Memory that a workspace can take."""
     power_reading_every_ms: float = 0.0
-    """The board's power is read so often, and told with the batch that runs just then; 0: never."""
+    """Milliseconds between power readings, which the running batch gets; 0: never."""
     lost_at_ms: float | None = None
     """From this time on every run and build raises RuntimeError, as CUDA does; None: never."""
     out_of_memory_at_ms: float | None = None
