@@ -6,8 +6,6 @@ from typing import Any
 
 from common.tables import Table, dry_run_note, number
 
-MEMORY_BOUND_MB = 300  # what the package promises for 1,000 tuned shapes
-
 
 def tables(data: dict[str, Any]) -> list[Table]:
     shown = [calls_table(data), table_table(data), memory_table(data)]

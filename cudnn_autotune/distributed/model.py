@@ -94,10 +94,6 @@ def tune(
     return decisions
 
 
-def _is_any(is_served: dict[int, bool]) -> bool:
-    return any(is_served.values())
-
-
 def _mode() -> str:
     mode = settings.get_sampling()
     if isinstance(sampling.get(mode), Online):

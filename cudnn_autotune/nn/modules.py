@@ -102,11 +102,21 @@ class Conv2d(_WithPolicy, nn.Conv2d):
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = (0, 0)
-        arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
         if not torch.compiler.is_compiling():
-            output = fast_conv2d(*arguments, self.sampling, self.workspace_limit)
+            output = fast_conv2d(
+                input,
+                weight,
+                bias,
+                self.stride,
+                padding,
+                self.dilation,
+                self.groups,
+                self.sampling,
+                self.workspace_limit,
+            )
             if output is not NotImplemented:
                 return output
+        arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
         if isinstance(input, torch.fx.Proxy):  # the recorded graph calls the public function
             return functional.conv2d(
                 *arguments, sampling=self.sampling, workspace_limit=self.workspace_limit

@@ -22,9 +22,8 @@ from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.strategy import Limits, Strategy
-from cudnn_autotune.store import later
 from cudnn_autotune.timers.gpu_timer import GpuTimer
-from cudnn_autotune.tuning import choice_log, events, probing, remembering, settings
+from cudnn_autotune.tuning import choice_log, deferred, events, probing, remembering, settings
 from cudnn_autotune.tuning.choice import Choice, untimed, with_selection
 from cudnn_autotune.tuning.online_calls import OnlineCommitter, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
@@ -85,9 +84,9 @@ def choose(
         the mode ``online``; and a function to call once other threads may tune.
     """
     miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, (x, w, y))
-    with later.put_off() as changes:
+    with deferred.put_off() as changes:
         served, trial = _choose(miss)
-    afterwards = partial(later.make_all, changes) if changes else None
+    afterwards = partial(deferred.make_all, changes) if changes else None
     return served.choice.text, served.plan, trial, afterwards
 
 

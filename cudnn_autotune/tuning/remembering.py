@@ -16,11 +16,11 @@ from cudnn_autotune.engines.configs import ATEN, Candidate, parse_engine_text
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.store import Decision, later
+from cudnn_autotune.store import Decision
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import key_of
 from cudnn_autotune.store.neighbours import nearest
-from cudnn_autotune.tuning import choice_log, events, probing
+from cudnn_autotune.tuning import choice_log, deferred, events, probing
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.pins import pinned
 
@@ -84,7 +84,7 @@ def reject(known: Choice) -> None:
         with _lock:
             _agreed.pop((known.device, known.decision.key), None)
     if store_settings.is_read() or store_settings.is_written():
-        later.change(partial(store_settings.layers(known.device).reject, known.decision))
+        deferred.change(partial(store_settings.layers(known.device).reject, known.decision))
 
 
 def similar(problem: ConvProblem, device: int) -> list[Candidate]:
@@ -111,7 +111,7 @@ def commit(choice: Choice, since: int | None = None) -> None:
     if not choice_log.record(choice, since):
         return
     if choice.origin == "tuned":
-        later.change(partial(_store, [choice.decision], choice.device))
+        deferred.change(partial(_store, [choice.decision], choice.device))
     events.announce(choice)
 
 

@@ -20,10 +20,10 @@ from simulation import candidate
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
-from cudnn_autotune.store import Decision, Environment, Provenance, Store, later
+from cudnn_autotune.store import Decision, Environment, Provenance, Store
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.timers import measuring
-from cudnn_autotune.tuning import choice_log, remembering, tune_problem
+from cudnn_autotune.tuning import choice_log, deferred, remembering, tune_problem
 from cudnn_autotune.tuning.choice import Choice
 
 pytestmark = pytest.mark.search
@@ -94,13 +94,13 @@ def test_what_was_tuned_is_known_afterwards() -> None:
 
 def test_what_is_put_off_is_stored_afterwards(folder: Path) -> None:
     """In its order, and what is put off within by the outermost."""
-    with later.put_off() as changes:
+    with deferred.put_off() as changes:
         remembering.commit(choice())
-        with later.put_off() as inner:
-            later.change(lambda: ca.get_store().reject(next(iter(ca.get_store()))))
+        with deferred.put_off() as inner:
+            deferred.change(lambda: ca.get_store().reject(next(iter(ca.get_store()))))
         assert (find(), inner, list(folder.iterdir())) == (None, [], [])
     assert find() is None
-    later.make_all(changes)
+    deferred.make_all(changes)
     assert find() == ("eng2", "store")
 
 
@@ -109,7 +109,7 @@ def test_what_was_tuned_before_an_error_is_stored_all_the_same(folder: Path) -> 
         remembering.commit(choice())
         raise RuntimeError("the GPU is lost")
 
-    with pytest.raises(RuntimeError, match="lost"), later.put_off():
+    with pytest.raises(RuntimeError, match="lost"), deferred.put_off():
         fails()
     assert find() == ("eng1", "store")
     remembering.commit(choice(sampling="race"))

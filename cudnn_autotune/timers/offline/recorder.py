@@ -28,6 +28,7 @@ from cudnn_autotune.timers.offline.recording import (
     Row,
     SoloTrace,
 )
+from cudnn_autotune.timers.offline.trace_criterion import TraceCriterion
 from cudnn_autotune.timers.timer import Batch, Cache, Sample, Timer
 from cudnn_autotune.timers.turns import Turns
 
@@ -46,8 +47,6 @@ _SOLO_WITHIN = 1.25
 # A sustained run consists of timer runs of about 250 ms, in batches of about 10 ms.
 _CHUNK_MS = 250.0
 _SOLO_BATCH_MS = 10.0
-_LEAST_SOLO_MS = 600.0
-_STEADY = 0.003
 
 
 def record(
@@ -303,8 +302,12 @@ class _Recorder:
         samples: list[Sample] = []
         start_ms = self._timer.elapsed_ms()
         now_ms = 0.0
-        while text not in self._turns.failed and now_ms < longest_ms:
+        criterion = TraceCriterion(calls)
+        while (
+            text not in self._turns.failed and now_ms < longest_ms and not criterion.is_finished()
+        ):
             now_ms = self._timer.elapsed_ms() - start_ms
+            known = len(samples)
             for sample in self._timer.run([Batch(candidate, calls)] * batches):
                 if not math.isfinite(sample.time_ms):
                     self._turns.failed[text] = sample.error or "failed"
@@ -312,8 +315,7 @@ class _Recorder:
                 at_ms.append(now_ms + sample.time_ms * calls / 2)
                 now_ms += sample.time_ms * calls
                 samples.append(sample)
-            if _is_steady(samples, calls):
-                break
+            criterion.add_measurement(samples[known:])
         if samples:
             times = tuple(s.time_ms for s in samples)
             clocks = tuple(_whole(s.clock_mhz) for s in samples)
@@ -372,14 +374,3 @@ class _Recorder:
 def _whole(clock_mhz: float | None) -> float | None:
     """Returns a clock in whole MHz, which takes less room in the file."""
     return None if clock_mhz is None else float(round(clock_mhz))
-
-
-def _is_steady(samples: Sequence[Sample], calls: int) -> bool:
-    """Whether the last quarter of a run agrees with the second quarter, in time and clock."""
-    if sum(s.time_ms for s in samples) * calls < _LEAST_SOLO_MS or len(samples) < 8:
-        return False
-    quarter = len(samples) // 4
-    parts = samples[quarter : 2 * quarter], samples[-quarter:]
-    times = [statistics.median(s.time_ms for s in part) for part in parts]
-    clocks = [statistics.median(s.clock_mhz or 1.0 for s in part) for part in parts]
-    return all(abs(b / a - 1) < _STEADY for a, b in (times, clocks))
