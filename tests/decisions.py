@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -121,20 +120,6 @@ def resealed(line: bytes, environment: Environment = H200) -> bytes:
     """Returns a changed line of a store's file with the right checksum."""
     rest = line[18:]
     return b'{"crc32":"%08x%s' % (zlib.crc32(rest, entry.seed(environment)), rest)
-
-
-def version1(known: Iterable[Decision], environment: Environment = H200) -> bytes:
-    """Returns a store's file in version 1 of the format."""
-    lines = []
-    for one in known:
-        tree = {"environment": environment.digest, **one.to_json()}
-        tree["struck"] = tree.pop("rejected")  # the field's name at that time
-        lines.append(entry.name_of(one) + b": " + json.dumps(tree).encode())
-    head = b'{"format": "cudnn-autotune store", "version": 1,\n"environment": '
-    body = b",\n".join(lines) + (b"\n" if lines else b"")
-    return (
-        head + json.dumps(environment.to_json()).encode() + b',\n"decisions": {\n' + body + b"}}\n"
-    )
 
 
 def measured_otherwise(known: Decision, time_ms: float, day: int) -> Decision:

@@ -17,23 +17,23 @@ T = TypeVar("T")
 _DIGITS = 6
 
 
-def encode(value: Any) -> Any:
-    """The value as dicts, lists, texts, bools, None and numbers of 6 significant digits.
+def encode(value: Any, digits: int = _DIGITS) -> Any:
+    """The value as dicts, lists, texts, bools, None and numbers of so many significant digits.
 
-    Infinity and NaN become None.
+    Infinity and NaN become None. A number of 17 digits is exact.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            f.name: encode(item)
+            f.name: encode(item, digits)
             for f in dataclasses.fields(value)
             if (item := getattr(value, f.name)) != _default(f)
         }
     if isinstance(value, Mapping):
-        return {str(key): encode(item) for key, item in value.items()}
+        return {str(key): encode(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [encode(item) for item in value]
+        return [encode(item, digits) for item in value]
     if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value
 
 

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from cudnn_autotune.distributed.exchange import Exchange
 from cudnn_autotune.distributed.group import group_of
 from cudnn_autotune.distributed.rendezvous import exchange_with
-from cudnn_autotune.distributed.sharing import message_of
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.tuning import remembering
@@ -105,8 +104,8 @@ def _agreed(
     names = [f"won/{ranks[0]}/{index}" for index in range(len(winners))]
     for name, (key, rank) in zip(names, winners.items(), strict=True):
         if rank == exchange.group.rank:
-            exchange.put(name, message_of(own[key]))
-    decisions = [Decision.from_json(exchange.get(name)) for name in names]
+            exchange.put_decision(name, own[key])
+    decisions = [exchange.get_decision(name) for name in names]
     exchange.agree()
     return decisions
 

@@ -16,7 +16,7 @@ from cudnn_autotune.distributed.group import Group
 from cudnn_autotune.distributed.heartbeat import SILENT_S, VERDICT, Heartbeat, beat_name
 from cudnn_autotune.distributed.mailbox import Mailbox, StoreThread
 from cudnn_autotune.distributed.verdict import AGREED, DistributedTuningError, Verdict
-from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store import Decision, Environment, entry
 
 _T = TypeVar("_T")
 
@@ -47,6 +47,8 @@ class Exchange:
         self.mailbox = Mailbox(store, f"{group.prefix}/{name}")
         self.heartbeat = Heartbeat(self.mailbox, group, timeout_s)
         self._written: list[str] = []
+        self._environment: Environment
+        """Set by :meth:`handshake`."""
 
     def enter(self, own: str) -> bool:
         """Takes this rank's place in the call, by writing a text that is unique to the process.
@@ -74,6 +76,21 @@ class Exchange:
         """Waits for the message of this name."""
         self.heartbeat.note("")
         return json.loads(self._wait(lambda: self.mailbox.peek(name)))
+
+    def put_decision(self, name: str, decision: Decision) -> None:
+        """Sends a decision as the line that a store's file would hold.
+
+        Raises:
+            ValueError: no rank could read it, for example because a user's strategy returned
+                invalid evidence.
+        """
+        line = entry.encode(decision, self._environment)
+        entry.decode(line, self._environment)
+        self.put(name, line.decode())
+
+    def get_decision(self, name: str) -> Decision:
+        """Waits for the decision of this name."""
+        return entry.decode(self.get(name).encode(), self._environment)
 
     def combine(
         self, name: str, tree: Any, of: Sequence[int], how: Callable[[dict[int, Any]], Any]
@@ -108,6 +125,7 @@ class Exchange:
                 equals.setdefault(json.dumps(hello["environment"]), []).append(rank)
             return list(equals.values())
 
+        self._environment = environment
         hello = {"environment": environment.to_json(), "terms": dict(terms)}
         subgroups = self.combine("hello", hello, range(self.group.size), sort)
         return next(tuple(ranks) for ranks in subgroups if self.group.rank in ranks)

@@ -87,20 +87,11 @@ def share_in(
     trees = exchange.combine("problems", brought, ranks, unite)
     shared = [problem_from_json(tree) for tree in trees]
     for index, decision in _tune_share(exchange, ranks, shared, tune_one).items():
-        exchange.put(f"tuned/{ranks[0]}/{index}", message_of(decision))
+        exchange.put_decision(f"tuned/{ranks[0]}/{index}", decision)
     # This rank reads its own decisions too, so that all lists are equal.
-    names = [f"tuned/{ranks[0]}/{index}" for index in range(len(shared))]
-    decisions = [Decision.from_json(exchange.get(name)) for name in names]
+    decisions = [exchange.get_decision(f"tuned/{ranks[0]}/{i}") for i in range(len(shared))]
     exchange.agree()
     return decisions
-
-
-def message_of(decision: Decision) -> Any:
-    """A decision as plain JSON. Raises ValueError if no rank could read it, for example because a
-    user's strategy returned invalid evidence."""
-    tree = decision.to_json()
-    Decision.from_json(tree)
-    return tree
 
 
 def _tune_share(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from cudnn_autotune.core.json_node import Node
+from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.engines.configs import Candidate
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -31,8 +28,7 @@ class Measurement:
     """Milliseconds of a call when it runs alone until the clock is steady, with a hot cache. Its
     cold-cache penalty relative to the race's leader is added. None if it was not measured."""
     eliminated: str = ""
-    """The reason for which it was eliminated; empty for a candidate that stayed to the end. JSON
-    calls it ``cut``."""
+    """The reason for which it was eliminated; empty for a candidate that stayed to the end."""
     runs: str = ""
     """The text of the candidate that this one runs and whose times it has, where PyTorch's own path
     is one of cuDNN's plans; else empty."""
@@ -57,7 +53,11 @@ Timed = Measurement
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence for a choice."""
+    """The evidence for a choice.
+
+    Raises:
+        ValueError: ``burst_weight`` or ``sustained_reach`` is out of its range.
+    """
 
     rule: str = ""
     """The rule that decided: ``fastest``, ``tie: less workspace``, ..."""
@@ -69,7 +69,7 @@ class Evidence:
     burst_weight * log(time_ms)`` wins; 0 to 1."""
     sustained_reach: float = 1.1
     """Only candidates whose time in the race was less than this many times the leader's had
-    sustained runs. JSON calls it ``solo_reach``; where it is missing the mode was ``auto``."""
+    sustained runs; 1 or more."""
     regret_bound: float | None = None
     """The chosen candidate is at most this much slower than the fastest (0.01: 1 %), at
     ``confidence``; None if no bound is claimed."""
@@ -93,6 +93,12 @@ class Evidence:
     remarks: tuple[str, ...] = ()
     """Further remarks, such as that the budget ran out."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.burst_weight <= 1:
+            raise ValueError(f"burst_weight must be from 0 to 1, got {self.burst_weight}")
+        if not self.sustained_reach >= 1:
+            raise ValueError(f"sustained_reach must be 1 or more, got {self.sustained_reach}")
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -108,101 +114,14 @@ class Selection:
         return self.ranking[0]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a tree of dicts, lists, texts and numbers, which :meth:`from_json` reads."""
-        tree = _plain(dataclasses.asdict(self))
-        assert isinstance(tree, dict)
-        for entry in tree["ranking"]:
-            entry["cut"] = entry.pop("eliminated")
-        tree["evidence"]["solo_reach"] = tree["evidence"].pop("sustained_reach")
+        """Returns a tree of dicts, lists, texts and numbers, which :meth:`from_json` reads.
+
+        Fields at their default are left out, and a number that is not finite is None.
+        """
+        tree: dict[str, Any] = json_dataclass.encode(self, digits=17)
         return tree
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Selection:
         """Reads a selection; raises ValueError naming what is missing or malformed, and where."""
-        selection = _read(Node(tree, "selection"), cls, _SELECTION)
-        if not selection.ranking:
-            raise ValueError("selection.ranking: must not be empty")
-        return selection
-
-
-_Read = Callable[[Node], Any]
-
-# JSON keys that store files have always had -> the fields of today.
-_FIELDS = {"cut": "eliminated", "solo_reach": "sustained_reach"}
-
-
-def _texts(node: Node) -> tuple[str, ...]:
-    return tuple(item.text() for item in node.items())
-
-
-def _share(node: Node) -> float:
-    if (value := node.number()) > 1:
-        raise node.error("a number from 0 to 1")
-    return value
-
-
-def _factor(node: Node) -> float:
-    if (value := node.number()) < 1:
-        raise node.error("a number of 1 or more")
-    return value
-
-
-def _read(node: Node, cls: Callable[..., _T], readers: Mapping[str, _Read]) -> _T:
-    """Reads an object field by field. A field that is missing gets its default, if it has one."""
-    given = node.object()
-    for name in given:
-        if name not in readers:
-            raise ValueError(f"{node.place}.{name}: is not a known field")
-    values = {
-        _FIELDS.get(name, name): read(given[name])
-        for name, read in readers.items()
-        if name in given
-    }
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise ValueError(f"{node.place}: {error}") from error
-
-
-_CANDIDATE: dict[str, _Read] = {
-    "engine": lambda node: None if node.value is None else node.integer(),
-    "knobs": lambda node: {k: v.integer(-(2**63)) for k, v in node.object().items()},
-    "workspace_bytes": Node.integer,
-    "numerical_notes": _texts,
-    "behavior_notes": _texts,
-    "text": Node.text,
-    "heuristic_mode": Node.text,
-    "rank": Node.integer,
-}
-_TIMED: dict[str, _Read] = {
-    "candidate": lambda node: _read(node, Candidate, _CANDIDATE),
-    "samples": Node.integer,
-    "cut": Node.text,
-    "runs": Node.text,
-    **dict.fromkeys(("time_ms", "low_ms", "high_ms", "sustained_ms"), Node.number_or_null),
-}
-_MHZ = ("clock_mhz", "sustained_clock_mhz", "max_clock_mhz")
-_EVIDENCE: dict[str, _Read] = {
-    "rule": Node.text,
-    "disturbed": Node.integer,
-    **dict.fromkeys(("tied", "throttle_reasons", "remarks"), _texts),
-    **dict.fromkeys(("gpu_ms", "wall_ms"), Node.number),
-    "burst_weight": _share,
-    "solo_reach": _factor,
-    **dict.fromkeys(("regret_bound", "confidence", "budget_ms", *_MHZ), Node.number_or_null),
-}
-_SELECTION: dict[str, _Read] = {
-    "ranking": lambda node: tuple(_read(item, Measurement, _TIMED) for item in node.items()),
-    "total_samples": Node.integer,
-    "evidence": lambda node: _read(node, Evidence, _EVIDENCE),
-}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        return json_dataclass.decode(cls, tree, "selection")

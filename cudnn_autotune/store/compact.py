@@ -8,7 +8,6 @@ are counted.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -47,7 +46,6 @@ left out. The engine and its knobs default to those that the text names."""
 _DEFAULTS: tuple[Any, ...] = (None, None, None, None, "", "", None, None)
 _OMITTED_BYTES = 24
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-_EVIDENCE = {field.name: field.default for field in dataclasses.fields(Evidence)}
 _ENGINE = re.compile(r"eng(\d{1,18})(?::(\w+=-?\d{1,18}(?:,\w+=-?\d{1,18})*))?", re.ASCII)
 
 
@@ -99,7 +97,7 @@ def decode(tree: Any, problem: ConvProblem, sampling: str, benchmark_limit: int)
             ),
             relative_error=_number_or_null(tree.get("relative_error"), "relative_error"),
             rejected=tuple((text, math.inf if e is None else e) for text, e in rejected),
-            provenance=Provenance.from_json(tree["provenance"]),
+            provenance=json_dataclass.decode(Provenance, tree["provenance"], "provenance"),
             omitted=_count(tree.get("omitted", 0), "omitted"),
         )
     except (AttributeError, IndexError, KeyError, TypeError) as error:
@@ -119,7 +117,7 @@ def _joined(decision: Decision, rows: Sequence[str], kept: Sequence[int]) -> str
         "samples": selection.total_samples,
         "omitted": decision.omitted + len(rows) - len(kept) or None,
         "evidence": {**json_dataclass.encode(selection.evidence), "tied": tied},
-        "provenance": decision.provenance.to_json(),
+        "provenance": json_dataclass.encode(decision.provenance),
     }
     lean = {name: value for name, value in tree.items() if value is not None}
     return f'{_dumped(lean)[:-1]},"ranking":[{",".join(rows[place] for place in kept)}]}}'
@@ -189,30 +187,8 @@ def _row(entry: Measurement) -> list[Any]:
 
 
 def _evidence(tree: dict[str, Any], ranking: Sequence[Measurement]) -> Evidence:
-    fields = dict(tree)
-    tied = [ranking[one].candidate.text if type(one) is int else one for one in fields.pop("tied")]
-    evidence = Evidence(
-        tied=tuple(map(_text, tied)),
-        **{name: _of_the_type(name, value) for name, value in fields.items()},
-    )
-    if evidence.burst_weight > 1 or evidence.sustained_reach < 1:
-        raise ValueError("burst_weight must be at most 1, and sustained_reach at least 1")
-    return evidence
-
-
-def _of_the_type(name: str, value: Any) -> Any:
-    """Checks a value for a field of ``Evidence`` by the type of its default, and returns it."""
-    default = _EVIDENCE[name]
-    if type(default) is str:
-        return _text(value)
-    if type(default) is tuple:
-        return tuple(map(_text, value))
-    if type(default) is int:
-        return _count(value, name)
-    number = _number_or_null(value, name)
-    if number is None and default is not None:
-        raise ValueError(f"{name} must be a number")
-    return number
+    tied = [ranking[one].candidate.text if type(one) is int else one for one in tree["tied"]]
+    return json_dataclass.decode(Evidence, {**tree, "tied": tied}, "evidence")
 
 
 def _timed(row: Sequence[Any]) -> Measurement:

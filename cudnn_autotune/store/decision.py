@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
+from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.json_node import MOST, Node, shown
 from cudnn_autotune.engines.configs import Candidate, check_workspace_limit
 from cudnn_autotune.engines.problem import ConvProblem
@@ -140,55 +141,8 @@ class Decision:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the decision as plain JSON; :meth:`from_json` is the inverse."""
-        return {
-            "problem": problem_to_json(self.problem),
-            "sampling": self.sampling,
-            "benchmark_limit": self.benchmark_limit,
-            "workspace_limit": self.workspace_limit,
-            "selection": self.selection.to_json(),
-            "relative_error": self.relative_error,
-            "rejected": [[text, e if math.isfinite(e) else None] for text, e in self.rejected],
-            "provenance": self.provenance.to_json(),
-            **({"omitted": self.omitted} if self.omitted else {}),
-        }
-
-    @classmethod
-    def from_json(cls, tree: Any, place: str = "decision") -> Decision:
-        """Returns the decision that :meth:`to_json` described.
-
-        Raises:
-            ValueError: ``tree`` is not such JSON; the message names the place and what is allowed.
-        """
-        if isinstance(tree, dict):
-            # Earlier drafts called the field "struck".
-            tree = {("rejected" if k == "struck" else k): v for k, v in tree.items()}
-            tree.setdefault("omitted", 0)
-        fields = Node(tree, place).fields(
-            *("problem", "sampling", "benchmark_limit", "workspace_limit", "selection"),
-            *("relative_error", "rejected", "provenance", "omitted"),
-        )
-        limit = fields["workspace_limit"]
-        selection = fields["selection"]
-        selection.object()
-        try:
-            return cls(
-                problem=problem_from_json(fields["problem"].value, fields["problem"].place),
-                sampling=fields["sampling"].text(),
-                benchmark_limit=fields["benchmark_limit"].integer(),
-                workspace_limit=None if limit.value is None else limit.integer(),
-                selection=Selection.from_json(selection.value),
-                relative_error=fields["relative_error"].number_or_null(),
-                rejected=tuple(_rejected(node) for node in fields["rejected"].items()),
-                provenance=Provenance.from_json(
-                    fields["provenance"].value, fields["provenance"].place
-                ),
-                omitted=fields["omitted"].integer(),
-            )
-        except ValueError as error:
-            if str(error).startswith(place):
-                raise
-            raise ValueError(f"{place}: {error}") from error
+        """Returns the decision as plain JSON. Fields at their default are left out."""
+        return {**json_dataclass.encode(self), "problem": problem_to_json(self.problem)}
 
 
 def key_of(problem: ConvProblem, sampling: str = "auto", benchmark_limit: int = 0) -> str:
@@ -208,14 +162,6 @@ def with_determinism(problem: ConvProblem, deterministic: bool) -> ConvProblem:
 def admits(outer: int | None, inner: int | None) -> bool:
     """Returns whether the workspace limit ``outer`` is at least ``inner``; None is no limit."""
     return outer is None or (inner is not None and inner <= outer)
-
-
-def _rejected(node: Node) -> tuple[str, float]:
-    pair = list(node.items())
-    if len(pair) != 2:
-        raise node.error("a list of a text and a relative error")
-    error = pair[1].number_or_null()
-    return pair[0].text(), math.inf if error is None else error
 
 
 def _all_rejected(rejected: object) -> tuple[tuple[str, float], ...]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from cudnn_autotune.core import versions
-from cudnn_autotune.core.json_node import Node
+from cudnn_autotune.core import json_dataclass, versions
 
 NO_GPU = "none"
 _MIG = re.compile(r"(?P<gpu>.*\S)\s+MIG\s+(?P<profile>\S.*)")
@@ -39,6 +38,12 @@ class Environment:
     """The version of the loaded libcudnn, such as ``9.19.0``; empty without one."""
     cudnn_frontend: str
     """The version of the cuDNN frontend that the extension was compiled with; empty without it."""
+
+    def __post_init__(self) -> None:
+        if not self.gpu:
+            raise ValueError(f"gpu: must be the name of a GPU, or {NO_GPU!r}")
+        if self.multiprocessors < 0:
+            raise ValueError(f"multiprocessors: must be 0 or more, got {self.multiprocessors}")
 
     @classmethod
     def of(cls, device: int | None = None) -> Environment:
@@ -96,18 +101,7 @@ class Environment:
         Raises:
             ValueError: ``tree`` is not such JSON; the message names the place and what is allowed.
         """
-        fields = Node(tree, place).fields(*(field.name for field in dataclasses.fields(cls)))
-        gpu = fields["gpu"].text()
-        if not gpu:
-            raise fields["gpu"].error(f"the name of a GPU, or {NO_GPU!r}")
-        return cls(
-            gpu=gpu,
-            multiprocessors=fields["multiprocessors"].integer(),
-            compute_capability=fields["compute_capability"].text(),
-            mig_profile=fields["mig_profile"].text(),
-            cudnn=fields["cudnn"].text(),
-            cudnn_frontend=fields["cudnn_frontend"].text(),
-        )
+        return json_dataclass.decode(cls, tree, place)
 
 
 def _slug(text: str) -> str:

@@ -7,7 +7,7 @@ If two entries have the same name, the later one is valid. So a change only appe
     {"crc32":"0c9be2f1","name":"dgrad x=64x64x56x56 ... sampling=auto","decision":null}
 
 A last line without a line feed is still being written, or its writer was killed. It is valid only
-if its checksum is right. Files of version 1 are read as well.
+if its checksum is right.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from cudnn_autotune.store import entry, version1
+from cudnn_autotune.store import entry
 from cudnn_autotune.store.compact import COLUMNS
 from cudnn_autotune.store.environment import Environment
 
@@ -63,7 +63,7 @@ class Content:
     entries: dict[bytes, bytes] = field(default_factory=dict)
     """Entry name to line, without a line feed."""
     head: bytes = b""
-    """The header line. It is empty if no line can be appended, as to a file of version 1."""
+    """The header line. It is empty if no line can be appended."""
     end: int = 0
     """The number of bytes up to and including the last line feed."""
     last: bytes = b""
@@ -148,28 +148,18 @@ def decode(data: bytes, environment: Environment) -> Content:
     try:
         other = Environment.from_json(tree.get("environment"))
     except ValueError as error:
-        return _rescued(data, environment, str(error), tree)
+        return _rescued(data, environment, str(error))
     if other != environment:
         return Content(State.FOREIGN, f"it is of another environment ({other.file_name})")
-    if type(version) is int and version == VERSION:
-        content = Content(State.SOUND, head=head + b"\n", last=head + b"\n", end=len(head) + 1)
-        damaged = content.extend(body, environment)
-        if damaged:
-            content.state, content.why = State.DAMAGED, f"{damaged} of its lines cannot be read"
-        elif content.lines < _count(tree.get("lines")):
-            content.state, content.why = State.DAMAGED, "its end is missing"
-        return content
-    decisions = tree.get("decisions")
-    if type(version) is not int or version != version1.VERSION:
-        return _rescued(data, environment, f"its version must be {VERSION}", tree)
-    if set(tree) != version1.FIELDS or not isinstance(decisions, dict):
-        return _rescued(data, environment, "its fields are not those of its version", tree)
-    entries = version1.entries(decisions, environment)
-    if len(entries) == len(decisions):
-        return Content(State.SOUND, entries=entries)
-    return Content(
-        State.DAMAGED, "some of its entries are damaged or of another environment", entries
-    )
+    if type(version) is not int or version != VERSION:
+        return _rescued(data, environment, f"its version must be {VERSION}")
+    content = Content(State.SOUND, head=head + b"\n", last=head + b"\n", end=len(head) + 1)
+    damaged = content.extend(body, environment)
+    if damaged:
+        content.state, content.why = State.DAMAGED, f"{damaged} of its lines cannot be read"
+    elif content.lines < _count(tree.get("lines")):
+        content.state, content.why = State.DAMAGED, "its end is missing"
+    return content
 
 
 def environment_of(data: bytes) -> Environment:
@@ -216,34 +206,14 @@ def _newer(version: object) -> Content | None:
 def _begins_with_entry(data: bytes, environment: Environment) -> bool:
     """Returns whether the first line is an entry, as in a file that lost its header."""
     first, _, _ = data.lstrip(_BLANK).partition(b"\n")
-    return _name_in_any(first.strip(_BLANK).removesuffix(b","), environment) is not None
+    return entry.name_in(first.strip(_BLANK), entry.seed(environment)) is not None
 
 
-def _rescued(
-    data: bytes, environment: Environment, why: str, tree: dict[str, Any] | None = None
-) -> Content:
-    """Returns the content of a damaged file, with all entries that are intact.
-
-    Args:
-        data: The bytes of the file.
-        environment: The environment whose entries are wanted.
-        why: The reason why the file counts as damaged.
-        tree: The JSON object in the file, if it is one.
-    """
-    content = Content(State.DAMAGED, why)
-    if tree is not None and isinstance(tree.get("decisions"), dict):
-        content.entries = version1.entries(tree["decisions"], environment)
-        return content
+def _rescued(data: bytes, environment: Environment, why: str) -> Content:
+    """Returns the content of a file that is damaged because of ``why``, with its intact entries."""
+    content, seed = Content(State.DAMAGED, why), entry.seed(environment)
     for line in data.split(b"\n"):
-        # In a file of version 1, a comma follows all entries but the last one.
-        line = line.strip(_BLANK).removesuffix(b",")
-        name = _name_in_any(line, environment)
-        if name is not None:
-            content.apply(name, line)
+        whole = line.strip(_BLANK)
+        if (name := entry.name_in(whole, seed)) is not None:
+            content.apply(name, whole)
     return content
-
-
-def _name_in_any(line: bytes, environment: Environment) -> bytes | None:
-    """Returns the name in a line of the present version or of version 1, or None."""
-    name = entry.name_in(line, entry.seed(environment))
-    return version1.name_in(line, environment) if name is None else name

@@ -168,7 +168,7 @@ class Journal:
         content = self.content
         dead = content.lines + len(changes) - len(content.entries)
         is_worn = dead > max(len(content.entries), _FEW_LINES)
-        if content.state is not State.SOUND or not content.head or is_worn:
+        if content.state is not State.SOUND or is_worn:
             self._write_anew(changes)
             return
         lines = [
@@ -186,15 +186,7 @@ class Journal:
 
     def _write_anew(self, changes: Changes) -> None:
         content, environment = self.content, self._environment
-        merged = {**content.entries, **changes}
-        lines = []
-        for line in merged.values():
-            if line is not None:
-                with suppress(ValueError):  # an entry of version 1 that cannot be read is dropped
-                    lines.append(entry.of_this_version(line, environment))
-        gone = sum(line is None for line in merged.values())
-        if content.state is State.SOUND and len(lines) + gone < len(merged):
-            content.state, content.why = State.DAMAGED, "some of its entries are not decisions"
+        lines = [line for line in {**content.entries, **changes}.values() if line is not None]
         aside = disk_file.set_aside(self.path) if content.state is State.DAMAGED else None
         before = self._stamp
         data = file_format.encode(environment, lines, token_hex(4))
@@ -240,7 +232,6 @@ def _is_continued(known: Content, file: disk_file.OpenFile) -> bool:
     last = known.end - len(known.last)
     return (
         known.state is State.SOUND
-        and bool(known.head)
         and file.read(0, len(known.head)) == known.head
         and file.read(last, len(known.last)) == known.last
     )

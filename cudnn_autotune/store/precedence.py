@@ -15,7 +15,6 @@ with it, if it was allowed more workspace than the first.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -85,14 +84,10 @@ def _beats(one: Decision, other: Decision) -> bool:
     if measured_at(one) != measured_at(other):
         return measured_at(one) > measured_at(other)
     # Two measurements of the same time are ordered by their text, so that every process agrees.
-    return _text(one) > _text(other)
+    return repr(one) > repr(other)
 
 
 def _allowed_ms(decision: Decision) -> float:
     """Returns the budget in ms if it cut the search short, and infinity otherwise."""
     budget_ms = decision.selection.evidence.budget_ms
     return math.inf if budget_ms is None else budget_ms
-
-
-def _text(decision: Decision) -> str:
-    return json.dumps(decision.to_json(), sort_keys=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from cudnn_autotune.core import versions
 from cudnn_autotune.core.json_node import Node
@@ -43,31 +41,6 @@ class Provenance:
             cudnn_autotune=found["cudnn_autotune"],
             time=datetime.now(UTC).isoformat(),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as plain JSON; a revision of 0 is left out."""
-        tree = dataclasses.asdict(self)
-        if not self.revision:
-            del tree["revision"]
-        return tree
-
-    @classmethod
-    def from_json(cls, tree: Any, place: str = "provenance") -> Provenance:
-        """Returns the provenance that :meth:`to_json` described.
-
-        Raises:
-            ValueError: ``tree`` is not such JSON; the message names the place and what is allowed.
-        """
-        Node(tree, place).object()
-        fields = Node({"revision": 0, **tree}, place).fields(
-            *("driver", "torch", "cudnn_autotune", "time", "revision")
-        )
-        revision = fields.pop("revision").integer()
-        texts = {name: node.text() for name, node in fields.items()}
-        try:
-            return cls(**texts, revision=revision)
-        except ValueError as error:
-            raise ValueError(f"{place}.{error}") from error
 
 
 def utc_text(time: datetime) -> str:

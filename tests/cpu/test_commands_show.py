@@ -24,6 +24,7 @@ from stored import (
 from subprocesses import evaluate, python
 
 import cudnn_autotune as ca
+from cudnn_autotune.cli import stores
 from cudnn_autotune.store import Decision, Environment
 
 
@@ -33,13 +34,13 @@ def file(tmp_path: Path) -> Path:
 
 
 def shown(file: Path, *options: str) -> list[Decision]:
-    """What ``show --json`` tells of a store, read back."""
+    """The decisions that ``show --json`` tells of, each of them whole."""
     done = run("show", "--store", file, "--json", *options)
     assert done.exit_code == 0, done.output
     trees: list[dict[str, Any]] = json.loads(done.stdout)["decisions"]
-    keys = [tree.pop("key") for tree in trees]
-    found = [Decision.from_json(tree) for tree in trees]
-    assert keys == [decision.key for decision in found]
+    known = {decision.key: decision for decision in stores.read(file).decisions}
+    found = [known[tree.pop("key")] for tree in trees]
+    assert trees == [decision.to_json() for decision in found]
     return found
 
 

@@ -21,7 +21,6 @@ from decisions import (
     problem,
     resealed,
     selection,
-    version1,
 )
 
 from cudnn_autotune.store import Decision, Store, entry
@@ -215,14 +214,15 @@ ROW = ["eng1", 0, "A", 0, [], [], 9, 1.0]
         *({"evidence": value} for value in [
             None, [], {}, {"tied": [7]}, {"tied": 1}, {"tied": [], "rule": 3},
             {"tied": [], "surprise": 3}, {"tied": [], "gpu_ms": None}, {"tied": [], "gpu_ms": -1},
-            {"tied": [], "burst_weight": 2}, {"tied": [], "solo_reach": 0.5},
+            {"tied": [], "burst_weight": 2}, {"tied": [], "sustained_reach": 0.5},
             {"tied": [], "disturbed": 0.5}, {"tied": [None]}, {"tied": [], "remarks": [1]},
         ]),
         *({"rejected": value} for value in [[[]], [["x"]], [["x", -1]], [[1, 1]], "xy", 5]),
         *({"workspace_limit": value} for value in [-1, 1.5, "1"]),
         *({"relative_error": value} for value in [-1, "small"]),
         *({"provenance": value} for value in [
-            None, {}, {"time": 3}, {"colour": "red"}, {"driver": None},
+            None, {"time": 3}, {"time": "yesterday"}, {"revision": -1}, {"colour": "red"},
+            {"driver": None},
         ]),
         *({"samples": value} for value in [None, -1, 1.5]),
         {"omitted": -1},
@@ -335,7 +335,18 @@ def test_a_file_of_another_environment(tmp_path: Path) -> None:
     left_alone(tmp_path / "a.json", data, "another environment (nvidia-l4_58sm")
     # A damaged file of another environment is left alone as well.
     left_alone(tmp_path / "b.json", data[:-9], "another environment")
-    left_alone(tmp_path / "c.json", version1(KNOWN, L4), "another environment")
+
+
+def test_a_file_of_an_earlier_draft_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    tree = {"format": "cudnn-autotune store", "version": 1, "environment": H200.to_json()}
+    data = json.dumps({**tree, "decisions": {}}, indent=1).encode()
+    path.write_bytes(data)
+    with pytest.warns(UserWarning, match=r"its version must be 2.*set aside"):
+        store = Store(path, H200)
+    store.add(KNOWN)
+    assert list(Store(path, H200)) == KNOWN
+    assert [aside.read_bytes() for aside in path.parent.glob("a.json.damaged-*")] == [data]
 
 
 def test_what_may_only_be_read_is_passed_over_where_it_is_of_another_environment(

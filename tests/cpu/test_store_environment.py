@@ -88,7 +88,7 @@ def test_the_mig_profile_comes_from_the_gpus_name(name: str, gpu: str, profile: 
     [("gpu", ""), ("gpu", 3), ("multiprocessors", -1), ("multiprocessors", "132"), ("cudnn", None)],
 )
 def test_what_is_wrong_is_named(field: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"environment.{field}: must be"):
+    with pytest.raises(ValueError, match=f"environment.*{field}: must be"):
         Environment.from_json({**H200.to_json(), field: value})
     with pytest.raises(ValueError, match=r"environment\.colour: is not a known field"):
         Environment.from_json({**H200.to_json(), "colour": "red"})
