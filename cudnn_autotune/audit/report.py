@@ -20,7 +20,6 @@ from cudnn_autotune.audit.model import (
 )
 from cudnn_autotune.audit.summary import AgainstPytorch, ModeSummary, summarize
 from cudnn_autotune.audit.table import Table
-from cudnn_autotune.timers.offline.replay import POWER
 
 _NONE = "–"
 _FEW_CASES = 3
@@ -220,25 +219,10 @@ def _missed(record: Record) -> Table:
     return table
 
 
-def without_power(record: Record) -> str:
-    """Names the modes that lacked the board's power in a recording; empty if there are none."""
-    modes = [
-        mode
-        for mode, runs in record.picks.items()
-        if any(POWER in pick.lacking for by_case in runs.values() for pick in by_case.values())
-    ]
-    if not modes:
-        return ""
-    return (
-        "On the GPU these modes decide by the power that the board draws, too; the recording is of "
-        f"an earlier version, which did not keep it, and they judge without: {', '.join(modes)}."
-    )
-
-
 def _lacking(record: Record) -> Table:
     """Shows which samples modes needed and recordings lack; such picks say little about the GPU."""
     columns = ("case", "asked for by", "lacking")
-    table = Table("What the recording lacks", columns, texts=3, note=without_power(record))
+    table = Table("What the recording lacks", columns, texts=3)
     asked: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for case in record.cases:
         by_mode = {
@@ -252,9 +236,7 @@ def _lacking(record: Record) -> Table:
         }
         for mode, lacking in by_mode.items():
             if lacking:
-                # The power comes first: modes decide by it, and there may be many traces.
-                names = sorted(lacking, key=lambda what: (what != POWER, what))
-                asked.setdefault((case, tuple(names)), []).append(mode)
+                asked.setdefault((case, tuple(sorted(lacking))), []).append(mode)
     table.rows += [
         (case, ", ".join(modes), "; ".join(lacking)) for (case, lacking), modes in asked.items()
     ]

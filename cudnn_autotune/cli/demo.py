@@ -1,7 +1,7 @@
 """``cudnn-autotune demo``: every mode on the forum's convolution and on a ResNet-50 layer.
 
-Without a GPU it shows the modes on recordings of an H200 (see ``demo_replay``), cuDNN's engines for
-the two layers, and the layers on the CPU.
+Without a GPU it shows the modes on the recordings of an H200 that the package ships, cuDNN's
+engines for the two layers, and the layers on the CPU.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cudnn_autotune import sampling
+from cudnn_autotune.audit import offline_cases, report
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.cli import demo_replay
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import candidates
 from cudnn_autotune.engines.problem import OPERATIONS, ConvProblem
 from cudnn_autotune.nn.modules import Conv2d
+from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.timers import recordings
 from cudnn_autotune.tuning import events
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices
 from cudnn_autotune.tuning.remembering import forget
+
+_RUNS = 10
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,17 @@ def run(console: Console | None = None) -> Record | None:
     return None
 
 
+def replay() -> Record:
+    """Runs every mode ten times on every shipped recording, which takes some seconds."""
+    cases = [offline_cases.RecordedCase.shipped(name) for name in recordings.names()]
+    first, *others = (case.recording.environment for case in cases)
+    shared = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
+    modes = sampling.names()
+    record = Record("replay", settings={"modes": list(modes), "runs": _RUNS}, environment=shared)
+    offline_cases.audit(record, cases, dict.fromkeys(modes, _RUNS), limits=Limits())
+    return record
+
+
 def _with_gpu(console: Console) -> None:
     found = environment()
     console.print(f"{found['gpu']}, cuDNN {found['cudnn']}, torch {found['torch']}")
@@ -150,8 +165,9 @@ def _without_gpu(console: Console) -> Record:
         "layers on the CPU."
     )
     with console.status("replaying"):
-        replayed = demo_replay.replay()
-    demo_replay.show(console, replayed)
+        replayed = replay()
+    regrets = report.tables(replayed)[0]  # `audit --replay` shows the others
+    console.print(*regrets.rich(console.width), sep="\n")
     if extension_available():
         for layer in LAYERS:
             console.print(_offer_table(layer))

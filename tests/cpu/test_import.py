@@ -17,7 +17,6 @@ from stored import run
 from subprocesses import PACKAGE_PARENT, evaluate, python
 
 import cudnn_autotune as ca
-from cudnn_autotune.timers import recordings
 from cudnn_autotune_cli import COMMANDS, main
 
 
@@ -150,10 +149,8 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     if ca.extension_available():
         for word in ("l4", "h200", "fprop", "dgrad", "wgrad", "eng"):
             assert word in done.stdout.lower(), word
-    for name in recordings.names():
-        assert f"{name}, replayed from" in done.stdout
     for mode in ca.SAMPLING_MODES:
-        assert done.stdout.count(f"{mode} ") >= len(recordings.names()), mode
+        assert f"│ {mode} " in done.stdout, mode
     # Tables fit 80 columns, and nothing is cut. The picture's path is on one line, however long.
     tables = [line for line in done.stdout.splitlines() if not line.startswith("Drawn")]
     assert max(map(len, tables)) == 80

@@ -266,46 +266,12 @@ def test_what_the_board_draws_alone_is_kept(tmp_path: Path) -> None:
     recording = recorded(timer, rounds=4, solo=2)
     recording.save(tmp_path / "r.json")
     for kept in (recording, Recording.load(tmp_path / "r.json")):
-        assert not kept.lacks_power
         assert all(reading.reports_throttling for reading in kept.readings)
         for trace in kept.solo:
-            assert trace.power_w is not None
             powers = [power for power in trace.power_w if power is not None]
             # A new reading every 100 ms, of some 25 ms each: two or three batches of 10.
             assert 0.1 < len(powers) / len(trace.power_w) < 0.5
             assert statistics.median(powers) == pytest.approx(timer.gpu.power_limit_w, rel=0.05)
-
-
-def of_version_1(tree: dict[str, Any]) -> dict[str, Any]:
-    """As the package wrote it before the power was kept."""
-    old = {**copy.deepcopy(tree), "version": 1}
-    for trace in old["solo"]:
-        del trace["power_w"]
-    for reading in old["readings"]:
-        reading.pop("reports_throttling", None)
-    return old
-
-
-def test_version_1_is_read_and_stays_what_it_is(tree: dict[str, Any], tmp_path: Path) -> None:
-    first, second = tmp_path / "a.json", tmp_path / "b.json"
-    first.write_text(json.dumps(of_version_1(tree), separators=(",", ":")) + "\n")
-    old = Recording.load(first)
-    assert old.lacks_power
-    assert not any(reading.reports_throttling for reading in old.readings)
-    old.save(second)
-    assert second.read_text() == first.read_text()
-
-
-def test_a_field_by_its_former_name(tree: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps(tree))
-    now = Recording.load(path)
-    former = copy.deepcopy(tree)
-    for reading in former["readings"]:
-        reading["tells_throttling"] = reading.pop("reports_throttling")
-    path.write_text(json.dumps(former))
-    assert Recording.load(path) == now
-    assert all(reading.reports_throttling for reading in now.readings)
 
 
 def test_gzip_where_the_name_says_so(small: Recording, tmp_path: Path) -> None:
@@ -449,10 +415,10 @@ def drop(*path: Any) -> Change:
     [
         (put("format", "something else"), "format: must be 'cudnn-autotune recording'"),
         (drop("format"), "format: must be"),
-        (put("version", 3), "version: must be 1 to 2; this package reads no other, got 3"),
-        (put("version", 1.0), "version: must be 1 to 2"),
-        (put("version", True), "version: must be 1 to 2"),
-        (drop("version"), "version: must be 1 to 2"),
+        (put("version", 3), "version: must be 2; this package reads no other, got 3"),
+        (put("version", 1), "version: must be 2"),
+        (put("version", True), "version: must be 2"),
+        (drop("version"), "version: must be 2"),
         (drop("problem"), "problem: is missing"),
         (put("surprise", 1), "surprise: is not a known field"),
         (put("environment", []), "environment: must be an object"),
@@ -498,12 +464,10 @@ def drop(*path: Any) -> Change:
         (drop("solo", 0, "clock_mhz", 0), r"solo\[0\].clock_mhz: must have \d+ entries"),
         (put("solo", 0, "at_ms", 1, 0.0), r"solo\[0\].at_ms: must rise"),
         (put("solo", 0, "at_ms", []), r"solo\[0\].at_ms: must not be empty"),
-        (drop("solo", 0, "power_w"), r"solo\[0\].power_w: must be there from version 2"),
+        (drop("solo", 0, "power_w"), r"solo\[0\].power_w: is missing"),
         (drop("solo", 0, "power_w", 0), r"solo\[0\].power_w: must have \d+ entries"),
         (put("solo", 0, "power_w", 0, -1), r"solo\[0\].power_w\[0\]: must be a number from"),
-        (put("version", 1), r"solo\[0\].power_w: must be there from version 2 on, and not before"),
         (put("readings", 0, "reports_throttling", 1), "reports_throttling: must be true or false"),
-        (put("readings", 0, "tells_throttling", 1), "reports_throttling: must be true or false"),
         (put("readings", 0, "phase", "later"), r"readings\[0\].phase: must be start, rounds or"),
         (put("readings", 0, "power_w", -1), r"readings\[0\].power_w: must be a number from 0"),
         (drop("readings", 0, "phase"), r"readings\[0\].phase: is missing"),

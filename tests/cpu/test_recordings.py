@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
-from cudnn_autotune.audit import offline_cases, report
+from cudnn_autotune.audit import offline_cases
 from cudnn_autotune.audit.analysis import raw_regret, truth_of
-from cudnn_autotune.audit.model import BURST, SUSTAINED, Record
+from cudnn_autotune.audit.model import BURST, SUSTAINED
 from cudnn_autotune.audit.summary import geometric_mean
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
@@ -46,23 +44,6 @@ def test_an_unknown_recording(name: str) -> None:
     for call in (recordings.load, recordings.path):
         with pytest.raises(ValueError, match=r"name must be one of h200_forum, .*, got"):
             call(name)
-
-
-@pytest.mark.parametrize("name", recordings.names())
-def test_what_it_lacks_for_the_default_mode_is_said(name: str) -> None:
-    """A recording of version 1 has no power: its sustained runs are judged without it."""
-    played = offline_cases.RecordedCase.shipped(name)
-    record = Record("replay", settings={}, environment=dict(played.recording.environment))
-    offline_cases.audit(
-        record, [played], {"auto": 3, "sustained": 1, "heuristic": 1}, limits=Limits()
-    )
-    values = report.without_power(record)
-    assert ("sustained" in values) == played.recording.lacks_power
-    assert "heuristic" not in values
-    shown = io.StringIO()
-    report.show(record, Console(file=shown, width=150))
-    assert ("What the recording lacks" in shown.getvalue()) >= bool(values)
-    assert ("these modes decide by the power" in shown.getvalue()) == bool(values)
 
 
 @pytest.mark.parametrize("name", recordings.names())

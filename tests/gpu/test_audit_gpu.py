@@ -113,8 +113,7 @@ def test_the_power_at_the_limit_is_recorded(tmp_path: Path) -> None:
     of = ("--op", "dgrad", "--dtype", "float16", "--channels-last")
     run("record", *shape, *of, "--rounds", 3, "--time-limit", 30, out)
     recording = Recording.load(out)
-    assert not recording.lacks_power
-    assert all(trace.power_w is not None for trace in recording.solo)
+    assert all(any(trace.power_w) for trace in recording.solo)
     alone = [r for r in recording.readings if r.phase not in ("start", "rounds")]
     assert alone, "nothing ran alone"
     telemetry = Gpu.of(0)

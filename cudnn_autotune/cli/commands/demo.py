@@ -8,7 +8,6 @@ import click
 
 from cudnn_autotune.audit.plot import plot
 from cudnn_autotune.cli import demo as demonstration
-from cudnn_autotune.cli import demo_replay
 from cudnn_autotune.cli.output_files import check_output, plot_option, writing
 
 
@@ -24,5 +23,5 @@ def demo(plot_path: Path | None) -> None:
     replayed = demonstration.run()
     if plot_path is not None:
         with writing("--plot", plot_path):
-            plot(replayed or demo_replay.replay(), plot_path)
+            plot(replayed or demonstration.replay(), plot_path)
         click.echo(f"Drawn: {plot_path}")

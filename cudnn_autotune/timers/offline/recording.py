@@ -100,8 +100,8 @@ class SoloTrace:
     time_ms: tuple[float, ...]
     """Milliseconds of a call."""
     clock_mhz: Row
-    power_w: Row | None = None
-    """Power of the board, as ``Sample.power_w``. None in recordings of version 1."""
+    power_w: Row
+    """Power of the board, as ``Sample.power_w``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,15 +142,6 @@ class Recording:
     cool operands."""
     remarks: tuple[str, ...] = ()
     """The reasons for which the recording lacks samples, such as the time limit."""
-    version: int = VERSION
-    """The file's format. Version 1 kept neither ``SoloTrace.power_w`` nor
-    ``Reading.reports_throttling``."""
-
-    @property
-    def lacks_power(self) -> bool:
-        """Whether the board's power was not recorded, so that modes that use it may choose
-        differently than on the GPU."""
-        return self.version < 2
 
     def __post_init__(self) -> None:
         self._check_environment()
@@ -207,13 +198,9 @@ class Recording:
             raise ValueError(f"{place}.at_ms: must not be empty")
         if any(b <= a for a, b in zip(trace.at_ms, trace.at_ms[1:], strict=False)):
             raise ValueError(f"{place}.at_ms: must rise")
-        if (trace.power_w is None) != self.lacks_power:
-            raise ValueError(f"{place}.power_w: must be there from version 2 on, and not before")
         for name in ("time_ms", "clock_mhz", "power_w"):
-            values = getattr(trace, name)
-            if values is not None:
-                _check_length(f"{place}.{name}", values, len(trace.at_ms))
-                _check_times(f"{place}.{name}", values)
+            _check_length(f"{place}.{name}", getattr(trace, name), len(trace.at_ms))
+            _check_times(f"{place}.{name}", getattr(trace, name))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file in one step; if this raises, an older file is as it was.
@@ -222,7 +209,7 @@ class Recording:
             ValueError: the recording is larger than :meth:`load` reads.
             OSError: the file cannot be written.
         """
-        tree = {"format": FORMAT, "version": self.version, **encode(self)}
+        tree = {"format": FORMAT, "version": VERSION, **encode(self)}
         tree["problem"] = problem_to_json(self.problem)
         data = (json.dumps(tree, separators=(",", ":"), allow_nan=False) + "\n").encode()
         if len(data) > _MOST_BYTES:
@@ -234,7 +221,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:
-        """Reads a file that :meth:`save` wrote, in any version.
+        """Reads a file that :meth:`save` wrote.
 
         Raises:
             ValueError: the message names the file and the field, and says what is wrong with it.
@@ -250,17 +237,12 @@ def _from_json(tree: Any) -> Recording:
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise ValueError(f"format: must be {FORMAT!r}; this is no recording")
     version = tree.get("version")
-    if type(version) is not int or not 1 <= version <= VERSION:
-        rule = f"must be 1 to {VERSION}; this package reads no other, got {shown(version)}"
+    if type(version) is not int or version != VERSION:
+        rule = f"must be {VERSION}; this package reads no other, got {shown(version)}"
         raise ValueError(f"version: {rule}")
-    del tree["format"]
+    del tree["format"], tree["version"]
     if "problem" in tree:
         tree["problem"] = problem_from_json(tree["problem"], "problem")
-    readings = tree.get("readings")
-    for reading in readings if isinstance(readings, list) else ():
-        # Earlier releases wrote this field under another name.
-        if isinstance(reading, dict) and "tells_throttling" in reading:
-            reading["reports_throttling"] = reading.pop("tells_throttling")
     return decode(Recording, tree, "recording")
 
 

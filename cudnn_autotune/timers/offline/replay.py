@@ -31,9 +31,6 @@ it runs: modes give it only a call or two, and need no steady time of it."""
 _PASSES_APART = 3
 """One search of cuDNN takes its samples from this many adjacent recorded passes, because a
 disturbance of one pass affected many candidates."""
-POWER = "the board's power"
-"""The entry of ``missing`` for a recording of version 1, once a sustained run was replayed from
-it."""
 _slowdown = operator.attrgetter("slowdown")
 
 
@@ -212,8 +209,6 @@ class ReplayTimer:
         long = alone_ms > 0 or calls > rounds.calls[self._column[text]]
         self._phase = "rounds"
         if long and alone_ms + calls * time_ms / 2 >= _SOLO_FROM_MS:
-            if self.recording.lacks_power and alone_ms >= _LONG_MS:
-                self._missing[POWER] = None
             if text in self._curves:
                 self._phase = text
                 curve = self._curves[text][self._round % len(self._curves[text])]

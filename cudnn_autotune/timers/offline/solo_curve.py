@@ -59,7 +59,7 @@ class SoloCurve:
         power_w = None
         if index >= count:  # beyond the end of the trace, the time stays as it was there
             index = rng.randrange(count - max(1, count // 4), count)
-        elif trace.power_w is not None:
+        else:
             power_w = trace.power_w[index]
         batches = duration_ms / (trace.calls * self._curve[index])
         drawn = min(max(1, round(batches)), MOST_AVERAGED)

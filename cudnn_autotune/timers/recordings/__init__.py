@@ -4,7 +4,7 @@
 in each file's `environment`. `h200_forum` is the convolution of
 https://discuss.pytorch.org/t/torch-cudnn-benchmark-true-picks-slower-algorithm/215906, the others
 are layers of ResNet-50 and VGG in float16. The result of a replay holds for that problem on that
-board only; with ``Recording.lacks_power`` it holds for a board whose power cannot be read.
+board only.
 """
 
 from __future__ import annotations
