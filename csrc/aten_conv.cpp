@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <array>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -132,6 +133,53 @@ at::Tensor aten_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
   const auto weight = placeholder(weight_size, grad_output, input);
   return backward(grad_output, split.pad(input), weight, stride, split.both, dilation, groups,
                   /*of_input=*/false);
+}
+
+Activation activation_of_call(std::string_view name) {
+  try {
+    return activation_by_name(name);
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
+                      const std::optional<at::Tensor>& bias,
+                      const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
+                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                      const c10::SymInt& groups, Activation activation) {
+  return aten_epilogue(aten_fprop(input, weight, bias, stride, padding, dilation, groups), residual,
+                       activation);
+}
+
+at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,
+                         Activation activation) {
+  at::Tensor sum = result;
+  if (residual && residual->defined()) {
+    TORCH_CHECK_VALUE(residual->sym_sizes() == result.sym_sizes() &&
+                          residual->scalar_type() == result.scalar_type(),
+                      "residual must have the output's shape and dtype, ", result.sym_sizes(),
+                      " and ", result.scalar_type(), ", got ", residual->sym_sizes(), " and ",
+                      residual->scalar_type());
+    sum = at::add(result, *residual);
+  }
+  switch (activation) {
+    case Activation::none:
+      return sum;
+    case Activation::relu:
+      return at::relu(sum);
+    case Activation::silu:
+      return at::silu(sum);
+    case Activation::gelu:
+      return at::gelu(sum, "none");
+    case Activation::gelu_tanh:
+      return at::gelu(sum, "tanh");
+    case Activation::sigmoid:
+      return at::sigmoid(sum);
+    case Activation::hardswish:
+      return at::hardswish(sum);
+  }
+  return sum;
 }
 
 }  // namespace cudnn_autotune

@@ -3,6 +3,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string_view>
+
+#include "core/conv_problem.h"
 
 namespace cudnn_autotune {
 
@@ -23,5 +26,19 @@ at::Tensor aten_wgrad(const at::Tensor& grad_output, const at::Tensor& input,
                       c10::SymIntArrayRef weight_size, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                       const c10::SymInt& groups);
+
+// The activation that an operator's argument names. Throws c10::ValueError for an unknown one.
+Activation activation_of_call(std::string_view name);
+
+// activation(x * w + bias + residual), each step by an operator of ATen's.
+at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
+                      const std::optional<at::Tensor>& bias,
+                      const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
+                      c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                      const c10::SymInt& groups, Activation activation);
+// The last two steps alone, on the convolution's result with its bias. Throws c10::ValueError if
+// the residual has another shape or dtype.
+at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,
+                         Activation activation);
 
 }  // namespace cudnn_autotune

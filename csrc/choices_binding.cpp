@@ -45,10 +45,10 @@ std::shared_ptr<py::function> hold(const py::function& function) {
 }
 
 OnlineTrial::PreparationStep make_preparation_step(const py::function& function) {
-  return [held = hold(function)](const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+  return [held = hold(function)](const Operands& operands) {
     const py::gil_scoped_acquire gil;
     auto [joins, has_more] =
-        (*held)(x, w, y).cast<std::pair<std::optional<Implementation>, bool>>();
+        (*held)(*py::cast(operands.list())).cast<std::pair<std::optional<Implementation>, bool>>();
     OnlineTrial::StepResult result;
     if (joins) result.joins = {std::move(joins->first), std::move(joins->second)};
     result.has_more = has_more;
@@ -127,7 +127,7 @@ void bind_choice_table(py::module_& m) {
       const Policy& policy = key.policy;
       const py::tuple answer =
           (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
-                     policy.benchmark_limit, policy.device, operands.x, operands.w, operands.y);
+                     policy.benchmark_limit, policy.device, *py::cast(operands.list()));
       return TuneResult{answer[0].cast<std::string>(), answer[1].cast<std::shared_ptr<ConvPlan>>(),
                         answer[2].cast<std::shared_ptr<OnlineTrial>>(),
                         make_after_unlock(answer[3].cast<std::optional<py::function>>())};

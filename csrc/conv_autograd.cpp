@@ -282,6 +282,28 @@ at::Tensor conv_wgrad_autograd(c10::DispatchKeySet keys, const at::Tensor& grad_
                                     sampling, workspace_limit);
 }
 
+// Below a gradient that is wanted, the parts run one by one.
+at::Tensor conv_fused_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
+                               const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                               const std::optional<at::Tensor>& residual,
+                               c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                               c10::SymIntArrayRef dilation, c10::SymInt groups,
+                               std::string_view activation, std::string_view sampling,
+                               int64_t workspace_limit) {
+  const bool of_residual =
+      residual && residual->defined() &&
+      ((at::GradMode::is_enabled() && residual->requires_grad()) || is_dual(*residual));
+  if (of_residual || needs_aten(input, weight, bias) || needs_gradient(input, weight, bias)) {
+    const auto convolved = conv_fprop_op().call(input, weight, bias, stride, padding, dilation,
+                                                std::move(groups), sampling, workspace_limit);
+    return aten_epilogue(convolved, residual, activation_of_call(activation));
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return conv_fused_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias,
+                                    residual, stride, padding, dilation, std::move(groups),
+                                    activation, sampling, workspace_limit);
+}
+
 }  // namespace
 }  // namespace cudnn_autotune
 
@@ -289,4 +311,5 @@ TORCH_LIBRARY_IMPL(cudnn_autotune, Autograd, m) {
   m.impl("conv_fprop", cudnn_autotune::conv_fprop_autograd);
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_autograd);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_autograd);
+  m.impl("conv_fused", cudnn_autotune::conv_fused_autograd);
 }

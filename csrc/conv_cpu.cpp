@@ -42,6 +42,17 @@ at::Tensor conv_wgrad_cpu(const at::Tensor& grad_output, const at::Tensor& input
                     c10::fromIntArrayRefSlow(dilation), groups);
 }
 
+at::Tensor conv_fused_cpu(const at::Tensor& input, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias,
+                          const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                          c10::SymInt groups, std::string_view activation,
+                          std::string_view sampling, int64_t workspace_limit) {
+  resolve(sampling, workspace_limit);
+  return aten_fused(input, weight, bias, residual, stride, padding, dilation, groups,
+                    activation_of_call(activation));
+}
+
 }  // namespace
 }  // namespace cudnn_autotune
 
@@ -49,4 +60,5 @@ TORCH_LIBRARY_IMPL(cudnn_autotune, CPU, m) {
   m.impl("conv_fprop", cudnn_autotune::conv_fprop_cpu);
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_cpu);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cpu);
+  m.impl("conv_fused", cudnn_autotune::conv_fused_cpu);
 }

@@ -71,6 +71,10 @@ struct Call {
   ConvOp op;
   Part x, w, y;
   at::MemoryFormat format;
+  // Of a forward with an epilogue; null and none without.
+  const at::Tensor* bias = nullptr;
+  const at::Tensor* residual = nullptr;
+  Activation activation = Activation::none;
 
   const at::Tensor& first_operand() const { return *(op == ConvOp::fprop ? x : y).given; }
 };
@@ -102,12 +106,21 @@ ChoiceKey key_of(const Call& call, const ConvGeometry& geometry, const CallPolic
   problem.allow_reduced_precision = flags.allow_reduced_precision;
   problem.x_alignment = call.x.alignment_in(call.format);
   problem.w_alignment = call.w.alignment_in(call.format);
-  problem.y_alignment = call.y.alignment_in(call.format);
+  problem.y_alignment = call.residual != nullptr ? Part{call.residual}.alignment_in(call.format)
+                                                 : call.y.alignment_in(call.format);
+  if (call.bias != nullptr) problem.addends |= ConvProblem::kBias;
+  if (call.residual != nullptr) problem.addends |= ConvProblem::kResidual;
+  problem.activation = call.activation;
   key.policy.sampling = policy.sampling;
   key.policy.workspace_limit = policy.workspace_limit;
   key.policy.benchmark_limit = benchmark_limit_of_call();
   key.policy.device = call.first_operand().device().index();
   return key;
+}
+
+// The tensor, or a copy of it whose address is as aligned as engines may want it.
+at::Tensor aligned(const at::Tensor& tensor) {
+  return alignment(tensor) == kMostAligned ? tensor : tensor.clone();
 }
 
 // The result, computed by the engine chosen for this call; undefined if PyTorch's own path is the
@@ -119,27 +132,23 @@ at::Tensor compute(const Call& call, const ConvGeometry& geometry, const CallPol
   const auto allocated = [&]() -> const Operands& {
     if (!operands.x.defined()) {
       const at::Tensor& like = call.first_operand();
-      operands = {call.x.in(call.format, like), call.w.in(call.format, like),
-                  call.y.in(call.format, like)};
+      operands.x = call.x.in(call.format, like);
+      operands.w = call.w.in(call.format, like);
+      operands.y = call.y.in(call.format, like);
+      if (call.bias != nullptr) operands.bias = aligned(call.bias->contiguous());
+      if (call.residual != nullptr) operands.residual = call.residual->contiguous(call.format);
     }
     return operands;
   };
   const ChosenPath path = lookup(key, allocated);
   if (!path.is_aten() && run(path, key, allocated())) {
-    switch (call.op) {
-      case ConvOp::fprop:
-        return std::move(operands.y);
-      case ConvOp::dgrad:
-        return std::move(operands.x);
-      case ConvOp::wgrad:
-        return std::move(operands.w);
-    }
+    return std::move(operands.result(call.op));
   }
   count_fallback("PyTorch's own path was chosen (see choices())");
   return {};
 }
 
-// The three kernels. Each reads the call's mode and limits once. Where ATen computes a call, the
+// The kernels. Each reads the call's mode and limits once. Where ATen computes a call, the
 // result is brought into the layout that the fake kernels promise, which it mostly has already.
 
 at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
@@ -174,6 +183,56 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
     y.add_(bias->view(over_channels));
   }
   return y;
+}
+
+at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias,
+                           const std::optional<at::Tensor>& residual, at::IntArrayRef stride,
+                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                           std::string_view activation, std::string_view sampling,
+                           int64_t workspace_limit) {
+  const CallPolicy policy = resolve(sampling, workspace_limit);
+  const Activation kind = activation_of_call(activation);
+  const bool has_bias = bias && bias->defined();
+  const bool has_residual = residual && residual->defined();
+  if (!has_bias && !has_residual && kind == Activation::none) {
+    return conv_fprop_cuda(input, weight, bias, stride, padding, dilation, groups, sampling,
+                           workspace_limit);
+  }
+  const ConvGeometry geometry{input.sizes(), weight.sizes(), stride, padding, dilation, groups};
+  const auto aten = [&] {
+    return aten_fused(input, weight, bias, residual, c10::fromIntArrayRefSlow(stride),
+                      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), groups,
+                      kind)
+        .contiguous(conv_memory_format(input, weight));
+  };
+  const char* reason = why_not_cudnn(input, weight, geometry);
+  std::vector<int64_t> output_size;
+  if (reason == nullptr) {
+    output_size = geometry.output_size();
+    const bool fits = !has_residual || (residual->sizes() == at::IntArrayRef(output_size) &&
+                                        residual->scalar_type() == input.scalar_type() &&
+                                        residual->device() == input.device());
+    if (!fits || (has_bias && !bias_fits(input, weight, *bias))) {
+      reason = "arguments that PyTorch refuses, or takes in a way of its own";
+    }
+  }
+  if (reason != nullptr) {
+    count_fallback(reason);
+    return aten();
+  }
+  const c10::cuda::CUDAGuard device(input.device());
+  const auto format = conv_memory_format(input, weight);
+  const auto y = compute({ConvOp::fprop,
+                          {&input},
+                          {&weight},
+                          {nullptr, output_size},
+                          format,
+                          has_bias ? &*bias : nullptr,
+                          has_residual ? &*residual : nullptr,
+                          kind},
+                         geometry, policy);
+  return y.defined() ? y : aten();
 }
 
 at::Tensor conv_dgrad_cuda(const at::Tensor& grad_output, const at::Tensor& weight,
@@ -231,4 +290,5 @@ TORCH_LIBRARY_IMPL(cudnn_autotune, CUDA, m) {
   m.impl("conv_fprop", cudnn_autotune::conv_fprop_cuda);
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_cuda);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cuda);
+  m.impl("conv_fused", cudnn_autotune::conv_fused_cuda);
 }

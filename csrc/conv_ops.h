@@ -9,8 +9,8 @@
 
 namespace cudnn_autotune {
 
-// The C++ signatures of the three operators. The derivatives of each are computed by the other two,
-// so that derivatives of any order exist.
+// The C++ signatures of the operators. The derivatives of each of the first three are computed by
+// the other two, so that derivatives of any order exist.
 //   stride, dilation: one entry for each spatial dimension
 //   padding: one entry for each spatial dimension, or twice as many: all before, then all after
 //   sampling: the name of a mode; "" takes the setting
@@ -31,9 +31,21 @@ using WgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tenso
                                   c10::SymInt groups, std::string_view sampling,
                                   int64_t workspace_limit);
 
+// activation(x * w + bias + residual), for inference: where a gradient is wanted it is composed of
+// conv_fprop and ATen's operators.
+//   activation: a name of core/conv_problem.h, or ""
+using FusedSignature = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
+                                  const std::optional<at::Tensor>& bias,
+                                  const std::optional<at::Tensor>& residual,
+                                  c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                                  c10::SymIntArrayRef dilation, c10::SymInt groups,
+                                  std::string_view activation, std::string_view sampling,
+                                  int64_t workspace_limit);
+
 // The operators in torch's dispatcher.
 const c10::TypedOperatorHandle<FpropSignature>& conv_fprop_op();
 const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op();
 const c10::TypedOperatorHandle<WgradSignature>& conv_wgrad_op();
+const c10::TypedOperatorHandle<FusedSignature>& conv_fused_op();
 
 }  // namespace cudnn_autotune

@@ -19,6 +19,11 @@ TORCH_LIBRARY(cudnn_autotune, m) {
       "SymInt[] padding, SymInt[] dilation, SymInt groups, str sampling=\"\", "
       "int workspace_limit=-1) -> Tensor",
       {at::Tag::pt2_compliant_tag});
+  m.def(
+      "conv_fused(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, "
+      "SymInt[] padding, SymInt[] dilation, SymInt groups, str activation=\"\", "
+      "str sampling=\"\", int workspace_limit=-1) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
 }
 
 namespace cudnn_autotune {
@@ -43,6 +48,11 @@ const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op() {
 
 const c10::TypedOperatorHandle<WgradSignature>& conv_wgrad_op() {
   static const auto op = find<WgradSignature>("cudnn_autotune::conv_wgrad");
+  return op;
+}
+
+const c10::TypedOperatorHandle<FusedSignature>& conv_fused_op() {
+  static const auto op = find<FusedSignature>("cudnn_autotune::conv_fused");
   return op;
 }
 

@@ -28,6 +28,16 @@ at::Tensor conv_wgrad_batched(const at::Tensor& grad_output, const at::Tensor& i
   return aten_wgrad(grad_output, input, weight_size, stride, padding, dilation, groups);
 }
 
+at::Tensor conv_fused_batched(const at::Tensor& input, const at::Tensor& weight,
+                              const std::optional<at::Tensor>& bias,
+                              const std::optional<at::Tensor>& residual, c10::SymIntArrayRef stride,
+                              c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                              c10::SymInt groups, std::string_view activation, std::string_view,
+                              int64_t) {
+  return aten_fused(input, weight, bias, residual, stride, padding, dilation, groups,
+                    activation_of_call(activation));
+}
+
 }  // namespace
 }  // namespace cudnn_autotune
 
@@ -35,4 +45,5 @@ TORCH_LIBRARY_IMPL(cudnn_autotune, FuncTorchBatched, m) {
   m.impl("conv_fprop", cudnn_autotune::conv_fprop_batched);
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_batched);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_batched);
+  m.impl("conv_fused", cudnn_autotune::conv_fused_batched);
 }

@@ -197,19 +197,18 @@ ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> ope
 }
 
 bool run(const ChosenPath& path, const ChoiceKey& key, const Operands& operands) {
-  const auto& [x, w, y] = operands;
   const ProfilerRange range(path);
   if (path.is_matmul) {
-    run_matmul(key.problem, x, w, y);
+    run_matmul(key.problem, operands);
     return true;
   }
   try {
     if (path.trial != nullptr) {
-      path.trial->run(key.problem, x, w, y);
+      path.trial->run(key.problem, operands);
     } else {
       const bool captures = is_capturing();
       if (captures) keep_for_graphs(path.plan);
-      execute(*path.plan, pointers(x, w, y), captures);
+      execute(*path.plan, operands.pointers(), captures);
     }
     return true;
   } catch (const c10::OutOfMemoryError&) {

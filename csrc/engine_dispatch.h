@@ -11,16 +11,11 @@
 #include "core/conv_plan.h"
 #include "core/conv_problem.h"
 #include "core/plan_cache.h"
+#include "operands.h"
 
 namespace cudnn_autotune {
 
 class OnlineTrial;
-
-// The forward convolution's three tensors, dense in the problem's layout. fprop writes y, dgrad
-// writes x and wgrad writes w.
-struct Operands {
-  at::Tensor x, w, y;
-};
 
 // What a handler in Python answers to a miss.
 struct TuneResult {

@@ -25,6 +25,7 @@ namespace cudnn_autotune {
 namespace {
 
 using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
+using Tensors = std::vector<at::Tensor>;  // Operands::list()
 
 FindTechnique technique(const std::string& name) {
   if (name == "sample_once") return FindTechnique::sample_once;
@@ -44,14 +45,16 @@ void bind_frontend_find(py::module_& m) {
   m.def(
       "frontend_find",
       [](const std::string& name, const std::vector<std::shared_ptr<ConvPlan>>& plans,
-         const at::Tensor& x, const at::Tensor& w, const at::Tensor& y,
-         const std::optional<at::Tensor>& workspace, int64_t benchmark_limit) {
-        const c10::cuda::CUDAGuard guard(x.device());
-        return frontend_find(technique(name), current_handle(), plans, pointers(x, w, y),
+         const Tensors& tensors, const std::optional<at::Tensor>& workspace,
+         int64_t benchmark_limit) {
+        if (plans.empty()) return FindResult{};
+        const Operands operands = Operands::from_list(plans[0]->problem(), tensors);
+        const c10::cuda::CUDAGuard guard(operands.x.device());
+        return frontend_find(technique(name), current_handle(), plans, operands.pointers(),
                              workspace ? workspace->data_ptr() : nullptr, benchmark_limit);
       },
-      py::arg("technique"), py::arg("plans"), py::arg("x"), py::arg("w"), py::arg("y"),
-      py::arg("workspace"), py::arg("benchmark_limit"), WithoutGilCall());
+      py::arg("technique"), py::arg("plans"), py::arg("tensors"), py::arg("workspace"),
+      py::arg("benchmark_limit"), WithoutGilCall());
 }
 
 void bind_plan_timer(py::module_& m) {
@@ -61,7 +64,13 @@ void bind_plan_timer(py::module_& m) {
   timer.attr("PLACE_BYTES") = PlanTimer::kPlaceBytes;
   timer.attr("PLACES") = PlanTimer::kPlaces;
   timer
-      .def(py::init<const ConvProblem&, std::vector<PlanTimer::Operands>, int64_t, bool>(),
+      .def(py::init([](const ConvProblem& problem, const std::vector<Tensors>& sets,
+                       int64_t flush_bytes, bool workspace_pages) {
+             std::vector<Operands> operands;
+             for (const auto& set : sets) operands.push_back(Operands::from_list(problem, set));
+             return std::make_unique<PlanTimer>(problem, std::move(operands), flush_bytes,
+                                                workspace_pages);
+           }),
            py::arg("problem"), py::arg("operands"), py::arg("flush_bytes"),
            py::arg("workspace_pages") = true, WithoutGilCall())
       .def("add", &PlanTimer::add, py::arg("text"), py::arg("plan"))
@@ -116,19 +125,37 @@ void bind_pages(py::module_& m) {
       py::arg("device"), WithoutGilCall());
 }
 
+Operands operands_of(const ConvProblem& problem, const py::args& tensors) {
+  return Operands::from_list(problem, tensors.cast<Tensors>());
+}
+
 void bind_paths(py::module_& m) {
   m.def(
       "execute",
-      [](ConvPlan& plan, const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
-        const c10::cuda::CUDAGuard guard(x.device());
-        execute(plan, pointers(x, w, y), is_capturing());
+      [](ConvPlan& plan, const py::args& tensors) {
+        const Operands operands = operands_of(plan.problem(), tensors);
+        const py::gil_scoped_release without_gil;
+        const c10::cuda::CUDAGuard guard(operands.x.device());
+        execute(plan, operands.pointers(), is_capturing());
       },
-      py::arg("plan"), py::arg("x"), py::arg("w"), py::arg("y"), WithoutGilCall());
+      py::arg("plan"));
   m.def("is_matmul", &is_matmul, py::arg("problem"));
-  m.def("run_aten", &run_aten, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("y"),
-        WithoutGilCall());
-  m.def("run_matmul", &run_matmul, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("y"),
-        WithoutGilCall());
+  m.def(
+      "run_aten",
+      [](const ConvProblem& problem, const py::args& tensors) {
+        const Operands operands = operands_of(problem, tensors);
+        const py::gil_scoped_release without_gil;
+        return run_aten(problem, operands);
+      },
+      py::arg("problem"));
+  m.def(
+      "run_matmul",
+      [](const ConvProblem& problem, const py::args& tensors) {
+        const Operands operands = operands_of(problem, tensors);
+        const py::gil_scoped_release without_gil;
+        run_matmul(problem, operands);
+      },
+      py::arg("problem"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <optional>
 #include <vector>
 
 #include "aten_conv.h"
@@ -18,6 +19,10 @@ SymInts leading(const Array& values, size_t count) {
   return {values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)};
 }
 
+std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+  return tensor.defined() ? std::make_optional(tensor) : std::nullopt;
+}
+
 // Views a channels-last tensor of shape (N, C, spatial...) as a matrix of shape (N * pixels, C).
 at::Tensor as_rows(const at::Tensor& tensor) {
   const int64_t channels = tensor.size(1);
@@ -26,8 +31,8 @@ at::Tensor as_rows(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor run_aten(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-                    const at::Tensor& y) {
+at::Tensor run_aten(const ConvProblem& problem, const Operands& operands) {
+  const auto& [x, w, y, bias, residual] = operands;
   // In a backward, autocast may be active. It must not cast: the tensors have the problem's dtype.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const size_t n = problem.spatial_dims;
@@ -41,7 +46,8 @@ at::Tensor run_aten(const ConvProblem& problem, const at::Tensor& x, const at::T
   const c10::SymInt groups = problem.groups;
   switch (problem.op) {
     case ConvOp::fprop:
-      return aten_fprop(x, w, std::nullopt, stride, padding, dilation, groups)
+      return aten_fused(x, w, optional(bias), optional(residual), stride, padding, dilation, groups,
+                        problem.activation)
           .contiguous(conv_memory_format(x, w));
     case ConvOp::dgrad:
       return aten_dgrad(y, w, x.sym_sizes(), stride, padding, dilation, groups)
@@ -62,16 +68,16 @@ bool is_matmul(const ConvProblem& problem) {
   }
   // A deterministic problem is left out, because cuBLAS is deterministic only under conditions of
   // its own.
-  return problem.groups == 1 && problem.layout == Layout::channels_last && !problem.deterministic &&
+  return problem.groups == 1 && !problem.has_epilogue() &&
+         problem.layout == Layout::channels_last && !problem.deterministic &&
          (problem.dtype == DataType::float16 || problem.dtype == DataType::bfloat16);
 }
 
-void run_matmul(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-                const at::Tensor& y) {
+void run_matmul(const ConvProblem& problem, const Operands& operands) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  at::Tensor inputs = as_rows(x);
-  at::Tensor weights = as_rows(w);
-  at::Tensor outputs = as_rows(y);
+  at::Tensor inputs = as_rows(operands.x);
+  at::Tensor weights = as_rows(operands.w);
+  at::Tensor outputs = as_rows(operands.y);
   switch (problem.op) {
     case ConvOp::fprop:
       at::mm_out(outputs, inputs, weights.t());

@@ -3,11 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include "core/conv_problem.h"
+#include "operands.h"
 
 namespace cudnn_autotune {
 
-// The implementations of a problem that are no engines of cuDNN. x, w and y are the forward
-// convolution's three tensors, dense in the problem's layout. Everything runs on the current
+// The implementations of a problem that are no engines of cuDNN. Everything runs on the current
 // stream, and throws c10::Error where ATen or cuBLAS refuse.
 
 // The text of the choice to compute a convolution as a matrix product. (kAten, the text of
@@ -16,16 +16,14 @@ constexpr const char* kMatmul = "matmul";
 
 // Computes the problem by PyTorch's own path, and returns the result, which ATen allocates, in the
 // layout that the operators promise.
-at::Tensor run_aten(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-                    const at::Tensor& y);
+at::Tensor run_aten(const ConvProblem& problem, const Operands& operands);
 
 // Whether a problem can be computed as one matrix product over all pixels: its kernel is 1x1,
-// without stride, padding or groups, its layout is channels last, and its dtype is a half type (in
-// float32 cuBLAS obeys another TF32 switch than cuDNN).
+// without stride, padding, groups or an epilogue, its layout is channels last, and its dtype is a
+// half type (in float32 cuBLAS obeys another TF32 switch than cuDNN).
 bool is_matmul(const ConvProblem& problem);
 
 // Writes the operation's result (y, x or w) by cuBLAS, through ATen. is_matmul(problem) must hold.
-void run_matmul(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-                const at::Tensor& y);
+void run_matmul(const ConvProblem& problem, const Operands& operands);
 
 }  // namespace cudnn_autotune

@@ -14,14 +14,6 @@
 #include "non_cudnn_paths.h"
 
 namespace cudnn_autotune {
-namespace {
-
-const at::Tensor& output_of(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-                            const at::Tensor& y) {
-  return problem.op == ConvOp::fprop ? y : problem.op == ConvOp::dgrad ? x : w;
-}
-
-}  // namespace
 
 std::vector<TurnSchedule::Sample> TurnSchedule::take_samples() {
   const std::lock_guard lock(mutex_);
@@ -136,7 +128,7 @@ const OnlineTrial::Implementation* OnlineTrial::decided() const {
   return &implementations_[static_cast<size_t>(decided)];
 }
 
-void OnlineTrial::prepare(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
+void OnlineTrial::prepare(const Operands& operands) {
   // A problem that is called only once costs no more than it does without a trial.
   if (!preparation_step_ || schedule_->calls() < 2) return;
   // The step allocates, loads kernels and waits. In CUDA's default capture mode that would break
@@ -147,7 +139,7 @@ void OnlineTrial::prepare(const at::Tensor& x, const at::Tensor& w, const at::Te
   // The step is taken out of the member while it runs, because it may run this very problem, and
   // so that a step that throws is the last one.
   PreparationStep step = std::exchange(preparation_step_, nullptr);
-  StepResult result = step(x, w, y);
+  StepResult result = step(operands);
   if (result.joins) join(*std::move(result.joins));
   if (result.has_more) preparation_step_ = std::move(step);
 }
@@ -182,8 +174,7 @@ void OnlineTrial::make_timings() {
 }
 
 void OnlineTrial::launch(const Implementation& implementation, const ConvProblem& problem,
-                         const at::Tensor& x, const at::Tensor& w, const at::Tensor& y,
-                         Timing* timing, bool captures) {
+                         const Operands& operands, Timing* timing, bool captures) {
   const auto stream = c10::cuda::getCurrentCUDAStream();
   // The workspace and the handle are taken before the first event is recorded: on an idle GPU the
   // host's time between the two events would count as the kernel's.
@@ -196,21 +187,21 @@ void OnlineTrial::launch(const Implementation& implementation, const ConvProblem
   if (timing != nullptr) C10_CUDA_CHECK(cudaEventRecord(timing->begin, stream));
   at::Tensor result;
   if (implementation.plan != nullptr) {
-    implementation.plan->execute(handle, pointers(x, w, y), workspace.get());
+    implementation.plan->execute(handle, operands.pointers(), workspace.get());
   } else if (implementation.text == kMatmul) {
-    run_matmul(problem, x, w, y);
+    run_matmul(problem, operands);
   } else {
-    result = run_aten(problem, x, w, y);
+    result = run_aten(problem, operands);
   }
   if (timing != nullptr) C10_CUDA_CHECK(cudaEventRecord(timing->end, stream));
   // ATen allocates its result. The copy is not part of the measured time.
-  if (result.defined()) output_of(problem, x, w, y).copy_(result);
+  if (result.defined()) operands.result(problem.op).copy_(result);
 }
 
-bool OnlineTrial::try_launch(size_t implementation, const ConvProblem& problem, const at::Tensor& x,
-                             const at::Tensor& w, const at::Tensor& y, Timing* timing) {
+bool OnlineTrial::try_launch(size_t implementation, const ConvProblem& problem,
+                             const Operands& operands, Timing* timing) {
   try {
-    launch(implementations_[implementation], problem, x, w, y, timing, false);
+    launch(implementations_[implementation], problem, operands, timing, false);
     return true;
   } catch (const CudnnError&) {
     if (!schedule_->fail(implementation)) throw;
@@ -221,16 +212,15 @@ bool OnlineTrial::try_launch(size_t implementation, const ConvProblem& problem, 
   return false;
 }
 
-void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-                      const at::Tensor& y) {
+void OnlineTrial::run(const ConvProblem& problem, const Operands& operands) {
   schedule_->count_call();
   if (is_capturing()) {
     const Implementation& leader = implementations_[schedule_->leader()];
     keep_for_graphs(leader.plan);
-    launch(leader, problem, x, w, y, nullptr, true);
+    launch(leader, problem, operands, nullptr, true);
     return;
   }
-  prepare(x, w, y);
+  prepare(operands);
   read_finished();
   const auto turn = in_flight_ < kTimings ? schedule_->take_turn() : std::nullopt;
   if (turn) {
@@ -239,12 +229,12 @@ void OnlineTrial::run(const ConvProblem& problem, const at::Tensor& x, const at:
     timing.implementation = turn->implementation;
     timing.round = turn->round;
     timing.is_reported = !turn->is_first;
-    if (try_launch(turn->implementation, problem, x, w, y, &timing)) {
+    if (try_launch(turn->implementation, problem, operands, &timing)) {
       ++in_flight_;
       return;
     }
   }
-  while (!try_launch(schedule_->leader(), problem, x, w, y, nullptr)) {
+  while (!try_launch(schedule_->leader(), problem, operands, nullptr)) {
   }
 }
 

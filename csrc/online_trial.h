@@ -16,6 +16,7 @@
 #include "core/choice_table.h"
 #include "core/conv_plan.h"
 #include "core/conv_problem.h"
+#include "operands.h"
 #include "torch_bridge.h"
 
 namespace cudnn_autotune {
@@ -118,8 +119,7 @@ class OnlineTrial {
   };
   // One step of the preparation, such as building and checking one candidate. It runs within a
   // call, on the call's tensors, and may overwrite the one that the operation writes.
-  using PreparationStep =
-      std::function<StepResult(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y)>;
+  using PreparationStep = std::function<StepResult(const Operands& operands)>;
 
   // Runs `preparation_step` once in every call, from the second call on, until it has no more.
   OnlineTrial(Implementation first, PreparationStep preparation_step);
@@ -137,8 +137,7 @@ class OnlineTrial {
   // Computes the problem with the implementation whose turn it is, on the current stream. One that
   // fails is dropped, and the leader serves the call. Throws what the last implementation that is
   // left throws (CudnnError, c10::Error), and what the preparation step throws.
-  void run(const ConvProblem& problem, const at::Tensor& x, const at::Tensor& w,
-           const at::Tensor& y);
+  void run(const ConvProblem& problem, const Operands& operands);
 
  private:
   // A measured call whose events may not have passed yet.
@@ -155,15 +154,15 @@ class OnlineTrial {
   static constexpr size_t kReadFrom = 8;
   static constexpr size_t kReadEvery = 8;
 
-  void prepare(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y);
+  void prepare(const Operands& operands);
   void read_finished();
   void make_timings();
-  void launch(const Implementation& implementation, const ConvProblem& problem, const at::Tensor& x,
-              const at::Tensor& w, const at::Tensor& y, Timing* timing, bool captures);
+  void launch(const Implementation& implementation, const ConvProblem& problem,
+              const Operands& operands, Timing* timing, bool captures);
   // Launches an implementation. If it fails, drops it and returns false, or throws if it was the
   // last one.
-  bool try_launch(size_t implementation, const ConvProblem& problem, const at::Tensor& x,
-                  const at::Tensor& w, const at::Tensor& y, Timing* timing);
+  bool try_launch(size_t implementation, const ConvProblem& problem, const Operands& operands,
+                  Timing* timing);
 
   std::vector<Timing> timings_;  // a ring buffer
   size_t oldest_ = 0;

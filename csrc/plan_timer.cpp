@@ -68,9 +68,9 @@ PlanTimer::PlanTimer(const ConvProblem& problem, std::vector<Operands> operands,
     : problem_(problem),
       operands_(std::move(operands)),
       flush_bytes_(flush_bytes),
-      stream_(timing_stream(operands_.at(0)[0].device().index())),
+      stream_(timing_stream(operands_.at(0).x.device().index())),
       clock_(nullptr) {
-  const c10::cuda::CUDAGuard device(operands_[0][0].device());
+  const c10::cuda::CUDAGuard device(operands_[0].x.device());
   clock_ = GpuClock::of_current_device();
   // The operands were written on the caller's stream, and are read on the timer's.
   c10::cuda::getCurrentCUDAStream().synchronize();
@@ -98,7 +98,7 @@ size_t PlanTimer::add(const std::string& text, std::shared_ptr<ConvPlan> plan) {
 }
 
 void PlanTimer::set_workspace(at::Tensor workspace) {
-  const c10::cuda::CUDAGuard device(operands_[0][0].device());
+  const c10::cuda::CUDAGuard device(operands_[0].x.device());
   // The caller's stream may still run kernels that use this memory.
   c10::cuda::getCurrentCUDAStream().synchronize();
   graphs_.clear();  // captured graphs contain the old address
@@ -118,13 +118,12 @@ void* PlanTimer::workspace_for(Candidate& candidate) const {
 }
 
 void PlanTimer::launch(Candidate& candidate, const Operands& operands) {
-  const auto& [x, w, y] = operands;
   if (candidate.plan != nullptr) {
-    candidate.plan->execute(current_handle(), pointers(x, w, y), workspace_for(candidate));
+    candidate.plan->execute(current_handle(), operands.pointers(), workspace_for(candidate));
   } else if (candidate.text == kMatmul) {
-    run_matmul(problem_, x, w, y);
+    run_matmul(problem_, operands);
   } else {
-    run_aten(problem_, x, w, y);
+    run_aten(problem_, operands);
   }
 }
 
@@ -161,12 +160,12 @@ void PlanTimer::reserve(size_t batches) {
   const auto bytes =
       static_cast<int64_t>(2 * batches * clock_->multiprocessors() * sizeof(GpuClock::Reading));
   if (!readings_.defined() || readings_.numel() < bytes) {
-    readings_ = device_bytes(operands_[0][0], bytes);
+    readings_ = device_bytes(operands_[0].x, bytes);
   }
 }
 
 std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches, size_t lead) {
-  const c10::cuda::CUDAGuard device(operands_[0][0].device());
+  const c10::cuda::CUDAGuard device(operands_[0].x.device());
   const c10::cuda::CUDAStreamGuard on_stream(stream_);
   const at::NoGradGuard no_grad;
   std::vector<Sample> samples(batches.size());
@@ -186,7 +185,7 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
   const bool any_cold = std::any_of(batches.begin(), batches.end(), [](auto& b) { return b.cold; });
   if (any_cold && flush_bytes_ > 0 && !flush_.defined()) {
     try {
-      flush_ = device_bytes(operands_[0][0], flush_bytes_);
+      flush_ = device_bytes(operands_[0].x, flush_bytes_);
     } catch (const c10::OutOfMemoryError&) {
       flush_bytes_ = 0;  // only the rotation over the operands keeps the cache cold then
     }

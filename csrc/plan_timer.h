@@ -4,7 +4,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <array>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +14,7 @@
 #include "core/conv_problem.h"
 #include "core/gpu_clock.h"
 #include "core/page_distance.h"
+#include "operands.h"
 
 namespace at::cuda {
 struct CUDAGraph;
@@ -27,8 +27,6 @@ namespace cudnn_autotune {
 // to believe. A timer may be used by one thread at a time.
 class PlanTimer {
  public:
-  using Operands = std::array<at::Tensor, 3>;  // x, w, y
-
   struct Batch {
     size_t candidate;
     int64_t calls;

@@ -41,7 +41,8 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
                          const std::vector<int32_t>& dilation, int32_t groups,
                          const std::string& dtype, const std::string& layout, bool deterministic,
                          bool allow_tf32, bool allow_reduced_precision,
-                         const std::tuple<int, int, int>& alignment) {
+                         const std::tuple<int, int, int>& alignment, bool bias, bool residual,
+                         const std::string& activation) {
   const size_t n = stride.size();
   if (n < 1 || n > kMaxSpatialDims || input_shape.size() != n + 2 || weight_shape.size() != n + 2 ||
       padding.size() != 2 * n || dilation.size() != n) {
@@ -74,6 +75,11 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
   problem.x_alignment = static_cast<uint8_t>(std::get<0>(alignment));
   problem.w_alignment = static_cast<uint8_t>(std::get<1>(alignment));
   problem.y_alignment = static_cast<uint8_t>(std::get<2>(alignment));
+  problem.addends = (bias ? ConvProblem::kBias : 0) | (residual ? ConvProblem::kResidual : 0);
+  problem.activation = activation_by_name(activation);
+  if (problem.has_epilogue() && problem.op != ConvOp::fprop) {
+    throw std::invalid_argument("ConvProblem: only fprop has a bias, a residual or an activation");
+  }
   return problem;
 }
 
@@ -83,7 +89,8 @@ void bind_problem(py::module_& m) {
       .def(py::init(&make_problem), py::kw_only(), py::arg("op"), py::arg("input_shape"),
            py::arg("weight_shape"), py::arg("stride"), py::arg("padding"), py::arg("dilation"),
            py::arg("groups"), py::arg("dtype"), py::arg("memory_format"), py::arg("deterministic"),
-           py::arg("allow_tf32"), py::arg("allow_reduced_precision"), py::arg("alignment"))
+           py::arg("allow_tf32"), py::arg("allow_reduced_precision"), py::arg("alignment"),
+           py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "")
       .def_property_readonly("op", [](const ConvProblem& p) { return name(p.op); })
       .def_property_readonly("input_shape", &ConvProblem::input_shape)
       .def_property_readonly("weight_shape", &ConvProblem::weight_shape)
@@ -116,6 +123,9 @@ void bind_problem(py::module_& m) {
                              [](const ConvProblem& p) {
                                return py::make_tuple(p.x_alignment, p.w_alignment, p.y_alignment);
                              })
+      .def_property_readonly("bias", &ConvProblem::has_bias)
+      .def_property_readonly("residual", &ConvProblem::has_residual)
+      .def_property_readonly("activation", [](const ConvProblem& p) { return name(p.activation); })
       .def_property_readonly("text", &ConvProblem::text);
   m.def("problem_key", [](const ConvProblem& p) {
     return py::bytes(reinterpret_cast<const char*>(&p), sizeof(p));

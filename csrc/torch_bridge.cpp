@@ -62,10 +62,6 @@ bool is_capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
-ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y) {
-  return {x.data_ptr(), w.data_ptr(), y.data_ptr()};
-}
-
 c10::DataPtr workspace_of(const ConvPlan& plan, bool captures) {
   if (plan.workspace_bytes() == 0) return {};
   if (plan.workspace_bytes() <= static_cast<int64_t>(WorkspacePages::kPageBytes)) {

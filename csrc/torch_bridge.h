@@ -35,8 +35,6 @@ cudnnHandle_t current_handle();
 // Whether the current stream is being captured into a CUDA graph.
 bool is_capturing();
 
-ConvPointers pointers(const at::Tensor& x, const at::Tensor& w, const at::Tensor& y);
-
 // Memory for the workspace of one launch on the current stream. `captures` says whether that stream
 // is being captured. A workspace of at most one page is taken from the pages where it is fastest
 // (workspace_pages.h), a larger one from torch's caching allocator. Throws c10::OutOfMemoryError.

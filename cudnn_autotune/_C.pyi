@@ -79,6 +79,9 @@ class ConvProblem:
         allow_tf32: bool,
         allow_reduced_precision: bool,
         alignment: tuple[int, int, int],
+        bias: bool = False,
+        residual: bool = False,
+        activation: str = "",
     ) -> None: ...
     @property
     def op(self) -> str: ...
@@ -108,6 +111,12 @@ class ConvProblem:
     def allow_reduced_precision(self) -> bool: ...
     @property
     def alignment(self) -> tuple[int, int, int]: ...
+    @property
+    def bias(self) -> bool: ...
+    @property
+    def residual(self) -> bool: ...
+    @property
+    def activation(self) -> str: ...
     @property
     def text(self) -> str: ...
 
@@ -170,13 +179,11 @@ class FindResult:
 def frontend_find(
     technique: str,
     plans: Sequence[Plan],
-    x: Tensor,
-    w: Tensor,
-    y: Tensor,
+    tensors: Sequence[Tensor],
     workspace: Tensor | None,
     benchmark_limit: int,
 ) -> FindResult: ...
-def execute(plan: Plan, x: Tensor, w: Tensor, y: Tensor) -> None: ...
+def execute(plan: Plan, *tensors: Tensor) -> None: ...
 def page_cycles(memory: Tensor) -> list[int]:
     """The latency, in cycles, of each 4 KiB page of ``memory`` (uint8, on a GPU, contiguous).
 
@@ -199,7 +206,7 @@ class PlanTimer:
     def __init__(
         self,
         problem: ConvProblem,
-        operands: Sequence[tuple[Tensor, Tensor, Tensor]],
+        operands: Sequence[Sequence[Tensor]],
         flush_bytes: int,
         workspace_pages: bool = True,
     ) -> None: ...
@@ -220,8 +227,8 @@ class PlanTimer:
         """
 
 def is_matmul(problem: ConvProblem) -> bool: ...
-def run_aten(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> Tensor: ...
-def run_matmul(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> None: ...
+def run_aten(problem: ConvProblem, *tensors: Tensor) -> Tensor: ...
+def run_matmul(problem: ConvProblem, *tensors: Tensor) -> None: ...
 
 class TurnSchedule:
     """Decides which implementation of an :class:`OnlineTrial` runs in which call.
@@ -266,8 +273,8 @@ class TurnSchedule:
     def fail(self, implementation: int) -> bool:
         """Records a failure and drops the implementation. Returns whether another is left."""
 
-PreparationStep = Callable[[Tensor, Tensor, Tensor], tuple[tuple[str, Plan | None] | None, bool]]
-"""(x, w, y) -> (the implementation that joins, or None; whether there are more steps)."""
+PreparationStep = Callable[..., tuple[tuple[str, Plan | None] | None, bool]]
+"""(*operands) -> (the implementation that joins, or None; whether there are more steps)."""
 
 class OnlineTrial:
     def __init__(
@@ -280,13 +287,10 @@ class OnlineTrial:
     def decided(self) -> str | None:
         """The text of the choice; None until the trial is decided."""
 
-MissHandler = Callable[
-    [ConvProblem, str, int, int, int, Tensor, Tensor, Tensor],
-    tuple[str, Plan | None, OnlineTrial | None, Callable[[], None] | None],
-]
-"""(problem, sampling, workspace_limit, benchmark_limit, device, x, w, y) -> (engine text, "aten" or
-"matmul"; its plan, or None; the trial that is to decide it, or None; a function to call once other
-threads may tune again, or None)."""
+MissHandler = Callable[..., tuple[str, Plan | None, OnlineTrial | None, Callable[[], None] | None]]
+"""(problem, sampling, workspace_limit, benchmark_limit, device, *operands) -> (engine text, "aten"
+or "matmul"; its plan, or None; the trial that is to decide it, or None; a function to call once
+other threads may tune again, or None)."""
 
 def set_miss_handler(handler: MissHandler) -> None: ...
 

@@ -20,6 +20,9 @@ BASE: dict[str, Any] = {
     "allow_tf32": True,
     "allow_reduced_precision": True,
     "alignment": (32, 32, 32),
+    "bias": False,
+    "residual": False,
+    "activation": "",
 }
 
 CHANGES: list[dict[str, Any]] = [
@@ -50,6 +53,11 @@ CHANGES: list[dict[str, Any]] = [
     {"deterministic": True},
     {"allow_tf32": False},
     {"allow_reduced_precision": False, "dtype": torch.float16},
+    {"bias": True},
+    {"residual": True},
+    {"bias": True, "residual": True},
+    {"activation": "relu"},
+    {"activation": "gelu"},
     {"alignment": (16, 32, 32)},
     {"alignment": (32, 16, 32)},
     {"alignment": (32, 32, 16)},

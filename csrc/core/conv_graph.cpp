@@ -119,8 +119,8 @@ ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePro
   };
   switch (problem.op) {
     case ConvOp::fprop:
-      set_output(conv_fprop(Graph::tensor(x), Graph::tensor(w),
-                            convolution<fe::graph::Conv_fprop_attributes>(problem)),
+      set_output(add_epilogue(conv_fprop(Graph::tensor(x), Graph::tensor(w),
+                                         convolution<fe::graph::Conv_fprop_attributes>(problem))),
                  y);
       break;
     case ConvOp::dgrad:
@@ -136,6 +136,61 @@ ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePro
   }
   CUDNN_AUTOTUNE_CHECK_FRONTEND(validate(), problem_);
   CUDNN_AUTOTUNE_CHECK_FRONTEND(build_operation_graph(handle), problem_);
+}
+
+// The order (residual, bias, activation) is that of cuDNN's ConvolutionBiasActivation, for which it
+// has precompiled engines.
+ConvGraph::Tensor ConvGraph::add_epilogue(Tensor result) {
+  const Dims shape = problem_.output_shape();
+  if (problem_.has_residual()) {
+    const auto residual =
+        cudnn_autotune::tensor(problem_, "residual", kUidResidual, shape, problem_.y_alignment);
+    result = add_pointwise(fe::PointwiseMode_t::ADD, result, Graph::tensor(residual));
+  }
+  if (problem_.has_bias()) {
+    Dims per_channel(shape.size(), 1);
+    per_channel[1] = shape[1];
+    const auto bias = cudnn_autotune::tensor(problem_, "bias", kUidBias, per_channel, 32);
+    result = add_pointwise(fe::PointwiseMode_t::ADD, result, Graph::tensor(bias));
+  }
+  return add_activation(result);
+}
+
+ConvGraph::Tensor ConvGraph::add_pointwise(fe::PointwiseMode_t mode, const Tensor& a,
+                                           const Tensor& b) {
+  auto attributes = fe::graph::Pointwise_attributes().set_mode(mode);
+  return b == nullptr ? pointwise(a, attributes) : pointwise(a, b, attributes);
+}
+
+ConvGraph::Tensor ConvGraph::add_activation(const Tensor& input) {
+  using Mode = fe::PointwiseMode_t;
+  switch (problem_.activation) {
+    case Activation::none:
+      return input;
+    case Activation::relu:
+      return add_pointwise(Mode::RELU_FWD, input);
+    case Activation::silu:
+      return add_pointwise(Mode::SWISH_FWD, input);
+    case Activation::gelu:
+      return add_pointwise(Mode::GELU_FWD, input);
+    case Activation::gelu_tanh:
+      return add_pointwise(Mode::GELU_APPROX_TANH_FWD, input);
+    case Activation::sigmoid:
+      return add_pointwise(Mode::SIGMOID_FWD, input);
+    case Activation::hardswish:
+      break;
+  }
+  const auto constant = [&](const char* name, int64_t uid, float value) {
+    auto attributes = fe::graph::Tensor_attributes(value);
+    return Graph::tensor(attributes.set_name(name).set_uid(uid));
+  };
+  const auto shifted = add_pointwise(Mode::ADD, input, constant("three", kUidThree, 3.0f));
+  const auto clipped = pointwise(shifted, fe::graph::Pointwise_attributes()
+                                              .set_mode(Mode::RELU_FWD)
+                                              .set_relu_lower_clip(0.0f)
+                                              .set_relu_upper_clip(6.0f));
+  return add_pointwise(Mode::MUL, add_pointwise(Mode::MUL, input, clipped),
+                       constant("sixth", kUidSixth, 1.0f / 6.0f));
 }
 
 fe::EngineConfigList ConvGraph::query(fe::HeurMode_t mode) const {

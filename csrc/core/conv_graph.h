@@ -40,6 +40,13 @@ class ConvGraph : private cudnn_frontend::graph::Graph {
                                   const cudnn_frontend::ManagedOpaqueDescriptor& descriptor) const;
 
  private:
+  using Tensor = std::shared_ptr<cudnn_frontend::graph::Tensor_attributes>;
+
+  // Adds the problem's epilogue to the result of its convolution; returns the last result.
+  Tensor add_epilogue(Tensor result);
+  Tensor add_pointwise(cudnn_frontend::PointwiseMode_t mode, const Tensor& a, const Tensor& b = {});
+  Tensor add_activation(const Tensor& input);
+
   ConvProblem problem_;
 };
 

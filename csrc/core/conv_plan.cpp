@@ -1,6 +1,5 @@
 #include "core/conv_plan.h"
 
-#include <array>
 #include <utility>
 
 #include "core/check.h"
@@ -13,12 +12,14 @@ namespace cudnn_autotune {
 // not be made, status() tells why.
 class ConvPlan::VariantPack {
  public:
-  VariantPack(const ConvPointers& pointers, void* workspace)
+  VariantPack(const ConvProblem& problem, const ConvPointers& pointers, void* workspace)
       : backend_(cudnn_backend()), pointers_(pointers), workspace_(workspace) {
-    const std::array<void*, 3> data{pointers.x, pointers.w, pointers.y};
+    const Bindings bindings(problem, pointers);
+    const auto count = static_cast<int64_t>(bindings.uids.size());
     status_ = backend_.create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &descriptor_);
-    set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, data.data());
-    set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, kUids.data());
+    set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count,
+        bindings.addresses.data());
+    set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, bindings.uids.data());
     set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     if (status_ == CUDNN_STATUS_SUCCESS) status_ = backend_.finalize(descriptor_);
   }
@@ -35,8 +36,6 @@ class ConvPlan::VariantPack {
   cudnnBackendDescriptor_t descriptor() const { return descriptor_; }
 
  private:
-  static constexpr std::array<int64_t, 3> kUids{kUidX, kUidW, kUidY};
-
   void set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
            const void* values) {
     if (status_ == CUDNN_STATUS_SUCCESS) {
@@ -51,6 +50,23 @@ class ConvPlan::VariantPack {
   cudnnStatus_t status_ = CUDNN_STATUS_SUCCESS;
 };
 
+Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers)
+    : uids{kUidX, kUidW, kUidY}, addresses{pointers.x, pointers.w, pointers.y} {
+  const auto add = [&](int64_t uid, void* address) {
+    uids.push_back(uid);
+    addresses.push_back(address);
+  };
+  if (problem.has_bias()) add(kUidBias, pointers.bias);
+  if (problem.has_residual()) add(kUidResidual, pointers.residual);
+  if (problem.activation == Activation::hardswish) {
+    // Constants are passed by addresses on the host.
+    static float three = 3.0f;
+    static float sixth = 1.0f / 6.0f;
+    add(kUidThree, &three);
+    add(kUidSixth, &sixth);
+  }
+}
+
 ConvPlan::ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config)
     : impl_(std::move(impl)), problem_(problem), config_(std::move(config)) {
   descriptor_ = impl_->plan.get_raw_desc();
@@ -61,7 +77,7 @@ ConvPlan::~ConvPlan() = default;
 
 void ConvPlan::execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace) {
   if (pack_ == nullptr || !pack_->is_for(pointers, workspace)) {
-    pack_ = std::make_unique<VariantPack>(pointers, workspace);
+    pack_ = std::make_unique<VariantPack>(problem_, pointers, workspace);
   }
   cudnnStatus_t status = pack_->status();
   if (status == CUDNN_STATUS_SUCCESS) {

@@ -5,28 +5,46 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/conv_problem.h"
 #include "core/engine_config.h"
 
 namespace cudnn_autotune {
 
-// The device addresses of the forward convolution's three tensors. fprop writes y, dgrad writes x
-// and wgrad writes w.
+// The device addresses of the forward convolution's three tensors, and of those that its epilogue
+// adds. fprop writes y, dgrad writes x and wgrad writes w.
 struct ConvPointers {
   void* x = nullptr;
   void* w = nullptr;
   void* y = nullptr;
+  void* bias = nullptr;      // null: none
+  void* residual = nullptr;  // null: none
 
   bool operator==(const ConvPointers& other) const {
-    return x == other.x && w == other.w && y == other.y;
+    return x == other.x && w == other.w && y == other.y && bias == other.bias &&
+           residual == other.residual;
   }
 };
 
-// The unique ids of the three tensors in every graph that this library builds.
+// The unique ids of these tensors in every graph that this library builds.
 constexpr int64_t kUidX = 1;
 constexpr int64_t kUidW = 2;
 constexpr int64_t kUidY = 3;
+constexpr int64_t kUidBias = 4;
+constexpr int64_t kUidResidual = 5;
+// Of the constants of hard-swish, which cuDNN has as no operation of its own:
+// x * min(max(x + 3, 0), 6) / 6.
+constexpr int64_t kUidThree = 6;
+constexpr int64_t kUidSixth = 7;
+
+// What a launch of a problem binds: unique ids, and an address for each.
+struct Bindings {
+  Bindings(const ConvProblem& problem, const ConvPointers& pointers);
+
+  std::vector<int64_t> uids;
+  std::vector<void*> addresses;
+};
 
 // A built execution plan. Two threads may not use it at once (pytorch issue 103939).
 class ConvPlan {

@@ -1,6 +1,7 @@
 #include "core/conv_problem.h"
 
 #include <cstring>
+#include <stdexcept>
 
 namespace cudnn_autotune {
 namespace {
@@ -47,6 +48,37 @@ const char* name(Layout layout) {
   return layout == Layout::channels_last ? "channels_last" : "contiguous";
 }
 
+const char* name(Activation activation) {
+  switch (activation) {
+    case Activation::none:
+      return "";
+    case Activation::relu:
+      return "relu";
+    case Activation::silu:
+      return "silu";
+    case Activation::gelu:
+      return "gelu";
+    case Activation::gelu_tanh:
+      return "gelu_tanh";
+    case Activation::sigmoid:
+      return "sigmoid";
+    case Activation::hardswish:
+      return "hardswish";
+  }
+  return "?";
+}
+
+Activation activation_by_name(std::string_view text) {
+  for (const Activation activation :
+       {Activation::none, Activation::relu, Activation::silu, Activation::gelu,
+        Activation::gelu_tanh, Activation::sigmoid, Activation::hardswish}) {
+    if (text == name(activation)) return activation;
+  }
+  throw std::invalid_argument(
+      "activation must be relu, silu, gelu, gelu_tanh, sigmoid, hardswish or empty, got '" +
+      std::string(text) + "'");
+}
+
 int64_t ConvProblem::output_size(int d) const {
   const int64_t padded = x[2 + d] + pre_padding[d] + post_padding[d];
   return (padded - dilation[d] * (w[2 + d] - 1) - 1) / stride[d] + 1;
@@ -74,6 +106,9 @@ std::string ConvProblem::text() const {
   if (alignment != std::array<uint8_t, 3>{32, 32, 32}) {
     t += " alignment=" + join(alignment, 3, ',');
   }
+  if (has_bias()) t += " bias";
+  if (has_residual()) t += " residual";
+  if (activation != Activation::none) t += std::string(" ") + name(activation);
   return t;
 }
 

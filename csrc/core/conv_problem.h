@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -14,14 +15,20 @@ constexpr int kMaxSpatialDims = 3;
 enum class ConvOp : uint8_t { fprop, dgrad, wgrad };
 enum class DataType : uint8_t { float16, bfloat16, float32, float64 };
 enum class Layout : uint8_t { channels_first, channels_last };
+enum class Activation : uint8_t { none, relu, silu, gelu, gelu_tanh, sigmoid, hardswish };
 
 const char* name(ConvOp op);
 const char* name(DataType dtype);
 const char* name(Layout layout);
+const char* name(Activation activation);
+// Throws std::invalid_argument for a name that no activation has.
+Activation activation_by_name(std::string_view name);
 
 // A convolution problem: everything that decides which engines are valid and which is fastest, and
 // nothing else. The shapes are those of the forward convolution, also for dgrad and wgrad:
 //   x: (N, C, spatial...)   w: (K, C / groups, kernel...)   output: (N, K, spatial...)
+// A forward convolution may have an epilogue: activation(x * w + bias + residual), where `bias` has
+// the shape (1, K, 1...) and `residual` that of the output.
 // The tensors are dense in `layout`. Equality and hash read the bytes of the struct, so it has no
 // padding, and unused trailing dimensions are zero.
 struct ConvProblem {
@@ -41,8 +48,15 @@ struct ConvProblem {
   uint8_t allow_reduced_precision = 1;  // of half types: partial sums may be in that type
   uint8_t x_alignment = 32;             // bytes, a power of two up to 32
   uint8_t w_alignment = 32;
-  uint8_t y_alignment = 32;
-  uint16_t reserved = 0;
+  uint8_t y_alignment = 32;  // also of the residual; a bias is aligned to 32
+  uint8_t addends = 0;       // kBias, kResidual, or both
+  Activation activation = Activation::none;
+
+  static constexpr uint8_t kBias = 1;
+  static constexpr uint8_t kResidual = 2;
+  bool has_bias() const { return (addends & kBias) != 0; }
+  bool has_residual() const { return (addends & kResidual) != 0; }
+  bool has_epilogue() const { return addends != 0 || activation != Activation::none; }
 
   int dims() const { return 2 + spatial_dims; }
   int64_t output_size(int spatial_dim) const;

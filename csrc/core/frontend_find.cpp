@@ -56,11 +56,12 @@ fe::executionPlans_t time_sorted(FindTechnique technique, cudnnHandle_t handle,
 FindResult frontend_find(FindTechnique technique, cudnnHandle_t handle,
                          const std::vector<std::shared_ptr<ConvPlan>>& plans,
                          const ConvPointers& pointers, void* workspace, int64_t benchmark_limit) {
-  void* data[] = {pointers.x, pointers.w, pointers.y};
-  int64_t uids[] = {kUidX, kUidW, kUidY};
+  if (plans.empty()) return {};
+  Bindings bindings(plans[0]->problem(), pointers);
+  const auto count = static_cast<int64_t>(bindings.uids.size());
   const auto pack = fe::VariantPackBuilder()
-                        .setDataPointers(3, data)
-                        .setUids(3, uids)
+                        .setDataPointers(count, bindings.addresses.data())
+                        .setUids(count, bindings.uids.data())
                         .setWorkspacePointer(workspace)
                         .build();
   fe::executionPlans_t candidates;

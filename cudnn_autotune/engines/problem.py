@@ -13,6 +13,8 @@ from cudnn_autotune.core.extension import _C, require_cuda_build
 from cudnn_autotune.core.json_node import shown
 
 OPERATIONS = ("fprop", "dgrad", "wgrad")
+ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh", "sigmoid", "hardswish")
+"""Those that a forward convolution can be fused with; gelu is the exact one, by erf."""
 DTYPES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
@@ -50,7 +52,12 @@ class ConvProblem:
         allow_tf32: for float32, whether tensor cores may round the inputs to TF32.
         allow_reduced_precision: for the half types, whether partial sums may be kept in them.
         alignment: bytes (a power of two up to 32) that the addresses of input, weight and output
-            are multiples of. Memory that torch allocates is aligned to 32 and more.
+            are multiples of. Memory that torch allocates is aligned to 32 and more. That of a
+            residual is the output's.
+        bias, residual, activation: what a forward convolution is fused with. It computes
+            ``activation(conv(input, weight) + bias + residual)``, with a bias of shape ``(K,)`` and
+            a residual of the output's shape, layout and dtype. ``activation`` is one of
+            ``ACTIVATIONS``, or ``""``.
 
     Raises:
         ValueError, TypeError: an argument is not allowed; the text names it, what is allowed and
@@ -70,6 +77,9 @@ class ConvProblem:
     allow_tf32: bool
     allow_reduced_precision: bool
     alignment: tuple[int, int, int]
+    bias: bool
+    residual: bool
+    activation: str
 
     def __init__(
         self,
@@ -86,6 +96,9 @@ class ConvProblem:
         allow_tf32: bool = True,
         allow_reduced_precision: bool = True,
         alignment: tuple[int, int, int] = (32, 32, 32),
+        bias: bool = False,
+        residual: bool = False,
+        activation: str = "",
     ) -> None:
         if op not in OPERATIONS:
             raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {shown(op)}")
@@ -127,6 +140,14 @@ class ConvProblem:
             raise ValueError(
                 f"alignment must be three powers of two from 1 to 32 bytes, got {shown(alignment)}"
             )
+        if activation not in ("", *ACTIVATIONS):
+            raise ValueError(
+                f"activation must be '' or one of {', '.join(ACTIVATIONS)}, got {shown(activation)}"
+            )
+        if op != "fprop" and (bias or residual or activation):
+            raise ValueError(
+                f"bias, residual and activation are of op 'fprop' only, got them with {op!r}"
+            )
         paddings = _padding(padding, n, strides, dilations, w[2:])
         # TF32 and reduced-precision sums exist for some dtypes only. Elsewhere the flag says
         # nothing, and must not make two keys of one problem.
@@ -145,6 +166,9 @@ class ConvProblem:
             "allow_tf32": bool(allow_tf32) or dtype != torch.float32,
             "allow_reduced_precision": bool(allow_reduced_precision) or not is_half,
             "alignment": aligned,
+            "bias": bool(bias),
+            "residual": bool(residual),
+            "activation": activation,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -192,6 +216,11 @@ class ConvProblem:
             for d in range(n)
         )
         return (self.input_shape[0], self.weight_shape[0], *spatial)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the problem has a bias, a residual or an activation."""
+        return self.bias or self.residual or bool(self.activation)
 
     @property
     def flops(self) -> float:

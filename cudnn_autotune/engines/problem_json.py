@@ -10,6 +10,7 @@ import torch
 
 from cudnn_autotune.core.json_node import Node, shown
 from cudnn_autotune.engines.problem import (
+    ACTIVATIONS,
     CHANNELS_LAST,
     DTYPES,
     DTYPES_BY_NAME,
@@ -20,6 +21,7 @@ from cudnn_autotune.engines.problem import (
 _MEMORY_FORMATS = ("contiguous", "channels_last")
 _LISTS = ("input_shape", "weight_shape", "stride", "padding", "dilation", "alignment")
 _FLAGS = ("deterministic", "allow_tf32", "allow_reduced_precision")
+_EPILOGUE = ("bias", "residual", "activation")
 _FULL_ALIGNMENT = (32, 32, 32)
 
 
@@ -39,17 +41,31 @@ def problem_to_json(problem: ConvProblem) -> dict[str, Any]:
         "allow_tf32": problem.allow_tf32,
         "allow_reduced_precision": problem.allow_reduced_precision,
         "alignment": list(problem.alignment),
+        **_epilogue_to_json(problem),
     }
+
+
+def _epilogue_to_json(problem: ConvProblem) -> dict[str, Any]:
+    """The fields of a fused problem; others are written as they were before there was fusion."""
+    if not problem.is_fused:
+        return {}
+    return {name: getattr(problem, name) for name in _EPILOGUE}
 
 
 def problem_from_json(tree: Any, place: str = "problem") -> ConvProblem:
     """Reads a problem; raises ValueError naming the place and what is allowed there."""
     node = Node(tree, place)
-    fields = node.fields("op", *_LISTS, "groups", "dtype", "memory_format", *_FLAGS)
+    is_fused = isinstance(tree, dict) and not set(_EPILOGUE).isdisjoint(tree)
+    epilogue = _EPILOGUE if is_fused else ()
+    fields = node.fields("op", *_LISTS, "groups", "dtype", "memory_format", *_FLAGS, *epilogue)
     values: dict[str, Any] = {
         name: tuple(item.integer() for item in fields[name].items()) for name in _LISTS
     }
     values.update({name: fields[name].boolean() for name in _FLAGS})
+    if is_fused:
+        values["bias"] = fields["bias"].boolean()
+        values["residual"] = fields["residual"].boolean()
+        values["activation"] = fields["activation"].one_of(("", *ACTIVATIONS))
     values["op"] = fields["op"].one_of(OPERATIONS)
     values["groups"] = fields["groups"].integer(1)
     values["dtype"] = DTYPES_BY_NAME[fields["dtype"].one_of(tuple(DTYPES_BY_NAME))]
@@ -90,6 +106,12 @@ def problem_text(problem: ConvProblem) -> str:
         words.append("no_reduced_precision")
     if problem.alignment != _FULL_ALIGNMENT:
         words.append(f"alignment={_joined(problem.alignment)}")
+    if problem.bias:
+        words.append("bias")
+    if problem.residual:
+        words.append("residual")
+    if problem.activation:
+        words.append(problem.activation)
     return " ".join(words)
 
 
@@ -97,7 +119,8 @@ _INTS = r"(\d{1,19}(?:,\d{1,19})*)"
 _SHAPE = r"(\d{1,19}(?:x\d{1,19})*)"
 _TEXT = re.compile(
     rf"(\S+) x={_SHAPE} w={_SHAPE} padding={_INTS}(?::{_INTS})? stride={_INTS} dilation={_INTS} "
-    rf"groups=(\d{{1,19}}) (\S+) (\S+)( no_tf32)?( no_reduced_precision)?(?: alignment={_INTS})?",
+    rf"groups=(\d{{1,19}}) (\S+) (\S+)( no_tf32)?( no_reduced_precision)?(?: alignment={_INTS})?"
+    rf"( bias)?( residual)?(?: ({'|'.join(ACTIVATIONS)}))?",
     re.ASCII,
 )
 
@@ -107,9 +130,8 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
     match = _TEXT.fullmatch(text)
     if match is None:
         raise ValueError(f"{shown(text)} is no problem's text")
-    op, x, w, before, after, stride, dilation, groups, dtype, layout, *flags, alignment = (
-        match.groups()
-    )
+    op, x, w, before, after, stride, dilation, groups, dtype, layout, *rest = match.groups()
+    *flags, alignment, bias, residual, activation = rest
     shape = _ints(x, "x")
     if op not in OPERATIONS or dtype not in DTYPES_BY_NAME or layout not in _MEMORY_FORMATS:
         raise ValueError(f"{shown(text)} is no problem's text")
@@ -129,6 +151,9 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
             allow_tf32=not flags[0],
             allow_reduced_precision=not flags[1],
             alignment=_ints(alignment) if alignment else _FULL_ALIGNMENT,  # type: ignore[arg-type]
+            bias=bool(bias),
+            residual=bool(residual),
+            activation=activation or "",
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{shown(text)} is no problem's text") from error

@@ -14,7 +14,9 @@ from cudnn_autotune.engines.configs import HEURISTIC_MODES, Candidate, described
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.unlisted import other_kernels, without_cudnn
 
-Tensors = tuple[Tensor, Tensor, Tensor]
+Tensors = tuple[Tensor, ...]
+"""The forward's input, weight and output, and then the bias and the residual of a fused problem
+that has them."""
 
 _UNLISTED_RANK = 10_000
 
@@ -24,7 +26,7 @@ class QueriedCandidates:
 
     Args:
         search: cuDNN's engines for ``problem``.
-        operands: the forward's input, weight and output, on the search's device.
+        operands: on the search's device.
         workspace_limit: the most bytes of workspace; None: no limit.
         chosen_nearby: the choices for similar problems, the nearest first.
     """
@@ -70,6 +72,8 @@ class QueriedCandidates:
     @property
     def aten_uses_cudnn(self) -> bool:
         problem, n = self._problem, self._problem.spatial_dims
+        if problem.is_fused:
+            return False  # it runs kernels of its own behind cuDNN's
         backend = torch._C._select_conv_backend(
             *self._operands[:2],
             None,

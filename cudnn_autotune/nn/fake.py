@@ -173,6 +173,35 @@ def _(
     )
 
 
+@torch.library.register_fake("cudnn_autotune::conv_fused")
+def _(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    groups: int,
+    activation: str = "",
+    sampling: str = "",
+    workspace_limit: int = -1,
+) -> Tensor:
+    convolved = torch.ops.cudnn_autotune.conv_fprop(
+        input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
+    )
+    if residual is not None:
+        torch._check(
+            residual.shape == convolved.shape and residual.dtype == convolved.dtype,
+            lambda: (
+                f"residual must be of size {list(convolved.shape)} and {convolved.dtype}, got "
+                f"{list(residual.shape)} and {residual.dtype}"
+            ),
+        )
+    # Elementwise operators of ATen's keep the layout of what they are given.
+    return convolved
+
+
 @torch.library.register_fake("cudnn_autotune::conv_dgrad")
 def _(
     grad_output: Tensor,

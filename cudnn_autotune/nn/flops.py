@@ -33,6 +33,7 @@ def _register(flop_counter: ModuleType) -> None:
     operators = torch.ops.cudnn_autotune
     for operator, formula in (
         (operators.conv_fprop, fprop),
+        (operators.conv_fused, fprop),
         (operators.conv_dgrad, dgrad),
         (operators.conv_wgrad, wgrad),
     ):

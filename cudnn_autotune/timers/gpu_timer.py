@@ -38,7 +38,7 @@ _FLUSH_L2_MULTIPLE = 2
 
 _WATCHED_MS = 1e3 * (board_power.WINDOW_S + board_power.LATE_S)
 
-Operands = tuple[Tensor, Tensor, Tensor]
+Operands = tuple[Tensor, ...]
 Built = list[tuple["_C.Plan | None", str]]
 
 
@@ -48,8 +48,8 @@ class GpuTimer:
     Args:
         problem: the convolution.
         search: cuDNN's engines for it, on the tensors' device.
-        operands: the forward's input, weight and output, of which the one that the operation writes
-            is overwritten.
+        operands: as ``engines.queried.Tensors``, of which the one that the operation writes is
+            overwritten.
     """
 
     def __init__(self, problem: ConvProblem, search: _C.EngineSearch, operands: Operands) -> None:
@@ -153,7 +153,7 @@ class GpuTimer:
         result = _C.frontend_find(
             technique,
             [self.plans[c.text] for c in candidates],
-            *self._operands,
+            self._operands,
             self._workspace,
             limit,
         )

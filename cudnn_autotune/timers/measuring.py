@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,36 +32,46 @@ _L2_MULTIPLE = 5
 MOST_ALIGNED = 32
 """The largest alignment, in bytes, that engines distinguish."""
 
-Operands = tuple[Tensor, Tensor, Tensor]
+Operands = tuple[Tensor, ...]
+"""As ``engines.queried.Tensors``: input, weight, output, and what a fused problem adds."""
 WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
-"""The index of the operand in (x, w, y) that an operation writes."""
+"""The index of the operand (0: input, 1: weight, 2: output) that an operation writes."""
 
 
 def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
-    """Returns input, weight and output of ``problem`` with normal random data, in its layout and
-    dtype. Each lies at an address that has the problem's alignment for it, and no larger one.
+    """Returns the operands of ``problem`` with normal random data, in its layout and dtype: input,
+    weight, output, and the bias and the residual of a fused problem that has them. Each lies at an
+    address that has the problem's alignment for it, and no larger one.
 
     The data are not zeros, because zeros draw less power, so that engines run faster on them.
 
     Raises:
         ValueError: an alignment is less than one element.
     """
-    shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
+    shapes = [problem.input_shape, problem.weight_shape, problem.output_shape]
+    alignments = list(problem.alignment)
+    for added in _added_shapes(problem):
+        shapes.append(added)
+        alignments.append(MOST_ALIGNED if len(added) == 1 else problem.alignment[2])
     size = problem.dtype.itemsize
     if min(problem.alignment) < size:
         raise ValueError(
             f"problem.alignment must be {size} bytes or more for {problem.dtype}, "
             f"got {problem.alignment}"
         )
-    return tuple(  # type: ignore[return-value]
-        _aligned(
-            torch.randn(shape, device=device)
-            .to(problem.dtype)
-            .contiguous(memory_format=problem.memory_format),
-            alignment,
-        )
-        for shape, alignment in zip(shapes, problem.alignment, strict=True)
-    )
+    found = []
+    for shape, alignment in zip(shapes, alignments, strict=True):
+        tensor = torch.randn(shape, device=device).to(problem.dtype)
+        if len(shape) > 1:  # a bias has no memory format
+            tensor = tensor.contiguous(memory_format=problem.memory_format)
+        found.append(_aligned(tensor, alignment))
+    return tuple(found)
+
+
+def _added_shapes(problem: ConvProblem) -> list[tuple[int, ...]]:
+    """The shapes of the bias and of the residual that the problem has."""
+    bias = [(problem.weight_shape[0],)] if problem.bias else []
+    return [*bias, *([problem.output_shape] if problem.residual else [])]
 
 
 def _aligned(tensor: Tensor, alignment: int) -> Tensor:
@@ -74,14 +84,27 @@ def _aligned(tensor: Tensor, alignment: int) -> Tensor:
     return room.as_strided(tensor.shape, tensor.stride(), ahead).copy_(tensor)
 
 
+def added_operands(
+    problem: ConvProblem, added: Sequence[Tensor]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Bias and residual among the operands of a problem from the fourth on."""
+    bias = added[0] if problem.bias else None
+    residual = added[-1] if problem.residual else None
+    return bias, residual
+
+
 def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
     """Computes ``problem`` with the package's operator, as a layer would. The first call chooses
     the engine in the mode ``sampling``."""
-    x, w, y = data
+    x, w, y, *added = data
     ops = torch.ops.cudnn_autotune
     tail = (problem.stride, problem.padding, problem.dilation, problem.groups, sampling, -1)
     output: Tensor
-    if problem.op == "fprop":
+    if problem.is_fused:
+        bias, residual = added_operands(problem, added)
+        geometry, policy = tail[:4], tail[4:]
+        output = ops.conv_fused(x, w, bias, residual, *geometry, problem.activation, *policy)
+    elif problem.op == "fprop":
         output = ops.conv_fprop(x, w, None, *tail)
     elif problem.op == "dgrad":
         output = ops.conv_dgrad(y, w, problem.input_shape, *tail)
@@ -90,7 +113,7 @@ def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
     return output
 
 
-def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Tensor:
+def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added: Tensor) -> Tensor:
     """Runs one engine config once. The output is filled with NaN before.
 
     Args:
@@ -98,6 +121,8 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Ten
         engine_text: the config, as in :attr:`Candidate.text`.
         a, b: input and weight for fprop, grad_output and weight for dgrad, grad_output and input
             for wgrad, in the problem's shapes and dtype, and in any layout.
+        added: the bias, of shape ``(K,)``, and the residual, of the output's shape, of a fused
+            problem that has them.
 
     Returns:
         The output (fprop), the input's gradient (dgrad) or the weight's (wgrad).
@@ -109,7 +134,10 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Ten
     """
     check_problem(problem)
     check_engine_text(engine_text)
-    for argument, tensor in (("a", a), ("b", b)):
+    expected_count = int(problem.bias) + int(problem.residual)
+    if len(added) != expected_count:
+        raise ValueError(f"added must be {expected_count} tensors, got {len(added)}")
+    for argument, tensor in (("a", a), ("b", b), *(("added", tensor) for tensor in added)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{argument} must be a tensor, got {shown(tensor)}")
     shapes = {
@@ -128,11 +156,21 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor) -> Ten
                 f"got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
             )
         given[name] = tensor.contiguous(memory_format=problem.memory_format)
+    more = []
+    for tensor, shape in zip(added, _added_shapes(problem), strict=True):
+        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (shape, problem.dtype, a.device):
+            raise ValueError(
+                f"added must be of shape {shape} and {problem.dtype} on {a.device}, "
+                f"got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
+            )
+        is_bias = len(shape) == 1
+        more.append(tensor if is_bias else tensor.contiguous(memory_format=problem.memory_format))
     given[written] = torch.full(
         shapes[written], math.nan, dtype=problem.dtype, device=a.device
     ).contiguous(memory_format=problem.memory_format)
     plan = build_plan(problem, engine_text, a.device)
-    require_cuda_build().execute(plan, given["x"], given["w"], given["y"])
+    tensors = (given["x"], given["w"], given["y"], *more)
+    require_cuda_build().execute(plan, *tensors)
     return given[written]
 
 
@@ -218,7 +256,7 @@ def _wanted_bytes(device: torch.device) -> int:
 
 
 def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) -> list[Operands]:
-    """Returns ``first`` and sets with copies of the two operands that are read, so many that calls
+    """Returns ``first`` and sets with copies of the operands that are read, so many that calls
     which rotate over them never find their operands in the L2 cache. Where one call
     :func:`fills_cache` by itself, it is one set.
 
@@ -228,7 +266,7 @@ def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) ->
     are kept.
 
     Args:
-        first: x, w and y on a CUDA device.
+        first: the operands on a CUDA device.
         most: the largest number of sets. In any case they use at most a quarter of free memory.
     """
     written = WRITTEN[problem.op]
@@ -242,8 +280,7 @@ def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) ->
     try:
         while len(sets) < min(wanted, most or wanted):
             # clone() keeps the strides of dense tensors.
-            x, w, y = (t if i == written else t.clone() for i, t in enumerate(first))
-            sets.append((x, w, y))
+            sets.append(tuple(t if i == written else t.clone() for i, t in enumerate(first)))
     except torch.OutOfMemoryError:
         del sets[(len(sets) - 1) // 2 + 1 :]  # leaves some memory for the caller
     return sets

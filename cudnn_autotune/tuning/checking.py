@@ -14,8 +14,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cudnn_autotune.engines.problem import ConvProblem
@@ -49,7 +51,12 @@ def tolerance(problem: ConvProblem) -> float:
 
 
 def relative_error(
-    problem: ConvProblem, run: Callable[[], None], x: Tensor, w: Tensor, y: Tensor
+    problem: ConvProblem,
+    run: Callable[[], None],
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    *added: Tensor,
 ) -> float | None:
     """Fills the output with NaN, calls ``run``, and compares the output with the reference.
 
@@ -57,6 +64,7 @@ def relative_error(
         problem: the problem that the tensors belong to.
         run: computes ``problem`` on ``x``, ``w`` and ``y``, writing one of them.
         x, w, y: the forward's input, weight and output, on any device.
+        added: the bias and the residual of a fused problem that has them.
 
     Returns:
         ``|output - reference| / |reference|``, infinity where the output has NaN that the
@@ -67,7 +75,7 @@ def relative_error(
     output.fill_(math.nan)
     try:
         run()
-        return _compare(output, *_SAMPLED[problem.op](problem, x, w, y))
+        return _compare(output, *_SAMPLED[problem.op](problem, x, w, y, *added))
     except torch.OutOfMemoryError:
         return None
 
@@ -145,7 +153,9 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([(row[..., None] * b).sum(-2) for row in a.unbind(-2)], dim=-2)
 
 
-def _fprop(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _fprop(
+    problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, *added: Tensor
+) -> tuple[Tensor, Tensor]:
     wide, n, g = _wide_type(problem), problem.spatial_dims, problem.groups
     places, taps = _places(problem, y.shape, x.shape[1]), _taps(problem)
     stride, dilation = torch.tensor(problem.stride), torch.tensor(problem.dilation)
@@ -155,7 +165,31 @@ def _fprop(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tenso
     # (K, C / g, taps) -> (g, taps * C / g, K / g)
     weight = w.to(wide).reshape(g, w.shape[0] // g, w.shape[1], -1).permute(0, 3, 2, 1)
     reference = _product(problem, gathered, weight.reshape(g, -1, w.shape[0] // g))
+    if problem.is_fused:
+        reference = _epilogue(problem, reference, places, added)
     return _at(y, places[:, 0], places[:, 1:]), reference
+
+
+def _epilogue(
+    problem: ConvProblem, sums: Tensor, places: Tensor, added: Sequence[Tensor]
+) -> Tensor:
+    """What a fused problem makes of the sums at ``places``, of shape (places, channels)."""
+    if problem.bias:
+        sums = sums + added[0].to(sums.dtype)
+    if problem.residual:
+        sums = sums + _at(added[-1], places[:, 0], places[:, 1:]).to(sums.dtype)
+    return _ACTIVATIONS[problem.activation](sums)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda sums: sums,
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
+    "hardswish": F.hardswish,
+}
 
 
 def _dgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,23 +67,21 @@ def choose(
     workspace_limit: int,
     benchmark_limit: int,
     device: int,
-    x: Tensor,
-    w: Tensor,
-    y: Tensor,
+    *tensors: Tensor,
 ) -> tuple[str, _C.Plan | None, _C.OnlineTrial | None, Callable[[], None] | None]:
     """Chooses an engine for a problem that has none yet; called by C++, one at a time.
 
     Args:
         native, mode, workspace_limit (bytes, -1: no limit), benchmark_limit (0: all; below
             0: a probe's), device: the key of the choice.
-        x, w, y: the forward's input, weight and output, on the device, in the problem's layout and
-            dtype; the one that the operation writes may be overwritten.
+        tensors: as ``engines.queried.Tensors``, on the device, in the problem's layout and dtype;
+            the one that the operation writes may be overwritten.
 
     Returns:
         The choice's text; its plan where it is an engine of cuDNN; the trial that decides later, in
         the mode ``online``; and a function to call once other threads may tune.
     """
-    miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, (x, w, y))
+    miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, tensors)
     with deferred.put_off() as changes:
         served, trial = _choose(miss)
     afterwards = partial(deferred.make_all, changes) if changes else None

@@ -61,14 +61,12 @@ class OnlinePreparation:
         self._search: _C.EngineSearch | None = None
         self._pending: deque[Candidate] = deque()
 
-    def __call__(
-        self, x: Tensor, w: Tensor, y: Tensor
-    ) -> tuple[tuple[str, _C.Plan | None] | None, bool]:
+    def __call__(self, *tensors: Tensor) -> tuple[tuple[str, _C.Plan | None] | None, bool]:
         """Does the next step (a ``_C.PreparationStep``); returns the candidate that joins with its
         plan, and whether more steps follow."""
         start_s = time.perf_counter()
         try:
-            joins = self._step((x, w, y))
+            joins = self._step(tensors)
         except Exception:
             # An error must not reach the caller, who is served in any case, so it is logged. As
             # text, since a handler that keeps log records would keep the tensors of its frames.

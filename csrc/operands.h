@@ -1,0 +1,47 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "core/conv_plan.h"
+#include "core/conv_problem.h"
+
+namespace cudnn_autotune {
+
+// The tensors of a problem, dense in its layout: the forward convolution's three, and those that
+// its epilogue adds, which are undefined where it has none. fprop writes y, dgrad writes x and
+// wgrad writes w.
+struct Operands {
+  at::Tensor x, w, y;
+  at::Tensor bias;      // (K)
+  at::Tensor residual;  // of the output's shape
+
+  at::Tensor& result(ConvOp op) { return op == ConvOp::fprop ? y : op == ConvOp::dgrad ? x : w; }
+  const at::Tensor& result(ConvOp op) const { return const_cast<Operands*>(this)->result(op); }
+
+  ConvPointers pointers() const {
+    const auto address = [](const at::Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; };
+    return {x.data_ptr(), w.data_ptr(), y.data_ptr(), address(bias), address(residual)};
+  }
+
+  // The same as a list, in which what is undefined is left out. Python has them in this form.
+  std::vector<at::Tensor> list() const {
+    std::vector<at::Tensor> tensors{x, w, y};
+    if (bias.defined()) tensors.push_back(bias);
+    if (residual.defined()) tensors.push_back(residual);
+    return tensors;
+  }
+  // The inverse of list(). Throws c10::ValueError where the problem has more tensors, or fewer.
+  static Operands from_list(const ConvProblem& problem, const std::vector<at::Tensor>& tensors) {
+    const size_t count = 3 + (problem.has_bias() ? 1 : 0) + (problem.has_residual() ? 1 : 0);
+    TORCH_CHECK_VALUE(tensors.size() == count, "operands: the problem has ", count, ", got ",
+                      tensors.size());
+    Operands operands{tensors[0], tensors[1], tensors[2], {}, {}};
+    if (problem.has_bias()) operands.bias = tensors[3];
+    if (problem.has_residual()) operands.residual = tensors.back();
+    return operands;
+  }
+};
+
+}  // namespace cudnn_autotune

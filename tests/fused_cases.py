@@ -1,0 +1,20 @@
+"""The activations of fused convolutions, as PyTorch computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda sums: sums,
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
+    "hardswish": F.hardswish,
+}

@@ -1,0 +1,157 @@
+"""Fused convolutions on a GPU: every engine and every activation against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fused_cases import FUNCTIONS
+from references import relative_error, tolerance
+from torch import Tensor
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.problem import ACTIVATIONS
+from cudnn_autotune.timers.measuring import added_operands, operands, run_operator
+from cudnn_autotune.tuning.tune_problem import tune
+
+pytestmark = pytest.mark.gpu
+
+NHWC = torch.channels_last
+SHAPES: dict[str, dict[str, Any]] = {
+    "3x3": {"input_shape": (4, 64, 28, 28), "weight_shape": (64, 64, 3, 3), "padding": 1},
+    "1x1": {"input_shape": (4, 64, 28, 28), "weight_shape": (128, 64, 1, 1)},
+    "strided": {
+        "input_shape": (4, 32, 29, 28), "weight_shape": (48, 32, 3, 3), "stride": 2, "padding": 1,
+    },
+    "grouped": {
+        "input_shape": (4, 64, 14, 14), "weight_shape": (64, 16, 3, 3), "padding": 1, "groups": 4,
+    },
+    "asymmetric": {
+        "input_shape": (4, 32, 28, 28), "weight_shape": (32, 32, 4, 4), "padding": (1, 1, 2, 2),
+    },
+}  # fmt: skip
+TYPES = {
+    "fp16_nhwc": {"dtype": torch.float16, "memory_format": NHWC},
+    "bf16_nhwc": {"dtype": torch.bfloat16, "memory_format": NHWC},
+    "tf32_nchw": {"dtype": torch.float32},
+    "fp32_nhwc": {"dtype": torch.float32, "memory_format": NHWC, "allow_tf32": False},
+}
+
+
+def make(shape: str, types: str, activation: str, **added: bool) -> ca.ConvProblem:
+    return ca.ConvProblem("fprop", **SHAPES[shape], **TYPES[types], activation=activation, **added)
+
+
+def reference(problem: ca.ConvProblem, data: tuple[Tensor, ...]) -> Tensor:
+    x, w, _, *added = (t.cpu().double() for t in data)
+    bias, residual = added_operands(problem, added)
+    n = problem.spatial_dims
+    pre, post = problem.padding[:n], problem.padding[n:]
+    pairs = [side for d in reversed(range(n)) for side in (pre[d], post[d])]
+    x = torch.nn.functional.pad(x, pairs)
+    sums = torch.nn.functional.conv2d(
+        x, w, bias, problem.stride, 0, problem.dilation, problem.groups
+    )
+    return FUNCTIONS[problem.activation](sums if residual is None else sums + residual)
+
+
+def allowed(problem: ca.ConvProblem) -> float:
+    return tolerance(problem.dtype, problem.allow_tf32)
+
+
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("shape", ["3x3", "1x1"])
+def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activation: str) -> None:
+    """Of those that are compiled at run time, the first two of each engine."""
+    problem = make(shape, types, activation, bias=True, residual=activation in ("", "relu", "silu"))
+    data = operands(problem)
+    expected = reference(problem, data)
+    x, w, _, *added = data
+    compiled: dict[int | None, int] = {}
+    wrong, refused, ran = [], [], 0
+    for candidate in ca.candidates(problem, device="cuda"):
+        if candidate.is_compiled:
+            compiled[candidate.engine] = compiled.get(candidate.engine, 0) + 1
+            if compiled[candidate.engine] > 2:
+                continue
+        try:
+            output = ca.execute(problem, candidate.text, x, w, *added)
+        except ca.CudnnError as error:
+            refused.append(f"{candidate.text}: {error}")
+            continue
+        ran += 1
+        error = relative_error(output, expected)
+        if not error <= allowed(problem):
+            wrong.append(f"{candidate.text} {candidate.notes}: relative error {error:.3g}")
+    print(f"{problem.text}: {ran} ran, {len(refused)} refused")
+    assert not wrong, "\n".join([problem.text, *wrong])
+    if activation in ("", "relu"):
+        assert ran > 0, "\n".join(refused)
+
+
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("added", [{"bias": True}, {"residual": True}], ids=str)
+def test_the_operator_is_right(shape: str, activation: str, added: dict[str, bool]) -> None:
+    problem = make(shape, "fp16_nhwc", activation, **added)
+    data = operands(problem)
+    output = run_operator(problem, data, "sample_once")
+    assert relative_error(output, reference(problem, data)) <= allowed(problem)
+    assert output.is_contiguous(memory_format=NHWC)
+
+
+def test_a_choice_is_searched_once_stored_and_explained() -> None:
+    problem = make("3x3", "fp16_nhwc", "relu", bias=True, residual=True)
+    decision = tune(problem, 0, "race")
+    assert decision.problem == problem
+    assert decision.chosen is not None
+    assert {m.candidate.text for m in decision.selection.ranking} > {"aten"}
+    assert tune(problem, 0, "race") == decision
+
+
+def test_operands_of_any_layout_and_alignment() -> None:
+    problem = make("3x3", "fp16_nhwc", "relu", bias=True, residual=True)
+    x, w, y, b, r = operands(problem)
+    expected = reference(problem, (x, w, y, b, r))
+    shifted_bias = torch.empty(b.numel() + 1, dtype=b.dtype, device="cuda")[1:].copy_(b)
+    room = torch.empty(r.numel() + 1, dtype=r.dtype, device="cuda")[1:]
+    shifted = room.as_strided(r.shape, r.stride()).copy_(r)
+    for bias, residual in ((shifted_bias, r), (b, r.contiguous()), (b, shifted)):
+        output = run_operator(problem, (x, w, y, bias, residual), "sample_once")
+        assert relative_error(output, expected) <= allowed(problem)
+
+
+def test_a_fused_convolution_is_captured() -> None:
+    problem = make("3x3", "fp16_nhwc", "relu", bias=True, residual=True)
+    data = operands(problem)
+    run_operator(problem, data, "sample_once")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = run_operator(problem, data, "sample_once")
+    data[0].copy_(torch.randn_like(data[0]))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert relative_error(output, reference(problem, data)) <= allowed(problem)
+
+
+def test_a_first_call_in_a_capture_is_right() -> None:
+    problem = make("1x1", "fp16_nhwc", "relu", bias=True)
+    data = operands(problem)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = run_operator(problem, data, "race")
+    graph.replay()
+    torch.cuda.synchronize()
+    assert relative_error(output, reference(problem, data)) <= allowed(problem)
+
+
+def test_online_decides_a_fused_problem() -> None:
+    problem = make("1x1", "fp16_nhwc", "relu", bias=True)
+    data = operands(problem)
+    expected = reference(problem, data)
+    for _ in range(60):
+        output = run_operator(problem, data, "online")
+    assert relative_error(output, expected) <= allowed(problem)
