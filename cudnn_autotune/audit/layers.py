@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from importlib import resources
 from os import PathLike
@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from cudnn_autotune.audit.fair_order import fair_order
+from cudnn_autotune.core.json_dataclass import decode
 from cudnn_autotune.core.json_node import cut, read_json, shown
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
 
@@ -41,51 +41,40 @@ _MOST_BYTES = 2**18
 _LAYOUTS = {1: ("ncw", "nwc"), 2: ("nchw", "nhwc"), 3: ("ncdhw", "ndhwc")}
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+@dataclass(frozen=True)
+class _Layer:
+    """An entry of a layer list. What is not checked here, ``Case`` checks."""
 
+    name: str
+    input_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    source: str = ""
+    stride: Any = 1
+    padding: Any = 0
+    dilation: Any = 1
+    groups: int = 1
+    dtype: str = "float16"
+    also: tuple[str, ...] = ()
+    channels_last: bool = True
+    ops: tuple[str, ...] = OPERATIONS
 
-def _are_ints(value: object) -> bool:
-    return isinstance(value, list) and all(_is_int(v) for v in value)
+    def __post_init__(self) -> None:
+        if re.fullmatch(r"[\w.-]{1,200}", self.name, re.ASCII) is None:
+            raise ValueError(
+                f"name must be 1 to 200 letters, digits or any of _ . -, got {shown(self.name)}"
+            )
+        for field, values in (("also", (self.dtype, *self.also)), ("ops", self.ops)):
+            if not values or len(set(values)) < len(values):
+                raise ValueError(
+                    f"{field} must name something, and nothing twice, got {shown(values)}"
+                )
 
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[\w.-]{1,200}", value, re.ASCII) is not None
-
-
-def _are_some_of(allowed: Collection[str]) -> Callable[[object], bool]:
-    def are(value: object) -> bool:
-        return (
-            isinstance(value, list)
-            and all(isinstance(v, str) and v in allowed for v in value)
-            and 0 < len(value) == len(set(value))
-        )
-
-    return are
-
-
-# What JSON may hold in each field. ConvProblem checks whether the numbers fit together.
-_SHAPE = (_are_ints, "a list of ints")
-_INTS = (lambda value: _is_int(value) or _are_ints(value), "an int or a list of ints")
-_DTYPES_TEXT = f"out of {', '.join(DTYPES_BY_NAME)}"
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (_is_name, "letters, digits and any of _ . -, up to 200"),
-    "source": (lambda value: isinstance(value, str), "a text"),
-    "input_shape": _SHAPE,
-    "weight_shape": _SHAPE,
-    "stride": _INTS,
-    "padding": _INTS,
-    "dilation": _INTS,
-    "groups": (_is_int, "an int"),
-    "dtype": (lambda value: _are_some_of(DTYPES_BY_NAME)([value]), _DTYPES_TEXT),
-    "also": (_are_some_of(DTYPES_BY_NAME), f"a list, not empty, each once, {_DTYPES_TEXT}"),
-    "channels_last": (lambda value: isinstance(value, bool), "true or false"),
-    "ops": (
-        _are_some_of(OPERATIONS),
-        f"a list, not empty, each once, out of {', '.join(OPERATIONS)}",
-    ),
-}
-_REQUIRED = ("name", "input_shape", "weight_shape")
+    def cases(self) -> Iterator[Case]:
+        names = {field.name for field in fields(Case)}
+        shared = {k: v for k, v in vars(self).items() if k in names and k != "dtype"}
+        for dtype in (self.dtype, *self.also):
+            for op in self.ops:
+                yield Case(layer=self.name, op=op, dtype=dtype, **shared)
 
 
 @dataclass(frozen=True)
@@ -176,7 +165,7 @@ def load(path: str | PathLike[str] | None = None) -> list[Case]:
         name = layer.get("name") if isinstance(layer, dict) else None
         where = f"{file}: layer {number}" + (f" ({cut(name)})" if isinstance(name, str) else "")
         try:
-            for case in _cases_of(layer):
+            for case in decode(_Layer, layer, "layer").cases():
                 if (id := case.id) in cases:
                     raise ValueError(f"name: {id} is there already")
                 cases[id] = case
@@ -195,8 +184,7 @@ def select(
 ) -> list[Case]:
     """Returns a part of the cases, in an order that depends on them and ``seed`` alone.
 
-    A run that is cut short has seen about a fair share of each network, direction and dtype
-    (``fair_order``); which of their layers it has seen is pseudo-random.
+    The order is pseudo-random, so that a run that is cut short has seen a random sample.
 
     Args:
         cases: as :func:`load` returns them.
@@ -221,27 +209,4 @@ def select(
                 f"of the cases has any of {shown(pattern)}"
             )
     chosen.sort(key=lambda case: sha256(f"{seed}/{case.id}".encode()).digest())
-    # The share comes first: every n-th case of a fair order would be of few directions.
-    return fair_order(chosen[part - 1 :: parts], lambda case: (case.network, case.op, case.dtype))
-
-
-def _cases_of(layer: object) -> Iterator[Case]:
-    if not isinstance(layer, dict):
-        raise ValueError("must be an object")
-    if unknown := layer.keys() - _FIELDS.keys():
-        raise ValueError(f"{cut(min(unknown))} is unknown; allowed: {', '.join(_FIELDS)}")
-    if missing := [field for field in _REQUIRED if field not in layer]:
-        raise ValueError(f"{missing[0]} is missing")
-    for field, value in layer.items():
-        holds, allowed = _FIELDS[field]
-        if not holds(value):
-            raise ValueError(f"{field} must be {allowed}, got {shown(value)}")
-    own = dict(layer)
-    name = own.pop("name")
-    ops = own.pop("ops", OPERATIONS)
-    dtypes = [own.pop("dtype", "float16"), *own.pop("also", ())]
-    if len(set(dtypes)) < len(dtypes):
-        raise ValueError(f"also must not repeat a dtype, got {dtypes}")
-    for dtype in dtypes:
-        for op in ops:
-            yield Case(layer=name, op=op, dtype=dtype, **own)
+    return chosen[part - 1 :: parts]

@@ -268,46 +268,45 @@ def test_a_case_survives_json(cases: list[Case]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": ""}, "name must be letters"),
-        ({"name": "a/b"}, "name must be letters"),
-        ({"name": "a,b"}, "name must be letters"),
-        ({"name": 3}, "name must be letters"),
-        ({"source": ["ResNet"]}, "source must be a text"),
-        ({"pading": 1}, "pading is unknown; allowed: name, source"),
-        ({"input_shape": "8x16x20x20"}, "input_shape must be a list of ints"),
-        ({"input_shape": [8, 16, 20.0, 20]}, "input_shape must be a list of ints"),
-        ({"input_shape": [8, 16, True, 20]}, "input_shape must be a list of ints"),
+        ({"name": ""}, "name must be 1 to 200 letters"),
+        ({"name": "a/b"}, "name must be 1 to 200 letters"),
+        ({"name": "a,b"}, "name must be 1 to 200 letters"),
+        ({"name": 3}, "name: must be a text"),
+        ({"source": ["ResNet"]}, "source: must be a text"),
+        ({"pading": 1}, "pading: is not a known field"),
+        ({"input_shape": "8x16x20x20"}, "input_shape: must be a list"),
+        ({"input_shape": [8, 16, 20.0, 20]}, "input_shape[2]: must be a whole number"),
+        ({"input_shape": [8, 16, True, 20]}, "input_shape[2]: must be a whole number"),
         ({"input_shape": [8, 16]}, "input_shape must be 3 to 5 ints"),
         ({"input_shape": [8, 16, 2, 2, 2, 2]}, "input_shape must be 3 to 5 ints"),
         ({"input_shape": [8, 16, 0, 20]}, "input_shape must be 3 to 5 ints"),
         ({"input_shape": [8, 15, 20, 20]}, "input_shape must have 16 channels"),
         ({"input_shape": [8, 16, 20, 20, 20]}, "weight_shape must have 5 dimensions"),
-        ({"weight_shape": None}, "weight_shape must be a list of ints"),
+        ({"weight_shape": None}, "weight_shape: must be a list"),
         ({"weight_shape": [32, 16, 33, 3]}, "weight_shape: a kernel of"),
         ({"stride": 0}, "stride must be 2 int"),
         ({"stride": [1, 1, 1]}, "stride must be 2 int"),
-        ({"stride": True}, "stride must be an int or a list"),
-        ({"stride": 1.5}, "stride must be an int or a list"),
+        ({"stride": True}, "stride must be 2 int"),
+        ({"stride": 1.5}, "stride must be 2 int"),
         ({"padding": -1}, "padding must be"),
-        ({"padding": "same"}, "padding must be an int or a list"),
+        ({"padding": "some"}, "padding must be"),
         ({"padding": [1, 1, 1, 1]}, "padding must be 2 int"),
         ({"dilation": []}, "dilation must be 2 int"),
-        ({"groups": [1]}, "groups must be an int"),
+        ({"groups": [1]}, "groups: must be a whole number"),
         ({"groups": 0}, "groups must be an int of 1"),
         ({"groups": 3, "input_shape": [8, 48, 20, 20]}, "groups must divide"),
-        ({"dtype": "half"}, "dtype must be out of float16"),
-        ({"dtype": ["float16"]}, "dtype must be out of float16"),
-        ({"also": []}, "also must be a list, not empty"),
-        ({"also": "float32"}, "also must be a list"),
-        ({"also": ["int8"]}, "also must be a list"),
-        ({"also": ["float32", "float32"]}, "also must be a list, not empty, each once"),
-        ({"also": ["float16"]}, "also must not repeat a dtype"),
-        ({"channels_last": 1}, "channels_last must be true or false"),
+        ({"dtype": "half"}, "dtype must be one of float16"),
+        ({"dtype": ["float16"]}, "dtype: must be a text"),
+        ({"also": "float32"}, "also: must be a list"),
+        ({"also": ["int8"]}, "dtype must be one of"),
+        ({"also": ["float32", "float32"]}, "also must name something, and nothing twice"),
+        ({"also": ["float16"]}, "also must name something, and nothing twice"),
+        ({"channels_last": 1}, "channels_last: must be true or false"),
         ({"input_shape": [8, 16, 200], "weight_shape": [32, 16, 3]}, "channels_last must be false"),
-        ({"ops": []}, "ops must be a list, not empty"),
-        ({"ops": ["forward"]}, "out of fprop, dgrad, wgrad"),
-        ({"ops": ["fprop", "fprop"]}, "ops must be a list, not empty, each once"),
-        ({"ops": [["fprop"]]}, "ops must be a list"),
+        ({"ops": []}, "ops must name something"),
+        ({"ops": ["forward"]}, "op must be one of fprop, dgrad, wgrad"),
+        ({"ops": ["fprop", "fprop"]}, "ops must name something, and nothing twice"),
+        ({"ops": [["fprop"]]}, "ops[0]: must be a text"),
     ],
 )
 def test_malformed_layer(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -323,13 +322,13 @@ def test_malformed_layer(tmp_path: Path, changes: dict[str, Any], message: str) 
 @pytest.mark.parametrize("field", ["name", "input_shape", "weight_shape"])
 def test_missing_field(tmp_path: Path, field: str) -> None:
     layer = {key: value for key, value in LAYER.items() if key != field}
-    with pytest.raises(ValueError, match=rf"own\.json: layer 1.*: {field} is missing"):
+    with pytest.raises(ValueError, match=rf"own\.json: layer 1.*{field}: is missing"):
         load(written(tmp_path, layer))
 
 
 @pytest.mark.parametrize("layer", [None, 3, "resnet", ["name"]])
 def test_layer_that_is_no_object(tmp_path: Path, layer: Any) -> None:
-    with pytest.raises(ValueError, match=r"own\.json: layer 1: must be an object"):
+    with pytest.raises(ValueError, match=r"own\.json: layer 1: layer: must be an object"):
         load(written(tmp_path, layer))
 
 
@@ -391,7 +390,7 @@ def test_a_file_has_an_end(tmp_path: Path) -> None:
     begin = time.monotonic()
     cases = load(path)
     assert len({case.id for case in select(cases)}) == 6000
-    assert time.monotonic() - begin < 20  # a step that looks at all others took minutes
+    assert time.monotonic() - begin < 20
     path.write_text(f'{{"layers": [{", ".join(layers * 2)}]}}')
     with pytest.raises(ValueError, match="larger than 262144 bytes"):
         load(path)
@@ -430,23 +429,6 @@ def test_order_is_fixed_and_mixed(cases: list[Case]) -> None:
     assert order == select(reversed(cases))
     assert order == select(order)
     assert order != cases
-
-
-@pytest.mark.parametrize("share", [(1, 1), (2, 3)])
-@pytest.mark.parametrize("pattern", [None, "/float16"])
-def test_a_run_that_is_cut_off_has_seen_a_fair_sample(
-    cases: list[Case], pattern: str | None, share: tuple[int, int]
-) -> None:
-    """Wherever it is cut off: of each network, direction and dtype its share of the cases, rounded
-    up or down by one at most."""
-    order = select(cases, pattern, share)
-    for stratum in (lambda c: c.network, lambda c: c.op, lambda c: c.dtype):
-        totals = Counter(map(stratum, order))
-        seen: Counter[str] = Counter()
-        for count, case in enumerate(order, start=1):
-            seen[stratum(case)] += 1
-            off = {s: abs(seen[s] - count * totals[s] / len(order)) for s in totals}
-            assert max(off.values()) < 1.5, (count, off)
 
 
 def test_seed_gives_another_order(cases: list[Case]) -> None:
