@@ -113,6 +113,23 @@ at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
   }
 }
 
+at::Tensor aten_transpose(const at::Tensor& input, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                          c10::SymIntArrayRef dilation, const c10::SymInt& groups) {
+  switch (spatial_dims(weight.dim())) {
+    case 1:
+      return at::conv_transpose1d_symint(input, weight, bias, stride, padding, output_padding,
+                                         groups, dilation);
+    case 2:
+      return at::conv_transpose2d_symint(input, weight, bias, stride, padding, output_padding,
+                                         groups, dilation);
+    default:
+      return at::conv_transpose3d_symint(input, weight, bias, stride, padding, output_padding,
+                                         groups, dilation);
+  }
+}
+
 at::Tensor aten_dgrad(const at::Tensor& grad_output, const at::Tensor& weight,
                       c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,

@@ -9,7 +9,7 @@
 
 namespace cudnn_autotune {
 
-// The three operators computed by ATen alone, on any device. They are the CPU kernels, they run
+// The operators computed by ATen alone, on any device. They are the CPU kernels, they run
 // where cuDNN has no engine, and functorch and forward-mode derivatives use them. The arguments are
 // those of conv_ops.h. Padding that differs before and after is applied as PyTorch's padding="same"
 // does it: the input is padded first. Throws c10::ValueError for lists of a wrong length, and what
@@ -18,6 +18,10 @@ at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                       const c10::SymInt& groups);
+at::Tensor aten_transpose(const at::Tensor& input, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                          c10::SymIntArrayRef dilation, const c10::SymInt& groups);
 at::Tensor aten_dgrad(const at::Tensor& grad_output, const at::Tensor& weight,
                       c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,

@@ -107,6 +107,14 @@ bool has_layout(const at::Tensor& tensor) {
              c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
 }
 
+// Copies the gradient of a forward's output into that forward's layout, so that the two
+// convolutions of the backward need not copy it each. `operands` are the forward's input and
+// weight.
+at::Tensor in_layout_of_forward(const at::Tensor& gradient, const variable_list& operands) {
+  return has_layout(gradient) ? gradient.contiguous(conv_memory_format(operands[0], operands[1]))
+                              : gradient;
+}
+
 at::Tensor bias_gradient(const at::Tensor& grad_output) {
   std::vector<int64_t> all_but_channels{0};
   for (int64_t d = 2; d < grad_output.dim(); ++d) all_but_channels.push_back(d);
@@ -134,16 +142,43 @@ struct ConvFprop : torch::autograd::Function<ConvFprop> {
     const auto saved = ctx->get_saved_variables();
     const Arguments arguments(ctx);
     const BelowAutogradUnlessRecording guard(grads[0]);
-    // The gradient is copied into the forward's layout here, so that dgrad and wgrad need not copy
-    // it each.
-    const Variable grad_output = has_layout(grads[0])
-                                     ? grads[0].contiguous(conv_memory_format(saved[0], saved[1]))
-                                     : grads[0];
+    const Variable grad_output = in_layout_of_forward(grads[0], saved);
     if (ctx->needs_input_grad(0)) {
       result[0] = arguments.dgrad(grad_output, saved[1], saved[0].sym_sizes());
     }
     if (ctx->needs_input_grad(1)) {
       result[1] = arguments.wgrad(grad_output, saved[0], saved[1].sym_sizes());
+    }
+    if (arguments.has_bias && ctx->needs_input_grad(2)) result[2] = bias_gradient(grad_output);
+    return result;
+  }
+};
+
+// y = x *' w + b, which is the gradient of the input of a convolution whose output's gradient is x
+struct ConvTranspose : torch::autograd::Function<ConvTranspose> {
+  static Variable forward(AutogradContext* ctx, const Variable& input, const Variable& weight,
+                          const std::optional<Variable>& bias, c10::SymIntArrayRef stride,
+                          c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                          c10::SymIntArrayRef dilation, const c10::SymInt& groups,
+                          std::string_view sampling, int64_t workspace_limit) {
+    ctx->save_for_backward({input, weight});
+    Arguments::save(ctx, stride, padding, dilation, groups, sampling, workspace_limit,
+                    bias && bias->defined());
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return conv_transpose_op().call(input, weight, bias, stride, padding, output_padding, dilation,
+                                    groups, sampling, workspace_limit);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list result(10);
+    if (!grads[0].defined()) return result;
+    const auto saved = ctx->get_saved_variables();
+    const Arguments arguments(ctx);
+    const BelowAutogradUnlessRecording guard(grads[0]);
+    const Variable grad_output = in_layout_of_forward(grads[0], saved);
+    if (ctx->needs_input_grad(0)) result[0] = arguments.fprop(grad_output, saved[1]);
+    if (ctx->needs_input_grad(1)) {
+      result[1] = arguments.wgrad(saved[0], grad_output, saved[1].sym_sizes());
     }
     if (arguments.has_bias && ctx->needs_input_grad(2)) result[2] = bias_gradient(grad_output);
     return result;
@@ -246,6 +281,25 @@ at::Tensor conv_fprop_autograd(c10::DispatchKeySet keys, const at::Tensor& input
                                     workspace_limit);
 }
 
+at::Tensor conv_transpose_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
+                                   const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                   c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                                   c10::SymIntArrayRef output_padding, c10::SymIntArrayRef dilation,
+                                   c10::SymInt groups, std::string_view sampling,
+                                   int64_t workspace_limit) {
+  if (needs_aten(input, weight, bias)) {
+    return aten_transpose(input, weight, bias, stride, padding, output_padding, dilation, groups);
+  }
+  if (needs_gradient(input, weight, bias)) {
+    return ConvTranspose::apply(input, weight, bias, stride, padding, output_padding, dilation,
+                                groups, sampling, workspace_limit);
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return conv_transpose_op().redispatch(keys & c10::after_autograd_keyset, input, weight, bias,
+                                        stride, padding, output_padding, dilation,
+                                        std::move(groups), sampling, workspace_limit);
+}
+
 at::Tensor conv_dgrad_autograd(c10::DispatchKeySet keys, const at::Tensor& grad_output,
                                const at::Tensor& weight, c10::SymIntArrayRef input_size,
                                c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
@@ -309,6 +363,7 @@ at::Tensor conv_fused_autograd(c10::DispatchKeySet keys, const at::Tensor& input
 
 TORCH_LIBRARY_IMPL(cudnn_autotune, Autograd, m) {
   m.impl("conv_fprop", cudnn_autotune::conv_fprop_autograd);
+  m.impl("conv_transpose", cudnn_autotune::conv_transpose_autograd);
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_autograd);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_autograd);
   m.impl("conv_fused", cudnn_autotune::conv_fused_autograd);

@@ -18,6 +18,15 @@ at::Tensor conv_fprop_cpu(const at::Tensor& input, const at::Tensor& weight,
   return aten_fprop(input, weight, bias, stride, padding, dilation, groups);
 }
 
+at::Tensor conv_transpose_cpu(const at::Tensor& input, const at::Tensor& weight,
+                              const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                              c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                              c10::SymIntArrayRef dilation, c10::SymInt groups,
+                              std::string_view sampling, int64_t workspace_limit) {
+  resolve(sampling, workspace_limit);
+  return aten_transpose(input, weight, bias, stride, padding, output_padding, dilation, groups);
+}
+
 at::Tensor conv_dgrad_cpu(const at::Tensor& grad_output, const at::Tensor& weight,
                           at::IntArrayRef input_size, at::IntArrayRef stride,
                           at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
@@ -58,6 +67,7 @@ at::Tensor conv_fused_cpu(const at::Tensor& input, const at::Tensor& weight,
 
 TORCH_LIBRARY_IMPL(cudnn_autotune, CPU, m) {
   m.impl("conv_fprop", cudnn_autotune::conv_fprop_cpu);
+  m.impl("conv_transpose", cudnn_autotune::conv_transpose_cpu);
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_cpu);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cpu);
   m.impl("conv_fused", cudnn_autotune::conv_fused_cpu);

@@ -41,9 +41,15 @@ const char* why_not_cudnn(const at::Tensor& a, const at::Tensor& b, const ConvGe
   return nullptr;
 }
 
-bool bias_fits(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
-  return bias.dim() == 1 && bias.size(0) == weight.size(0) &&
-         bias.scalar_type() == input.scalar_type() && bias.device() == input.device();
+bool bias_fits(const at::Tensor& bias, const at::Tensor& input, int64_t channels) {
+  return bias.dim() == 1 && bias.size(0) == channels && bias.scalar_type() == input.scalar_type() &&
+         bias.device() == input.device();
+}
+
+void add_bias(const at::Tensor& y, const at::Tensor& bias) {
+  std::vector<int64_t> over_channels(y.dim(), 1);
+  over_channels[1] = bias.size(0);
+  y.add_(bias.view(over_channels));
 }
 
 // One of the forward convolution's three tensors: a tensor of the caller's, or the result, which is
@@ -164,7 +170,7 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
   };
   const bool has_bias = bias && bias->defined();
   const char* reason = why_not_cudnn(input, weight, geometry);
-  if (reason == nullptr && has_bias && !bias_fits(input, weight, *bias)) {
+  if (reason == nullptr && has_bias && !bias_fits(*bias, input, weight.size(0))) {
     reason = "arguments that PyTorch refuses, or takes in a way of its own";
   }
   if (reason != nullptr) {
@@ -177,11 +183,7 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
   const auto y = compute({ConvOp::fprop, {&input}, {&weight}, {nullptr, output_size}, format},
                          geometry, policy);
   if (!y.defined()) return aten();
-  if (has_bias) {
-    std::vector<int64_t> over_channels(input.dim(), 1);
-    over_channels[1] = weight.size(0);
-    y.add_(bias->view(over_channels));
-  }
+  if (has_bias) add_bias(y, *bias);
   return y;
 }
 
@@ -213,7 +215,7 @@ at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
     const bool fits = !has_residual || (residual->sizes() == at::IntArrayRef(output_size) &&
                                         residual->scalar_type() == input.scalar_type() &&
                                         residual->device() == input.device());
-    if (!fits || (has_bias && !bias_fits(input, weight, *bias))) {
+    if (!fits || (has_bias && !bias_fits(*bias, input, weight.size(0)))) {
       reason = "arguments that PyTorch refuses, or takes in a way of its own";
     }
   }
@@ -283,11 +285,66 @@ at::Tensor conv_wgrad_cuda(const at::Tensor& grad_output, const at::Tensor& inpu
   return w.defined() ? w : aten();
 }
 
+// The size of the output of a transposed convolution; nothing if the arguments make none, or one
+// that is not the gradient of a convolution (an output padding of a stride or more).
+std::optional<std::vector<int64_t>> transposed_output_size(
+    const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride,
+    at::IntArrayRef padding, at::IntArrayRef output_padding, at::IntArrayRef dilation,
+    int64_t groups) {
+  const auto n = static_cast<int64_t>(stride.size());
+  const auto has = [n](at::IntArrayRef values) {
+    return static_cast<int64_t>(values.size()) == n &&
+           std::all_of(values.begin(), values.end(), [](int64_t value) {
+             return 0 <= value && value <= ConvGeometry::kMostCounted;
+           });
+  };
+  if (!has(stride) || !has(padding) || !has(output_padding) || !has(dilation) || groups < 1 ||
+      input.dim() != n + 2 || weight.dim() != n + 2 || input.size(1) != weight.size(0)) {
+    return std::nullopt;
+  }
+  std::vector<int64_t> size{input.size(0), weight.size(1) * groups};
+  for (int64_t d = 0; d < n; ++d) {
+    if (output_padding[d] >= stride[d]) return std::nullopt;
+    size.push_back((input.size(2 + d) - 1) * stride[d] - 2 * padding[d] +
+                   dilation[d] * (weight.size(2 + d) - 1) + output_padding[d] + 1);
+  }
+  const ConvGeometry geometry{size, weight.sizes(), stride, padding, dilation, groups};
+  if (!geometry.is_valid() || input.sizes() != at::IntArrayRef(geometry.output_size())) {
+    return std::nullopt;
+  }
+  return size;
+}
+
+at::Tensor conv_transpose_cuda(const at::Tensor& input, const at::Tensor& weight,
+                               const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                               at::IntArrayRef padding, at::IntArrayRef output_padding,
+                               at::IntArrayRef dilation, int64_t groups, std::string_view sampling,
+                               int64_t workspace_limit) {
+  const bool has_bias = bias && bias->defined();
+  const auto size =
+      transposed_output_size(input, weight, stride, padding, output_padding, dilation, groups);
+  if (!size || input.scalar_type() != weight.scalar_type() || input.device() != weight.device() ||
+      (has_bias && !bias_fits(*bias, input, size->at(1)))) {
+    resolve(sampling, workspace_limit);  // checks them
+    count_fallback("arguments that PyTorch refuses, or takes in a way of its own");
+    return aten_transpose(input, weight, bias, c10::fromIntArrayRefSlow(stride),
+                          c10::fromIntArrayRefSlow(padding),
+                          c10::fromIntArrayRefSlow(output_padding),
+                          c10::fromIntArrayRefSlow(dilation), groups)
+        .contiguous(conv_memory_format(input, weight));
+  }
+  const auto y = conv_dgrad_cuda(input, weight, *size, stride, padding, dilation, groups, sampling,
+                                 workspace_limit);
+  if (has_bias) add_bias(y, *bias);
+  return y;
+}
+
 }  // namespace
 }  // namespace cudnn_autotune
 
 TORCH_LIBRARY_IMPL(cudnn_autotune, CUDA, m) {
   m.impl("conv_fprop", cudnn_autotune::conv_fprop_cuda);
+  m.impl("conv_transpose", cudnn_autotune::conv_transpose_cuda);
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_cuda);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_cuda);
   m.impl("conv_fused", cudnn_autotune::conv_fused_cuda);

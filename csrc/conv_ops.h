@@ -9,8 +9,9 @@
 
 namespace cudnn_autotune {
 
-// The C++ signatures of the operators. The derivatives of each of the first three are computed by
-// the other two, so that derivatives of any order exist.
+// The C++ signatures of the operators. The derivatives of fprop, dgrad and wgrad are computed by
+// the other two, and those of a transposed convolution by fprop and wgrad, so that derivatives of
+// any order exist.
 //   stride, dilation: one entry for each spatial dimension
 //   padding: one entry for each spatial dimension, or twice as many: all before, then all after
 //   sampling: the name of a mode; "" takes the setting
@@ -20,6 +21,12 @@ using FpropSignature = at::Tensor(const at::Tensor& input, const at::Tensor& wei
                                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                                   c10::SymInt groups, std::string_view sampling,
                                   int64_t workspace_limit);
+using TransposeSignature = at::Tensor(const at::Tensor& input, const at::Tensor& weight,
+                                      const std::optional<at::Tensor>& bias,
+                                      c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                                      c10::SymIntArrayRef output_padding,
+                                      c10::SymIntArrayRef dilation, c10::SymInt groups,
+                                      std::string_view sampling, int64_t workspace_limit);
 using DgradSignature = at::Tensor(const at::Tensor& grad_output, const at::Tensor& weight,
                                   c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
                                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
@@ -44,6 +51,7 @@ using FusedSignature = at::Tensor(const at::Tensor& input, const at::Tensor& wei
 
 // The operators in torch's dispatcher.
 const c10::TypedOperatorHandle<FpropSignature>& conv_fprop_op();
+const c10::TypedOperatorHandle<TransposeSignature>& conv_transpose_op();
 const c10::TypedOperatorHandle<DgradSignature>& conv_dgrad_op();
 const c10::TypedOperatorHandle<WgradSignature>& conv_wgrad_op();
 const c10::TypedOperatorHandle<FusedSignature>& conv_fused_op();

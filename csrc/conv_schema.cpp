@@ -10,6 +10,12 @@ TORCH_LIBRARY(cudnn_autotune, m) {
       "SymInt[] dilation, SymInt groups, str sampling=\"\", int workspace_limit=-1) -> Tensor",
       {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
   m.def(
+      "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] "
+      "padding, "
+      "SymInt[] output_padding, SymInt[] dilation, SymInt groups, str sampling=\"\", "
+      "int workspace_limit=-1) -> Tensor",
+      {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
+  m.def(
       "conv_dgrad(Tensor grad_output, Tensor weight, SymInt[] input_size, SymInt[] stride, "
       "SymInt[] padding, SymInt[] dilation, SymInt groups, str sampling=\"\", "
       "int workspace_limit=-1) -> Tensor",
@@ -38,6 +44,11 @@ c10::TypedOperatorHandle<Signature> find(const char* name) {
 
 const c10::TypedOperatorHandle<FpropSignature>& conv_fprop_op() {
   static const auto op = find<FpropSignature>("cudnn_autotune::conv_fprop");
+  return op;
+}
+
+const c10::TypedOperatorHandle<TransposeSignature>& conv_transpose_op() {
+  static const auto op = find<TransposeSignature>("cudnn_autotune::conv_transpose");
   return op;
 }
 

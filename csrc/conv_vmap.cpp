@@ -14,6 +14,14 @@ at::Tensor conv_fprop_batched(const at::Tensor& input, const at::Tensor& weight,
   return aten_fprop(input, weight, bias, stride, padding, dilation, groups);
 }
 
+at::Tensor conv_transpose_batched(const at::Tensor& input, const at::Tensor& weight,
+                                  const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                                  c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
+                                  c10::SymIntArrayRef dilation, c10::SymInt groups,
+                                  std::string_view, int64_t) {
+  return aten_transpose(input, weight, bias, stride, padding, output_padding, dilation, groups);
+}
+
 at::Tensor conv_dgrad_batched(const at::Tensor& grad_output, const at::Tensor& weight,
                               c10::SymIntArrayRef input_size, c10::SymIntArrayRef stride,
                               c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
@@ -43,6 +51,7 @@ at::Tensor conv_fused_batched(const at::Tensor& input, const at::Tensor& weight,
 
 TORCH_LIBRARY_IMPL(cudnn_autotune, FuncTorchBatched, m) {
   m.impl("conv_fprop", cudnn_autotune::conv_fprop_batched);
+  m.impl("conv_transpose", cudnn_autotune::conv_transpose_batched);
   m.impl("conv_dgrad", cudnn_autotune::conv_dgrad_batched);
   m.impl("conv_wgrad", cudnn_autotune::conv_wgrad_batched);
   m.impl("conv_fused", cudnn_autotune::conv_fused_batched);

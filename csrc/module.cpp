@@ -57,8 +57,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("fallbacks", &fallbacks);
   m.def("count_fallback", &count_fallback, py::arg("reason"));
   m.def("clear_fallbacks", &clear_fallbacks);
-  static PyMethodDef conv2d = python_conv_method();
-  m.attr("conv2d") = py::reinterpret_steal<py::object>(PyCFunction_New(&conv2d, nullptr));
+  if (PyModule_AddFunctions(m.ptr(), python_conv_methods()) < 0) throw py::error_already_set();
   m.attr("built_with_torch") = CUDNN_AUTOTUNE_TORCH_VERSION;
   m.attr("built_with_cuda") = CUDNN_AUTOTUNE_CUDA_VERSION;
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA

@@ -4,10 +4,12 @@
 
 namespace cudnn_autotune {
 
-// `_C.conv2d(input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit)`:
-// the fast path from Python to the operator, some 3 microseconds faster than `torch.ops`. It takes
-// plain CUDA tensors, ints and tuples of ints. For all else (tensor subclasses, torch function
-// modes, tracing, other devices) it returns NotImplemented, and nn/functional.py takes over.
-PyMethodDef python_conv_method();
+// `_C.conv1d`, `conv2d`, `conv3d`, `conv_transpose1d`, `conv_transpose2d` and `conv_transpose3d`:
+// the fast path from Python to the operators, some 3 microseconds faster than `torch.ops`. They
+// take the arguments of torch.nn.functional, and sampling and workspace_limit after them, all by
+// position. They take plain CUDA tensors, ints and tuples of ints. For all else (tensor subclasses,
+// torch function modes, tracing, other devices) they return NotImplemented, and nn/functional.py
+// takes over. Returns a table that ends with an empty entry, as PyModule_AddFunctions wants it.
+PyMethodDef* python_conv_methods();
 
 }  // namespace cudnn_autotune

@@ -40,20 +40,16 @@ def fallbacks() -> dict[str, int]: ...
 def count_fallback(reason: str) -> None: ...
 def clear_fallbacks() -> None: ...
 
-# The fast entry of conv2d; it returns NotImplemented for arguments that it does not take.
+# The fast entries of the convolutions (csrc/python_conv.h). They take the arguments of
+# torch.nn.functional, then sampling and workspace_limit, by position. They return NotImplemented
+# for arguments that they do not take.
 
-def conv2d(
-    input: object,
-    weight: object,
-    bias: object,
-    stride: object,
-    padding: object,
-    dilation: object,
-    groups: object,
-    sampling: object,
-    workspace_limit: object,
-    /,
-) -> Tensor: ...
+conv1d: Callable[..., Tensor]
+conv2d: Callable[..., Tensor]
+conv3d: Callable[..., Tensor]
+conv_transpose1d: Callable[..., Tensor]
+conv_transpose2d: Callable[..., Tensor]
+conv_transpose3d: Callable[..., Tensor]
 
 # search
 

@@ -17,7 +17,20 @@ from cudnn_autotune.nn import fake as fake
 from cudnn_autotune.nn import flops as flops
 from cudnn_autotune.nn import functional
 from cudnn_autotune.nn import inductor as inductor
-from cudnn_autotune.nn.modules import Conv2d, LazyConv2d
+from cudnn_autotune.nn.modules import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    LazyConv1d,
+    LazyConv2d,
+    LazyConv3d,
+    LazyConvTranspose1d,
+    LazyConvTranspose2d,
+    LazyConvTranspose3d,
+)
 from cudnn_autotune.store import Store
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.settings import get_store, set_store
@@ -60,12 +73,22 @@ __all__ = [
     "SAMPLING_MODES",
     "Candidate",
     "Choice",
+    "Conv1d",
     "Conv2d",
+    "Conv3d",
     "ConvProblem",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "CudnnError",
     "Evidence",
     "Measurement",
+    "LazyConv1d",
     "LazyConv2d",
+    "LazyConv3d",
+    "LazyConvTranspose1d",
+    "LazyConvTranspose2d",
+    "LazyConvTranspose3d",
     "Selection",
     "Store",
     "Timed",

@@ -202,6 +202,25 @@ def _(
     return convolved
 
 
+@torch.library.register_fake("cudnn_autotune::conv_transpose")
+def _(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Ints,
+    padding: Ints,
+    output_padding: Ints,
+    dilation: Ints,
+    groups: int,
+    sampling: str = "",
+    workspace_limit: int = -1,
+) -> Tensor:
+    output = torch.ops.aten.convolution(
+        input, weight, bias, stride, padding, dilation, True, output_padding, groups
+    )
+    return _empty(output.shape, input, weight) if input.is_cuda else output
+
+
 @torch.library.register_fake("cudnn_autotune::conv_dgrad")
 def _(
     grad_output: Tensor,

@@ -24,6 +24,9 @@ def _register(flop_counter: ModuleType) -> None:
     def fprop(x: Shape, w: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
         return int(count(list(x), list(w), list(out_shape)))
 
+    def transpose(x: Shape, w: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
+        return int(count(list(x), list(w), list(out_shape), transposed=True))
+
     def dgrad(y: Shape, w: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
         return int(count(list(out_shape), list(w), list(y)))
 
@@ -34,6 +37,7 @@ def _register(flop_counter: ModuleType) -> None:
     for operator, formula in (
         (operators.conv_fprop, fprop),
         (operators.conv_fused, fprop),
+        (operators.conv_transpose, transpose),
         (operators.conv_dgrad, dgrad),
         (operators.conv_wgrad, wgrad),
     ):

@@ -1,11 +1,12 @@
-"""``conv2d``, computed by the chosen engine, or by PyTorch if this package does not serve the
-call."""
+"""PyTorch's six convolutions, computed by the chosen engine, or by PyTorch if this package does not
+serve the call."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import SupportsIndex, cast
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Protocol, SupportsIndex, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,63 +21,177 @@ from cudnn_autotune.tuning.settings import check_policy
 Ints = int | Sequence[int]
 
 # The fast path takes plain CUDA tensors, ints and tuples of ints. It returns NotImplemented for all
-# else, which `general_conv2d` takes.
-fast_conv2d = _C.conv2d
-
-_SPATIAL_DIMS = 2
-_HAS_CUDA = extension_available()
-
-
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-    *,
-    sampling: str | None = None,
-    workspace_limit: int | None = None,
-) -> Tensor:
-    """``torch.nn.functional.conv2d``, by the cuDNN engine that a search chose for the shape.
-
-    The first call of a shape on a CUDA device searches; later calls run the engine that was chosen.
-    The function is differentiable to any order. Its backward searches for its own two convolutions
-    in the mode that the forward used. For tensors that are not on a CUDA device this is
-    ``torch.nn.functional.conv2d``. It is that as well while ``torch.export``, ``torch.onnx`` or
-    ``torch.jit.trace`` record a program, so what they save runs without this package.
-
-    Args:
-        input: ``(N, C, H, W)`` or ``(C, H, W)``.
-        weight: ``(K, C / groups, R, S)``, of the input's dtype: float16, bfloat16, float32 or
-            float64. Others go to PyTorch.
-        bias: ``(K,)``, or None.
-        stride, padding, dilation, groups: as PyTorch's; padding may be ``"same"`` or ``"valid"``.
-        sampling: one of ``cudnn_autotune.SAMPLING_MODES`` or a registered mode; None stands for the
-            settings'.
-        workspace_limit: the most bytes of workspace that the engine may need; None stands for the
-            settings'.
-
-    Returns:
-        ``(N, K, P, Q)`` or ``(K, P, Q)``, channels_last where input or weight is.
-
-    Raises:
-        ValueError: the mode is unknown, or the limit negative.
-        RuntimeError, TypeError: PyTorch's, for arguments that do not fit.
-    """
-    if not torch.compiler.is_compiling():
-        fast = fast_conv2d(
-            input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
-        )
-        if fast is not NotImplemented:
-            return fast
-    return general_conv2d(
-        input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
+# else, which the general functions below take.
+fast_functions: dict[str, Callable[..., Tensor]] = {
+    name: getattr(_C, name)
+    for name in (
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
     )
+}
+
+_HAS_CUDA = extension_available()
+_SIZES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
 
-def general_conv2d(
+class Convolution(Protocol):
+    def __call__(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        *,
+        sampling: str | None = None,
+        workspace_limit: int | None = None,
+    ) -> Tensor: ...
+
+
+class TransposedConvolution(Protocol):
+    def __call__(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        output_padding: Ints = 0,
+        groups: int = 1,
+        dilation: Ints = 1,
+        *,
+        sampling: str | None = None,
+        workspace_limit: int | None = None,
+    ) -> Tensor: ...
+
+
+def _convolution(dims: int) -> Convolution:
+    name = f"conv{dims}d"
+    fast = fast_functions[name]
+
+    def convolution(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        *,
+        sampling: str | None = None,
+        workspace_limit: int | None = None,
+    ) -> Tensor:
+        """``torch.nn.functional.{name}``, by the cuDNN engine that a search chose for the shape.
+
+        The first call of a shape on a CUDA device searches; later calls run the engine that was
+        chosen. The function is differentiable to any order. Its backward searches for its own
+        convolutions in the mode that the forward used. For tensors that are not on a CUDA device
+        this is ``torch.nn.functional.{name}``. It is that as well while ``torch.export``,
+        ``torch.onnx`` or ``torch.jit.trace`` record a program, so what they save runs without this
+        package.
+
+        Args:
+            input: ``(N, C, {sizes})`` or ``(C, {sizes})``.
+            weight: ``(K, C / groups, kernel size)``, of the input's dtype: float16, bfloat16,
+                float32 or float64. Others go to PyTorch.
+            bias: ``(K,)``, or None.
+            stride, padding, dilation, groups: as PyTorch's; padding may be ``"same"`` or
+                ``"valid"``.
+            sampling: one of ``cudnn_autotune.SAMPLING_MODES`` or a registered mode; None stands for
+                the settings'.
+            workspace_limit: the most bytes of workspace that the engine may need; None stands for
+                the settings'.
+
+        Returns:
+            ``(N, K, *output size)`` or ``(K, *output size)``, in the layout of PyTorch's result:
+            channels_last where input or weight is.
+
+        Raises:
+            ValueError: the mode is unknown, or the limit negative.
+            RuntimeError, TypeError: PyTorch's, for arguments that do not fit.
+        """
+        if not torch.compiler.is_compiling():
+            output = fast(
+                input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
+            )
+            if output is not NotImplemented:
+                return output
+        return general_conv(
+            dims, input, weight, bias, stride, padding, dilation, groups, sampling, workspace_limit
+        )
+
+    return cast("Convolution", _named(convolution, name, dims))
+
+
+def _transposed_convolution(dims: int) -> TransposedConvolution:
+    name = f"conv_transpose{dims}d"
+    fast = fast_functions[name]
+
+    def convolution(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        output_padding: Ints = 0,
+        groups: int = 1,
+        dilation: Ints = 1,
+        *,
+        sampling: str | None = None,
+        workspace_limit: int | None = None,
+    ) -> Tensor:
+        """``torch.nn.functional.{name}``, by the cuDNN engine that a search chose for the shape.
+
+        It is computed as the gradient of the input of a convolution, and tuned as that problem
+        (``dgrad``). In every other respect it is as :func:`conv{dims}d`.
+
+        Args:
+            input: ``(N, C, {sizes})`` or ``(C, {sizes})``.
+            weight: ``(C, K / groups, kernel size)``, of the input's dtype: float16, bfloat16,
+                float32 or float64. Others go to PyTorch.
+            bias: ``(K,)``, or None.
+            stride, padding, output_padding, groups, dilation: as PyTorch's. An output padding that
+                is not below the stride goes to PyTorch.
+            sampling: one of ``cudnn_autotune.SAMPLING_MODES`` or a registered mode; None stands for
+                the settings'.
+            workspace_limit: the most bytes of workspace that the engine may need; None stands for
+                the settings'.
+
+        Returns:
+            ``(N, K, *output size)`` or ``(K, *output size)``, in the layout of PyTorch's result:
+            channels_last where input or weight is.
+
+        Raises:
+            ValueError: the mode is unknown, or the limit negative.
+            RuntimeError, TypeError: PyTorch's, for arguments that do not fit.
+        """
+        arguments = (input, weight, bias, stride, padding, output_padding, groups, dilation)
+        if not torch.compiler.is_compiling():
+            output = fast(*arguments, sampling, workspace_limit)
+            if output is not NotImplemented:
+                return output
+        return general_conv_transpose(dims, *arguments, sampling, workspace_limit)
+
+    return cast("TransposedConvolution", _named(convolution, name, dims))
+
+
+def _named(function: Callable[..., Tensor], name: str, dims: int) -> Callable[..., Tensor]:
+    """Makes the function the one of this name in this module, for its users, pickle and fx."""
+    assert isinstance(function, FunctionType)
+    function.__name__ = function.__qualname__ = name
+    if function.__doc__ is not None:  # python -OO has none
+        function.__doc__ = function.__doc__.format(name=name, dims=dims, sizes=_SIZES[dims])
+    return function
+
+
+def general_conv(
+    dims: int,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -87,36 +202,22 @@ def general_conv2d(
     sampling: str | None,
     workspace_limit: int | None,
 ) -> Tensor:
-    """:func:`conv2d`, with the same arguments and errors, for calls that the fast path refuses."""
+    """:func:`conv1d` to ``3d``, for calls that the fast path refuses."""
     check_policy(sampling, workspace_limit)
-    is_served = (
-        not _is_exported()
-        and isinstance(input, Tensor)
-        and isinstance(weight, Tensor)
-        and input.is_cuda
-        and weight.dim() == _SPATIAL_DIMS + 2
-        and not any(_has_rules_of_its_own(tensor) for tensor in (input, weight, bias))
-    )
-    is_unbatched = is_served and input.dim() == _SPATIAL_DIMS + 1
-    strides = _pair(stride) if is_served else None
-    dilations = _pair(dilation) if is_served else None
+    is_served = _is_served(dims, input, weight, bias)
+    strides = _ints(stride, dims) if is_served else None
+    dilations = _ints(dilation, dims) if is_served else None
     group_count = _integer(groups) if is_served else None
     paddings = _paddings(padding, strides, dilations, weight) if is_served else None
-    if (
-        not is_served
-        or not _HAS_CUDA
-        or input.dtype not in DTYPES
-        or strides is None
-        or dilations is None
-        or paddings is None
-        or group_count is None
-    ):
+    if strides is None or dilations is None or paddings is None or group_count is None:
         # PyTorch computes it, or refuses it in its own words.
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    if len(paddings) > _SPATIAL_DIMS and torch.compiler.is_compiling():
+        function = getattr(F, f"conv{dims}d")
+        return function(input, weight, bias, stride, padding, dilation, groups)
+    if len(paddings) > dims and torch.compiler.is_compiling():
         # PyTorch pads in the same way. A compiler fuses the padding with what comes before.
-        (top, left), (bottom, right) = paddings[:2], paddings[2:]
-        input, paddings = F.pad(input, (left, right, top, bottom)), (0, 0)
+        sides = [paddings[side + d] for d in reversed(range(dims)) for side in (0, dims)]
+        input, paddings = F.pad(input, sides), (0,) * dims
+    is_unbatched = input.dim() == dims + 1
     output: Tensor = torch.ops.cudnn_autotune.conv_fprop(
         input.unsqueeze(0) if is_unbatched else input,
         weight,
@@ -129,6 +230,54 @@ def general_conv2d(
         -1 if workspace_limit is None else workspace_limit,
     )
     return output.squeeze(0) if is_unbatched else output
+
+
+def general_conv_transpose(
+    dims: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Ints,
+    padding: Ints,
+    output_padding: Ints,
+    groups: int,
+    dilation: Ints,
+    sampling: str | None,
+    workspace_limit: int | None,
+) -> Tensor:
+    """:func:`conv_transpose1d` to ``3d``, for calls that the fast path refuses."""
+    check_policy(sampling, workspace_limit)
+    numbers = [_ints(value, dims) for value in (stride, padding, output_padding, dilation)]
+    group_count = _integer(groups)
+    if not _is_served(dims, input, weight, bias) or None in numbers or group_count is None:
+        # PyTorch computes it, or refuses it in its own words.
+        function = getattr(F, f"conv_transpose{dims}d")
+        return function(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    is_unbatched = input.dim() == dims + 1
+    output: Tensor = torch.ops.cudnn_autotune.conv_transpose(
+        input.unsqueeze(0) if is_unbatched else input,
+        weight,
+        bias,
+        *numbers,
+        group_count,
+        sampling or "",
+        -1 if workspace_limit is None else workspace_limit,
+    )
+    return output.squeeze(0) if is_unbatched else output
+
+
+def _is_served(dims: int, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the operators take these tensors; else they are PyTorch's to compute or to refuse."""
+    return (
+        _HAS_CUDA
+        and not _is_exported()
+        and isinstance(input, Tensor)
+        and isinstance(weight, Tensor)
+        and input.is_cuda
+        and input.dtype in DTYPES
+        and weight.dim() == dims + 2
+        and not any(_has_rules_of_its_own(tensor) for tensor in (input, weight, bias))
+    )
 
 
 def _is_exported() -> bool:
@@ -149,14 +298,15 @@ def _has_rules_of_its_own(tensor: Tensor | None) -> bool:
     return not isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
-def _pair(value: Ints) -> Sequence[int] | None:
+def _ints(value: Ints, dims: int) -> Sequence[int] | None:
     """One number for each dimension, or None if PyTorch would not take ``value``."""
     numbers = [_integer(one) for one in (value if isinstance(value, (tuple, list)) else [value])]
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers):
         return None
-    # PyTorch takes a list of one number as well.
-    return {1: known * 2, _SPATIAL_DIMS: known}.get(len(known))
+    if len(known) == 1:  # PyTorch takes a list of one number as well
+        return known * dims
+    return known if len(known) == dims else None
 
 
 def _integer(value: object) -> int | None:
@@ -176,16 +326,24 @@ def _paddings(
     weight: Tensor,
 ) -> Sequence[int] | None:
     """The padding of both sides, twice as long if they differ; None if PyTorch refuses it."""
+    dims = weight.dim() - 2
     if not isinstance(padding, str):
-        return _pair(padding)
+        return _ints(padding, dims)
     if padding == "valid":
-        return (0, 0)
+        return (0,) * dims
     if padding != "same" or stride is None or dilation is None or any(s != 1 for s in stride):
         return None
     both = same_padding(dilation, weight.shape[2:])
-    before, after = both[:_SPATIAL_DIMS], both[_SPATIAL_DIMS:]
+    before, after = both[:dims], both[dims:]
     return before if before == after else both
 
 
-# torch.fx's symbolic tracer records the function as one call.
-torch.fx.wrap("conv2d")
+conv1d = _convolution(1)
+conv2d = _convolution(2)
+conv3d = _convolution(3)
+conv_transpose1d = _transposed_convolution(1)
+conv_transpose2d = _transposed_convolution(2)
+conv_transpose3d = _transposed_convolution(3)
+
+for _name in fast_functions:
+    torch.fx.wrap(_name)  # its symbolic tracer records the function as one call

@@ -1,17 +1,22 @@
-"""Presents ``conv_fprop`` to Inductor as ``aten.convolution``, for ``torch.compile``.
+"""Presents ``conv_fprop`` and ``conv_transpose`` to Inductor as ``aten.convolution``, for
+``torch.compile``.
 
 Inductor counts ``aten.convolution`` when it decides whether a graph runs in channels_last, and it
 folds batch norms into nothing else. An operator that it does not know would cost a contiguous model
-more than any engine gains. So ``conv_fprop`` decomposes, when Inductor traces, to
+more than any engine gains. So the two operators decompose, when Inductor traces, to
 
     aten.convolution(mark_input(input, sampling, workspace_limit), weight, ...)
 
 The marker computes nothing. It carries the call's policy through Inductor's passes, and it makes
 the graph, and with it the key of Inductor's caches, another than that of PyTorch's own layer. When
-the layout is settled and ``aten.convolution`` is lowered, one whose input is marked becomes
-``conv_fprop`` again; under ``max-autotune`` it is one choice beside Inductor's templates.
+the layout is settled and ``aten.convolution`` is lowered, one whose input is marked becomes the
+operator again; under ``max-autotune`` it is one choice beside Inductor's templates.
 
-The two operators of the backward stay what they are, because Inductor decides by the forward.
+The marker of a transposed convolution takes the weight too. A weight with two users is not folded
+with what follows, which Inductor does wrong where a transposed convolution has as many input as
+output channels: it scales the input channels (torch 2.11).
+
+The operators of the backward stay what they are, because Inductor decides by the forward.
 Whatever computes their gradient writes it straight into the layout that they run in, once for both.
 (``aten.convolution_backward`` gets it in the order of strides that eager mode would have, and then
 copies it: 3 % of a training step of ConvNeXt.)
@@ -35,16 +40,17 @@ _log = logging.getLogger(__name__)
 
 _library = torch.library.Library("cudnn_autotune", "FRAGMENT")
 _library.define(
-    "mark_input(Tensor input, str sampling, int workspace_limit) -> Tensor",
+    "mark_input(Tensor input, str sampling, int workspace_limit, Tensor? weight=None) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _library.impl("mark_input", lambda input, *_: input.clone(), "CompositeExplicitAutograd")
 _mark_input = torch.ops.cudnn_autotune.mark_input.default
 _conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
+_conv_transpose = torch.ops.cudnn_autotune.conv_transpose.default
 
 
 @torch.library.register_fake("cudnn_autotune::mark_input", lib=_library)
-def _(input: Tensor, sampling: str, workspace_limit: int) -> Tensor:
+def _(input: Tensor, sampling: str, workspace_limit: int, weight: Tensor | None = None) -> Tensor:
     return torch.empty_strided(input.size(), input.stride(), dtype=input.dtype, device=input.device)
 
 
@@ -60,6 +66,8 @@ def conv_fprop(
     workspace_limit: int = -1,
 ) -> Tensor:
     """Decomposes the operator into ``aten.convolution``, of a marked input if on CUDA."""
+    if _is_in_backward():
+        return NotImplemented
     both, extra = split_padding(padding, len(stride))
     input = pad(input, extra)
     if input.is_cuda:
@@ -69,21 +77,51 @@ def conv_fprop(
     )
 
 
+def conv_transpose(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    sampling: str = "",
+    workspace_limit: int = -1,
+) -> Tensor:
+    """Decomposes the operator into ``aten.convolution``, of a marked input if on CUDA."""
+    if input.is_cuda:
+        input = _mark_input(input, sampling, workspace_limit, weight)
+    return torch.ops.aten.convolution(
+        input, weight, bias, stride, padding, dilation, True, output_padding, groups
+    )
+
+
+def _is_in_backward() -> bool:
+    """Whether a backward is being traced, of which ``conv_fprop`` is a part after a transposed
+    convolution or in a second derivative."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 class _MarkedConvolution:
     """Takes the place of Inductor's ``ExternKernelChoice`` for ATen's convolution."""
 
-    def __init__(self, choice: Any, sampling: str, workspace_limit: int) -> None:
-        self._choice = choice
+    def __init__(self, choices: dict[bool, Any], sampling: str, workspace_limit: int) -> None:
+        self._choices = choices  # by whether the convolution is transposed
         self._policy = {"sampling": sampling, "workspace_limit": workspace_limit}
 
     def bind(
         self, inputs: Sequence[Any], layout: Any, _kwargs_in_order: Sequence[str], **kwargs: Any
     ) -> Any:
-        geometry = {name: list(kwargs[name]) for name in ("stride", "padding", "dilation")}
+        names = ["stride", "padding", "dilation"]
+        if kwargs["transposed"]:
+            names.append("output_padding")
+        geometry = {name: list(kwargs[name]) for name in names}
         arguments = {**geometry, "groups": kwargs["groups"], **self._policy}
         if len(inputs) == 2:  # on a GPU Inductor adds the bias itself
             arguments["bias"] = None
-        return self._choice.bind(inputs, layout, **arguments)
+        choice = self._choices[bool(kwargs["transposed"])]
+        return choice.bind(inputs, layout, **arguments)
 
 
 def _stride_order(rank: int, memory_format: torch.memory_format) -> list[int]:
@@ -104,14 +142,17 @@ def _register(conv: Any) -> None:
     class Choice(select_algorithm.ExternKernelChoice):  # type: ignore[misc, unused-ignore]
         def call_name(self) -> str:
             """The name in the generated code, which another process may load from a cache."""
-            return "torch.ops.cudnn_autotune.conv_fprop.default"
+            return f"torch.ops.{self.op_overload}"
 
-    choice = Choice(
-        _conv_fprop,
-        name="cudnn_autotune_conv_fprop",
-        has_out_variant=False,
-        op_overload=_conv_fprop,
-    )
+    choices = {
+        transposed: Choice(
+            operator,
+            name=f"cudnn_autotune_{operator.__name__.removesuffix('.default')}",
+            has_out_variant=False,
+            op_overload=operator,
+        )
+        for transposed, operator in ((False, _conv_fprop), (True, _conv_transpose))
+    }
 
     def lower_convolution(*args: Any, **kwargs: Any) -> Any:
         input: Any = V.graph.current_node.args[0]
@@ -121,8 +162,9 @@ def _register(conv: Any) -> None:
             V.graph.cpp_wrapper and is_autotuned
         ):
             return lower_aten(*args, **kwargs)
-        choice.use_fallback_kernel = V.graph.cpp_wrapper
-        marked = _MarkedConvolution(choice, *input.args[1:])
+        for choice in choices.values():
+            choice.use_fallback_kernel = V.graph.cpp_wrapper
+        marked = _MarkedConvolution(choices, *input.args[1:3])
         atens, conv.aten_convolution = conv.aten_convolution, marked
         try:
             return lower_aten(*args, **kwargs)
@@ -147,10 +189,11 @@ def _register(conv: Any) -> None:
         return (known[key], *others[1:]), {}
 
     operators = torch.ops.cudnn_autotune
-    for operator in (operators.conv_dgrad.default, operators.conv_wgrad.default):
+    for operator in (_conv_fprop, operators.conv_dgrad.default, operators.conv_wgrad.default):
         lowering.make_fallback(operator, lay_out, warn=False)
     lowering.add_needs_realized_inputs(_mark_input)
     decomposition.register_decomposition(_conv_fprop)(conv_fprop)
+    decomposition.register_decomposition(_conv_transpose)(conv_transpose)
     decomposition.fast_random_decomps.cache_clear()
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.nn.modules import Conv2d
+from cudnn_autotune.nn.modules import WithPolicy
 from cudnn_autotune.nn.untouched import run_once
 from cudnn_autotune.tuning.probing import probe
 
 NOTHING_SERVED = (
     "model must have a convolution that cudnn_autotune serves with these inputs, and all were "
-    "served by PyTorch: are both on a CUDA device, and the layers cudnn_autotune.Conv2d? "
+    "served by PyTorch: are both on a CUDA device, and the layers cudnn_autotune's? "
     "(cudnn_autotune.fallbacks() counts reasons)"
 )
 
@@ -58,7 +58,7 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """As :func:`problems_of`, with the device; it does not fail if there are no problems."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    layers = [module for module in model.modules() if isinstance(module, Conv2d)]
+    layers = [module for module in model.modules() if isinstance(module, WithPolicy)]
     # This is asked before the run, because FSDP replaces parameters in it.
     learns = torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
     with probe() as made:

@@ -1,24 +1,46 @@
-"""``Conv2d``, a drop-in for ``torch.nn.Conv2d`` that runs the engine chosen for each shape."""
+"""PyTorch's convolution layers, as drop-ins that run the engine chosen for each shape.
+
+Each is a subclass of PyTorch's class of the same name, takes the same arguments and two more, has
+the same parameters and state dict, and on a device that is not CUDA computes the same, bit for bit.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.common_types import _size_2_t
-from torch.types import Device
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from cudnn_autotune.nn import functional
-from cudnn_autotune.nn.functional import fast_conv2d, general_conv2d
+from cudnn_autotune.nn.functional import fast_functions, general_conv, general_conv_transpose
 from cudnn_autotune.tuning.settings import check_policy
 
-_PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+
+class _Signature:
+    """The signature of PyTorch's class and the two arguments of this package.
+
+    ``inspect.signature``, and with it ``help`` and ``torch.nn.utils.skip_init``, read it from the
+    class. A subclass with a constructor of its own has the signature of that.
+    """
+
+    def __get__(self, instance: object, owner: type[WithPolicy]) -> inspect.Signature:
+        if owner.__init__ is not WithPolicy.__init__:
+            raise AttributeError("__signature__")
+        pytorchs = next(c for c in owner.__mro__ if c.__module__.startswith("torch.nn."))
+        theirs = inspect.signature(pytorchs)
+        policy = inspect.signature(WithPolicy.__init__).parameters.values()
+        ours = [parameter for parameter in policy if parameter.kind is parameter.KEYWORD_ONLY]
+        return theirs.replace(parameters=[*theirs.parameters.values(), *ours])
 
 
-class _WithPolicy(nn.Module):
+class WithPolicy(nn.Module):
     """Adds the two arguments that these modules take in addition to PyTorch's."""
+
+    __signature__ = _Signature()
 
     # The class has defaults too, for modules converted without __init__ (pickle, __class__).
     sampling: str | None = None
@@ -31,6 +53,19 @@ class _WithPolicy(nn.Module):
         workspace_limit: int | None = None,
         **kwargs: Any,
     ) -> None:
+        """Takes the arguments of PyTorch's class and two more, which are plain attributes.
+
+        They may be changed at any time.
+
+        Args:
+            sampling: how engines are chosen: one of ``cudnn_autotune.SAMPLING_MODES``, a registered
+                mode, or None for ``cudnn_autotune.get_sampling()`` at the time of the call.
+            workspace_limit: the most bytes of workspace that an engine may need, or None for
+                ``cudnn_autotune.get_workspace_limit()``.
+
+        Raises:
+            ValueError: the mode is unknown, or the limit negative; or as PyTorch's class.
+        """
         super().__init__(*args, **kwargs)
         check_policy(sampling, workspace_limit)
         self.sampling = sampling
@@ -45,65 +80,18 @@ class _WithPolicy(nn.Module):
         return text
 
 
-class Conv2d(_WithPolicy, nn.Conv2d):
-    """``torch.nn.Conv2d`` that runs the cuDNN engine chosen for each shape by a search.
+class _Convolution(WithPolicy, _ConvNd):
+    """The forward of Conv1d to Conv3d."""
 
-    It takes what ``torch.nn.Conv2d`` takes, has the same parameters and state dict, and is a
-    subclass of it. On a device that is not CUDA it computes what ``torch.nn.Conv2d`` does, bit for
-    bit.
-
-    Args:
-        sampling: how engines are chosen: one of ``cudnn_autotune.SAMPLING_MODES``, a registered
-            mode, or None for ``cudnn_autotune.get_sampling()`` at the time of the call.
-        workspace_limit: the most bytes of workspace that an engine may need, or None for
-            ``cudnn_autotune.get_workspace_limit()``.
-
-    Both are plain attributes and may be changed at any time.
-
-    Raises:
-        ValueError: the mode is unknown, or the limit negative; or as ``torch.nn.Conv2d``.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: _size_2_t,
-        stride: _size_2_t = 1,
-        padding: str | _size_2_t = 0,
-        dilation: _size_2_t = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: _PaddingMode = "zeros",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        sampling: str | None = None,
-        workspace_limit: int | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-            sampling=sampling,
-            workspace_limit=workspace_limit,
-        )
+    _fast: ClassVar[Callable[..., Any]]  # of C, so that it is no method
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = (0, 0)
+            padding = 0
         if not torch.compiler.is_compiling():
-            output = fast_conv2d(
+            output = self._fast(
                 input,
                 weight,
                 bias,
@@ -116,46 +104,125 @@ class Conv2d(_WithPolicy, nn.Conv2d):
             )
             if output is not NotImplemented:
                 return output
+        dims = len(self.kernel_size)
         arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
         if isinstance(input, torch.fx.Proxy):  # the recorded graph calls the public function
-            return functional.conv2d(
+            function = getattr(functional, f"conv{dims}d")
+            return function(
                 *arguments, sampling=self.sampling, workspace_limit=self.workspace_limit
             )
-        return general_conv2d(*arguments, self.sampling, self.workspace_limit)
+        return general_conv(dims, *arguments, self.sampling, self.workspace_limit)
 
 
-class LazyConv2d(_WithPolicy, nn.LazyConv2d):  # type: ignore[misc, unused-ignore]
-    """``torch.nn.LazyConv2d`` that becomes a :class:`Conv2d` at its first call."""
+class _TransposedConvolution(WithPolicy, _ConvTransposeNd):
+    """The forward of ConvTranspose1d to ConvTranspose3d."""
+
+    _fast: ClassVar[Callable[..., Any]]  # of C, so that it is no method
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if self.padding_mode != "zeros":
+            return super().forward(input, output_size)  # PyTorch's error
+        dims = len(self.kernel_size)
+        stride: Any = self.stride  # PyTorch declares some of these as lists, which they never are
+        padding: Any = self.padding
+        dilation: Any = self.dilation
+        kernel_size: Any = self.kernel_size
+        output_padding = self.output_padding
+        if output_size is not None:
+            output_padding = tuple(
+                self._output_padding(
+                    input, output_size, stride, padding, kernel_size, dims, dilation
+                )
+            )
+        arguments = (
+            input,
+            self.weight,
+            self.bias,
+            stride,
+            padding,
+            output_padding,
+            self.groups,
+            dilation,
+        )
+        if not torch.compiler.is_compiling():
+            output = self._fast(*arguments, self.sampling, self.workspace_limit)
+            if output is not NotImplemented:
+                return output
+        if isinstance(input, torch.fx.Proxy):  # the recorded graph calls the public function
+            function = getattr(functional, f"conv_transpose{dims}d")
+            return function(
+                *arguments, sampling=self.sampling, workspace_limit=self.workspace_limit
+            )
+        return general_conv_transpose(dims, *arguments, self.sampling, self.workspace_limit)
+
+
+class Conv1d(_Convolution, nn.Conv1d):
+    """``torch.nn.Conv1d`` that runs the cuDNN engine chosen for each shape by a search."""
+
+    _fast = fast_functions["conv1d"]
+
+
+class Conv2d(_Convolution, nn.Conv2d):
+    """``torch.nn.Conv2d`` that runs the cuDNN engine chosen for each shape by a search."""
+
+    _fast = fast_functions["conv2d"]
+
+
+class Conv3d(_Convolution, nn.Conv3d):
+    """``torch.nn.Conv3d`` that runs the cuDNN engine chosen for each shape by a search."""
+
+    _fast = fast_functions["conv3d"]
+
+
+class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
+    """``torch.nn.ConvTranspose1d`` that runs the cuDNN engine chosen for each shape by a search."""
+
+    _fast = fast_functions["conv_transpose1d"]
+
+
+class ConvTranspose2d(_TransposedConvolution, nn.ConvTranspose2d):
+    """``torch.nn.ConvTranspose2d`` that runs the cuDNN engine chosen for each shape by a search."""
+
+    _fast = fast_functions["conv_transpose2d"]
+
+
+class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
+    """``torch.nn.ConvTranspose3d`` that runs the cuDNN engine chosen for each shape by a search."""
+
+    _fast = fast_functions["conv_transpose3d"]
+
+
+class LazyConv1d(WithPolicy, nn.LazyConv1d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyConv1d``. Its first call makes it a :class:`Conv1d`."""
+
+    cls_to_become = Conv1d
+
+
+class LazyConv2d(WithPolicy, nn.LazyConv2d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyConv2d``. Its first call makes it a :class:`Conv2d`."""
 
     cls_to_become = Conv2d
 
-    def __init__(
-        self,
-        out_channels: int,
-        kernel_size: _size_2_t,
-        stride: _size_2_t = 1,
-        padding: _size_2_t = 0,
-        dilation: _size_2_t = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: _PaddingMode = "zeros",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        sampling: str | None = None,
-        workspace_limit: int | None = None,
-    ) -> None:
-        super().__init__(
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-            sampling=sampling,
-            workspace_limit=workspace_limit,
-        )
+
+class LazyConv3d(WithPolicy, nn.LazyConv3d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyConv3d``. Its first call makes it a :class:`Conv3d`."""
+
+    cls_to_become = Conv3d
+
+
+class LazyConvTranspose1d(WithPolicy, nn.LazyConvTranspose1d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyConvTranspose1d``. Its first call makes it a :class:`ConvTranspose1d`."""
+
+    cls_to_become = ConvTranspose1d
+
+
+class LazyConvTranspose2d(WithPolicy, nn.LazyConvTranspose2d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyConvTranspose2d``. Its first call makes it a :class:`ConvTranspose2d`."""
+
+    cls_to_become = ConvTranspose2d
+
+
+class LazyConvTranspose3d(WithPolicy, nn.LazyConvTranspose3d):  # type: ignore[misc, unused-ignore]
+    """``torch.nn.LazyConvTranspose3d``. Its first call makes it a :class:`ConvTranspose3d`."""
+
+    cls_to_become = ConvTranspose3d
