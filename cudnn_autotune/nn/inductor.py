@@ -12,9 +12,9 @@ the graph, and with it the key of Inductor's caches, another than that of PyTorc
 the layout is settled and ``aten.convolution`` is lowered, one whose input is marked becomes the
 operator again; under ``max-autotune`` it is one choice beside Inductor's templates.
 
-The marker of a transposed convolution takes the weight too. A weight with two users is not folded
-with what follows, which Inductor does wrong where a transposed convolution has as many input as
-output channels: it scales the input channels (torch 2.11).
+The output of a transposed convolution has a marker too. Without one Inductor would fold what
+follows into the weight, and it folds wrongly where there are as many input as output channels: it
+scales the input channels (torch 2.11).
 
 The operators of the backward stay what they are, because Inductor decides by the forward.
 Whatever computes their gradient writes it straight into the layout that they run in, once for both.
@@ -40,18 +40,25 @@ _log = logging.getLogger(__name__)
 
 _library = torch.library.Library("cudnn_autotune", "FRAGMENT")
 _library.define(
-    "mark_input(Tensor input, str sampling, int workspace_limit, Tensor? weight=None) -> Tensor",
+    "mark_input(Tensor input, str sampling, int workspace_limit) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
-_library.impl("mark_input", lambda input, *_: input.clone(), "CompositeExplicitAutograd")
+_library.define("mark_output(Tensor output) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _mark_input = torch.ops.cudnn_autotune.mark_input.default
+_mark_output = torch.ops.cudnn_autotune.mark_output.default
 _conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
 _conv_transpose = torch.ops.cudnn_autotune.conv_transpose.default
 
 
-@torch.library.register_fake("cudnn_autotune::mark_input", lib=_library)
-def _(input: Tensor, sampling: str, workspace_limit: int, weight: Tensor | None = None) -> Tensor:
-    return torch.empty_strided(input.size(), input.stride(), dtype=input.dtype, device=input.device)
+def _fake_copy(tensor: Tensor, *_: object) -> Tensor:
+    return torch.empty_strided(
+        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+
+
+for _name in ("mark_input", "mark_output"):
+    _library.impl(_name, lambda tensor, *_: tensor.clone(), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"cudnn_autotune::{_name}", _fake_copy, lib=_library)
 
 
 def conv_fprop(
@@ -91,10 +98,11 @@ def conv_transpose(
 ) -> Tensor:
     """Decomposes the operator into ``aten.convolution``, of a marked input if on CUDA."""
     if input.is_cuda:
-        input = _mark_input(input, sampling, workspace_limit, weight)
-    return torch.ops.aten.convolution(
+        input = _mark_input(input, sampling, workspace_limit)
+    output = torch.ops.aten.convolution(
         input, weight, bias, stride, padding, dilation, True, output_padding, groups
     )
+    return _mark_output(output) if input.is_cuda else output
 
 
 def _is_in_backward() -> bool:
@@ -164,7 +172,7 @@ def _register(conv: Any) -> None:
             return lower_aten(*args, **kwargs)
         for choice in choices.values():
             choice.use_fallback_kernel = V.graph.cpp_wrapper
-        marked = _MarkedConvolution(choices, *input.args[1:3])
+        marked = _MarkedConvolution(choices, *input.args[1:])
         atens, conv.aten_convolution = conv.aten_convolution, marked
         try:
             return lower_aten(*args, **kwargs)
@@ -172,7 +180,8 @@ def _register(conv: Any) -> None:
             conv.aten_convolution = atens
 
     lowering.lowerings[aten_convolution] = lower_convolution
-    lowering.register_lowering(_mark_input, type_promotion_kind=None)(lambda input, *_: input)
+    for marker in (_mark_input, _mark_output):
+        lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
 
     # For each graph the gradients that were laid out for one operator, and serve the other.
     laid_out: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
