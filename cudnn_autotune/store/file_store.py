@@ -9,16 +9,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.core.json_node import Node, shown
+from cudnn_autotune.engines.configs import check_workspace_limit
+from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store import entry
-from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.store.decision import Decision, key_of
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.folder import file_in
 from cudnn_autotune.store.journal import Changes, Journal
-from cudnn_autotune.store.lookup import Lookup
 from cudnn_autotune.store.notices import warn_once
 from cudnn_autotune.store.precedence import measured_at
 from cudnn_autotune.store.process_lock import LOCK
@@ -28,7 +30,7 @@ from cudnn_autotune.store.reconcile import Taken, reconciled
 _log = logging.getLogger(__name__)
 
 
-class Store(Lookup):
+class Store:
     """The decisions of one environment, in one file.
 
     Threads and processes may share the file. Every change is on the disk when the call returns, and
@@ -75,6 +77,54 @@ class Store(Lookup):
     def is_writable(self) -> bool:
         """Whether a change will be written to the file, as far as this process knows."""
         return self._file.is_writable
+
+    def find(
+        self,
+        problem: ConvProblem,
+        *,
+        sampling: str = "auto",
+        workspace_limit: int | None = None,
+        benchmark_limit: int = 0,
+    ) -> Decision | None:
+        """Returns the decision that serves ``problem``, without timing anything.
+
+        A decision that was measured under looser constraints is ranked again for these
+        (``Decision.restricted_to``).
+
+        Args:
+            problem: The convolution; its ``deterministic`` constrains the candidates.
+            sampling: The name of the mode that measured. It need not be registered in this process.
+            workspace_limit: The most bytes of workspace; None means no limit.
+            benchmark_limit: The most candidates that the mode was allowed to try; 0 means all.
+
+        Returns:
+            The decision, or None if the problem must be measured first.
+
+        Raises:
+            TypeError, ValueError: An argument is not allowed; the message names it and what is
+                allowed.
+        """
+        check_problem(problem)
+        check_mode_name(sampling, "sampling")
+        check_workspace_limit(workspace_limit)
+        Node(benchmark_limit, "benchmark_limit").integer()
+        key = key_of(problem, sampling, benchmark_limit)
+
+        def known() -> Decision | None:
+            fitting = [
+                d.restricted_to(problem.deterministic, workspace_limit) for d in self._known(key)
+            ]
+            return max(filter(None, fitting), key=measured_at, default=None)
+
+        return self._looked_up(known)
+
+    def get(self, problem: ConvProblem, **policy: Any) -> Selection | None:
+        """Returns the selection of the decision that :meth:`find` returns, or None.
+
+        The arguments and the errors are those of :meth:`find`.
+        """
+        found = self.find(problem, **policy)
+        return None if found is None else found.selection
 
     def by_key(self, key: str) -> Decision | None:
         """Returns the decision of a key as it was measured, or None if there is none.
@@ -137,23 +187,6 @@ class Store(Lookup):
         """
         return self._change(self._as_read_back(decisions), {}, are_latest=are_latest)
 
-    def merge(self, other: Store) -> int:
-        """Adds the decisions of another store, and returns how many were new or replaced another.
-
-        Raises:
-            TypeError: ``other`` is not a Store.
-            ValueError: ``other`` is a store of another environment.
-        """
-        if not isinstance(other, Store):
-            raise TypeError(f"other must be a Store, got {shown(other)}")
-        if other.environment != self.environment:
-            raise ValueError(
-                f"other must be a store of {self.environment.file_name}, got one of "
-                f"{other.environment.file_name}"
-            )
-        taken = self.add(other)
-        return taken.new + taken.replaced
-
     def discard(self, decisions: Iterable[Decision]) -> int:
         """Removes decisions, and returns how many it has removed.
 
@@ -202,13 +235,6 @@ class Store(Lookup):
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self.by_key(key) is not None
-
-    def _find(self, key: str, deterministic: bool, workspace_limit: int | None) -> Decision | None:
-        def known() -> Decision | None:
-            fitting = [d.restricted_to(deterministic, workspace_limit) for d in self._known(key)]
-            return max(filter(None, fitting), key=measured_at, default=None)
-
-        return self._looked_up(known)
 
     def _refresh(self) -> bool:
         changed = self._file.refresh()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.file_store import Store
-from cudnn_autotune.store.lookup import Lookup
 
 
-class Layered(Lookup):
+class Layered:
     """Asks the user's store first, then the shipped stores in order, and takes the first answer.
 
     Args:
@@ -30,6 +31,11 @@ class Layered(Lookup):
                 )
         self.user = user
         self.shipped = tuple(shipped)
+
+    def find(self, problem: ConvProblem, **policy: Any) -> Decision | None:
+        """Returns the first decision that ``Store.find`` finds in the stores, or None."""
+        found = (store.find(problem, **policy) for store in (self.user, *self.shipped))
+        return next((decision for decision in found if decision is not None), None)
 
     def by_key(self, key: str) -> Decision | None:
         """Returns the first decision that ``Store.by_key`` finds in the stores, or None."""
@@ -52,8 +58,3 @@ class Layered(Lookup):
     def add(self, decisions: Iterable[Decision], *, are_latest: bool = False) -> None:
         """Adds decisions to the user's store; see ``Store.add``."""
         self.user.add(decisions, are_latest=are_latest)
-
-    def _find(self, key: str, deterministic: bool, workspace_limit: int | None) -> Decision | None:
-        stores = (self.user, *self.shipped)
-        found = (store._find(key, deterministic, workspace_limit) for store in stores)
-        return next((decision for decision in found if decision is not None), None)

@@ -368,7 +368,7 @@ def test_the_users_decision_wins_over_those_that_were_shipped(tmp_path: Path) ->
     layered.add([decision(1, day=1)])
     assert layered.find(problem(size=1)) == decision(1, day=1)
     assert layered.find(problem(size=2)) == decision(2)
-    assert layered.get(problem(size=3)) == selection()
+    assert layered.find(problem(size=3)) == decision(3)
     assert layered.find(problem(size=4)) is None
     assert layered.by_key(decision(3).key) == decision(3)
     assert layered.by_key(decision(4).key) is None
@@ -412,7 +412,6 @@ def test_discard_leaves_what_was_measured_meanwhile(tmp_path: Path) -> None:
         (lambda store: store.add(decision()), TypeError, "decisions must be an iterable"),
         (lambda store: store.add(["fprop"]), TypeError, "decisions must hold nothing but Decision"),
         (lambda store: store.discard([None]), TypeError, "decisions must hold nothing but"),
-        (lambda store: store.merge("store.json"), TypeError, "other must be a Store"),
         (lambda store: Store(5, H200), TypeError, "path must be a path, got 5"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from decisions import FRONTIER, H200, L4, at_limit, decision, measured_otherwise, selection
+from decisions import FRONTIER, H200, at_limit, decision, measured_otherwise, selection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,12 +89,12 @@ def test_what_is_measured_last_replaces_what_has_a_later_time(
     one.put(decision().problem, selection(FRONTIER[:1]))
     assert one.get(decision().problem) == selection(FRONTIER[:1])
     sleep(1.1 if ahead_s == 1 else 0)
-    assert one.merge(other) == 0
-    assert other.merge(one) == 1
+    assert sum(one.add(other)[:2]) == 0
+    assert sum(other.add(one)[:2]) == 1
     for folder in ("one", "other"):
         assert Store(tmp_path / folder, H200).get(decision().problem) == selection(FRONTIER[:1])
     other.put(decision().problem, selection(FRONTIER[:2]))
-    assert one.merge(other) == 1
+    assert sum(one.add(other)[:2]) == 1
     assert list(one) == list(other)
     assert one.get(decision().problem) == selection(FRONTIER[:2])
 
@@ -223,7 +223,7 @@ def test_of_two_that_can_answer_the_later_does(tmp_path: Path) -> None:
     assert found.provenance == capped.provenance
 
 
-def test_merge_counts_what_it_took(tmp_path: Path) -> None:
+def test_a_change_counts_what_it_took(tmp_path: Path) -> None:
     one, other = Store(tmp_path / "one", H200), Store(tmp_path / "other", H200)
     one.add([decision(1, day=1), decision(2, day=2), at_limit(None, day=1, size=3)])
     other.add(
@@ -234,23 +234,15 @@ def test_merge_counts_what_it_took(tmp_path: Path) -> None:
             decision(4),  # new
         ]
     )
-    assert one.merge(other) == 2
+    assert sum(one.add(other)[:2]) == 2
     assert sorted(known.key for known in one) == sorted(decision(n).key for n in (1, 2, 3, 4))
     assert one.by_key(decision(1).key) == decision(1, day=2)
     assert one.by_key(decision(2).key) == decision(2, day=2)
-    assert one.merge(other) == 0
-    assert one.merge(one) == 0
-    assert other.merge(one) == 2  # the later one of 2, and the whole frontier of 3
+    assert sum(one.add(other)[:2]) == 0
+    assert sum(one.add(one)[:2]) == 0
+    assert sum(other.add(one)[:2]) == 2  # the later one of 2, and the whole frontier of 3
     assert sorted(known.key for known in other) == sorted(known.key for known in one)
     assert {known.key: known for known in other} == {known.key: known for known in one}
-
-
-def test_stores_of_different_environments_do_not_merge(tmp_path: Path) -> None:
-    one, other = Store(tmp_path, H200), Store(tmp_path, L4)
-    other.add([decision()])
-    with pytest.raises(ValueError, match="other must be a store of nvidia-h200"):
-        one.merge(other)
-    assert len(one) == 0
 
 
 def test_what_cannot_serve_makes_way(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -22,7 +21,7 @@ from cudnn_autotune.cli.stores import (
 )
 from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.cli.wording import count
-from cudnn_autotune.store import Decision, Environment, Store, entry, file_format
+from cudnn_autotune.store import Environment, Store, entry, file_format
 from cudnn_autotune.store.folder import SUFFIX
 
 
@@ -48,21 +47,6 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
         f"{count(len(decisions), 'decision')} of {found.environment.file_name.removesuffix(SUFFIX)}"
         f" -> {out} ({out.stat().st_size / 1024:.0f} KiB)"
     )
-
-
-@dataclass(frozen=True)
-class Taken:
-    """The number of a file's decisions that the store took, and the numbers of those it did not."""
-
-    new: int
-    newer: int
-    """Decisions that replaced an older one."""
-    older: int
-    """Decisions not taken, since the store's is newer, the same, or measured under looser
-    constraints."""
-
-    def __str__(self) -> str:
-        return f"{self.new} new, {self.newer} newer, {self.older} not newer than what is there"
 
 
 @click.command("import")
@@ -98,13 +82,17 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
     here = Environment.of()
     for file in files:
         store = Store(store_path, file.environment)
-        taken = take(store, file.decisions)
+        taken = store.add(file.decisions)
         if not store.is_writable:
             raise refuse(
                 "--store", f"{store.path} cannot be written to; nothing of {file.path} was kept"
             )
         foreign = "" if file.environment == here else ", foreign: of another environment than this"
-        say(f"{file.path}: {count(len(file.decisions), 'decision')}{foreign}: {taken}")
+        older = len(file.decisions) - taken.new - taken.replaced
+        say(
+            f"{file.path}: {count(len(file.decisions), 'decision')}{foreign}: {taken.new} new, "
+            f"{taken.replaced} newer, {older} not newer than what is there"
+        )
         say(f"  -> {store.path}")
 
 
@@ -125,11 +113,3 @@ def _only(store_path: Path | None, files: Sequence[StoreFile]) -> Environment | 
         return read(store_path, nothing).environment
     except ValueError as error:
         raise refuse("--store", str(error)) from error
-
-
-def take(store: Store, decisions: Iterable[Decision]) -> Taken:
-    """Adds decisions to a store of their environment, and returns the numbers taken and not
-    taken."""
-    decisions = list(decisions)
-    taken = store.add(decisions)
-    return Taken(taken.new, taken.replaced, len(decisions) - taken.new - taken.replaced)
