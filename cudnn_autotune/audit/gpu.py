@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit.backend import Poisoned
 from cudnn_autotune.audit.comparison import against_pytorch, candidate_of
 from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import PYTORCH_MODES, Oracle, Pick, PytorchRow
 from cudnn_autotune.audit.oracle import measure
 from cudnn_autotune.audit.picks import pick_of
+from cudnn_autotune.audit.processes import Poisoned
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.json_dataclass import decode
 from cudnn_autotune.core.json_node import MOST
@@ -49,7 +49,7 @@ def open_backend(request: dict[str, Any]) -> GpuBackend:
 
 
 class GpuBackend:
-    """A ``backend.Backend`` whose cases are ``layers.Case`` objects."""
+    """Does the work in a worker process; the cases are ``layers.Case`` objects."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         if not torch.cuda.is_available():
@@ -69,6 +69,11 @@ class GpuBackend:
     def work(
         self, task: str, case: dict[str, Any], request: dict[str, Any]
     ) -> Pick | PytorchRow | Oracle:
+        """Does a ``task`` (``pick``, ``pytorch`` or ``oracle``) for a case.
+
+        Raises:
+            Poisoned: the process cannot do any further work.
+        """
         problem = Case(**case).problem()
         try:
             if task == "pick":

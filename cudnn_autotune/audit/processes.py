@@ -36,6 +36,10 @@ class CaseFailure(RuntimeError):
     """A worker could not do a case, and can go on with the next one."""
 
 
+class Poisoned(RuntimeError):
+    """A failure after which a worker cannot do any further work."""
+
+
 class Process:
     """A worker process; it starts at once.
 

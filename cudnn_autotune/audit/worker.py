@@ -4,7 +4,8 @@ It exchanges JSON, one message a line, with the process that started it (``proce
 ``{"ready": true}`` once everything is imported. The first message that it gets sets it up and may
 start a CUDA context. Each further message is a case, which it answers by ``{"result": ...}`` or
 ``{"error": text}``, with ``"fatal": true`` if the process cannot do any further work. It ends when
-its input ends.
+its input ends. The first message names the module whose ``open_backend`` makes what does the work,
+such as ``gpu.GpuBackend``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
     """
     for name in modules:
         importlib.import_module(name)
-    from cudnn_autotune.audit.backend import Backend, Poisoned
+    from cudnn_autotune.audit.processes import Poisoned
     from cudnn_autotune.core.json_dataclass import encode
     from cudnn_autotune.tuning import events
 
@@ -32,7 +33,7 @@ def serve(requests: TextIO, answers: TextIO, modules: list[str]) -> None:
         answers.flush()
 
     say({"ready": True})
-    backend: Backend | None = None
+    backend = None
     for line in requests:
         request = json.loads(line)
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.timers.offline import frontend_rules
 
 
@@ -100,18 +100,3 @@ def test_the_limit_counts_candidates_that_ran() -> None:
 def test_nothing_runs() -> None:
     found = frontend_rules.find("sample_once", [A], 0, Scripted(A=[None]))
     assert found.ranking == ()
-
-
-@pytest.mark.parametrize(
-    ("technique", "candidates", "limit", "message"),
-    [
-        ("best", [A], 0, "technique must be one of sample_once, median_of_three, till_stable"),
-        ("sample_once", [A], -1, "limit must be 0 or more"),
-        ("sample_once", [ATEN], 0, "what is not cuDNN's"),
-    ],
-)
-def test_bad_arguments(
-    technique: str, candidates: list[Candidate], limit: int, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        frontend_rules.find(technique, candidates, limit, Scripted())

@@ -224,22 +224,6 @@ def test_no_candidates() -> None:
         record(timer, simulation.StaticCandidates([]), PROBLEM)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("rounds", 0, "rounds must be an int of 1 or more, got 0"),
-        ("rounds", 2.5, "rounds must be an int of 1 or more, got 2.5"),
-        ("solo", -1, "solo must be an int of 0 or more, got -1"),
-        ("solo_ms", 0.0, "solo_ms must be finite and above 0, got 0.0"),
-        ("batch_ms", math.nan, "batch_ms must be finite and above 0, got nan"),
-        ("time_limit_ms", math.inf, "time_limit_ms must be finite and above 0, got inf"),
-    ],
-)
-def test_bad_options(option: str, value: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        recorded(timer_of(engine("a", 1.0), built=False), **{option: value})
-
-
 # The file
 
 
@@ -355,13 +339,6 @@ def test_a_recording_too_large_to_be_read_is_not_written(small: Recording, tmp_p
     assert path.read_text() == "precious"
 
 
-def test_there_is_a_most_of_candidates(small: Recording) -> None:
-    one = small.candidates[0]
-    many = tuple(replace(one, text=f"eng{i}") for i in range(1001))
-    with pytest.raises(ValueError, match="candidates: must be at most 1000, got 1001"):
-        replace(small, candidates=many)
-
-
 def test_many_traces_and_readings_take_no_longer_than_they_are_many(
     small: Recording, tmp_path: Path
 ) -> None:
@@ -423,8 +400,6 @@ def drop(*path: Any) -> Change:
         (put("surprise", 1), "surprise: is not a known field"),
         (put("environment", []), "environment: must be an object"),
         (drop("environment", "gpu"), "environment.gpu: is missing"),
-        (put("environment", "gpu", [1]), "environment.gpu: must be a number"),
-        (put("environment", "gpu", True), "environment.gpu: must be a number"),
         (drop("problem", "stride"), "problem.stride: is missing"),
         (put("problem", "op", "backward"), "problem.op: must be one of fprop, dgrad, wgrad"),
         (put("problem", "groups", 3), "problem: input_shape must have"),
@@ -442,7 +417,6 @@ def drop(*path: Any) -> Change:
         (put("candidates", 0, "heuristic_mode", "C"), r"candidates\[0\].heuristic_mode: must be"),
         (put("candidates", 0, "first_run_ms", -1), r"candidates\[0\].first_run_ms: must be a num"),
         (put("candidates", 0, "first_run_ms", None), r"candidates\[0\].error: must say why"),
-        (put("candidates", 0, "built", False), r"candidates\[0\].first_run_ms: must be null"),
         (put("candidates", 0, "numerical_notes", [1]), r"numerical_notes\[0\]: must be a text"),
         (drop("cold", "calls"), "cold.calls: is missing"),
         (drop("cold", "calls", 0), "cold.calls: must have 16 entries, got 15"),
@@ -459,16 +433,14 @@ def drop(*path: Any) -> Change:
         (drop("lone", 0, 0), r"lone\[0\]: must have 16 entries, got 15"),
         (put("solo", 0, "text", "nobody"), r"solo\[0\].text: 'nobody' is no candidate that ran"),
         (put("solo", 0, "cache", "warm"), r"solo\[0\].cache: must be one of cold, hot"),
-        (put("solo", 0, "calls", 0), r"solo\[0\].calls: must be a whole number from 1"),
+        (put("solo", 0, "calls", 0), r"solo\[0\].calls: must be 1 or more"),
         (drop("solo", 0, "time_ms", 0), r"solo\[0\].time_ms: must have \d+ entries"),
         (drop("solo", 0, "clock_mhz", 0), r"solo\[0\].clock_mhz: must have \d+ entries"),
-        (put("solo", 0, "at_ms", 1, 0.0), r"solo\[0\].at_ms: must rise"),
         (put("solo", 0, "at_ms", []), r"solo\[0\].at_ms: must not be empty"),
         (drop("solo", 0, "power_w"), r"solo\[0\].power_w: is missing"),
         (drop("solo", 0, "power_w", 0), r"solo\[0\].power_w: must have \d+ entries"),
         (put("solo", 0, "power_w", 0, -1), r"solo\[0\].power_w\[0\]: must be a number from"),
         (put("readings", 0, "reports_throttling", 1), "reports_throttling: must be true or false"),
-        (put("readings", 0, "phase", "later"), r"readings\[0\].phase: must be start, rounds or"),
         (put("readings", 0, "power_w", -1), r"readings\[0\].power_w: must be a number from 0"),
         (drop("readings", 0, "phase"), r"readings\[0\].phase: is missing"),
         (put("build_threads", 0), "build_threads: must be a whole number from 1"),
@@ -531,8 +503,6 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_a_time_that_is_no_number_is_not_kept(small: Recording) -> None:
-    with pytest.raises(ValueError, match="run_overhead_ms: must be finite, got nan"):
-        replace(small, run_overhead_ms=math.nan)
     rounds = replace(small.cold, time_ms=((math.nan,) * 16, *small.cold.time_ms[1:]))
     with pytest.raises(ValueError, match=r"cold.time_ms\[0\]\[0\]: must be a number above"):
         replace(small, cold=rounds)

@@ -62,7 +62,7 @@ def open_backend(request: dict[str, Any]) -> SimulationBackend:
 
 
 class SimulationBackend:
-    """An ``audit.backend.Backend``."""
+    """Does what ``audit.gpu.GpuBackend`` does, on a simulated GPU."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._settings = decode(OracleSettings, request["oracle"], "oracle")

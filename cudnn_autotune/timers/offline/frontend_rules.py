@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Measurement, Selection
 
-TECHNIQUES = ("sample_once", "median_of_three", "till_stable")
-
 _MOST_SAMPLES = 100
 _IMPROVEMENT = 0.95
 
@@ -30,18 +28,9 @@ def find(technique: str, candidates: Sequence[Candidate], limit: int, launch: La
     ordered by time).
 
     Args:
-        technique: one of :data:`TECHNIQUES`.
+        technique: ``sample_once``, ``median_of_three`` or ``till_stable``.
         limit: ends the search after so many candidates have run; 0: never.
-
-    Raises:
-        ValueError: an unknown technique, a negative limit, a candidate that is not cuDNN's.
     """
-    if technique not in TECHNIQUES:
-        raise ValueError(f"technique must be one of {', '.join(TECHNIQUES)}, got {technique!r}")
-    if limit < 0:
-        raise ValueError(f"limit must be 0 or more, got {limit}")
-    if any(c.engine is None for c in candidates):
-        raise ValueError("candidates: cuDNN's search cannot time what is not cuDNN's")
     by_time: dict[float, Measurement] = {}
     total_samples = ran = 0
     for candidate in candidates:

@@ -85,16 +85,9 @@ def record(
         first round, what was measured until then.
 
     Raises:
-        ValueError: an argument is out of its range, or there is no candidate.
+        ValueError: there is no candidate.
         RuntimeError: the timer's, before the first round was complete.
     """
-    for name, count, least in (("rounds", rounds, 1), ("solo", solo, 0)):
-        if not isinstance(count, int) or isinstance(count, bool) or count < least:
-            raise ValueError(f"{name} must be an int of {least} or more, got {count!r}")
-    limits = {"solo_ms": solo_ms, "batch_ms": batch_ms, "time_limit_ms": time_limit_ms}
-    for name, number in limits.items():
-        if not 0 < number < math.inf:
-            raise ValueError(f"{name} must be finite and above 0, got {number!r}")
     every = [*candidates.all(), *candidates.beyond()]
     if not every:
         raise ValueError("candidates must not be empty")

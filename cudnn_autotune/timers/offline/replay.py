@@ -139,14 +139,7 @@ class ReplayTimer:
             kind: ``burst``: in the rounds; ``sustained``: alone for long, of the candidates that
                 have a solo trace.
             cache: ``cold`` or ``hot``.
-
-        Raises:
-            ValueError: another ``kind`` or ``cache``.
         """
-        if kind not in ("burst", "sustained"):
-            raise ValueError(f"kind must be burst or sustained, got {kind!r}")
-        if cache not in ("cold", "hot"):
-            raise ValueError(f"cache must be cold or hot, got {cache!r}")
         if kind == "burst":
             return dict(self._bursts[cache])
         return recorded_times.sustained_ms(self.recording, cache, self._bursts)
@@ -176,10 +169,6 @@ class ReplayTimer:
                 return Sample(float("inf"), error=f"{text} was not recorded")
         elif recorded is None or not self._ready(recorded):
             raise ValueError(f"batches: {text!r} is not runnable, or was not built")
-        if batch.calls < 1:
-            raise ValueError(f"batches: calls must be 1 or more, got {batch.calls}")
-        if batch.cache not in ("cold", "hot"):
-            raise ValueError(f"cache must be cold or hot, got {batch.cache!r}")
         if recorded.error:
             return Sample(float("inf"), error=recorded.error)
         if self._alone[0] != text:

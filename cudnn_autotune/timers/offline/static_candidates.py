@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cudnn_autotune.engines.candidates import Work
-from cudnn_autotune.engines.configs import ATEN, HEURISTIC_MODES, Candidate
+from cudnn_autotune.engines.configs import ATEN, Candidate
 
 
 class StaticCandidates:
@@ -16,9 +16,6 @@ class StaticCandidates:
             which :meth:`beyond` returns them, behind PyTorch's own path.
         aten_uses_cudnn: whether PyTorch's own path calls cuDNN.
         similar: candidates that were chosen for similar problems.
-
-    Raises:
-        ValueError: two candidates have the same text, or a heuristic mode is unknown.
     """
 
     def __init__(
@@ -27,16 +24,6 @@ class StaticCandidates:
         aten_uses_cudnn: bool = True,
         similar: Sequence[Candidate] = (),
     ) -> None:
-        texts: set[str] = set()
-        for candidate in candidates:
-            if candidate.text in texts:
-                raise ValueError(f"candidates: {candidate.text!r} is listed twice")
-            texts.add(candidate.text)
-            if candidate.heuristic_mode not in ("", *HEURISTIC_MODES):
-                raise ValueError(
-                    f"candidates: heuristic_mode of {candidate.text!r} must be empty or one of "
-                    f"{', '.join(HEURISTIC_MODES)}, got {candidate.heuristic_mode!r}"
-                )
         self._engines = sorted((c for c in candidates if c.heuristic_mode), key=lambda c: c.place)
         self._beyond = sorted(
             (c for c in candidates if not c.heuristic_mode), key=lambda c: c.text != ATEN.text
