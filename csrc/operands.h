@@ -6,6 +6,7 @@
 
 #include "core/conv_plan.h"
 #include "core/conv_problem.h"
+#include "torch_bridge.h"
 
 namespace cudnn_autotune {
 
@@ -19,6 +20,13 @@ struct Operands {
 
   at::Tensor& result(ConvOp op) { return op == ConvOp::fprop ? y : op == ConvOp::dgrad ? x : w; }
   const at::Tensor& result(ConvOp op) const { return const_cast<Operands*>(this)->result(op); }
+
+  // Replaces tensors at addresses of less than kMostAligned bytes by copies.
+  void align() {
+    for (at::Tensor* tensor : {&x, &w, &y, &bias, &residual}) {
+      if (tensor->defined() && alignment(*tensor) < kMostAligned) *tensor = tensor->clone();
+    }
+  }
 
   ConvPointers pointers() const {
     const auto address = [](const at::Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; };

@@ -80,6 +80,9 @@ ConvProblem make_problem(const std::string& op, const std::vector<int64_t>& inpu
   if (problem.has_epilogue() && problem.op != ConvOp::fprop) {
     throw std::invalid_argument("ConvProblem: only fprop has a bias, a residual or an activation");
   }
+  if (problem.has_epilogue() && alignment != std::make_tuple(32, 32, 32)) {
+    throw std::invalid_argument("ConvProblem: a fused problem has an alignment of 32");
+  }
   return problem;
 }
 

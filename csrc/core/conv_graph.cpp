@@ -143,8 +143,7 @@ ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePro
 ConvGraph::Tensor ConvGraph::add_epilogue(Tensor result) {
   const Dims shape = problem_.output_shape();
   if (problem_.has_residual()) {
-    const auto residual =
-        cudnn_autotune::tensor(problem_, "residual", kUidResidual, shape, problem_.y_alignment);
+    const auto residual = cudnn_autotune::tensor(problem_, "residual", kUidResidual, shape, 32);
     result = add_pointwise(fe::PointwiseMode_t::ADD, result, Graph::tensor(residual));
   }
   if (problem_.has_bias()) {

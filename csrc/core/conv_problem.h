@@ -46,10 +46,11 @@ struct ConvProblem {
   uint8_t deterministic = 0;            // only engines whose results do not differ between runs
   uint8_t allow_tf32 = 1;               // of float32: tensor cores may round inputs to TF32
   uint8_t allow_reduced_precision = 1;  // of half types: partial sums may be in that type
-  uint8_t x_alignment = 32;             // bytes, a power of two up to 32
+  // Bytes, powers of two up to 32. A problem with an epilogue has 32 for all of its tensors.
+  uint8_t x_alignment = 32;
   uint8_t w_alignment = 32;
-  uint8_t y_alignment = 32;  // also of the residual; a bias is aligned to 32
-  uint8_t addends = 0;       // kBias, kResidual, or both
+  uint8_t y_alignment = 32;
+  uint8_t addends = 0;  // kBias, kResidual, or both
   Activation activation = Activation::none;
 
   static constexpr uint8_t kBias = 1;

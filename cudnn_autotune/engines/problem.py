@@ -52,12 +52,11 @@ class ConvProblem:
         allow_tf32: for float32, whether tensor cores may round the inputs to TF32.
         allow_reduced_precision: for the half types, whether partial sums may be kept in them.
         alignment: bytes (a power of two up to 32) that the addresses of input, weight and output
-            are multiples of. Memory that torch allocates is aligned to 32 and more. That of a
-            residual is the output's.
+            are multiples of. Memory that torch allocates is aligned to 32 and more.
         bias, residual, activation: what a forward convolution is fused with. It computes
             ``activation(conv(input, weight) + bias + residual)``, with a bias of shape ``(K,)`` and
             a residual of the output's shape, layout and dtype. ``activation`` is one of
-            ``ACTIVATIONS``, or ``""``.
+            ``ACTIVATIONS``, or ``""``. All tensors are aligned to 32 bytes.
 
     Raises:
         ValueError, TypeError: an argument is not allowed; the text names it, what is allowed and
@@ -144,6 +143,8 @@ class ConvProblem:
             raise ValueError(
                 f"activation must be '' or one of {', '.join(ACTIVATIONS)}, got {shown(activation)}"
             )
+        if (bias or residual or activation) and aligned != (32, 32, 32):
+            raise ValueError(f"alignment must be (32, 32, 32) of a fused problem, got {aligned}")
         if op != "fprop" and (bias or residual or activation):
             raise ValueError(
                 f"bias, residual and activation are of op 'fprop' only, got them with {op!r}"

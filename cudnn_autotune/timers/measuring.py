@@ -52,7 +52,7 @@ def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") ->
     alignments = list(problem.alignment)
     for added in _added_shapes(problem):
         shapes.append(added)
-        alignments.append(MOST_ALIGNED if len(added) == 1 else problem.alignment[2])
+        alignments.append(MOST_ALIGNED)
     size = problem.dtype.itemsize
     if min(problem.alignment) < size:
         raise ValueError(

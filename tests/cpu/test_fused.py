@@ -148,6 +148,11 @@ def test_neighbours_have_the_same_epilogue() -> None:
     assert nearest(problem, keys) in ([], [keys[1]])
 
 
+def test_a_fused_problem_is_aligned() -> None:
+    with pytest.raises(ValueError, match=r"alignment must be .* of a fused problem, got"):
+        problem_of(bias=True, alignment=(32, 32, 16))
+
+
 @pytest.mark.parametrize("op", ["dgrad", "wgrad"])
 def test_only_a_forward_has_an_epilogue(op: str) -> None:
     with pytest.raises(ValueError, match="of op 'fprop' only"):

@@ -118,8 +118,16 @@ def test_operands_of_any_layout_and_alignment() -> None:
     shifted_bias = torch.empty(b.numel() + 1, dtype=b.dtype, device="cuda")[1:].copy_(b)
     room = torch.empty(r.numel() + 1, dtype=r.dtype, device="cuda")[1:]
     shifted = room.as_strided(r.shape, r.stride()).copy_(r)
-    for bias, residual in ((shifted_bias, r), (b, r.contiguous()), (b, shifted)):
-        output = run_operator(problem, (x, w, y, bias, residual), "sample_once")
+    room = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:]
+    shifted_x = room.as_strided(x.shape, x.stride()).copy_(x)
+    for given in (
+        (x, w, y, shifted_bias, r),
+        (x, w, y, b, r.contiguous()),
+        (x, w, y, b, shifted),
+        (shifted_x, w, y, b, r),
+        (x.contiguous(), w, y, b, r),
+    ):
+        output = run_operator(problem, given, "sample_once")
         assert relative_error(output, expected) <= allowed(problem)
 
 
