@@ -74,6 +74,7 @@ size_t spatial_dims(int64_t weight_dims) {
 at::Tensor backward(const at::Tensor& grad_output, const at::Tensor& input,
                     const at::Tensor& weight, c10::SymIntArrayRef stride, const SymInts& padding,
                     c10::SymIntArrayRef dilation, const c10::SymInt& groups, bool of_input) {
+  const PyTorchsOwnGuard guard;
   const SymInts output_padding(padding.size(), 0);
   const auto grads = at::convolution_backward_symint(
       grad_output, input, weight, std::nullopt, stride, padding, dilation, /*transposed=*/false,
@@ -91,12 +92,19 @@ at::Tensor placeholder(c10::SymIntArrayRef size, const at::Tensor& first,
                           is_plain ? second.suggest_memory_format() : format);
 }
 
+thread_local int guards_of_this_thread = 0;
+
 }  // namespace
+
+PyTorchsOwnGuard::PyTorchsOwnGuard() noexcept { ++guards_of_this_thread; }
+PyTorchsOwnGuard::~PyTorchsOwnGuard() { --guards_of_this_thread; }
+bool PyTorchsOwnGuard::is_active() { return guards_of_this_thread > 0; }
 
 at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                       const c10::SymInt& groups) {
+  const PyTorchsOwnGuard guard;
   const SplitPadding split(stride, padding, dilation, spatial_dims(weight.dim()));
   // at::conv1d, conv2d and conv3d are called, as torch.nn.functional does, because their error
   // messages are those that users know.
@@ -117,6 +125,7 @@ at::Tensor aten_transpose(const at::Tensor& input, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                           c10::SymIntArrayRef padding, c10::SymIntArrayRef output_padding,
                           c10::SymIntArrayRef dilation, const c10::SymInt& groups) {
+  const PyTorchsOwnGuard guard;
   switch (spatial_dims(weight.dim())) {
     case 1:
       return at::conv_transpose1d_symint(input, weight, bias, stride, padding, output_padding,

@@ -14,6 +14,8 @@ namespace cudnn_autotune {
 // those of conv_ops.h. Padding that differs before and after is applied as PyTorch's padding="same"
 // does it: the input is padded first. Throws c10::ValueError for lists of a wrong length, and what
 // ATen throws.
+//
+// They call PyTorch's own convolution, also where csrc/process_wide.h has put another in its place.
 at::Tensor aten_fprop(const at::Tensor& input, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
@@ -44,5 +46,17 @@ at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
 // the residual has another shape or dtype.
 at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,
                          Activation activation);
+
+// As long as one lives, ATen's convolutions on this thread are PyTorch's own.
+class PyTorchsOwnGuard {
+ public:
+  PyTorchsOwnGuard() noexcept;
+  ~PyTorchsOwnGuard();
+  PyTorchsOwnGuard(const PyTorchsOwnGuard&) = delete;
+  PyTorchsOwnGuard& operator=(const PyTorchsOwnGuard&) = delete;
+
+  // Whether one lives on this thread.
+  static bool is_active();
+};
 
 }  // namespace cudnn_autotune

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "aten_conv.h"
 #include "captured_plans.h"
 #include "core/check.h"
 #include "core/choice_table.h"
@@ -111,6 +112,8 @@ CacheEntry miss(const ChoiceKey& key, c10::function_ref<const Operands&()> opera
   TuneResult result = [&] {
     // In a backward, autocast may be active: it would cast what is measured and compared.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    // A convolution that a handler makes must not be tuned: it would wait for this one's mutex.
+    const PyTorchsOwnGuard pytorchs_own;
     return miss_handler()(key, tensors);
   }();
   CacheEntry entry{

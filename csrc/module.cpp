@@ -10,6 +10,7 @@
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
 #include "choices_binding.h"
 #include "measuring_binding.h"
+#include "process_wide.h"
 #include "search_binding.h"
 #endif
 
@@ -48,6 +49,20 @@ void bind_settings(py::module_& m) {
   m.def("register_sampling", [](const std::string& name) { register_sampling(name); });
 }
 
+#ifdef CUDNN_AUTOTUNE_WITH_CUDA
+void bind_process_wide(py::module_& m) {
+  py::class_<ProcessWidePolicy>(m, "ProcessWidePolicy")
+      .def(py::init<std::string, int64_t>(), py::arg("sampling"), py::arg("workspace_limit"))
+      .def_readonly("sampling", &ProcessWidePolicy::sampling)
+      .def_readonly("workspace_limit", &ProcessWidePolicy::workspace_limit);
+  m.def(
+      "serve_process_wide",
+      [](const std::string& backend) { serve_process_wide(c10::parseDispatchKey(backend)); },
+      py::arg("backend"));
+  m.def("exchange_process_wide", &exchange_process_wide, py::arg("policy"));
+}
+#endif
+
 }  // namespace
 }  // namespace cudnn_autotune
 
@@ -64,5 +79,6 @@ PYBIND11_MODULE(_C, m) {
   bind_search(m);
   bind_measuring(m);
   bind_choices(m);
+  bind_process_wide(m);
 #endif
 }

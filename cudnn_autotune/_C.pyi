@@ -58,6 +58,23 @@ class CudnnError(RuntimeError): ...
 def cudnn_runtime_version() -> int: ...
 def cudnn_frontend_version() -> str: ...
 
+# process-wide
+
+class ProcessWidePolicy:
+    """The arguments of calls that PyTorch's own functions make; "" and -1 are the settings'."""
+
+    def __init__(self, sampling: str, workspace_limit: int) -> None: ...
+    @property
+    def sampling(self) -> str: ...
+    @property
+    def workspace_limit(self) -> int: ...
+
+def serve_process_wide(backend: str) -> None:
+    """Registers, once, kernels of ``aten::convolution`` and its backward that read the policy."""
+
+def exchange_process_wide(policy: ProcessWidePolicy | None) -> ProcessWidePolicy | None:
+    """Sets the policy of all threads, or None for PyTorch's kernels; returns the one before."""
+
 class ConvProblem:
     def __init__(
         self,

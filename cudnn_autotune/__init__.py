@@ -17,6 +17,7 @@ from cudnn_autotune.nn import fake as fake
 from cudnn_autotune.nn import flops as flops
 from cudnn_autotune.nn import functional
 from cudnn_autotune.nn import inductor as inductor
+from cudnn_autotune.nn.models.process_wide import disable, enable
 from cudnn_autotune.nn.modules import (
     Conv1d,
     Conv2d,
@@ -95,7 +96,9 @@ __all__ = [
     "build_plan",
     "candidates",
     "choices",
+    "disable",
     "distributed",
+    "enable",
     "engine_text",
     "environment",
     "execute",

@@ -1,0 +1,242 @@
+#include "process_wide.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/convolution_backward_compositeexplicitautograd_dispatch.h>
+#include <ATen/ops/convolution_backward_cuda_dispatch.h>
+#include <ATen/ops/convolution_compositeexplicitautograd_dispatch.h>
+#include <c10/util/DimVector.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "aten_conv.h"
+#include "conv_checks.h"
+#include "conv_geometry.h"
+#include "conv_layout.h"
+#include "conv_ops.h"
+#include "fallback_counts.h"
+
+namespace cudnn_autotune {
+namespace {
+
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+// Null: not enabled.
+std::atomic<const ProcessWidePolicy*> current_policy{nullptr};
+
+const ProcessWidePolicy* policy_of_call() {
+  // A tracer records what PyTorch's own kernel calls.
+  if (PyTorchsOwnGuard::is_active() || torch::jit::tracer::isTracing()) return nullptr;
+  return current_policy.load(std::memory_order_acquire);
+}
+
+// A call of aten::convolution without its bias.
+struct AtenCall {
+  const at::Tensor& input;
+  const at::Tensor& weight;
+  at::IntArrayRef stride;
+  at::IntArrayRef padding;
+  at::IntArrayRef dilation;
+  bool transposed;
+  at::IntArrayRef output_padding;  // has no effect unless transposed
+  int64_t groups;
+
+  // Whether all lists have an entry for each spatial dimension, and all numbers are such that sizes
+  // can be computed without overflow.
+  bool is_plain() const {
+    const auto n = static_cast<int64_t>(stride.size());
+    const auto has = [n](at::IntArrayRef values) {
+      return static_cast<int64_t>(values.size()) == n &&
+             std::all_of(values.begin(), values.end(), [](int64_t value) {
+               return 0 <= value && value <= ConvGeometry::kMostCounted;
+             });
+    };
+    const auto fits = [n](const at::Tensor& tensor) {
+      return tensor.dim() == n + 2 &&
+             std::all_of(tensor.sizes().begin(), tensor.sizes().end(),
+                         [](int64_t size) { return size <= ConvGeometry::kMostCounted; });
+    };
+    return has(stride) && has(padding) && has(dilation) && has(output_padding) && groups >= 1 &&
+           groups <= ConvGeometry::kMostCounted && fits(input) && fits(weight) &&
+           // PyTorch takes the layout of a 1-d convolution from such a weight.
+           (n > 1 || weight.is_contiguous());
+  }
+
+  // The size of the output, if the convolution is transposed; nothing if it is the gradient of
+  // none.
+  std::optional<std::vector<int64_t>> transposed_size() const {
+    return transposed_output_size(input, weight, stride, padding, output_padding, dilation, groups);
+  }
+
+  // That of the forward convolution. A transposed one is the gradient of one whose input has the
+  // size of its output.
+  ConvGeometry geometry(at::IntArrayRef forward_input_size) const {
+    return {forward_input_size, weight.sizes(), stride, padding, dilation, groups};
+  }
+};
+
+constexpr const char* kNotTaken = "arguments that PyTorch refuses, or takes in a way of its own";
+
+// The operators, called with a list of arguments that they share. They are dispatched anew from
+// this backend's key, so that nothing above it is run twice.
+struct Operators {
+  c10::DispatchKeySet keys;
+  const AtenCall& call;
+  const ProcessWidePolicy& policy;
+
+  at::Tensor fprop(const at::Tensor& x, const at::Tensor& w,
+                   const std::optional<at::Tensor>& bias) const {
+    return conv_fprop_op().redispatch(keys, x, w, bias, stride(), padding(), dilation(),
+                                      call.groups, policy.sampling, policy.workspace_limit);
+  }
+  at::Tensor dgrad(const at::Tensor& y, const at::Tensor& w, at::IntArrayRef size) const {
+    return conv_dgrad_op().redispatch(keys, y, w, c10::fromIntArrayRefSlow(size), stride(),
+                                      padding(), dilation(), call.groups, policy.sampling,
+                                      policy.workspace_limit);
+  }
+  at::Tensor wgrad(const at::Tensor& y, const at::Tensor& x, at::IntArrayRef size) const {
+    return conv_wgrad_op().redispatch(keys, y, x, c10::fromIntArrayRefSlow(size), stride(),
+                                      padding(), dilation(), call.groups, policy.sampling,
+                                      policy.workspace_limit);
+  }
+
+ private:
+  c10::SymIntArrayRef stride() const { return c10::fromIntArrayRefSlow(call.stride); }
+  c10::SymIntArrayRef padding() const { return c10::fromIntArrayRefSlow(call.padding); }
+  c10::SymIntArrayRef dilation() const { return c10::fromIntArrayRefSlow(call.dilation); }
+};
+
+at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& input, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                       at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                       at::IntArrayRef output_padding, int64_t groups) {
+  const auto pytorchs = [&](const char* reason = nullptr) {
+    if (reason != nullptr) count_fallback(reason);
+    return at::compositeexplicitautograd::convolution(input, weight, bias, stride, padding,
+                                                      dilation, transposed, output_padding, groups);
+  };
+  const ProcessWidePolicy* policy = policy_of_call();
+  if (policy == nullptr) return pytorchs();
+  const AtenCall call{input, weight, stride, padding, dilation, transposed, output_padding, groups};
+  if (!call.is_plain()) return pytorchs(kNotTaken);
+  const bool has_bias = bias && bias->defined();
+  const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
+  if (has_bias && !bias_fits(*bias, input, channels)) return pytorchs(kNotTaken);
+  const Operators operators{keys, call, *policy};
+  if (!transposed) {
+    const char* reason = why_not_cudnn(input, weight, call.geometry(input.sizes()));
+    return reason != nullptr ? pytorchs(reason) : operators.fprop(input, weight, bias);
+  }
+  const auto size = call.transposed_size();
+  const char* reason = size ? why_not_cudnn(input, weight, call.geometry(*size)) : kNotTaken;
+  if (reason != nullptr) return pytorchs(reason);
+  const at::Tensor y = operators.dgrad(input, weight, *size);
+  if (has_bias) add_bias(y, *bias);
+  return y;
+}
+
+Gradients convolution_backward(c10::DispatchKeySet keys, const at::Tensor& grad_output,
+                               const at::Tensor& input, const at::Tensor& weight,
+                               at::OptionalIntArrayRef bias_sizes, at::IntArrayRef stride,
+                               at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                               at::IntArrayRef output_padding, int64_t groups,
+                               std::array<bool, 3> output_mask) {
+  const auto pytorchs = [&](const char* reason = nullptr) -> Gradients {
+    if (reason != nullptr) count_fallback(reason);
+    const auto kernel = grad_output.is_cuda() ? at::cuda::convolution_backward
+                                              : at::compositeexplicitautograd::convolution_backward;
+    return kernel(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed,
+                  output_padding, groups, output_mask);
+  };
+  const ProcessWidePolicy* policy = policy_of_call();
+  if (policy == nullptr) return pytorchs();
+  const AtenCall call{input, weight, stride, padding, dilation, transposed, output_padding, groups};
+  if (!call.is_plain() || grad_output.scalar_type() != input.scalar_type() ||
+      grad_output.device() != input.device()) {
+    return pytorchs(kNotTaken);
+  }
+  const auto geometry = call.geometry(transposed ? grad_output.sizes() : input.sizes());
+  if (const char* reason = why_not_cudnn(input, weight, geometry)) return pytorchs(reason);
+  const auto output_size = transposed ? call.transposed_size() : geometry.output_size();
+  if (!output_size || grad_output.sizes() != at::IntArrayRef(*output_size)) {
+    return pytorchs(kNotTaken);
+  }
+
+  // The gradient is brought into the forward's layout once, and both results into that which
+  // PyTorch gives them; mostly they have it already.
+  const Operators operators{keys, call, *policy};
+  const auto format = conv_memory_format(input, weight);
+  const at::Tensor gradient = grad_output.contiguous(format);
+  Gradients result;
+  auto& [grad_input, grad_weight, grad_bias] = result;
+  if (output_mask[0]) {
+    grad_input = transposed ? operators.fprop(gradient, weight, std::nullopt)
+                            : operators.dgrad(gradient, weight, input.sizes());
+    grad_input = grad_input.contiguous(format);
+  }
+  if (output_mask[1]) {
+    grad_weight = transposed ? operators.wgrad(input, gradient, weight.sizes())
+                             : operators.wgrad(gradient, input, weight.sizes());
+    grad_weight = grad_weight.contiguous(format);
+  }
+  if (output_mask[2]) {
+    c10::DimVector all_but_channels{0};
+    for (int64_t d = 2; d < gradient.dim(); ++d) all_but_channels.push_back(d);
+    grad_bias = gradient.sum(all_but_channels);
+  }
+  return result;
+}
+
+// PyTorch warns where a kernel takes the place of another, as here is meant.
+class WithoutWarnings {
+  struct Handler : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  };
+  Handler handler_;
+  c10::WarningUtils::WarningHandlerGuard guard_{&handler_};
+};
+
+}  // namespace
+
+void serve_process_wide(c10::DispatchKey backend) {
+  static std::mutex mutex;
+  // Never destroyed, because PyTorch's dispatcher may be gone before.
+  static auto* const libraries = new std::map<c10::DispatchKey, torch::Library>;
+  const std::lock_guard lock(mutex);
+  if (libraries->count(backend) > 0) return;
+  const WithoutWarnings guard;
+  auto& library = libraries
+                      ->try_emplace(backend, torch::Library::IMPL, "aten", backend, __FILE__,
+                                    static_cast<uint32_t>(__LINE__))
+                      .first->second;
+  library.impl("convolution", TORCH_FN(convolution));
+  library.impl("convolution_backward", TORCH_FN(convolution_backward));
+}
+
+std::optional<ProcessWidePolicy> exchange_process_wide(
+    const std::optional<ProcessWidePolicy>& policy) {
+  static std::mutex mutex;
+  // Each policy is kept for good, because a call on another thread may still read it.
+  static auto* const policies = new std::deque<ProcessWidePolicy>;
+  const std::lock_guard lock(mutex);
+  const ProcessWidePolicy* next = nullptr;
+  if (policy) {
+    const auto same = std::find_if(policies->begin(), policies->end(), [&](const auto& known) {
+      return known.sampling == policy->sampling && known.workspace_limit == policy->workspace_limit;
+    });
+    next = same != policies->end() ? &*same : &policies->emplace_back(*policy);
+  }
+  const auto* former = current_policy.exchange(next, std::memory_order_acq_rel);
+  return former != nullptr ? std::optional(*former) : std::nullopt;
+}
+
+}  // namespace cudnn_autotune

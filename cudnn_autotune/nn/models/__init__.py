@@ -1,0 +1,1 @@
+"""Whole models: conversion, memory format, fused groups and the backend of torch.compile."""

@@ -1,0 +1,80 @@
+"""``enable`` and ``disable``: tuned convolutions for all that calls PyTorch's.
+
+Every convolution of PyTorch, and every derivative of one, ends in ``aten::convolution`` or
+``aten::convolution_backward``. ``csrc/process_wide.cpp`` puts kernels of its own below autograd,
+autocast, ``torch.func`` and tracing, in the place of PyTorch's kernels for CUDA. What those layers
+record or transform is therefore PyTorch's own operator, as it is without this package.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.tuning.settings import check_policy
+
+
+class Enabled:
+    """What :func:`enable` returns: a context whose end restores the state before that call."""
+
+    def __init__(self, sampling: str | None, workspace_limit: int | None) -> None:
+        if extension_available():
+            _C.serve_process_wide("CUDA")
+            limit = -1 if workspace_limit is None else workspace_limit
+            self._policy = _C.ProcessWidePolicy(sampling or "", limit)
+            self._former = _C.exchange_process_wide(self._policy)
+
+    def __enter__(self) -> None:
+        if extension_available():
+            _C.exchange_process_wide(self._policy)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if extension_available():
+            _C.exchange_process_wide(self._former)
+
+
+def enable(sampling: str | None = None, workspace_limit: int | None = None) -> Enabled:
+    """Tunes all convolutions of the process that PyTorch computes on a CUDA device.
+
+    From here on ``torch.nn.functional.conv*``, ``torch.nn.Conv*``, ``torch.conv*`` and their
+    derivatives run the engine that a search chose for their shape, in all threads and with no
+    change of a model, much as ``torch.backends.cudnn.benchmark = True`` is used. So do the
+    convolutions that code compiled by ``torch.compile`` calls. Where cuDNN cannot compute a call,
+    PyTorch does, and ``cudnn_autotune.fallbacks()`` counts it. Other devices are not affected.
+
+    Called again, it replaces the mode and the limit. As a context manager it restores what was in
+    force before::
+
+        with cudnn_autotune.enable():
+            loss = model(batch).sum()
+            loss.backward()
+
+    A context holds for all threads, like those of ``torch.backends.cudnn.flags``. A derivative uses
+    what is in force when it is computed. Layers of this package keep their own arguments. With a
+    CPU-only torch, or without a GPU, the function has no effect.
+
+    Args:
+        sampling: one of ``cudnn_autotune.SAMPLING_MODES`` or a registered mode; None stands for the
+            settings' at the time of each call.
+        workspace_limit: the most bytes of workspace that an engine may need; None stands for the
+            settings'.
+
+    Returns:
+        A context manager, which need not be used.
+
+    Raises:
+        ValueError: the mode is unknown, or the limit negative. Nothing is changed then.
+    """
+    check_policy(sampling, workspace_limit)
+    return Enabled(sampling, workspace_limit)
+
+
+def disable() -> None:
+    """Leaves the convolutions of the process to PyTorch again. It may be called at any time."""
+    if extension_available():
+        _C.exchange_process_wide(None)
