@@ -43,30 +43,47 @@ const ProcessWidePolicy* policy_of_call() {
 struct AtenCall {
   const at::Tensor& input;
   const at::Tensor& weight;
-  at::IntArrayRef stride;
-  at::IntArrayRef padding;
-  at::IntArrayRef dilation;
+  c10::DimVector stride;
+  c10::DimVector padding;
+  c10::DimVector dilation;
   bool transposed;
-  at::IntArrayRef output_padding;  // has no effect unless transposed
+  c10::DimVector output_padding;  // has no effect unless transposed
   int64_t groups;
+
+  AtenCall(const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride,
+           at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+           at::IntArrayRef output_padding, int64_t groups)
+      : input(input),
+        weight(weight),
+        stride(for_each_dim(stride)),
+        padding(for_each_dim(padding)),
+        dilation(for_each_dim(dilation)),
+        transposed(transposed),
+        output_padding(for_each_dim(output_padding)),
+        groups(groups) {}
+
+  // A list of one stands for all spatial dimensions; padding="valid" comes as one.
+  c10::DimVector for_each_dim(at::IntArrayRef values) const {
+    const int64_t n = weight.dim() - 2;
+    if (values.size() != 1 || n < 1) return {values.begin(), values.end()};
+    return c10::DimVector(n, values[0]);
+  }
 
   // Whether all lists have an entry for each spatial dimension, and all numbers are such that sizes
   // can be computed without overflow.
   bool is_plain() const {
-    const auto n = static_cast<int64_t>(stride.size());
-    const auto has = [n](at::IntArrayRef values) {
-      return static_cast<int64_t>(values.size()) == n &&
-             std::all_of(values.begin(), values.end(), [](int64_t value) {
-               return 0 <= value && value <= ConvGeometry::kMostCounted;
-             });
+    const int64_t n = weight.dim() - 2;
+    const auto are_counts = [](at::IntArrayRef values) {
+      return std::all_of(values.begin(), values.end(), [](int64_t value) {
+        return 0 <= value && value <= ConvGeometry::kMostCounted;
+      });
     };
-    const auto fits = [n](const at::Tensor& tensor) {
-      return tensor.dim() == n + 2 &&
-             std::all_of(tensor.sizes().begin(), tensor.sizes().end(),
-                         [](int64_t size) { return size <= ConvGeometry::kMostCounted; });
+    const auto has = [&](at::IntArrayRef values) {
+      return static_cast<int64_t>(values.size()) == n && are_counts(values);
     };
-    return has(stride) && has(padding) && has(dilation) && has(output_padding) && groups >= 1 &&
-           groups <= ConvGeometry::kMostCounted && fits(input) && fits(weight) &&
+    return n >= 1 && input.dim() == n + 2 && are_counts(input.sizes()) &&
+           are_counts(weight.sizes()) && has(stride) && has(padding) && has(dilation) &&
+           has(output_padding) && groups >= 1 && groups <= ConvGeometry::kMostCounted &&
            // PyTorch takes the layout of a 1-d convolution from such a weight.
            (n > 1 || weight.is_contiguous());
   }
