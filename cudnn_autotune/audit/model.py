@@ -145,7 +145,7 @@ class Record:
     """The results of an audit, to which it adds as it goes on."""
 
     kind: str
-    """``gpu`` or ``replay``; ``simulate`` in records of earlier releases."""
+    """``gpu`` or ``replay``."""
     settings: dict[str, Any]
     """The options of the audit."""
     environment: dict[str, Any]

@@ -127,11 +127,11 @@ def _truths(record: Record) -> str:
 
 def _origin(record: Record) -> str:
     known = record.environment
-    parts = [headline(record), _count(len(shared_cases(record)))]
-    if record.kind != "simulate":
-        parts.append(f"cuDNN {known.get('cudnn')}, torch {known.get('torch')}")
-    return " · ".join([*parts, str(known.get("date", ""))[:10]])
-
-
-def _count(cases: int) -> str:
-    return "1 case" if cases == 1 else f"{cases} cases"
+    cases = len(shared_cases(record))
+    parts = [
+        headline(record),
+        "1 case" if cases == 1 else f"{cases} cases",
+        f"cuDNN {known.get('cudnn')}, torch {known.get('torch')}",
+        str(known.get("date", ""))[:10],
+    ]
+    return " · ".join(parts)

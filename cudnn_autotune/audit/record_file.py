@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from cudnn_autotune.audit.analysis import left_out
-from cudnn_autotune.audit.config import SOLO
 from cudnn_autotune.audit.model import Record
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.core import atomic_file
@@ -105,18 +104,9 @@ def resumed(path: Path | None, fresh: Record) -> Record:
     fresh.cases = earlier.cases | fresh.cases
     fresh.oracle, fresh.picks, fresh.pytorch = earlier.oracle, earlier.picks, earlier.pytorch
     fresh.failures, fresh.seconds = earlier.failures, earlier.seconds
-    if _solo(fresh) > _solo(earlier):  # steady times make the oracle slower
-        fresh.seconds = {m: s for m, s in earlier.seconds.items() if m in earlier.picks}
     session = {"environment": earlier.environment, "telemetry": earlier.telemetry}
     fresh.sessions = [*earlier.sessions, session]
     return fresh
-
-
-def _solo(record: Record) -> int:
-    """Returns the place in ``SOLO`` of the oracle's setting."""
-    oracle = record.settings.get("oracle")
-    solo = oracle.get("solo") if isinstance(oracle, dict) else None
-    return SOLO.index(solo) if solo in SOLO else 0
 
 
 def _union(earlier: Any, fresh: Any) -> Any:

@@ -51,7 +51,6 @@ def headline(record: Record) -> str:
     of = {
         "gpu": f"Measured on {record.environment.get('gpu')}",
         "replay": f"Replayed from a recording of {record.environment.get('gpu')}",
-        "simulate": "A simulation: nothing was measured, and no real GPU is meant",
     }
     return of[record.kind] + ("" if record.complete else "; not complete yet")
 

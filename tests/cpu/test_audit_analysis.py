@@ -445,24 +445,13 @@ def test_resuming_keeps_what_is_there(tmp_path: Path) -> None:
     assert record_file.resumed(tmp_path / "none.json", fresh) is fresh
 
 
-def test_what_steady_times_cost_is_not_known_from_a_record_without_them(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    earlier = record(auto=[["a"]])
-    earlier.seconds = {"auto": 0.7, "oracle": 0.9, "pytorch_off": 0.2}
-    record_file.save(earlier, path)
-    fresh = record(auto=[["a"]])
-    assert record_file.resumed(path, fresh).seconds == earlier.seconds
-    fresh.settings["oracle"] = {"solo": "throttled"}
-    assert record_file.resumed(path, fresh).seconds == {"auto": 0.7}
-
-
 @pytest.mark.parametrize("changed", ["kind", "gpu", "budget", "case"])
 def test_figures_that_differ_are_not_mixed(tmp_path: Path, changed: str) -> None:
     path = tmp_path / "record.json"
     record_file.save(record(auto=[["a"]]), path)
     fresh = record(auto=[["a"]])
     if changed == "kind":
-        fresh.kind = "simulate"
+        fresh.kind = "replay"
     elif changed == "gpu":
         fresh.environment = {"gpu": "another"}
     elif changed == "budget":

@@ -112,7 +112,8 @@ def test_record_and_replay(tmp_path: Path) -> None:
     limits = ("--op", "dgrad", "--rounds", 10, "--time-limit", 10)
     done = run("record", *SHAPE, *limits, recording, obj=simulated)
     assert done.exit_code == 0, done.output
-    assert "layer/dgrad/float32: 10 of 10 candidates" in done.output
+    assert done.output.startswith("dgrad x=2x8x8x8 w=8x8x3x3")
+    assert ": 10 of 10 candidates" in done.output
     kept = Recording.load(recording)
     assert kept.problem.op == "dgrad"
     assert len(kept.cold.time_ms) <= 10
@@ -206,7 +207,7 @@ def test_without_a_gpu_it_says_what_works() -> None:
     assert "--replay RECORDING works without one" in refused("audit", "--sustained")
     several = ("--modes", "auto,pytorch_on_0", "--sustained", "always", "--share", "1/4")
     assert "--replay RECORDING works without one" in refused("audit", *several)
-    assert "no CUDA GPU" in refused("record", "--cases", "resnet", "folder")
+    assert "no CUDA GPU" in refused("record", *SHAPE, "--op", "fprop", "x.json")
 
 
 @pytest.mark.parametrize(
@@ -229,20 +230,16 @@ def test_bad_input_to_an_audit_of_a_gpu(option: str, value: str, message: str) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("x.json",), "give either --input with --weight, or --cases"),
-        ((*SHAPE, "--cases", "resnet", "x.json"), "give either --input with --weight"),
-        (("--input", "2,8,8,8", "x.json"), "--input and --weight belong together"),
+        (("x.json",), "Missing option '--input'"),
+        (("--input", "2,8,8,8", "x.json"), "'--weight': is needed"),
         (("--input", "2,a", "--weight", "1", "x.json"), "'--input': must be whole numbers"),
-        (("--cases", "resnet", "--stride", "2", "x"), "'--stride': only with --input"),
-        (("--input", "2,8,8,8", "--weight", "8,4,3,3", "x.json"), "channels"),
-        ((*SHAPE, "--padding", "1,2,3", "x.json"), "'--padding'"),
+        (("--input", "2,8,8,8", "--weight", "8,4,3,3", "--op", "fprop", "x.json"), "channels"),
+        ((*SHAPE, "--op", "fprop", "--padding", "1,2,3", "x.json"), "'--padding'"),
         ((*SHAPE, "--padding", "half", "x.json"), "'--padding': must be same, valid, or whole"),
         ((*SHAPE, "--dtype", "int8", "x.json"), "'--dtype'"),
-        (("--cases", "resnet", "--dtype", "float32", "x"), "'--dtype': only with --input"),
-        (("--cases", "no such layer", "x"), "'--cases'"),
-        (("--layers", "/nowhere/layers.json", "x"), "'--layers'"),
         ((*SHAPE, "--op", "fprop", "x.txt"), "'OUT': must end in .json.gz or .json"),
-        ((*SHAPE, "x.json"), "'OUT': must be a folder for 3 recordings"),
+        ((*SHAPE, "x.json"), "'--op': must be given once"),
+        ((*SHAPE, "--op", "fprop", "--op", "dgrad", "x.json"), "'--op': must be given once"),
         ((*SHAPE, "--rounds", "0", "x.json"), "'--rounds'"),
     ],
 )
@@ -253,17 +250,16 @@ def test_bad_input_to_record(arguments: tuple[str, ...], message: str) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        (),
         ("--padding", "same", "--op", "dgrad"),
-        ("--dtype", "bfloat16", "--channels-last", "--stride", "2,1", "--padding", "valid"),
-        ("--op", "wgrad", "--op", "fprop", "--dilation", "2", "--padding", "1,0"),
+        ("--dtype", "bfloat16", "--channels-last", "--stride", "2,1", "--op", "fprop"),
+        ("--op", "wgrad", "--dilation", "2", "--padding", "1,0"),
     ],
 )
 def test_tune_and_record_read_a_layer_alike(more: tuple[str, ...]) -> None:
     given = tuning_command.tune.make_context("tune", [*SHAPE, *more]).params
     wanted = tune_problems.of_layer(given)
     given = recording_command.record.make_context("record", [*SHAPE, *more, "x"]).params
-    assert list(recording_command._of_layer(given).values()) == wanted
+    assert [recording_command._problem(given)] == wanted
 
 
 # Where it is written to

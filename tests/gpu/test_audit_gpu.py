@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from cudnn_autotune.audit import record_file
@@ -128,11 +127,3 @@ def test_the_power_at_the_limit_is_recorded(tmp_path: Path) -> None:
         limit_w = capped[0].power_limit_w
         assert limit_w is not None
         assert sorted(powers)[len(powers) // 2] == pytest.approx(limit_w, rel=0.15)
-
-
-def test_every_direction_of_a_layer_is_recorded_into_a_folder(tmp_path: Path) -> None:
-    shape = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "same")
-    run("record", *shape, "--rounds", 2, "--time-limit", 4, tmp_path / "layer")
-    problems = [Recording.load(path).problem for path in (tmp_path / "layer").iterdir()]
-    assert sorted(problem.op for problem in problems) == ["dgrad", "fprop", "wgrad"]
-    assert {problem.dtype for problem in problems} == {torch.float32}

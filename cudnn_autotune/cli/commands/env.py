@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import errno
 import json
 import os
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import click
 from cudnn_autotune.cli.stores import files_of, nothing, read, store_option
 from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.core import versions
-from cudnn_autotune.store import Environment
+from cudnn_autotune.store import Environment, disk_file
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.folder import FOLDER_VARIABLE, file_in
 from cudnn_autotune.tuning import settings
@@ -69,23 +68,13 @@ def _store(store_path: Path | None) -> dict[str, Any]:
                 found["not readable"] = list(file.complaints)
         except ValueError as error:
             found["not readable"] = [str(error)]
-    folder = path.parent
-    if store_settings.is_written() and (why := _why_unwritable(folder)):
-        found["cannot be written"] = f"{folder}: {why}"
+    if store_settings.is_written() and not disk_file.is_writable(path):
+        found["cannot be written"] = str(path)
     try:
         found["other files"] = [file.name for file in files_of(store_path) if file != path]
     except click.BadParameter as error:
         found["not readable"] = [*found.get("not readable", []), error.message]
     return found
-
-
-def _why_unwritable(folder: Path) -> str:
-    """Why no file can be made in ``folder``, which need not exist yet; empty if one can."""
-    while not os.path.lexists(folder) and folder != folder.parent:
-        folder = folder.parent
-    if not os.path.isdir(folder):
-        return os.strerror(errno.ENOTDIR)
-    return "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
 def _not_understood(variables: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,17 +11,14 @@ from cudnn_autotune.cli.filters import Filter, filter_options, passing
 from cudnn_autotune.cli.options import FILE, refuse
 from cudnn_autotune.cli.output_files import check_new, force_option, write
 from cudnn_autotune.cli.stores import (
-    StoreFile,
     kind_of,
-    nothing,
-    read,
     read_whole,
     store_option,
 )
 from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.cli.wording import count
 from cudnn_autotune.store import Environment, Store, entry, file_format
-from cudnn_autotune.store.folder import SUFFIX
+from cudnn_autotune.store.folder import SUFFIX, names_file
 
 
 @click.command()
@@ -71,14 +67,9 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
             files.append(read_whole(path))
         except ValueError as error:
             raise refuse("FILE...", str(error)) from error
-    only = _only(store_path, files)
-    for file in files:
-        if only is not None and file.environment != only:
-            raise refuse(
-                "--store",
-                f"{store_path} holds one environment, and {file.path} is of another one "
-                f"({file.environment.file_name}); name a folder, it has a file for each",
-            )
+    is_one_file = store_path is not None and names_file(store_path)
+    if is_one_file and len({file.environment for file in files}) > 1:
+        raise refuse("--store", "a file holds one environment; name a folder")
     here = Environment.of()
     for file in files:
         store = Store(store_path, file.environment)
@@ -94,22 +85,3 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
             f"{taken.replaced} newer, {older} not newer than what is there"
         )
         say(f"  -> {store.path}")
-
-
-def _only(store_path: Path | None, files: Sequence[StoreFile]) -> Environment | None:
-    """The only environment that ``store_path`` takes; None for a folder, which takes any.
-
-    A file takes its own environment. A file that is still to be made takes that of the first of
-    ``files``.
-    """
-    if store_path is None or store_path.suffix != SUFFIX:
-        return None
-    kind = kind_of(store_path)
-    if kind == "folder":
-        return None
-    if not kind:
-        return files[0].environment
-    try:
-        return read(store_path, nothing).environment
-    except ValueError as error:
-        raise refuse("--store", str(error)) from error
