@@ -52,7 +52,7 @@ COMMANDS = {
         "Write one HTML page: what was chosen and why, with every interval, and what it gains.",
     ),
     "show": ("show:show", "What was chosen, and why: the decisions of a store."),
-    "tune": ("tune:tune", "Tune a layer, or every Conv2d of a model, into the store."),
+    "tune": ("tune:tune", "Tune a layer, or every convolution of a model, into the store."),
 }
 _ASCII = str.maketrans("×–≈µ…", "x-~u.")
 _INTERRUPTED = 128 + signal.SIGINT

@@ -17,6 +17,7 @@ from cudnn_autotune.nn import fake as fake
 from cudnn_autotune.nn import flops as flops
 from cudnn_autotune.nn import functional
 from cudnn_autotune.nn import inductor as inductor
+from cudnn_autotune.nn.models.convert import Conversion, conversion, convert, revert
 from cudnn_autotune.nn.models.process_wide import disable, enable
 from cudnn_autotune.nn.modules import (
     Conv1d,
@@ -77,6 +78,7 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "Conversion",
     "ConvProblem",
     "ConvTranspose1d",
     "ConvTranspose2d",
@@ -96,6 +98,8 @@ __all__ = [
     "build_plan",
     "candidates",
     "choices",
+    "conversion",
+    "convert",
     "disable",
     "distributed",
     "enable",
@@ -116,6 +120,7 @@ __all__ = [
     "parse_engine_text",
     "pin",
     "pins",
+    "revert",
     "sampling",
     "set_benchmark_limit",
     "set_budget_ms",

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import cudnn_autotune as ca
-
 # Small gradients would vanish in float16, and zeros draw less power.
 LOSS_SCALE = 1024.0
 
@@ -62,39 +60,3 @@ def build(name: str, device: str, dtype: torch.dtype) -> nn.Module:
         if isinstance(module, nn.BatchNorm2d):
             module.float()
     return model.train()
-
-
-def convert(model: nn.Module, sampling: str | None = None) -> int:
-    """Puts a ``cudnn_autotune.Conv2d`` with the same parameters (not copies of them) in the place
-    of every plain ``nn.Conv2d`` inside ``model``; returns of how many.
-
-    Args:
-        sampling: the layers' mode; None is that of the settings.
-    """
-    twins: dict[nn.Conv2d, nn.Conv2d] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Conv2d:
-                if child not in twins:
-                    twins[child] = _twin(child, sampling)
-                setattr(parent, name, twins[child])
-    return len(twins)
-
-
-def _twin(conv: nn.Conv2d, sampling: str | None) -> nn.Conv2d:
-    # On "meta" it has no memory and no random values of its own.
-    twin = ca.Conv2d(
-        conv.in_channels,
-        conv.out_channels,
-        conv.kernel_size,
-        conv.stride,
-        conv.padding,
-        conv.dilation,
-        conv.groups,
-        conv.bias is not None,
-        conv.padding_mode,
-        device="meta",
-        sampling=sampling,
-    )
-    twin.weight, twin.bias = conv.weight, conv.bias
-    return twin.train(conv.training)

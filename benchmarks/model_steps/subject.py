@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common.network import convert, create
+from common.network import create
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+import cudnn_autotune as ca
 
 from .cases import Case, Implementation
 
@@ -50,7 +52,7 @@ class Subject:
         ``torch.compile``."""
         model = copy.deepcopy(self.model)
         if way.is_ours:
-            convert(model)
+            ca.convert(model)
         # dynamic=False: another module of the same class is another graph, not one of unknown sizes
         compiled = torch.compile(model, mode=mode, dynamic=False)
         return Step(self, model, compiled, autocast=self.device == "cuda")

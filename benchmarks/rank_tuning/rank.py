@@ -30,7 +30,7 @@ def work(request_file: Path) -> None:
 def _measured(request: dict[str, Any]) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
-    from common.network import build, convert
+    from common.network import build
     from online_mode.problems import warm_up
 
     import cudnn_autotune as ca
@@ -41,7 +41,7 @@ def _measured(request: dict[str, Any]) -> dict[str, Any]:
     dist.init_process_group("nccl", device_id=torch.device("cuda", local))
     warm_up()
     model = build(request["model"], "cuda", torch.float16)
-    convert(model)
+    ca.convert(model)
     x = torch.randn(*request["shape"], device="cuda").half()
     x = x.contiguous(memory_format=torch.channels_last)
     mode = request["mode"]

@@ -20,12 +20,16 @@ class Training:
 
     def __init__(self, request: dict[str, Any], sampling: str) -> None:
         import torch
-        from common.network import build, convert
+        from common.network import build
+
+        import cudnn_autotune as ca
 
         self.device = request["device"]
         dtype = torch.float32 if self.device == "cpu" else torch.float16
         self.model = build(request["model"], self.device, dtype)
-        self.layers = convert(self.model, sampling) if sampling else 0
+        if sampling:
+            ca.convert(self.model, sampling)
+        self.layers = len(ca.conversion(self.model).served)
         x = torch.randn(*request["shape"], device=self.device).to(dtype)
         self.input = x.contiguous(memory_format=torch.channels_last)
         self.labels = torch.randint(0, 10, (len(x),), device=self.device)

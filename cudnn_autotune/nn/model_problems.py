@@ -17,7 +17,7 @@ from cudnn_autotune.tuning.probing import probe
 
 NOTHING_SERVED = (
     "model must have a convolution that cudnn_autotune serves with these inputs, and all were "
-    "served by PyTorch: are both on a CUDA device, and the layers cudnn_autotune's? "
+    "served by PyTorch: are both on a CUDA device, and the layers cudnn_autotune.Conv2d? "
     "(cudnn_autotune.fallbacks() counts reasons)"
 )
 
@@ -58,9 +58,8 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """As :func:`problems_of`, with the device; it does not fail if there are no problems."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    layers = [module for module in model.modules() if isinstance(module, WithPolicy)]
     # This is asked before the run, because FSDP replaces parameters in it.
-    learns = torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
+    learns = torch.is_grad_enabled() and any(_has_trained_weights(m) for m in model.modules())
     with probe() as made:
         run_once(model, inputs, kwargs)
     if not made:
@@ -75,3 +74,13 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         raise ValueError(f"model must be on one CUDA device, and runs on {sorted(devices)}")
     problems = dict.fromkeys(choice.problem for choice in made if choice.origin != "pinned")
     return Found(tuple(problems), devices.pop())
+
+
+def _has_trained_weights(module: nn.Module) -> bool:
+    """Whether this package serves the module, and its weight requires a gradient."""
+    return isinstance(module, WithPolicy) and any(
+        # The weight of a parametrized module is one of a module below it.
+        parameter.requires_grad
+        for name, parameter in module.named_parameters()
+        if name != "bias"
+    )

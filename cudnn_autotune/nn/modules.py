@@ -71,13 +71,20 @@ class WithPolicy(nn.Module):
         self.sampling = sampling
         self.workspace_limit = workspace_limit
 
+    def _get_name(self) -> str:
+        return f"cudnn_autotune.{super()._get_name()}"
+
     def extra_repr(self) -> str:
-        text = super().extra_repr()
-        if self.sampling is not None:
-            text += f", sampling={self.sampling}"
-        if self.workspace_limit is not None:
-            text += f", workspace_limit={self.workspace_limit}"
-        return text
+        parts = [super().extra_repr()]
+        parts += [
+            f"{name}={value}"
+            for name, value in (
+                ("sampling", self.sampling),
+                ("workspace_limit", self.workspace_limit),
+            )
+            if value is not None
+        ]
+        return ", ".join(filter(None, parts))
 
 
 class _Convolution(WithPolicy, _ConvNd):

@@ -18,22 +18,41 @@ from torch.nn.parameter import is_lazy
 def run_once(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Runs the model's forward, and the backward of its summed outputs if they have one.
 
-    Afterwards gradients, buffers (the statistics of a BatchNorm), the contents of the tensors in
-    ``inputs`` and ``kwargs``, and random number generators (PyTorch's and Python's) are what they
-    were. Hooks that are registered on the model run, except those by which a
-    DistributedDataParallel averages gradients.
+    Afterwards all is as it was: see :func:`untouched`. Hooks that are registered on the model run,
+    except those by which a DistributedDataParallel averages gradients.
 
     Raises:
         ValueError: the model has lazy parameters that no call has given a shape.
         RuntimeError: PyTorch's, for ``torch.utils.checkpoint`` with ``use_reentrant=True``.
         Exception: whatever the model raises.
     """
+    with untouched(model, inputs, kwargs):
+        step(model, inputs, kwargs)
+
+
+def check_initialized(model: nn.Module) -> None:
+    """Raises ValueError if the model has lazy parameters that no call has given a shape."""
     if any(is_lazy(entry) for entry in (*model.parameters(), *model.buffers())):
         raise ValueError(
             "model must have been called once: it has lazy parameters, which get their shapes (and "
             "their random values) in the first call"
         )
-    given = _tensors((inputs, kwargs))
+
+
+@contextmanager
+def untouched(
+    model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """Restores what runs of the model in the ``with`` block change.
+
+    These are buffers (the statistics of a BatchNorm), the contents of the tensors in ``inputs`` and
+    ``kwargs``, and random number generators (PyTorch's and Python's).
+
+    Raises:
+        ValueError: the model has lazy parameters that no call has given a shape.
+    """
+    check_initialized(model)
+    given = tensors_in((inputs, kwargs))
     everything = [*model.parameters(), *model.buffers(), *given]
     devices = {tensor.device.index for tensor in everything if tensor.is_cuda}
     with (
@@ -42,17 +61,26 @@ def run_once(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any
         _contents_kept(given),
         _gradients_not_averaged(model),
     ):
-        outputs = [t for t in _tensors(model(*inputs, **kwargs)) if t.grad_fn is not None]
-        leaves = _leaves(outputs, given) if torch.is_grad_enabled() else []
-        if leaves:
-            # `backward()` would add to `.grad`, and run the hooks that average gradients over ranks
-            # or update parameters. The gradient of a sum is ones; these have the outputs' own
-            # layout, where those of a sum have strides of 0.
-            ones = [torch.ones_like(output) for output in outputs]
-            torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
+        yield
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def step(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Runs the forward, and the backward of the summed outputs if they have one.
+
+    Gradients are computed, and not added to any ``.grad``.
+    """
+    given = tensors_in((inputs, kwargs))
+    outputs = [t for t in tensors_in(model(*inputs, **kwargs)) if t.grad_fn is not None]
+    leaves = _leaves(outputs, given) if torch.is_grad_enabled() else []
+    if leaves:
+        # `backward()` would add to `.grad`, and run the hooks that average gradients over ranks
+        # or update parameters. The gradient of a sum is ones; these have the outputs' own
+        # layout, where those of a sum have strides of 0.
+        ones = [torch.ones_like(output) for output in outputs]
+        torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in any nest of containers and objects, each once."""
     found: list[Tensor] = []
     seen: dict[int, Any] = {}  # it holds the entries, so that no id is used again

@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 import torch
 from benchmark_scripts import BENCHMARKS, main, record, whole_record
-from torch import nn
-
-import cudnn_autotune as ca
 
 DRY_RUNS = {
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous --table-size 20 "
@@ -167,33 +164,6 @@ def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(
         next(records)
     with pytest.raises(ProcessLookupError):
         os.kill(worker.pid, 0)
-
-
-def test_a_converted_model_shares_its_parameters(modules: None) -> None:
-    from common.network import convert
-
-    class Own(nn.Conv2d):
-        pass
-
-    shared = nn.Conv2d(4, 4, 3, padding="same", padding_mode="reflect")
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, stride=2, bias=False),
-        nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared)),
-        nn.Conv2d(4, 8, 3, dilation=2, groups=2),
-        Own(8, 2, 1),
-    ).eval()
-    x = torch.randn(2, 3, 16, 16)
-    expected, parameters = model(x), dict(model.named_parameters())
-    assert convert(model, "race") == 3
-    kinds = Counter(type(m) for m in model.modules() if isinstance(m, nn.Conv2d))
-    assert kinds == {ca.Conv2d: 3, Own: 1}
-    assert all(m.sampling == "race" for m in model.modules() if isinstance(m, ca.Conv2d))
-    found = dict(model.named_parameters())
-    assert found.keys() == parameters.keys()
-    assert all(found[name] is parameters[name] for name in found)
-    assert not any(module.training for module in model.modules())
-    assert torch.equal(model(x), expected)
-    assert convert(model) == 0
 
 
 def test_warm_starts_ratios_are_those_of_medians(modules: None) -> None:

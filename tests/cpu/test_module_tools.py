@@ -56,11 +56,12 @@ def test_each_argument_reaches_pytorchs() -> None:
     """None like its neighbour: one that is passed in another's place is seen."""
     every = (4, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2, False, "circular", "meta", torch.float64)
     theirs, ours = nn.Conv2d(*every), ca.Conv2d(*every, sampling="race", workspace_limit=7)
-    assert repr(ours) == repr(theirs)[:-1] + ", sampling=race, workspace_limit=7)"
+    policy = ", sampling=race, workspace_limit=7)"
+    assert repr(ours) == "cudnn_autotune." + repr(theirs)[:-1] + policy
     assert (ours.weight.dtype, ours.weight.device) == (theirs.weight.dtype, theirs.weight.device)
     assert ours.weight.shape == theirs.weight.shape
     lazy_theirs, lazy_ours = nn.LazyConv2d(*every[1:]), ca.LazyConv2d(*every[1:])
-    assert repr(lazy_ours) == repr(lazy_theirs)
+    assert repr(lazy_ours) == "cudnn_autotune." + repr(lazy_theirs)
     assert (lazy_ours.weight.dtype, lazy_ours.weight.device) == (torch.float64, ours.weight.device)
 
 
@@ -84,8 +85,8 @@ def test_initial_weights_are_pytorchs() -> None:
 
 def test_repr_starts_as_pytorchs_and_shows_what_is_ours(theirs: nn.Conv2d, ours: ca.Conv2d) -> None:
     plain = ca.Conv2d(4, 6, 3, padding=1)
-    assert repr(plain) == repr(theirs)
-    assert repr(ours).startswith(repr(theirs)[:-1])
+    assert repr(plain) == "cudnn_autotune." + repr(theirs)
+    assert repr(ours).startswith(repr(plain)[:-1])
     assert "median_of_three" in repr(ours)
     assert str(1 << 20) in repr(ours)
 

@@ -63,7 +63,7 @@ class Bench:
 @store_option
 @click.pass_context
 def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **given: Any) -> None:
-    """Tune a layer, or every Conv2d of a model, into the store.
+    """Tune a layer, or every convolution of a model, into the store.
 
     A layer is given by --input and --weight. A MODEL is torchvision:NAME, timm:NAME, or
     MODULE:CALLABLE, which names what makes the model in a module that is found from here. What the

@@ -12,13 +12,12 @@ from typing import Any
 import click
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.cli.wording import count
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
-from cudnn_autotune.nn.modules import Conv2d
+from cudnn_autotune.nn.models.convert import conversion, convert
 
 _OPTIONS = {
     "input_shape": "--input",
@@ -64,11 +63,11 @@ def of_model(
     """
     dtype, channels_last = DTYPES_BY_NAME[given["dtype"]], given["channels_last"]
     # The type is Any because torch before 2.15 does not annotate `to` with a memory format alone.
-    model: Any = adopted(load(text))
-    others = not_served(model)
-    if others:
-        types = ", ".join(dict.fromkeys(others))
-        say(f"{text}: {count(len(others), 'convolution')} not served by this package: {types}")
+    model: Any = convert(load(text))
+    left = conversion(model).left
+    if left:
+        reasons = "; ".join(dict.fromkeys(left.values()))
+        say(f"{text}: {count(len(left), 'convolution')} not served by this package: {reasons}")
     model = model.to(device, dtype)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -156,23 +155,3 @@ def _imported(module: str) -> Any:
     except Exception as error:  # the user's own code runs here
         reason = f"{type(error).__name__}: {error}"
         raise click.ClickException(f"{module} fails to import: {reason}") from error
-
-
-def adopted(model: nn.Module) -> nn.Module:
-    """The model with each ``torch.nn.Conv2d`` made a ``cudnn_autotune.Conv2d``, in place.
-
-    Subclasses are not converted, since they may override the forward.
-    """
-    for module in model.modules():
-        if type(module) is nn.Conv2d:
-            module.__class__ = Conv2d
-    return model
-
-
-def not_served(model: nn.Module) -> list[str]:
-    """The type's name of each convolution that :func:`adopted` leaves as it is."""
-    return [
-        type(module).__name__
-        for module in model.modules()
-        if isinstance(module, _ConvNd) and not isinstance(module, Conv2d)
-    ]

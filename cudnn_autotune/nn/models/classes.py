@@ -1,0 +1,206 @@
+"""The class that a module gets when its model is converted, and the class that it had before.
+
+A module is converted by assigning its ``__class__``. Everything else of it stays: parameters,
+buffers, hooks, attributes, and whoever refers to it.
+
+- PyTorch's own classes become ours, by ``COUNTERPARTS``.
+- A subclass ``C`` of them gets a class ``C'`` made for it, with the bases ``C`` and our class. What
+  ``C`` does not define, or calls by ``super()``, is then ours. If ``C`` has a forward of its own,
+  that forward runs under :class:`Routing`. So does the forward of any other module that calls
+  ``torch.nn.functional.conv2d`` itself.
+- Classes that PyTorch makes for a module when it wraps it (``register_parametrization``,
+  ``fully_shard``) are made again, on top of the converted class.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.modules.conv import _ConvNd
+
+from cudnn_autotune.nn import modules
+from cudnn_autotune.nn.models.routing import Routing, calls_convolutions
+from cudnn_autotune.nn.modules import WithPolicy
+
+Class = type[Any]
+
+_NAMES = [f"{kind}{dims}d" for kind in ("Conv", "ConvTranspose") for dims in (1, 2, 3)]
+COUNTERPARTS: dict[Class, Class] = {
+    getattr(nn, name): getattr(modules, name)
+    for name in (*_NAMES, *(f"Lazy{name}" for name in _NAMES))
+}
+"""PyTorch's classes, and ours."""
+_ORIGINALS = {ours: theirs for theirs, ours in COUNTERPARTS.items()}
+_DERIVED: dict[Class, Class] = {}
+POLICY = ("sampling", "workspace_limit")
+_NEW_OBJECT: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+_OF_QUANTIZATION = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+
+
+class NotConverted(Exception):
+    """The reason why a convolution stays as it is."""
+
+
+class Derived(WithPolicy):
+    """A base of the classes that are made for subclasses of PyTorch's."""
+
+    converted_from: Class
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles the class by the one that it was made for, which can be imported."""
+        reduced = super().__reduce_ex__(max(2, int(protocol)))
+        if isinstance(reduced, tuple) and reduced[0] is _NEW_OBJECT:
+            arguments = (self.converted_from, *reduced[1][1:])
+            return (new_converted, arguments, *reduced[2:])
+        return reduced
+
+
+class RoutedForward(Derived):
+    """As :class:`Derived`, for a class whose forward calls PyTorch's functions."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with Routing(self.sampling, self.workspace_limit):
+            return super().forward(*args, **kwargs)
+
+
+def new_converted(original: Class, *args: Any) -> nn.Module:
+    """An empty module of the class that is made for ``original``; pickled modules start so."""
+    cls = _derived(original)
+    module: nn.Module = cls.__new__(cls, *args)
+    return module
+
+
+def is_ours(module: nn.Module) -> bool:
+    """Whether this package serves the module's convolution."""
+    return isinstance(module, WithPolicy)
+
+
+def is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether the module is a convolution of PyTorch's, whichever kind of it."""
+    if is_scripted(module):
+        return "Conv" in str(getattr(module, "original_name", ""))
+    return isinstance(module, _ConvNd) or _is_quantized(module)
+
+
+def class_for(module: nn.Module) -> Class | None:
+    """The class to convert the module to; None if it is ours, or computes no convolution itself.
+
+    Raises:
+        NotConverted: the module is a convolution, or calls one, and must stay as it is.
+    """
+    if is_ours(module):
+        return None
+    if is_scripted(module):
+        if is_convolution(module):
+            raise NotConverted("it is compiled by torch.jit")
+        return None
+    if _is_quantized(module):
+        raise NotConverted("it is quantized, and runs kernels for integers")
+    cls = type(module)
+    try:
+        made = _converted(cls)
+    except TypeError as error:  # of metaclasses, and of `__init_subclass__`
+        raise NotConverted(f"no class can be made from {cls.__name__}: {error}") from error
+    if made is None:
+        if is_convolution(module):
+            raise NotConverted(f"cudnn_autotune has no counterpart of {cls.__name__}")
+        return None
+    if isinstance(module, fx.GraphModule):
+        raise NotConverted("it is an fx.GraphModule, which makes its forward anew")
+    for name in POLICY:
+        if hasattr(module, name):
+            raise NotConverted(f"it has an attribute {name!r} of its own")
+    if "forward" in vars(module) and getattr(made, "forward", None) is not cls.forward:
+        raise NotConverted("its forward is set on the module, where no class can replace it")
+    return made
+
+
+def original_class(cls: Class) -> Class | None:
+    """The class that a module of ``cls`` had before; None if it was not converted."""
+    if cls in _ORIGINALS:
+        return _ORIGINALS[cls]
+    found: Class | None = vars(cls).get("converted_from")
+    if found is not None and (not _wraps(cls) or _names(found) == _names(cls)):
+        return found
+    return _rebuilt(cls, original_class) if _wraps(cls) else None
+
+
+def _converted(cls: Class) -> Class | None:
+    if cls in COUNTERPARTS:
+        return COUNTERPARTS[cls]
+    if _wraps(cls):
+        made = _rebuilt(cls, _converted)
+        if made is not None:
+            made.converted_from = cls
+        return made
+    if not issubclass(cls, tuple(COUNTERPARTS)) and not calls_convolutions(cls):
+        return None
+    return _derived(cls)
+
+
+def _derived(cls: Class) -> Class:
+    """The class that is made for ``cls``: one, however often it is asked for."""
+    if cls not in _DERIVED:
+        _DERIVED.setdefault(cls, _derive(cls))
+    return _DERIVED[cls]
+
+
+def _derive(cls: Class) -> Class:
+    theirs = next((base for base in cls.__mro__ if base in COUNTERPARTS), None)
+    has_own_forward = theirs is None or any(
+        getattr(cls, name, None) is not getattr(theirs, name, None)
+        for name in ("forward", "_conv_forward")
+    )
+    first = RoutedForward if has_own_forward else Derived
+    bases = (first, cls) if theirs is None else (first, cls, COUNTERPARTS[theirs])
+    namespace: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__init__": cls.__init__,
+        "converted_from": cls,
+    }
+    becomes = getattr(cls, "cls_to_become", None)  # of a lazy module
+    if becomes is not None:
+        namespace["cls_to_become"] = _converted(becomes)
+    make: Any = type(cls)  # a metaclass, where the user has one
+    return make(cls.__name__, bases, namespace)
+
+
+def _wraps(cls: Class) -> bool:
+    """Whether PyTorch made the class to wrap a module of its base."""
+    of_parametrization = getattr(vars(cls).get("__getstate__"), "__module__", "")
+    names = [f"{base.__module__}.{base.__name__}" for base in cls.__bases__]
+    return (
+        of_parametrization == "torch.nn.utils.parametrize"
+        or "torch.distributed.fsdp.FSDPModule" in names
+    )
+
+
+def _rebuilt(cls: Class, change: Any) -> Class | None:
+    """The class, made again on top of its changed bases; None if no base changes.
+
+    ``cls`` itself stays, since copies of the module may share it.
+    """
+    changed = [change(base) for base in cls.__bases__]
+    if not any(changed):
+        return None
+    bases = tuple(new or old for new, old in zip(changed, cls.__bases__, strict=True))
+    make: Any = type(cls)
+    return make(cls.__name__, bases, {name: vars(cls)[name] for name in _names(cls)})
+
+
+def _names(cls: Class) -> set[str]:
+    return set(vars(cls)) - {"__dict__", "__weakref__", "converted_from"}
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    cls = type(module)
+    return cls.__module__.startswith(_OF_QUANTIZATION) and "Conv" in cls.__name__

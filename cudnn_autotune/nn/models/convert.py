@@ -1,0 +1,187 @@
+"""``convert`` and ``revert``: a model's convolutions become this package's, and PyTorch's again."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from cudnn_autotune.nn.models import classes
+from cudnn_autotune.nn.models import memory_format as layouts
+from cudnn_autotune.nn.models.memory_format import MemoryFormatChoice
+from cudnn_autotune.tuning.settings import check_policy
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_log = logging.getLogger(__name__)
+_measured: WeakKeyDictionary[nn.Module, MemoryFormatChoice] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What of a model this package serves."""
+
+    served: dict[str, str]
+    """The class of each module that this package serves, by the module's name in the model."""
+    left: dict[str, str]
+    """Why PyTorch serves a convolution, by the module's name in the model."""
+    memory_format: MemoryFormatChoice | None
+    """What ``memory_format="auto"`` measured; None if it was not asked for, or for a copy."""
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.served)} served by cudnn_autotune, {len(self.left)} by PyTorch"]
+        lines += [f"{name or 'the model'}: {reason}" for name, reason in self.left.items()]
+        if self.memory_format is not None:
+            lines.append(str(self.memory_format))
+        return "\n".join(lines)
+
+
+def convert(
+    model: Model,
+    sampling: str | None = None,
+    workspace_limit: int | None = None,
+    *,
+    memory_format: torch.memory_format | Literal["auto"] | None = None,
+    example_input: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
+) -> Model:
+    """Makes every convolution of a model run the engine that a search chose for its shape.
+
+    It works in place, by giving modules another class. Parameters, buffers, hooks, names, the state
+    dict, and what an optimizer or a wrapper refers to stay what they are. A subclass with a forward
+    of its own keeps it, and the calls of ``torch.nn.functional.conv2d`` in it are served; so are
+    those of other modules. What is served already keeps its settings. ``conversion(model)`` says
+    what was left to PyTorch, and why; ``revert(model)`` undoes it. The model may be on any device,
+    and on one that is not CUDA computes what it did before, bit for bit.
+
+    Args:
+        model: any module, a single convolution too.
+        sampling: the mode of the converted modules, as of ``cudnn_autotune.Conv2d``.
+        workspace_limit: the most bytes of workspace of their engines, as there.
+        memory_format: None leaves the model's layout. ``torch.channels_last`` and
+            ``torch.contiguous_format`` change it as ``model.to(memory_format=...)`` does, and
+            5-dimensional weights become channels_last_3d. ``"auto"`` times the model in both, takes
+            the faster, and keeps it contiguous if its outputs differ: see docs/models.md.
+        example_input: what ``"auto"`` runs the model on: a tensor, a tuple of positional arguments,
+            or a dict of keyword arguments, in the layout in which the model will get them.
+
+    Returns:
+        The same model. If it has nothing to convert, a UserWarning says so.
+
+    Raises:
+        TypeError: ``model`` is not a module, or ``example_input`` none of the above.
+        ValueError: the model is compiled by torch.jit; the mode is unknown or the limit negative;
+            ``memory_format`` is none of the above, comes without ``example_input``, or the model is
+            wrapped for several GPUs already.
+        Exception: whatever the model raises on ``example_input``. After any error the model is what
+            it was.
+    """
+    _check_model(model)
+    check_policy(sampling, workspace_limit)
+    arguments = layouts.check_arguments(memory_format, example_input)
+    with _undone_on_error(model):
+        _swap(model, sampling, workspace_limit)
+        if memory_format == "auto":
+            _measured[model] = layouts.choose(model, *arguments)
+        elif memory_format is not None:
+            layouts.apply(model, memory_format)
+    done = conversion(model)
+    _log.info("%s: %s", type(model).__name__, done)
+    if not done.served:
+        reasons = "".join(f"; {name or 'it'}: {reason}" for name, reason in done.left.items())
+        warnings.warn(
+            f"{type(model).__name__} has no convolution that cudnn_autotune can serve{reasons}",
+            stacklevel=2,
+        )
+    return model
+
+
+def revert(model: Model) -> Model:
+    """Gives every module that this package serves the class that it had before, in place.
+
+    That holds for copies and pickled models too. Modules that were created as
+    ``cudnn_autotune.Conv2d`` become ``torch.nn.Conv2d``; a class that a user derived from ours
+    stays. The layout of the weights stays as well.
+
+    Returns:
+        The same model.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    for module in model.modules():
+        original = classes.original_class(type(module)) if classes.is_ours(module) else None
+        if original is not None:
+            _set_class(module, original, {})
+    _measured.pop(model, None)
+    return model
+
+
+def conversion(model: nn.Module) -> Conversion:
+    """What of the model this package serves now, and why it leaves the rest to PyTorch.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    served, left = {}, {}
+    for name, module in model.named_modules():
+        try:
+            if classes.is_ours(module):
+                served[name] = type(module).__name__
+            elif classes.class_for(module) is not None:
+                left[name] = "it is not converted"
+        except classes.NotConverted as reason:
+            left[name] = str(reason)
+    return Conversion(served, left, _measured.get(model))
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if classes.is_scripted(model):
+        raise ValueError(
+            "model must not be compiled by torch.jit, which fixes what it calls: convert it before "
+            "torch.jit.trace, or use torch.compile"
+        )
+
+
+def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None) -> None:
+    given = {"sampling": sampling, "workspace_limit": workspace_limit}
+    policy = {name: value for name, value in given.items() if value is not None}
+    for module in list(model.modules()):
+        try:
+            made = classes.class_for(module)
+        except classes.NotConverted:
+            continue
+        if made is not None:
+            _set_class(module, made, policy)
+
+
+def _set_class(module: nn.Module, cls: type[nn.Module], policy: dict[str, Any]) -> None:
+    """Changes the class of a module; ``policy`` replaces its attributes of this package."""
+    module.__class__ = cls
+    for name in classes.POLICY:
+        vars(module).pop(name, None)
+    vars(module).update(policy)
+
+
+@contextmanager
+def _undone_on_error(model: nn.Module) -> Iterator[None]:
+    before = [(module, type(module)) for module in model.modules()]
+    try:
+        yield
+    except BaseException:
+        for module, cls in before:
+            if type(module) is not cls:
+                _set_class(module, cls, {})
+        raise

@@ -1,0 +1,111 @@
+"""Runs a forward whose calls of ``torch.nn.functional.conv2d`` are served by this package.
+
+The calls are caught by a ``TorchFunctionMode``, so that they may be anywhere below the forward: in
+a helper function of another module, too. Dynamo traces the mode without a graph break. In eager
+mode every call of a torch function in such a forward costs the host about 2 microseconds more.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from cudnn_autotune.nn import functional
+
+# `torch.conv2d` is the same object as `torch.nn.functional.conv2d`.
+ROUTED: dict[Any, Callable[..., Any]] = {
+    getattr(F, name): getattr(functional, name) for name in functional.fast_functions
+}
+"""PyTorch's functions, and those of this package that take their place."""
+
+_CALLS: dict[type[Any], bool] = {}
+
+
+class Routing(TorchFunctionMode):
+    """Serves the calls of PyTorch's convolution functions in a ``with`` block.
+
+    Args:
+        sampling, workspace_limit: as for ``cudnn_autotune.functional.conv2d``.
+    """
+
+    def __init__(self, sampling: str | None, workspace_limit: int | None) -> None:
+        super().__init__()
+        self._sampling = sampling
+        self._workspace_limit = workspace_limit
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        ours = ROUTED.get(func)
+        if ours is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return ours(
+            *args,
+            **(kwargs or {}),
+            sampling=self._sampling,
+            workspace_limit=self._workspace_limit,
+        )
+
+
+def calls_convolutions(cls: type[Any]) -> bool:
+    """Whether the forward that ``cls`` defines names one of the functions in ``ROUTED``.
+
+    Followed are the methods of the class that the forward names, and the functions that it reaches
+    by global names (``conv2d_same(...)``, ``F.conv2d(...)``). A function that comes from a table,
+    an attribute or a closure is not seen.
+    """
+    if cls not in _CALLS:
+        _CALLS[cls] = _calls_convolutions(cls)
+    return _CALLS[cls]
+
+
+def _calls_convolutions(cls: type[Any]) -> bool:
+    left: list[Any] = [inspect.getattr_static(cls, "forward", None)]
+    seen: set[Any] = set()
+    while left:
+        function = left.pop()
+        function = getattr(function, "__func__", function)  # of a static or class method
+        if not isinstance(function, FunctionType):
+            continue
+        function = inspect.unwrap(function)
+        if function in seen or str(function.__module__).startswith("torch."):
+            continue
+        seen.add(function)
+        for code in _codes(function.__code__):
+            for found in _reached(code, function.__globals__):
+                if any(found is routed for routed in ROUTED):
+                    return True
+                left.append(found)
+            left += [inspect.getattr_static(cls, name, None) for name in code.co_names]
+    return False
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code, and that of the functions that are defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _reached(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
+    """The objects that the code reaches by a global name, or by ``module.name``."""
+    found: Any = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            found = names.get(instruction.argval)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(found, ModuleType):
+            found = getattr(found, instruction.argval, None)
+        else:
+            continue
+        yield found

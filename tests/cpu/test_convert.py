@@ -1,0 +1,605 @@
+"""``convert`` and ``revert``: what they change of a model, what they keep, and what they refuse."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import fuse_conv_bn_eval, parametrizations, parametrize, prune
+from torch.nn.utils import weight_norm as old_weight_norm
+
+import cudnn_autotune as ca
+
+
+class Plain(nn.Conv2d):
+    """A subclass that computes what its base does."""
+
+
+class Standardized(nn.Conv2d):
+    """A forward of its own, as timm's StdConv2d."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(input, weight, self.bias, self.stride, self.padding)
+
+
+class BySuper(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2
+
+
+def helper(input: Tensor, weight: Tensor) -> Tensor:
+    return torch.conv2d(input, weight, padding=1)
+
+
+class Functional(nn.Module):
+    """No convolution by its class; it calls one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(4, 4, 3, 3))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.blurred(input)
+
+    def blurred(self, input: Tensor) -> Tensor:
+        return helper(input, self.kernel)
+
+
+class OwnLazy(nn.LazyConv2d):
+    cls_to_become = Plain
+
+
+class OwnSampling(nn.Conv2d):
+    sampling = "bilinear"
+
+
+class Net(nn.Module):
+    """Every kind of convolution that is converted, one of them shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding="same", padding_mode="reflect")
+        self.twice = nn.Conv2d(4, 4, 3, padding=1, groups=2)
+        self.kinds = nn.Sequential(
+            Plain(4, 4, 1),
+            Standardized(4, 4, 3, padding=1),
+            BySuper(4, 4, 1, bias=False),
+            Functional(),
+            nn.Sequential(self.twice, nn.BatchNorm2d(4), nn.ReLU()),
+        )
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.kinds(self.twice(self.stem(x)))
+        out: Tensor = self.head(y.mean((2, 3)))
+        return out
+
+
+SERVED = {
+    "stem": "Conv2d",
+    "twice": "Conv2d",
+    "kinds.0": "Plain",
+    "kinds.1": "Standardized",
+    "kinds.2": "BySuper",
+    "kinds.3": "Functional",
+}
+
+
+@pytest.fixture
+def model() -> Net:
+    return Net()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 3, 8, 9)
+
+
+def classes(model: nn.Module) -> list[type[nn.Module]]:
+    return [type(module) for module in model.modules()]
+
+
+def operators(model: nn.Module, *shape: int) -> list[tuple[str, str]]:
+    """The operators of this package that the model calls, each with its mode."""
+    graph = make_fx(model)(torch.empty(shape, device="cuda")).graph
+    return [
+        (str(node.target).split(".")[1], node.args[7])
+        for node in graph.nodes
+        if str(node.target).startswith("cudnn_autotune")
+    ]
+
+
+# What is converted, and what of it stays.
+
+
+def test_every_kind_is_converted_in_place(model: Net, x: Tensor) -> None:
+    expected, parameters = model(x), dict(model.named_parameters())
+    state, modules = model.state_dict(), list(model.modules())
+    assert ca.convert(model, "race", 1 << 20) is model
+    found = ca.conversion(model)
+    assert found.served == SERVED
+    assert found.left == {}
+    assert found.memory_format is None
+    assert all(one is other for one, other in zip(model.modules(), modules, strict=True))
+    assert dict(model.named_parameters()).keys() == parameters.keys()
+    assert all(p is parameters[name] for name, p in model.named_parameters())
+    assert model.state_dict().keys() == state.keys()
+    assert torch.equal(model(x), expected)
+    for name in SERVED:
+        module = model.get_submodule(name)
+        assert (module.sampling, module.workspace_limit) == ("race", 1 << 20)
+    assert isinstance(model.kinds[1], Standardized)
+    assert isinstance(model.kinds[1], ca.Conv2d)
+
+
+@pytest.mark.search
+def test_each_calls_the_operator_with_the_mode() -> None:
+    with FakeTensorMode(), torch.device("cuda"):
+        model = Net().eval()
+        assert operators(model, 2, 3, 8, 9) == []
+        ca.convert(model, "race")
+        # The shared one is called twice.
+        assert operators(model, 2, 3, 8, 9) == [("conv_fprop", "race")] * (len(SERVED) + 1)
+
+
+def test_the_root_may_be_a_convolution(x: Tensor) -> None:
+    conv = nn.Conv2d(3, 4, 3)
+    assert type(ca.convert(conv)) is ca.Conv2d
+    assert ca.conversion(conv).served == {"": "Conv2d"}
+    assert type(ca.revert(conv)) is nn.Conv2d
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose", "LazyConv", "LazyConvTranspose"])
+def test_every_layer_of_pytorchs(kind: str, dims: int) -> None:
+    name = f"{kind}{dims}d"
+    base = getattr(nn, name)
+    own = type("Own", (base,), {})
+    channels = (4,) if "Lazy" in kind else (3, 4)
+    model = nn.ModuleList([base(*channels, 3), own(*channels, 3)])
+    x = torch.randn(2, 3, *[6] * dims)
+    ca.convert(model, "race")
+    assert type(model[0]) is getattr(ca, name)
+    assert isinstance(model[1], own)
+    for layer in model:
+        assert isinstance(layer, getattr(ca, name))
+        output = layer(x)
+        layer.requires_grad_(False)
+        assert layer.sampling == "race"
+        assert torch.equal(ca.revert(layer)(x), output)
+    assert type(model[0]) is getattr(nn, name.removeprefix("Lazy"))
+
+
+def test_a_transposed_convolution_with_a_forward_of_its_own() -> None:
+    class Own(nn.ConvTranspose2d):
+        def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+            return F.conv_transpose2d(x, self.weight.exp(), self.bias, 2)
+
+    x, layer = torch.randn(2, 3, 5, 5), Own(3, 4, 3)
+    expected = layer(x)
+    ca.convert(layer)
+    assert isinstance(layer, ca.ConvTranspose2d)
+    assert torch.equal(layer(x), expected)
+
+
+def test_gradients_are_pytorchs(model: Net, x: Tensor) -> None:
+    twin = ca.convert(copy.deepcopy(model))
+    for each in (model, twin):
+        each(x).square().sum().backward()
+    for expected, actual in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(actual.grad, expected.grad)
+
+
+def test_an_optimizer_goes_on(model: Net, x: Tensor) -> None:
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        optimizer = torch.optim.Adam(each.parameters(), 0.1)
+        for index in range(3):
+            if index == 1 and each is twin:
+                ca.convert(each)
+            optimizer.zero_grad()
+            each(x).square().sum().backward()
+            optimizer.step()
+    for expected, actual in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_hooks_stay_and_run(model: Net, x: Tensor) -> None:
+    calls: list[str] = []
+    for name in ("stem", "kinds.1", "kinds.3"):
+        module = model.get_submodule(name)
+        module.register_forward_hook(lambda *_, name=name: calls.append(name))
+        module.register_full_backward_hook(lambda *_, name=name: calls.append(f"grad {name}"))
+    ca.convert(model)
+    model(x).sum().backward()
+    assert calls == ["stem", "kinds.1", "kinds.3", "grad kinds.3", "grad kinds.1", "grad stem"]
+
+
+def test_what_is_ours_already_keeps_its_settings(x: Tensor) -> None:
+    model = nn.Sequential(ca.Conv2d(3, 4, 3, sampling="online"), nn.Conv2d(4, 4, 3))
+    ca.convert(model, "race")
+    assert [module.sampling for module in model] == ["online", "race"]
+    before = classes(model)
+    ca.convert(model, "sustained")
+    assert [module.sampling for module in model] == ["online", "race"]
+    assert classes(model) == before
+
+
+def test_a_lazy_module(x: Tensor) -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 3), OwnLazy(4, 3))
+    kinds = classes(model)
+    ca.convert(model, "race")
+    ca.revert(model)
+    assert classes(model) == kinds
+    ca.convert(model, "race")
+    output = model(x)
+    assert type(model[0]) is ca.Conv2d
+    assert isinstance(model[1], Plain)
+    assert isinstance(model[1], ca.Conv2d)
+    assert [module.sampling for module in model] == ["race", "race"]
+    ca.revert(model)
+    assert classes(model) == [nn.Sequential, nn.Conv2d, Plain]
+    assert torch.equal(model(x), output)
+
+
+def test_a_helper_of_torchs_and_an_unused_name_are_no_call() -> None:
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv2d = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.conv2d(x))
+
+    model = ca.convert(Uses())
+    assert type(model) is Uses
+    assert ca.conversion(model).served == {"conv2d": "Conv2d"}
+
+
+# Saving, copying, wrapping.
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "old pickle", "torch.save"])
+def test_copies_are_converted_and_can_be_reverted(model: Net, x: Tensor, way: str) -> None:
+    kinds, expected = classes(model), model.eval()(x)
+    ca.convert(model, "race")
+    if way == "deepcopy":
+        twin = copy.deepcopy(model)
+    elif way == "torch.save":
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        twin = torch.load(buffer, weights_only=False)
+    else:
+        twin = pickle.loads(pickle.dumps(model, protocol=0 if way == "old pickle" else None))
+    assert classes(twin) == classes(model)
+    assert ca.conversion(twin).served == SERVED
+    assert twin.kinds[1].sampling == "race"
+    assert torch.equal(twin(x), expected)
+    ca.revert(twin)
+    assert classes(twin) == kinds
+    assert ca.conversion(model).served == SERVED, "the original is another model"
+
+
+def test_revert_restores_everything(model: Net, x: Tensor) -> None:
+    kinds, text, names = classes(model), repr(model), [set(vars(m)) for m in model.modules()]
+    expected = model(x)
+    assert ca.revert(ca.convert(model, "race")) is model
+    assert classes(model) == kinds
+    assert repr(model) == text
+    assert [set(vars(m)) for m in model.modules()] == names
+    assert torch.equal(model(x), expected)
+    assert ca.revert(model) is model, "a second time nothing is left to do"
+
+
+def test_revert_makes_a_layer_of_ours_pytorchs(x: Tensor) -> None:
+    class Derived(ca.Conv2d):
+        pass
+
+    model = nn.Sequential(ca.Conv2d(3, 4, 1, sampling="race"), Derived(4, 4, 1))
+    assert classes(ca.revert(model)) == [nn.Sequential, nn.Conv2d, Derived]
+
+
+def test_a_parametrization_before(x: Tensor) -> None:
+    conv = parametrizations.weight_norm(Standardized(3, 4, 3))
+    twin, kind, expected = copy.deepcopy(conv), type(conv), conv(x)
+    ca.convert(conv, "race")
+    assert parametrize.is_parametrized(conv, "weight")
+    assert isinstance(conv, ca.Conv2d)
+    assert isinstance(conv, Standardized)
+    assert torch.equal(conv(x), expected)
+    assert type(twin) is kind, "a copy shares the class, and was not converted"
+    assert torch.equal(copy.deepcopy(conv)(x), expected)
+    ca.revert(conv)
+    assert type(conv) is kind
+    ca.convert(conv)
+    parametrize.remove_parametrizations(conv, "weight")
+    assert isinstance(conv, ca.Conv2d)
+    assert torch.allclose(conv(x), expected)
+    assert type(ca.revert(conv)) is Standardized
+
+
+def test_a_parametrization_after(x: Tensor) -> None:
+    conv = ca.convert(nn.Conv2d(3, 4, 3))
+    parametrizations.spectral_norm(conv)
+    expected = conv.eval()(x)
+    ca.revert(conv)
+    assert not isinstance(conv, ca.Conv2d)
+    assert torch.equal(conv(x), expected)
+    parametrize.remove_parametrizations(conv, "weight")
+    assert type(conv) is nn.Conv2d
+
+
+def test_another_parametrization_between(x: Tensor) -> None:
+    conv = parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
+    ca.convert(conv)
+    parametrize.register_parametrization(conv, "bias", nn.Tanh())
+    expected = conv(x)
+    ca.revert(conv)
+    assert not isinstance(conv, ca.Conv2d)
+    assert parametrize.is_parametrized(conv, "bias")
+    assert torch.equal(conv(x), expected)
+
+
+def test_pruning_and_the_old_weight_norm(x: Tensor) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), old_weight_norm(nn.Conv2d(4, 4, 3)))
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+    expected = model(x)
+    ca.convert(model)
+    assert torch.equal(model(x), expected)
+    prune.remove(model[0], "weight")
+    assert int((model[0].weight == 0).sum()) == model[0].weight.numel() // 2
+    assert torch.equal(model(x), expected)
+
+
+def test_a_wrapped_model_is_converted_within(model: Net, x: Tensor) -> None:
+    wrapped = nn.DataParallel(model)
+    assert ca.convert(wrapped) is wrapped
+    assert ca.conversion(wrapped).served.keys() == {f"module.{name}" for name in SERVED}
+
+
+# Compiling and tracing.
+
+
+def graph_of(model: nn.Module, x: Tensor) -> str:
+    """The names of what Dynamo traces, without a graph break."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend, fullgraph=True)(x)
+    (graph,) = graphs
+    return " ".join(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
+
+
+@pytest.mark.search
+def test_dynamo_traces_a_forward_of_its_own_without_a_break() -> None:
+    with FakeTensorMode():
+        conv = Standardized(4, 4, 3, device="cuda")
+        ca.convert(conv, "race")
+        text = graph_of(conv, torch.empty(2, 4, 8, 8, device="cuda"))
+    assert "cudnn_autotune.conv_fprop" in text
+    assert "conv2d" not in text
+
+
+def test_a_compiled_model_is_compiled_again(model: Net, x: Tensor) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    expected = compiled(x)
+    assert ca.convert(compiled) is compiled
+    assert ca.conversion(compiled).served.keys() == {f"_orig_mod.{name}" for name in SERVED}
+    torch.testing.assert_close(compiled(x), expected)
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), expected)
+
+
+def test_tools_that_need_revert(model: Net, x: Tensor) -> None:
+    """What docs/models.md lists: each does something else to a converted model."""
+    torch._dynamo.reset()
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    ca.convert(plain)
+    with pytest.raises(Exception, match=r"."):
+        torch.jit.script(plain)
+    fuse = torch.ao.quantization.fuse_modules
+    with pytest.raises(AssertionError, match="did not find fuser method"):
+        fuse(plain, [["0", "1", "2"]])
+    leaves = [n.target for n in torch.fx.symbolic_trace(plain).graph.nodes if n.op == "call_module"]
+    assert "0" not in leaves
+    expected = plain(x)
+    ca.revert(plain)
+    torch.testing.assert_close(torch.jit.script(plain)(x), expected)
+    torch.testing.assert_close(fuse(plain, [["0", "1", "2"]])(x), expected)
+    leaves = [n.target for n in torch.fx.symbolic_trace(plain).graph.nodes if n.op == "call_module"]
+    assert leaves[0] == "0"
+
+
+def test_eager_quantization_needs_revert(x: Tensor) -> None:
+    from torch.ao import quantization
+
+    def quantized(model: nn.Module) -> nn.Module:
+        model.qconfig = quantization.default_qconfig
+        prepared = quantization.prepare(model)
+        prepared(x)
+        return quantization.convert(prepared)
+
+    model = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 4, 3)).eval()
+    ca.convert(model)
+    assert isinstance(quantized(copy.deepcopy(model))[1], ca.Conv2d), "it was not quantized"
+    found = quantized(ca.revert(model))
+    assert "quantized" in type(found[1]).__module__
+
+
+def test_fusing_with_batch_norm_by_hand(x: Tensor) -> None:
+    conv, norm = ca.convert(Plain(3, 4, 3)).eval(), nn.BatchNorm2d(4).eval()
+    fused = fuse_conv_bn_eval(conv, norm)
+    assert type(fused) is type(conv)
+    torch.testing.assert_close(fused(x), norm(conv(x)))
+
+
+def test_what_is_traced_does_without_this_package(model: Net, x: Tensor) -> None:
+    ca.convert(model.eval())
+    expected = model(x)
+    assert torch.equal(torch.jit.trace(model, x)(x), expected)
+    program = torch.export.export(model, (x,))
+    assert "cudnn_autotune" not in str(program.graph)
+    torch.testing.assert_close(program.module()(x), expected)
+
+
+@pytest.mark.parametrize("kind", [Standardized, Functional])
+def test_func_transforms(kind: type[nn.Module]) -> None:
+    module: Any = kind(4, 4, 3, padding=1) if kind is Standardized else kind()
+    x = torch.randn(2, 4, 6, 6)
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(module, parameters, (x.unsqueeze(0),)).sin().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    parameters = dict(module.named_parameters())
+    expected = each(parameters, x)
+    ca.convert(module)
+    for name, found in each(parameters, x).items():
+        torch.testing.assert_close(found, expected[name])
+
+
+# What is said.
+
+
+def test_repr_shows_what_is_converted(model: Net) -> None:
+    ca.convert(model, "race", 4096)
+    lines = [line for line in repr(model).splitlines() if "cudnn_autotune." in line]
+    assert len(lines) == len(SERVED) + 1  # the shared one is shown in both places
+    assert all("sampling=race, workspace_limit=4096" in line for line in lines)
+    assert "cudnn_autotune.Functional(sampling=race, workspace_limit=4096)" in repr(model)
+    assert "cudnn_autotune.Standardized(4, 4, kernel_size=(3, 3)" in repr(model)
+
+
+def test_the_log_tells_the_result(model: Net, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="cudnn_autotune"):
+        ca.convert(nn.Sequential(model, OwnSampling(3, 3, 1)))
+    assert f"{len(SERVED)} served by cudnn_autotune, 1 by PyTorch" in caplog.text
+    assert "1: it has an attribute 'sampling' of its own" in caplog.text
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(nn.Conv2d(3, 3, 1))
+
+
+def quantized() -> nn.Module:
+    return torch.ao.nn.quantized.Conv2d(3, 3, 1)
+
+
+def with_a_forward_on_the_module() -> nn.Module:
+    conv = Standardized(3, 3, 1)
+    conv.forward = conv.forward
+    return conv
+
+
+def with_slots() -> nn.Module:
+    class Slots(nn.Conv2d):
+        def __init_subclass__(cls, *, needed: int) -> None:
+            super().__init_subclass__()
+
+    return Slots(3, 3, 1)
+
+
+LEFT = {
+    "scripted": (scripted, "it is compiled by torch.jit"),
+    "quantized": (quantized, "it is quantized, and runs kernels for integers"),
+    "own attribute": (
+        lambda: OwnSampling(3, 3, 1),
+        "it has an attribute 'sampling' of its own",
+    ),
+    "forward on the module": (
+        with_a_forward_on_the_module,
+        "its forward is set on the module, where no class can replace it",
+    ),
+    "no class": (with_slots, "no class can be made from Slots"),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_is_left_is_listed(kind: str) -> None:
+    make, reason = LEFT[kind]
+    model = nn.Sequential(make(), nn.Conv2d(3, 4, 1))
+    before = type(model[0])
+    ca.convert(model)
+    found = ca.conversion(model)
+    assert found.served == {"1": "Conv2d"}
+    assert found.left.keys() == {"0"}
+    assert found.left["0"].startswith(reason)
+    assert type(model[0]) is before
+
+
+def test_what_was_added_later_is_listed(model: Net) -> None:
+    ca.convert(model)
+    model.later = nn.Conv2d(3, 4, 1)
+    assert ca.conversion(model).left == {"later": "it is not converted"}
+
+
+# What is refused.
+
+
+def test_nothing_to_convert_is_a_warning() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    with pytest.warns(UserWarning, match="Sequential has no convolution that cudnn_autotune can"):
+        assert ca.convert(model) is model
+    with pytest.warns(UserWarning, match="0: it has an attribute 'sampling'"):
+        ca.convert(nn.Sequential(OwnSampling(3, 3, 1)))
+
+
+@pytest.mark.parametrize("function", [ca.convert, ca.revert, ca.conversion])
+def test_no_module(function: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got function"):
+        function(lambda x: x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"sampling": "fastest"}, ValueError, r"sampling.*till_stable"),
+        ({"workspace_limit": -1}, ValueError, "workspace_limit"),
+        ({"memory_format": "channels_last"}, ValueError, "memory_format must be None, 'auto'"),
+        ({"memory_format": torch.preserve_format}, ValueError, "memory_format must be None"),
+        ({"memory_format": "auto"}, ValueError, "example_input must be given"),
+        ({"memory_format": "auto", "example_input": [1]}, TypeError, "example_input must be a"),
+        ({"example_input": torch.ones(1)}, ValueError, "example_input is only for"),
+    ],
+)
+def test_bad_arguments_change_nothing(
+    model: Net, arguments: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    before = classes(model)
+    with pytest.raises(error, match=said):
+        ca.convert(model, **arguments)
+    assert classes(model) == before
+
+
+@pytest.mark.parametrize("way", ["script", "trace"])
+def test_a_scripted_model_is_refused(way: str, x: Tensor) -> None:
+    conv = nn.Conv2d(3, 4, 1)
+    model = torch.jit.script(conv) if way == "script" else torch.jit.trace(conv, x)
+    with pytest.raises(ValueError, match=r"model must not be compiled by torch\.jit"):
+        ca.convert(model)
+
+
+def test_an_error_half_way_changes_nothing(model: Net, x: Tensor) -> None:
+    model.done = ca.Conv2d(3, 3, 1, sampling="online")
+    before, names = classes(model), [set(vars(m)) for m in model.modules()]
+    with pytest.raises(RuntimeError, match="expected input"):
+        ca.convert(model, "race", memory_format="auto", example_input=torch.randn(2, 5, 8, 8))
+    assert classes(model) == before
+    assert [set(vars(m)) for m in model.modules()] == names
+    assert model.done.sampling == "online"

@@ -1,0 +1,313 @@
+"""``convert(memory_format=...)``: which layout a model gets, and that measuring leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cudnn_autotune as ca
+from cudnn_autotune.nn.models import memory_format as layouts
+
+CONTIGUOUS, LAST, LAST_3D = torch.contiguous_format, torch.channels_last, torch.channels_last_3d
+
+
+class Net(nn.Module):
+    """Weights of 4 and 5 dimensions, statistics, dropout, and a kernel of size 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.pointwise = nn.Conv2d(8, 8, 1)
+        self.norm = nn.BatchNorm2d(8)
+        self.dropout = nn.Dropout(0.5)
+        self.volume = nn.Conv3d(1, 2, 3, padding=1)
+        self.head = nn.Linear(2, 4)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Any]:
+        y = self.dropout(self.norm(self.pointwise(self.stem(x)))) * scale
+        volume = self.volume(y.unsqueeze(1))
+        return {"features": y, "scores": [self.head(volume.mean((2, 3, 4)))], "name": "net"}
+
+
+class Timed:
+    """Stands in for the clock: tells a time for each layout of the model's first weight."""
+
+    def __init__(self, weight: Tensor, last_ms: float) -> None:
+        self.weight, self.last_ms = weight, last_ms
+        self.layouts: list[torch.memory_format] = []
+
+    def turn_ms(self, count: int) -> float:
+        is_last = self.weight.is_contiguous(memory_format=LAST)
+        self.layouts.append(LAST if is_last else CONTIGUOUS)
+        return self.last_ms if is_last else 1.0
+
+
+@pytest.fixture
+def model() -> Net:
+    return Net()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 3, 6, 7)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[Timed]:
+    """The clock says that channels_last takes ``request.param`` times as long as contiguous."""
+    made: list[Timed] = []
+
+    def step(model: Net, *_: Any) -> Timed:
+        made.append(Timed(model.stem.weight, request.param))
+        return made[-1]
+
+    monkeypatch.setattr(layouts, "_Step", step)
+    return made
+
+
+def strides(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.stride() for name, tensor in model.state_dict().items()}
+
+
+def is_laid_out(model: nn.Module, memory_format: torch.memory_format) -> bool:
+    """Whether all weights have the strides of this layout, those of kernels of size 1 too."""
+    wanted = {4: memory_format, 5: LAST_3D if memory_format == LAST else CONTIGUOUS}
+    return all(
+        p.stride() == torch.empty(p.shape, memory_format=wanted[p.dim()]).stride()
+        for p in model.parameters()
+        if p.dim() in wanted
+    )
+
+
+@pytest.mark.parametrize("given", [LAST, LAST_3D])
+def test_a_layout_by_name(model: Net, x: Tensor, given: torch.memory_format) -> None:
+    model(x)["features"].sum().backward()
+    before, parameters = copy.deepcopy(model).eval(), list(model.parameters())
+    gradients = [p.grad for p in parameters]
+    ca.convert(model, memory_format=given)
+    assert is_laid_out(model, LAST)
+    assert all(p is q for p, q in zip(model.parameters(), parameters, strict=True))
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert parameter.grad is gradient
+        assert gradient is None or gradient.stride() == parameter.stride()
+    expected, found = before(x), model.eval()(x)
+    torch.testing.assert_close(found["scores"], expected["scores"])
+    assert found["features"].is_contiguous(memory_format=LAST)
+    ca.convert(model, memory_format=CONTIGUOUS)
+    assert is_laid_out(model, CONTIGUOUS)
+    assert ca.conversion(model).memory_format is None, "nothing was measured"
+
+
+def test_revert_keeps_the_layout(model: Net) -> None:
+    ca.revert(ca.convert(model, memory_format=LAST))
+    assert is_laid_out(model, LAST)
+    assert type(model.stem) is nn.Conv2d
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_measuring_leaves_no_trace(model: Net, x: Tensor, training: bool) -> None:
+    """By the real clock: the layout is open, the rest is not."""
+    model.train(training)
+    model.norm.train(not training)  # not all modules need be in the mode of the model
+    model(x)["features"].sum().backward()
+    twin = copy.deepcopy(model)
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    input, state = x.clone(), torch.get_rng_state()
+    modes = [m.training for m in model.modules()]
+    ca.convert(model, memory_format="auto", example_input=x)
+    choice = ca.conversion(model).memory_format
+    assert choice is not None
+    assert choice.times_ms.keys() == {CONTIGUOUS, LAST}
+    assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
+    assert choice.error is not None
+    assert choice.error < 1e-5
+    assert is_laid_out(model, choice.chosen)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(x, input)
+    assert [m.training for m in model.modules()] == modes
+    for (name, tensor), expected in zip(
+        model.state_dict().items(), twin.state_dict().values(), strict=True
+    ):
+        assert torch.equal(tensor, expected), name
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert (parameter.grad is None) == (gradient is None)
+        assert gradient is None or torch.equal(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("clock", [0.9, 1.1], indirect=True)
+@pytest.mark.parametrize("start", [CONTIGUOUS, LAST])
+def test_the_faster_is_taken(
+    model: Net,
+    x: Tensor,
+    clock: list[Timed],
+    start: torch.memory_format,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    layouts.apply(model, start)
+    with caplog.at_level(logging.INFO, logger="cudnn_autotune"):
+        ca.convert(model, memory_format="auto", example_input=x)
+    (timed,) = clock
+    choice = ca.conversion(model).memory_format
+    assert choice is not None
+    assert choice.times_ms == {CONTIGUOUS: 1.0, LAST: timed.last_ms}
+    assert choice.chosen == (LAST if timed.last_ms < 1 else CONTIGUOUS)
+    assert is_laid_out(model, choice.chosen)
+    assert f"channels_last {timed.last_ms:.3f} ms a step" in caplog.text
+    # They take turns, and each round is the mirror image of the one before.
+    rounds = timed.layouts[2:]
+    assert rounds[:8] == [CONTIGUOUS] * 2 + [LAST] * 4 + [CONTIGUOUS] * 2
+    assert rounds.count(LAST) == rounds.count(CONTIGUOUS)
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_other_ways_to_give_the_input(model: Net, x: Tensor, clock: list[Timed]) -> None:
+    for example in ((x, 2.0), {"x": x, "scale": 2.0}):
+        twin = copy.deepcopy(model)
+        ca.convert(twin, memory_format="auto", example_input=example)
+        assert is_laid_out(twin, LAST)
+        assert ca.conversion(copy.deepcopy(twin)).memory_format is None
+
+
+class Wrong(nn.Module):
+    """Takes the elements as they lie in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return torch.as_strided(y, (y.numel(),), (1,)).cumsum(0)
+
+
+class Views(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y.view(len(y), -1)
+
+
+class Texts(Wrong):
+    def forward(self, x: Tensor) -> Any:
+        return self.conv(x).argmax(), "a text"
+
+
+class Shapes(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y if y.is_contiguous() else y[:1]
+
+
+class Overflows(Wrong):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y if y.is_contiguous() else y / 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Wrong, "channels_last outputs differ by"),
+        (Views, "channels_last fails: RuntimeError: view size is not compatible"),
+        (Texts, "its outputs have no floating-point tensor that could be compared"),
+        (Shapes, "channels_last outputs differ by inf"),
+        (Overflows, "channels_last outputs differ by inf"),
+    ],
+)
+def test_a_wrong_layout_is_refused(kind: type[Wrong], reason: str, x: Tensor) -> None:
+    model = kind()
+    with pytest.warns(UserWarning, match=f"memory_format='auto' stays contiguous: {reason}"):
+        ca.convert(model, memory_format="auto", example_input=x)
+    choice = ca.conversion(model).memory_format
+    assert choice is not None
+    assert choice.reason.startswith(reason)
+    assert (choice.chosen, choice.times_ms) == (CONTIGUOUS, {})
+    assert is_laid_out(model, CONTIGUOUS)
+    assert type(model.conv) is ca.Conv2d
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_the_tolerance_is_that_of_the_type(x: Tensor, clock: list[Timed]) -> None:
+    """An error of 5 % is rounding for bfloat16, and not for float32."""
+
+    class Off(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.stem(x)
+            return y if y.is_contiguous() else y * 1.05
+
+    with pytest.warns(UserWarning, match=r"differ by 0\.05"):
+        ca.convert(Off(), memory_format="auto", example_input=x)
+    model = ca.convert(Off().bfloat16(), memory_format="auto", example_input=x.bfloat16())
+    assert is_laid_out(model, LAST)
+    model = Off()
+    with torch.autocast("cpu", torch.bfloat16):
+        ca.convert(model, memory_format="auto", example_input=x)
+    assert is_laid_out(model, LAST)
+
+
+def test_a_model_without_such_weights() -> None:
+    model = nn.Sequential(nn.Conv1d(3, 4, 3))
+    ca.convert(model, memory_format="auto", example_input=torch.randn(2, 3, 8))
+    choice = ca.conversion(model).memory_format
+    assert choice is not None
+    assert (choice.times_ms, choice.reason) == ({}, "no weight has 4 or 5 dimensions")
+
+
+def test_an_error_in_the_backward_restores_the_layout(x: Tensor) -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            raise RuntimeError("no gradient here")
+
+    class Net(Wrong):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = Fails.apply(self.conv(x))
+            return out
+
+    model = Net()
+    layouts.apply(model, LAST)
+    before = strides(model)
+    pointers = [p.data_ptr() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="no gradient here"):
+        ca.convert(model, memory_format="auto", example_input=x)
+    assert strides(model) == before
+    assert [p.data_ptr() for p in model.parameters()] == pointers
+    assert type(model.conv) is nn.Conv2d
+
+
+@pytest.mark.parametrize("memory_format", ["auto", LAST])
+def test_lazy_and_wrapped_models_are_refused(memory_format: Any, x: Tensor) -> None:
+    class FullyShardedDataParallel(nn.Module):  # known by its name
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+    example = x if memory_format == "auto" else None
+    for model, said in (
+        (nn.Sequential(nn.LazyConv2d(4, 3)), "model must have been called once"),
+        (FullyShardedDataParallel(), "memory_format must be given before the model is wrapped"),
+    ):
+        before = [type(module) for module in model.modules()]
+        with pytest.raises(ValueError, match=said):
+            ca.convert(model, memory_format=memory_format, example_input=example)
+        assert [type(module) for module in model.modules()] == before
+
+
+def test_shared_weights_stay_shared(x: Tensor) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1))
+    model[1].weight = model[0].weight
+    ca.convert(model, memory_format=LAST)
+    assert model[1].weight is model[0].weight
+    assert is_laid_out(model, LAST)
