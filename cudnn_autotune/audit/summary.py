@@ -35,8 +35,6 @@ class Regrets:
     worst_case: str
     within_1_percent: float
     """Share of picks at most 1 % slower than the best."""
-    raw_mean: float
-    """Geometric mean with ties left as they were measured."""
     picks: int
 
 
@@ -97,8 +95,6 @@ class ModeSummary:
     flips: Flips | None = None
     """None if there is a single run."""
     tuning: Tuning | None = None
-    gpu_ms: float | None = None
-    """Median GPU time of a case's launches; None if the mode does not count it."""
     coverage: Coverage | None = None
     """None if the mode reports no bound."""
     against: dict[str, AgainstPytorch] = field(default_factory=dict)
@@ -128,15 +124,14 @@ def _mode(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
     regrets = {}
     for name in TRUTHS:
         rows = [
-            (case, raw, regret(truth, pick.text) or raw)
+            (case, found)
             for case in cases
             if (truth := truth_of(record.oracle[case], name))
             for pick in picked[case]
-            if (raw := raw_regret(truth, pick.text)) is not None
+            if (found := regret(truth, pick.text)) is not None
         ]
         if rows:
             regrets[name] = _regrets(rows)
-    counted = [pick.gpu_ms for pick in picks if pick.gpu_ms is not None]
     return ModeSummary(
         len(runs),
         len(cases),
@@ -145,21 +140,19 @@ def _mode(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
         regrets,
         _flips(record, picked) if len(runs) > 1 and cases else None,
         _tuning([[by_case[case].tuning_ms for case in cases] for by_case in runs.values()]),
-        float(np.median(counted)) if counted else None,
         _coverage(record, picked),
     )
 
 
-def _regrets(rows: Sequence[tuple[str, float, float]]) -> Regrets:
-    """Summarizes rows of ``(case, raw regret, regret)``."""
-    values = np.array([value for _, _, value in rows])
+def _regrets(rows: Sequence[tuple[str, float]]) -> Regrets:
+    """Summarizes rows of ``(case, regret)``."""
+    values = np.array([value for _, value in rows])
     return Regrets(
         mean=geometric_mean(values),
         p95=float(np.quantile(values, 0.95)),
         worst=float(values.max()),
         worst_case=rows[int(values.argmax())][0],
         within_1_percent=float(np.mean(values <= 1 + WITHIN)),
-        raw_mean=geometric_mean(raw for _, raw, _ in rows),
         picks=len(rows),
     )
 
@@ -216,7 +209,7 @@ def _pytorch(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
     regrets = {}
     for name in TRUTHS:
         found = [
-            (case, value[0], tied(*value))
+            (case, tied(*value))
             for case in cases
             if (value := pytorch_regret(record.oracle[case], rows[case], name))
         ]

@@ -5,34 +5,22 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 
 from cudnn_autotune.audit.plot import SUFFIXES
-from cudnn_autotune.cli.options import FILE, refuse
+from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.core import atomic_file
 
 force_option = click.option("--force", is_flag=True, help="Replace what is there.")
 """``--force``, for :func:`check_new`."""
 
 
-def plot_option(what: str) -> Callable[..., Any]:
-    """``--plot``, as ``plot_path``: a file whose suffix matplotlib can write a picture for."""
-    return click.option(
-        "--plot",
-        "plot_path",
-        type=FILE,
-        callback=_drawable,
-        metavar="FILE",
-        help=f"{what} ({', '.join(SUFFIXES)}; needs matplotlib).",
-    )
-
-
-def _drawable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+def drawable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """The callback of an option for a file that matplotlib is to draw."""
     if value is None:
         return None
     if value.suffix.lower() not in SUFFIXES:

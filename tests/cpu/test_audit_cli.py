@@ -272,7 +272,6 @@ def test_tune_and_record_read_a_layer_alike(more: tuple[str, ...]) -> None:
         (("audit", "--replay", "h200_forum", "--plot"), "--plot"),
         (("audit", "--json"), "--json"),
         (("record", *SHAPE, "--op", "fprop"), "OUT"),
-        (("demo", "--plot"), "--plot"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_known_beforehand(

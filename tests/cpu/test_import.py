@@ -13,7 +13,6 @@ from pathlib import Path
 import click
 import pytest
 import torch
-from stored import run
 from subprocesses import PACKAGE_PARENT, evaluate, python
 
 import cudnn_autotune as ca
@@ -136,9 +135,8 @@ def test_version() -> None:
 
 def test_demo_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
-    plot = tmp_path / "folder" / "demo.png"
     done = command_line(
-        *("demo", "--plot", str(plot)),
+        "demo",
         cwd=tmp_path / "here",
         env={"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"},
     )
@@ -146,31 +144,14 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "here").iterdir()), "the demo leaves no file behind"
     assert "no gpu" in done.stdout.lower()
-    if ca.extension_available():
-        for word in ("l4", "h200", "fprop", "dgrad", "wgrad", "eng"):
-            assert word in done.stdout.lower(), word
     for mode in ca.SAMPLING_MODES:
         assert f"│ {mode} " in done.stdout, mode
-    # Tables fit 80 columns, and nothing is cut. The picture's path is on one line, however long.
-    tables = [line for line in done.stdout.splitlines() if not line.startswith("Drawn")]
-    assert max(map(len, tables)) == 80
+    # Tables fit 80 columns, and nothing is cut.
+    tables = done.stdout.splitlines()
+    assert max(map(len, tables)) <= 80
     ends = ("┃", "│", "┓", "┩", "┤", "┘")
     assert all(line.endswith(ends) for line in tables if line[0] in "┃│┏┡├└")
     assert "…" not in done.stdout
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    assert f"Drawn: {plot}" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [("demo.txt", "must end in .png"), ("file/demo.png", "cannot write")],
-)
-def test_a_plot_that_cannot_be_written(tmp_path: Path, path: str, message: str) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    done = run("demo", "--plot", tmp_path / path)
-    assert done.exit_code == 2
-    assert message in " ".join(done.stderr.split())
-    assert not done.stdout, "said before anything runs"
 
 
 def test_unknown_command_is_refused() -> None:

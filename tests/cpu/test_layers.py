@@ -431,11 +431,6 @@ def test_order_is_fixed_and_mixed(cases: list[Case]) -> None:
     assert order != cases
 
 
-def test_seed_gives_another_order(cases: list[Case]) -> None:
-    assert select(cases, seed=1) != select(cases, seed=0)
-    assert set(select(cases, seed=1)) == set(cases)
-
-
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 400])
 def test_shares_are_disjoint_and_complete(cases: list[Case], parts: int) -> None:
     shares = [select(cases, share=(part, parts)) for part in range(1, parts + 1)]

@@ -18,7 +18,7 @@ from cudnn_autotune.audit import offline_cases, plot, record_file, report
 from cudnn_autotune.audit.model import PYTORCH_MODES, Record
 from cudnn_autotune.cli import options
 from cudnn_autotune.cli.commands.audit_gpu import audit_gpu
-from cudnn_autotune.cli.output_files import check_output, plot_option, writing
+from cudnn_autotune.cli.output_files import check_output, drawable, writing
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
@@ -76,11 +76,18 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_li
 @click.option(
     "--json",
     "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=options.FILE,
     metavar="FILE",
     help="Write the record (.gz: compressed); one of a GPU that is there already is continued.",
 )
-@plot_option("Draw the record")
+@click.option(
+    "--plot",
+    "plot_path",
+    type=options.FILE,
+    callback=drawable,
+    metavar="FILE",
+    help=f"Draw the record ({', '.join(plot.SUFFIXES)}; needs matplotlib).",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.pass_context
 def audit(ctx: click.Context, /, **given: Any) -> None:
