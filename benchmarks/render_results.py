@@ -38,6 +38,7 @@ BENCHMARKS = {
     "ranks": "rank_tuning.report",
     "call_overhead": "overhead.report",
     "gpu_tests": "gpu_tests",
+    "pytorch_tests": "pytorch_tests",
 }
 # Records whose tables a page of docs/findings has: their scripts are gone, or shorter now.
 FINDINGS = {

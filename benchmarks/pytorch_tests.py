@@ -1,0 +1,178 @@
+#!/usr/bin/env python
+"""Do PyTorch's own tests of convolutions pass while cudnn_autotune.enable() is in force?
+
+python benchmarks/pytorch_tests.py --checkout ../pytorch --json record.json
+
+Runs test/nn/test_convolution.py of a checkout of PyTorch twice: as it is, and under enable(). The
+checkout must be of the release of torch that runs; only that file of it is needed. A test that
+passes only in the first run is a failure of ours, unless pytorch_suite/reasons.py has a reason.
+Ends with 1 if one has none.
+
+On the CPU enable() has no effect; --device cpu registers its kernels for the CPU, where this
+package's operators compute by ATen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from common import arguments
+from pytorch_suite.reasons import reason
+
+TESTS = Path("test", "nn", "test_convolution.py")
+OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed")
+RUNS = {"without enable()": False, "with enable()": True}
+HERE = Path(__file__).resolve().parent
+
+
+def read(junit: Path) -> dict[str, tuple[str, str]]:
+    """Outcome and first line of the message of each test, by "Class::test"."""
+    tests: dict[str, tuple[str, str]] = {}
+    for case in ElementTree.parse(junit).getroot().iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        outcome, message = "passed", ""
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                outcome = "failed" if child.tag == "failure" else child.tag
+                if child.get("type") == "pytest.xfail":
+                    outcome = "xfailed"
+                message = (child.get("message") or "").strip().partition("\n")[0]
+        tests[name] = (outcome, message)
+    return tests
+
+
+def run(options: Any, enabled: bool, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The outcomes of one run, and the counts that the plugin left.
+
+    Raises:
+        SystemExit: pytest left no report.
+    """
+    junit, counts = folder / f"junit_{enabled}.xml", folder / "counts.json"
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # not the checkout's
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
+    command += ["-c", str(folder / "pytest.ini"), "-W", "ignore", "--tb=short"]
+    command += [str(options.checkout / TESTS), f"--junitxml={junit}"]
+    if options.select:
+        command += ["-k", options.select]
+    settings = {
+        "device": options.device,
+        "sampling": options.sampling,
+        "benchmark_limit": options.benchmark_limit,
+        "counts": str(counts),
+    }
+    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "CUDNN_AUTOTUNE_CACHE": "off",
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYTORCH_SUITE": json.dumps(settings),
+        "PYTORCH_TESTING_DEVICE_ONLY_FOR": options.device,
+    }
+    if enabled:
+        command += ["-p", "pytorch_suite.enabled"]
+    with options.log.open("a") if options.log else nullcontext() as log:
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    if not junit.exists():
+        sys.exit(f"pytest ended with {done.returncode} and left no report")
+    return read(junit), json.loads(counts.read_text()) if enabled else {}
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, str]]:
+    """Each test that does not pass under enable(), with a reason; "" where there is none."""
+    rows = []
+    for test, (outcome, message) in after.items():
+        former, former_message = before[test]
+        why = ""
+        if outcome == "passed":
+            continue
+        if (outcome, message) == (former, former_message) and outcome in ("skipped", "xfailed"):
+            why = message or "PyTorch's test says no reason"
+        elif former in ("failed", "error"):
+            why = f"does not pass without enable() either: {former_message}"
+        else:
+            why = reason(test) or ""
+        rows.append({"test": test, "outcome": outcome, "message": message, "reason": why})
+    return rows
+
+
+def tables(data: dict[str, Any]) -> list[Any]:
+    from common.tables import Table, dry_run_note
+
+    results = data["results"]
+    table = Table("PyTorch's tests of convolutions", ("run", *OUTCOMES))
+    for name, counts in results["counts"].items():
+        table.rows.append((name, *(str(counts[outcome]) for outcome in OUTCOMES)))
+    table.note = (
+        f"Under enable() {results.get('problems', 0)} problems were tuned.{dry_run_note(data)}"
+    )
+    rest = results.get("not_passed", [])
+    failures = Table("Failures under enable()", ("test", "reason"))
+    failures.rows += [
+        (row["test"], row["reason"] or "none known") for row in rest if is_failure(row)
+    ]
+    others = Counter(row["reason"] for row in rest if not is_failure(row))
+    skips = Table("Skipped, or expected to fail", ("tests", "PyTorch's reason"))
+    skips.rows += [(str(count), why) for why, count in sorted(others.items())]
+    return [part for part in (table, failures, skips) if part.rows]
+
+
+def is_failure(row: dict[str, str]) -> bool:
+    return row["outcome"] in ("failed", "error") or not row["reason"]
+
+
+def main() -> int:
+    p = arguments.parser(__doc__)
+    p.add_argument("--checkout", type=Path, required=True, help="a checkout of PyTorch")
+    p.add_argument("--sampling", default="sample_once", help="the mode (%(default)s)")
+    p.add_argument(
+        "--benchmark-limit", type=int, default=4, help="candidates to time; 0: all (%(default)s)"
+    )
+    p.add_argument("--select", help="run only tests that match this expression of pytest's -k")
+    p.add_argument("--log", type=Path, help="append pytest's output here (default: show it)")
+    options = p.parse_args()
+    options.checkout = options.checkout.resolve()
+    if not (options.checkout / TESTS).is_file():
+        sys.exit(f"--checkout: {options.checkout} has no {TESTS}")
+    if options.device == "cuda":
+        arguments.check_gpu(__file__)
+    from common.record import Record
+    from common.tables import show
+    from common.telemetry import Telemetry
+
+    from cudnn_autotune.tuning.settings import check_sampling
+
+    try:
+        check_sampling(options.sampling, "--sampling")
+    except ValueError as error:
+        sys.exit(str(error))
+    record = Record("pytorch_tests", options.json, device=options.device, arguments=vars(options))
+    record.results["counts"] = {}
+    outcomes = {}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Telemetry() if options.device == "cuda" else nullcontext() as telemetry,
+    ):
+        for name, enabled in RUNS.items():
+            outcomes[name], counts = run(options, enabled, Path(folder))
+            found = Counter(outcome for outcome, _ in outcomes[name].values())
+            record.results["counts"][name] = {outcome: found[outcome] for outcome in OUTCOMES}
+            record.results.update(counts)
+            record.save()
+    rows = compare(*outcomes.values())
+    record.results["not_passed"] = rows
+    record.save(complete=True, telemetry=telemetry.summary() if telemetry else None)
+    show(tables(record.data))
+    return 1 if any(not row["reason"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""benchmarks/pytorch_tests.py, on a small file of tests in the place of PyTorch's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmark_scripts import main
+
+pytestmark = pytest.mark.search
+
+TESTS = """
+import os
+import torch
+from torch import nn
+from torch.testing._internal.common_device_type import instantiate_device_type_tests
+from torch.testing._internal.common_nn import NNTestCase
+from torch.testing._internal.common_utils import run_tests
+import unittest
+
+class TestOnDevices(NNTestCase):
+    def test_passes(self, device):
+        layer = nn.ConvTranspose2d(2, 3, 3, stride=2).to(device)
+        layer(torch.randn(1, 2, 4, 4, device=device)).sum().backward()
+
+instantiate_device_type_tests(TestOnDevices, globals())
+
+class TestAlone(NNTestCase):
+    def test_fails(self):
+        self.assertEqual(1, 2)
+
+    @unittest.skip("of no matter")
+    def test_is_skipped(self):
+        pass
+
+    @unittest.expectedFailure
+    def test_fails_as_expected(self):
+        self.assertEqual(1, 2)
+
+    def test_fails_with_ours(self):
+        import sys
+        self.assertNotIn("cudnn_autotune", sys.modules)
+"""
+
+
+def test_what_only_fails_under_enable_needs_a_reason(modules: None, tmp_path: Path) -> None:
+    path = tmp_path / "checkout" / "test" / "nn" / "test_convolution.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(TESTS)
+    options = ("--device", "cpu", "--sampling", "heuristic", "--checkout", tmp_path / "checkout")
+    files = ("--json", tmp_path / "it.json", "--log", tmp_path / "log")
+    assert main("pytorch_tests", *options, *files) == 1
+    results = json.loads((tmp_path / "it.json").read_text())["results"]
+    counts = {"passed": 1, "failed": 2, "error": 0, "skipped": 1, "xfailed": 1}
+    assert results["counts"] == {
+        "with enable()": counts,
+        "without enable()": {**counts, "passed": 2, "failed": 1},
+    }
+    reasons = {row["test"].partition("::test_")[2]: row["reason"] for row in results["not_passed"]}
+    assert reasons.pop("fails").startswith("does not pass without enable() either: ")
+    assert reasons == {
+        "is_skipped": "of no matter",
+        "fails_as_expected": "PyTorch's test says no reason",
+        "fails_with_ours": "",
+    }
+
+
+def test_a_new_skip_and_a_known_failure(modules: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pytorch_tests
+    from pytorch_suite import reasons
+
+    monkeypatch.setitem(reasons.REASONS, "TestA::test_known_*", "known")
+    names = ("TestA::test_known_cuda", "TestA::test_skipped", "TestA::test_fine")
+    before = dict.fromkeys(names, ("passed", ""))
+    after = dict(zip(names, (("failed", "no"), ("skipped", "why"), ("passed", "")), strict=True))
+    rows = pytorch_tests.compare(before, after)
+    assert [(row["test"], row["reason"]) for row in rows] == [(names[0], "known"), (names[1], "")]
+
+
+def test_a_folder_that_is_no_checkout_is_named(modules: None, tmp_path: Path) -> None:
+    status = main("pytorch_tests", "--device", "cpu", "--checkout", tmp_path)
+    assert str(status) == f"--checkout: {tmp_path} has no test/nn/test_convolution.py"
