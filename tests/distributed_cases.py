@@ -19,8 +19,17 @@ from torch import Tensor, nn
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C, ConvProblem, sampling
-from cudnn_autotune.distributed import DistributedTuningError, agree, heartbeat, settle, share, tune
+from cudnn_autotune.distributed import (
+    DistributedTuningError,
+    agree,
+    agreement,
+    heartbeat,
+    tune,
+)
 from cudnn_autotune.distributed.exchange import Exchange
+from cudnn_autotune.distributed.group import group_of
+from cudnn_autotune.distributed.rendezvous import exchange_with
+from cudnn_autotune.distributed.sharing import share_in
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.sampling.strategy import Limits
@@ -56,6 +65,29 @@ def tuner(mode: str, scene: str, seed: int, tuned: list[ConvProblem] | None = No
         return Decision(problem, mode, 0, None, selection)
 
     return tune_one
+
+
+def share(
+    problems: Sequence[ConvProblem],
+    tune_one: TuneOne,
+    here: Environment,
+    group: dist.ProcessGroup | None = None,
+    timeout_s: float = 30.0,
+) -> list[Decision]:
+    """What ``tune`` does once it knows the model's problems; installs nothing."""
+    members = group_of(group, timeout_s)
+    assert members is not None
+    with exchange_with(members, timeout_s) as exchange:
+        ranks = exchange.handshake(here, {"call": "share"})
+        return share_in(exchange, ranks, problems, tune_one)
+
+
+def settle(decisions: Sequence[Decision], timeout_s: float = 30.0) -> list[Decision]:
+    """What ``agree`` does with the decisions that it finds; installs nothing."""
+    members = group_of(None, timeout_s)
+    assert members is not None
+    with exchange_with(members, timeout_s) as exchange:
+        return agreement.agreed(exchange, agreement.best(decisions), environment())
 
 
 def trees(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
@@ -189,7 +221,7 @@ def shared_wrongly() -> list[dict[str, Any]]:
 def called_differently(call: str) -> None:
     """Rank 2 agrees while the others share, or tune."""
     if dist.get_rank() == 2:
-        settle([], environment(), timeout_s=30.0)
+        settle([])
     elif call == "tune":
         tune(Asking(2), torch.ones(1), timeout_s=30.0)
     else:
@@ -201,7 +233,7 @@ def settled(mode: str, scene: str, count: int, seed: int) -> tuple[list[Any], li
     rank = dist.get_rank()
     tune_one = tuner(mode, scene, seed + rank)
     own = [tune_one(problem) for problem in problems(count)[rank:]]
-    return trees(own), trees(settle(own, environment(), timeout_s=30.0))
+    return trees(own), trees(settle(own))
 
 
 def settled_late(late: int, after_s: float, timeout_s: float) -> list[Any]:
@@ -209,7 +241,7 @@ def settled_late(late: int, after_s: float, timeout_s: float) -> list[Any]:
     own = [tuner("race", "aa", dist.get_rank())(problem) for problem in problems(4)]
     if dist.get_rank() == late:
         time.sleep(after_s)
-    return trees(settle(own, environment(), timeout_s=timeout_s))
+    return trees(settle(own, timeout_s))
 
 
 def not_a_member() -> None:

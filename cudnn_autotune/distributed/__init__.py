@@ -1,9 +1,8 @@
 """Ranks of torch.distributed tune a model together, or agree upon what each has tuned."""
 
-from cudnn_autotune.distributed.agreement import agree, settle
+from cudnn_autotune.distributed.agreement import agree
 from cudnn_autotune.distributed.model import tune
-from cudnn_autotune.distributed.sharing import share
 from cudnn_autotune.distributed.verdict import DistributedTuningError
 from cudnn_autotune.nn.model_problems import problems_of
 
-__all__ = ["DistributedTuningError", "agree", "problems_of", "settle", "share", "tune"]
+__all__ = ["DistributedTuningError", "agree", "problems_of", "tune"]

@@ -48,40 +48,26 @@ def agree(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> l
     else:
         with exchange_with(members, timeout_s) as exchange:
             device, own = _tuned_here()
-            decisions = _agreed(exchange, own, Environment.of(device))
+            decisions = agreed(exchange, own, Environment.of(device))
     remembering.install(decisions, device)
     return decisions
-
-
-def settle(
-    decisions: Iterable[Decision],
-    environment: Environment,
-    group: dist.ProcessGroup | None = None,
-    timeout_s: float = 600.0,
-) -> list[Decision]:
-    """Agrees on the given decisions as :func:`agree` does, but installs nothing."""
-    members = group_of(group, timeout_s)
-    if members is None:
-        return list(_best(decisions).values())
-    with exchange_with(members, timeout_s) as exchange:
-        return _agreed(exchange, _best(decisions), environment)
 
 
 def _tuned_here() -> tuple[int, dict[str, Decision]]:
     """The current device, and the decisions that were timed on it."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else 0
     own = (choice.decision for choice in choices() if choice.device == device)
-    return device, _best(one for one in own if one.selection.total_samples > 0)
+    return device, best(one for one in own if one.selection.total_samples > 0)
 
 
-def _best(decisions: Iterable[Decision]) -> dict[str, Decision]:
+def best(decisions: Iterable[Decision]) -> dict[str, Decision]:
     """The best decision for each key."""
-    best: dict[str, Decision] = {}
+    found: dict[str, Decision] = {}
     for decision in decisions:
-        other = best.get(decision.key)
+        other = found.get(decision.key)
         if other is None or _precedence(decision) < _precedence(other):
-            best[decision.key] = decision
-    return best
+            found[decision.key] = decision
+    return found
 
 
 def _precedence(decision: Decision) -> list[int]:
@@ -94,9 +80,11 @@ def _precedence(decision: Decision) -> list[int]:
     ]
 
 
-def _agreed(
+def agreed(
     exchange: Exchange, own: Mapping[str, Decision], environment: Environment
 ) -> list[Decision]:
+    """Returns the decisions that win on all ranks, given the best one of this rank by key, and ends
+    the call."""
     ranks = exchange.handshake(environment, {"call": "agree"})
     # Only the winners' decisions are sent, since the decisions of all ranks would be too much data.
     claims = {key: _precedence(decision) for key, decision in own.items()}

@@ -7,56 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
-
 from cudnn_autotune.distributed.exchange import Exchange
-from cudnn_autotune.distributed.group import group_of
-from cudnn_autotune.distributed.rendezvous import exchange_with
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_json, problem_text, problem_to_json
 from cudnn_autotune.store.decision import Decision
-from cudnn_autotune.store.environment import Environment
 
 TuneOne = Callable[[ConvProblem], Decision]
 
 _log = logging.getLogger(__name__)
-
-
-def share(
-    problems: Sequence[ConvProblem],
-    tune_one: TuneOne,
-    environment: Environment,
-    group: dist.ProcessGroup | None = None,
-    timeout_s: float = 600.0,
-) -> list[Decision]:
-    """Tunes each problem on one rank, and returns the decisions on all. Nothing is installed.
-
-    Every rank of the group calls it. Ranks of equal environments share the problems that any of
-    them brings: a rank that is free takes the next one, the largest first. If torch.distributed is
-    not initialised, or the group has one rank, this process tunes all problems, and exceptions of
-    ``tune_one`` are raised unchanged.
-
-    Args:
-        problems: the problems, which may differ from rank to rank; duplicates are ignored.
-        tune_one: tunes a problem on this rank.
-        environment: of this rank's GPU.
-        group: None: the default group.
-        timeout_s: how many seconds a rank may take to make this call, and for any one problem.
-
-    Returns:
-        One decision for each problem, in the order of the first rank of equal environment, then of
-        the others' own ones: the same list on all ranks of equal environments.
-
-    Raises:
-        DistributedTuningError: on all ranks: one has raised, died, timed out or not made this call.
-        ValueError: a group that this process is not in, a timeout that is not above 0.
-    """
-    members = group_of(group, timeout_s)
-    if members is None:
-        return [_tuned(problem, tune_one) for problem in dict.fromkeys(problems)]
-    with exchange_with(members, timeout_s) as exchange:
-        ranks = exchange.handshake(environment, {"call": "share"})
-        return share_in(exchange, ranks, problems, tune_one)
 
 
 def share_in(
@@ -66,12 +24,21 @@ def share_in(
     tune_one: TuneOne,
     pins: Mapping[ConvProblem, str] | None = None,
 ) -> list[Decision]:
-    """Shares as :func:`share` does, within a call that has begun, and ends the call.
+    """Tunes each problem on one rank, and returns the decisions on all, which ends the call.
+
+    The ranks share the problems that any of them brings: a rank that is free takes the next one,
+    the largest first.
 
     Args:
         ranks: the ranks that share, as ``Exchange.handshake`` returns them.
+        problems: the problems, which may differ from rank to rank; duplicates are ignored.
+        tune_one: tunes a problem on this rank.
         pins: the pins of this rank. All ranks must have the same pins: else all would agree on an
             engine that one rank has pinned without a measurement.
+
+    Returns:
+        One decision for each problem, in the order of the first rank of equal environment, then of
+        the others' own ones: the same list on all ranks of equal environments.
     """
 
     def unite(brought: Mapping[int, Any]) -> list[Any]:

@@ -11,7 +11,8 @@ import pytest
 import torch.distributed as dist
 from gloo_ranks import Ranks
 
-from cudnn_autotune.distributed import settle, share
+from cudnn_autotune.distributed.agreement import best
+from cudnn_autotune.distributed.group import group_of
 from cudnn_autotune.engines.problem_json import problem_to_json
 
 RUNS = 5
@@ -156,33 +157,21 @@ def test_agree_installs_the_same_on_all(four: Ranks) -> None:
     assert times <= {f"2026-01-{day:02}T12:00:00.000000Z" for day in range(1, 5)}
 
 
-def test_alone() -> None:
-    """Without torch.distributed; exceptions are the tuner's own."""
-    problems = cases.problems(3)
-    tuned: list[object] = []
-    tune_one = cases.tuner("race", "aa", 0, tuned)  # type: ignore[arg-type]
-    decisions = share([*problems, problems[0]], tune_one, cases.environment())
-    assert [decision.problem for decision in decisions] == problems == tuned
-    assert settle(decisions, cases.environment()) == decisions
-    with pytest.raises(ValueError, match="tune_one must decide on fprop"):
-        share(problems, lambda problem: decisions[1], cases.environment())
+def test_what_is_no_group_or_no_time(tmp_path: Path) -> None:
     for timeout_s in (0, -1.0, float("nan"), float("inf"), None, True):
         with pytest.raises(ValueError, match="timeout_s must be"):
-            share([], tune_one, cases.environment(), timeout_s=timeout_s)  # type: ignore[arg-type]
-
-
-def test_a_group_of_one(tmp_path: Path) -> None:
+            group_of(None, timeout_s)  # type: ignore[arg-type]
+    assert group_of(None, 1.0) is None
+    with pytest.raises(ValueError, match="group must be None where"):
+        group_of("world", 1.0)  # type: ignore[arg-type]
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        tuned, decisions = cases.shared("race", "aa", 3, 0)
-        assert len(tuned) == len(decisions) == 3
+        assert group_of(None, 1.0) is None, "a group of one has nobody to share with"
         with pytest.raises(ValueError, match="group must be a torch"):
-            share([], cases.tuner("race", "aa", 0), cases.environment(), "world")  # type: ignore[arg-type]
+            group_of("world", 1.0)  # type: ignore[arg-type]
     finally:
         dist.destroy_process_group()
-    with pytest.raises(ValueError, match="group must be None where"):
-        share([], cases.tuner("race", "aa", 0), cases.environment(), "world")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tighter", [{"deterministic": True}, {"workspace_limit": 2**20}])
@@ -200,5 +189,4 @@ def test_looser_constraints_win_over_more_samples(tighter: dict[str, object]) ->
     else:
         tight = replace(tight, workspace_limit=2**20)
     assert tight.key == loose.key
-    assert settle([tight, loose], cases.environment()) == [loose]
-    assert settle([loose, tight], cases.environment()) == [loose]
+    assert best([tight, loose]) == best([loose, tight]) == {loose.key: loose}
