@@ -1,4 +1,4 @@
-"""Small arguments for the three ops, for checks of derivatives and of registration."""
+"""Small arguments for the ops, for checks of derivatives and of registration."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor
 import cudnn_autotune  # noqa: F401  (registers the ops)
 
 ops = torch.ops.cudnn_autotune
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The memory format by the number of dimensions."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,31 @@ class Case:
     @property
     def both_sides(self) -> tuple[int, ...]:
         return self.padding if len(self.padding) == 2 * self.dims else self.padding * 2
+
+    @property
+    def is_symmetric(self) -> bool:
+        return self.both_sides[: self.dims] == self.both_sides[self.dims :]
+
+    @property
+    def output_padding(self) -> list[int]:
+        """Of the transposed convolution of the output that has the input's shape."""
+        n = self.dims
+        return [
+            self.input_shape[2 + d]
+            - (self.output_shape[2 + d] - 1) * self.stride[d]
+            + self.both_sides[d]
+            + self.both_sides[n + d]
+            - self.dilation[d] * (self.weight_shape[2 + d] - 1)
+            - 1
+            for d in range(n)
+        ]
+
+    @property
+    def transposed_geometry(self) -> tuple[list[int], list[int], list[int], list[int], int]:
+        """The last arguments of conv_transpose; the padding must be symmetric."""
+        assert self.is_symmetric
+        stride, _, dilation, groups = self.geometry
+        return stride, list(self.padding[: self.dims]), self.output_padding, dilation, groups
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -77,8 +104,8 @@ class Case:
         for shape in shapes:
             tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
             tensor = tensor.to(device, dtype)
-            if channels_last and tensor.dim() == 4:
-                tensor = tensor.to(memory_format=torch.channels_last)
+            if channels_last and tensor.dim() in CHANNELS_LAST:
+                tensor = tensor.to(memory_format=CHANNELS_LAST[tensor.dim()])
             tensors.append(tensor.requires_grad_(requires_grad))
         return tuple(tensors)
 

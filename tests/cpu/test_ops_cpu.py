@@ -1,4 +1,4 @@
-"""The three ops on the CPU: values, derivatives to second order, registration."""
+"""The ops on the CPU: values, derivatives to second order, registration."""
 
 from __future__ import annotations
 
@@ -24,10 +24,24 @@ def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
+@pytest.fixture(
+    params=[
+        (name, op)
+        for name, case in CASES.items()
+        for op in ("fprop", "dgrad", "wgrad", "transpose")
+        if op != "transpose" or case.is_symmetric  # it pads both sides alike
+    ],
+    ids=":".join,
+)
+def function(request: pytest.FixtureRequest) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """An op as a function of its tensors alone, and those tensors."""
+    name, op = request.param
+    return functions(CASES[name])[op]
+
+
 def functions(case: Case) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
-    """Each op as a function of its tensors alone, and those tensors."""
     input, weight, bias, grad_output = case.tensors()
-    return {
+    found: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         "fprop": (
             lambda x, w, b: ops.conv_fprop(x, w, b, *case.geometry),
             (input, weight, bias),
@@ -41,17 +55,28 @@ def functions(case: Case) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor
             (grad_output, input),
         ),
     }
+    if case.is_symmetric:
+        bias_of_input = torch.randn(case.input_shape[1], dtype=torch.float64, requires_grad=True)
+        found["transpose"] = (
+            lambda g, w, b: ops.conv_transpose(g, w, b, *case.transposed_geometry),
+            (grad_output, weight, bias_of_input),
+        )
+    return found
 
 
 def test_values(case: Case) -> None:
     input, weight, bias, grad_output = case.tensors()
     expected = case.plain(input, weight, bias)
     grad_input, grad_weight = torch.autograd.grad(expected, (input, weight), grad_output)
+    called = functions(case)
     with torch.no_grad():
-        found = {name: f(*tensors) for name, (f, tensors) in functions(case).items()}
+        found = {name: f(*tensors) for name, (f, tensors) in called.items()}
     torch.testing.assert_close(found["fprop"], expected)
     torch.testing.assert_close(found["dgrad"], grad_input)
     torch.testing.assert_close(found["wgrad"], grad_weight)
+    if case.is_symmetric:
+        over_channels = called["transpose"][1][2].view(-1, *[1] * case.dims)
+        torch.testing.assert_close(found["transpose"], grad_input + over_channels)
 
 
 def test_values_are_those_of_torch_nn_grad() -> None:
@@ -75,16 +100,16 @@ def test_values_are_those_of_torch_nn_grad() -> None:
     )
 
 
-@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
-def test_first_derivatives(case: Case, op: str) -> None:
-    function, tensors = functions(case)[op]
-    assert gradcheck(function, tensors)
+def test_first_derivatives(
+    function: tuple[Callable[..., Tensor], tuple[Tensor, ...]],
+) -> None:
+    assert gradcheck(*function)
 
 
-@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
-def test_second_derivatives(case: Case, op: str) -> None:
-    function, tensors = functions(case)[op]
-    assert gradgradcheck(function, tensors, fast_mode=True)
+def test_second_derivatives(
+    function: tuple[Callable[..., Tensor], tuple[Tensor, ...]],
+) -> None:
+    assert gradgradcheck(*function, fast_mode=True)
 
 
 def test_third_derivative() -> None:
@@ -135,11 +160,17 @@ def test_only_the_asked_gradients_are_computed() -> None:
         tensors[wanted].requires_grad_()
         ops.conv_fprop(*tensors, *case.geometry).sum().backward()
         assert [t.grad is not None for t in tensors] == [i == wanted for i in range(3)]
+        tensors = [t.detach() for t in functions(case)["transpose"][1]]
+        tensors[wanted].requires_grad_()
+        ops.conv_transpose(*tensors, *case.transposed_geometry).sum().backward()
+        assert [t.grad is not None for t in tensors] == [i == wanted for i in range(3)]
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("name", ["plain", "groups", "asymmetric", "one_dimension"])
+@pytest.mark.parametrize(
+    "name", ["plain", "groups", "asymmetric", "one_dimension", "three_dimensions"]
+)
 def test_opcheck(name: str, channels_last: bool, requires_grad: bool) -> None:
     case = CASES[name]
     given = ("cpu", torch.float32, requires_grad, channels_last)
@@ -150,6 +181,13 @@ def test_opcheck(name: str, channels_last: bool, requires_grad: bool) -> None:
         (ops.conv_dgrad, (grad_output, weight, list(case.input_shape), *case.geometry)),
         (ops.conv_wgrad, (grad_output, input, list(case.weight_shape), *case.geometry)),
     ]
+    if case.is_symmetric:
+        bias = torch.randn(case.input_shape[1], requires_grad=requires_grad)
+        arguments = (grad_output, weight, bias, *case.transposed_geometry)
+        calls += [
+            (ops.conv_transpose, arguments),
+            (ops.conv_transpose, (*arguments[:2], None, *arguments[3:], "heuristic", 0)),
+        ]
     for op, arguments in calls:
         result = opcheck(op.default, arguments, test_utils=ALL_UTILS)
         assert result == dict.fromkeys(ALL_UTILS, "SUCCESS")
@@ -164,6 +202,39 @@ def test_sampling_and_workspace_limit_do_not_matter_here() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_casts_as_for_pytorchs(dtype: torch.dtype) -> None:
+    """The bias too. The gradients are of the types of what they are gradients of."""
+    case = CASES["stride"]
+    for name, theirs in (("fprop", case.plain), ("transpose", None)):
+        function, tensors = functions(case)[name]
+        tensors = tuple(t.detach().float().requires_grad_() for t in tensors)
+        stride, padding, output_padding, dilation, groups = case.transposed_geometry
+        with torch.autocast("cpu", dtype=dtype):
+            actual = function(*tensors)
+            expected = (
+                theirs(*tensors)
+                if theirs is not None
+                else torch.nn.functional.conv_transpose2d(
+                    *tensors, stride, padding, output_padding, groups, dilation
+                )
+            )
+        assert actual.dtype is expected.dtype is dtype
+        assert torch.equal(actual, expected)
+        grads = torch.autograd.grad(actual.float().sum(), tensors)
+        assert [grad.dtype for grad in grads] == [torch.float32] * 3
+
+
+def test_vmap_of_the_transposed() -> None:
+    case = CASES["stride"]
+    function, tensors = functions(case)["transpose"]
+    several = torch.stack([tensors[0], 2 * tensors[0]])
+    batched = torch.func.vmap(lambda g: function(g, *tensors[1:]))(several)
+    torch.testing.assert_close(batched, torch.stack([function(g, *tensors[1:]) for g in several]))
+    _, tangent = torch.func.jvp(lambda g: function(g, *tensors[1:]), tensors[:1], tensors[:1])
+    torch.testing.assert_close(tangent, function(*tensors[:2], torch.zeros_like(tensors[2])))
+
+
 def test_schemas() -> None:
     """The interface that saved programs (torch.export) rely on."""
     tail = (
@@ -172,10 +243,15 @@ def test_schemas() -> None:
     )
     schemas = {
         name: str(getattr(ops, name).default._schema).removeprefix("cudnn_autotune::")
-        for name in ("conv_fprop", "conv_dgrad", "conv_wgrad")
+        for name in ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_transpose")
     }
     assert schemas == {
         "conv_fprop": f"conv_fprop(Tensor input, Tensor weight, Tensor? bias, {tail}",
+        "conv_transpose": (
+            "conv_transpose(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, "
+            "SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, SymInt groups, "
+            'str sampling="", int workspace_limit=-1) -> Tensor'
+        ),
         "conv_dgrad": f"conv_dgrad(Tensor grad_output, Tensor weight, SymInt[] input_size, {tail}",
         "conv_wgrad": f"conv_wgrad(Tensor grad_output, Tensor input, SymInt[] weight_size, {tail}",
     }

@@ -1,4 +1,4 @@
-"""PyTorch's own conv2d samples on the GPU, through the search."""
+"""PyTorch's own samples of its convolutions on the GPU, through the search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import torch
 pytest.importorskip(
     "expecttest", reason="torch.testing._internal needs expecttest (the test extra)"
 )
-from upstream import check_modules, check_op_errors, check_op_samples
+from upstream import (
+    FUNCTIONS,
+    MODULES,
+    WITH_ERRORS,
+    check_module,
+    check_op_errors,
+    check_op_samples,
+)
 
 import cudnn_autotune as ca
 
@@ -26,25 +33,29 @@ def no_tf32(cudnn_flags: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize("mode", ["heuristic", "sample_once"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_op_db_samples(dtype: torch.dtype, mode: str) -> None:
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_op_db_samples(name: str, dtype: torch.dtype, mode: str) -> None:
     ca.set_sampling(mode)
     ca.set_benchmark_limit(4)
-    check_op_samples("cuda", dtype, exact=False)
+    check_op_samples(name, "cuda", dtype, exact=False)
     assert ca.choices(), "nothing went through the search"
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
-def test_op_db_samples_that_cudnn_lacks(dtype: torch.dtype) -> None:
-    check_op_samples("cuda", dtype, exact=False)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_op_db_samples_that_cudnn_lacks(name: str, dtype: torch.dtype) -> None:
+    check_op_samples(name, "cuda", dtype, exact=False)
     assert not ca.choices()
 
 
-def test_op_db_errors() -> None:
-    check_op_errors("cuda")
+@pytest.mark.parametrize("name", WITH_ERRORS)
+def test_op_db_errors(name: str) -> None:
+    check_op_errors(name, "cuda")
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_module_db(dtype: torch.dtype, training: bool) -> None:
+@pytest.mark.parametrize("name", MODULES)
+def test_module_db(name: str, dtype: torch.dtype, training: bool) -> None:
     ca.set_sampling("heuristic")
-    check_modules("cuda", dtype, training, exact=False)
+    check_module(name, "cuda", dtype, training, exact=False)
