@@ -1,4 +1,4 @@
-"""The CUDA path of the layer and the functional, without a GPU: on fake CUDA tensors.
+"""The CUDA path of the layers and the functions, without a GPU: on fake CUDA tensors.
 
 What Python does there (padding by name, lists of one, unbatched inputs, what is left to PyTorch)
 and what a traced program holds needs no kernel to run.
@@ -20,6 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import cudnn_autotune as ca
 
 pytestmark = pytest.mark.search
+
+operators = torch.ops.cudnn_autotune
 
 
 @pytest.fixture(autouse=True)
@@ -63,16 +65,56 @@ CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("call", CALLS)
-def test_outputs_are_like_pytorchs(call: str, layout: torch.memory_format) -> None:
-    input_shape, weight_shape, keywords = CALLS[call]
-    input, weight = cuda(*input_shape), cuda(*weight_shape).contiguous(memory_format=layout)
-    if input.dim() == 4:
-        input = input.contiguous(memory_format=layout)
-    bias = cuda(6)
-    expected = nn.functional.conv2d(input, weight, bias, **keywords)
-    actual = ca.functional.conv2d(input, weight, bias, **keywords)
+TRANSPOSED_CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": ((2, 4, 9, 8), (4, 6, 3, 3), {}),
+    "integers": (
+        (2, 4, 9, 8),
+        (4, 6, 3, 3),
+        {"stride": 3, "padding": 1, "output_padding": 2, "dilation": 2},
+    ),
+    "pairs": ((2, 4, 9, 8), (4, 6, 3, 2), {"stride": (2, 1), "output_padding": (1, 0)}),
+    "lists_of_one": ((2, 4, 9, 8), (4, 6, 3, 2), {"stride": [2], "padding": [1]}),
+    "numpy_integers": (
+        (2, 4, 9, 8),
+        (4, 3, 3, 3),
+        {"stride": np.int64(2), "output_padding": np.uint8(1), "groups": np.intp(2)},
+    ),
+    "output_padding_of_dilation": (
+        (2, 4, 9, 8),
+        (4, 6, 3, 3),
+        {"stride": 2, "dilation": 4, "output_padding": 3},
+    ),
+    "unbatched": ((4, 9, 8), (4, 6, 3, 3), {"padding": 1}),
+    "zero_batch": ((0, 4, 9, 8), (4, 6, 3, 3), {}),
+}
+EVERY_CALL = {
+    **{f"conv2d {name}": call for name, call in CALLS.items()},
+    **{f"conv_transpose2d {name}": call for name, call in TRANSPOSED_CALLS.items()},
+    "conv1d plain": ((2, 4, 9), (6, 4, 3), {"stride": 2}),
+    "conv1d unbatched same": ((4, 9), (6, 4, 4), {"padding": "same"}),
+    "conv3d plain": ((2, 4, 9, 8, 7), (6, 4, 3, 3, 3), {"stride": (1, 2, 1)}),
+    "conv3d unbatched": ((4, 9, 8, 7), (6, 4, 3, 3, 3), {"padding": 1}),
+    "conv3d same": ((2, 4, 9, 8, 7), (6, 4, 3, 4, 2), {"padding": "same"}),
+    "conv_transpose1d plain": ((2, 4, 9), (4, 6, 3), {"stride": 2, "output_padding": 1}),
+    "conv_transpose3d plain": ((2, 4, 9, 8, 7), (4, 6, 3, 3, 3), {"stride": 2}),
+    "conv_transpose3d unbatched": ((4, 9, 8, 7), (4, 6, 3, 3, 3), {"stride": (1, 2, 3)}),
+}
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("channels_last", ["neither", "input", "weight", "both"])
+@pytest.mark.parametrize("call", EVERY_CALL)
+def test_outputs_are_like_pytorchs(call: str, channels_last: str, dtype: torch.dtype) -> None:
+    input_shape, weight_shape, keywords = EVERY_CALL[call]
+    name = call.split()[0]
+    input, weight, bias = (cuda(*shape, dtype=dtype) for shape in (input_shape, weight_shape, [6]))
+    if channels_last in ("input", "both") and input.dim() in LAST and "unbatched" not in call:
+        input = input.contiguous(memory_format=LAST[input.dim()])
+    if channels_last in ("weight", "both") and weight.dim() in LAST:
+        weight = weight.contiguous(memory_format=LAST[weight.dim()])
+    expected = getattr(nn.functional, name)(input, weight, bias, **keywords)
+    actual = getattr(ca.functional, name)(input, weight, bias, **keywords)
     assert actual.shape == expected.shape
     if actual.numel() > 0:
         assert actual.stride() == expected.stride()
@@ -93,6 +135,18 @@ def test_integers_of_other_libraries_are_searched_for() -> None:
     assert all(type(number) is int for numbers in call.args[3:6] for number in numbers)
 
 
+def test_numbers_reach_the_transposed_operator() -> None:
+    def program(input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return ca.functional.conv_transpose2d(
+            input, weight, bias, np.int64(3), [1], (np.int32(1), 2), np.int64(2), 4, sampling="race"
+        )
+
+    graph = make_fx(program)(cuda(2, 4, 9, 8), cuda(4, 3, 3, 3), cuda(6)).graph
+    (call,) = (n for n in graph.nodes if n.op == "call_function")
+    assert call.target is operators.conv_transpose.default
+    assert list(call.args[3:]) == [[3, 3], [1, 1], [1, 2], [4, 4], 2, "race"]
+
+
 BAD_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "strided same": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 2, "same"),
     "unknown padding": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1, "full"),
@@ -111,14 +165,29 @@ BAD_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "rank": lambda: (cuda(9, 8), cuda(6, 4, 3, 3)),
     "text groups": lambda: (cuda(2, 4, 9, 8), cuda(6, 4, 3, 3), None, 1, 0, 1, "two"),
 }
+BAD_TRANSPOSED_CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "padding by name": lambda: (cuda(2, 4, 9, 8), cuda(4, 6, 3, 3), None, 1, "same"),
+    "stride of three": lambda: (cuda(2, 4, 9, 8), cuda(4, 6, 3, 3), None, (1, 1, 1)),
+    "output padding below 0": lambda: (cuda(2, 4, 9, 8), cuda(4, 6, 3, 3), None, 2, 0, -1),
+    "text": lambda: (cuda(2, 4, 9, 8), cuda(4, 6, 3, 3), None, 2, 0, "one"),
+    "no tensor": lambda: (cuda(2, 4, 9, 8), [1, 2, 3]),
+    "channels": lambda: (cuda(2, 5, 9, 8), cuda(4, 6, 3, 3)),
+    "groups": lambda: (cuda(2, 4, 9, 8), cuda(4, 6, 3, 3), None, 1, 0, 0, 3),
+    "bias": lambda: (cuda(2, 4, 9, 8), cuda(4, 6, 3, 3), cuda(5)),
+    "rank": lambda: (cuda(9, 8), cuda(4, 6, 3, 3)),
+}
+BAD = {
+    **{f"conv2d: {kind}": call for kind, call in BAD_CALLS.items()},
+    **{f"conv_transpose2d: {kind}": call for kind, call in BAD_TRANSPOSED_CALLS.items()},
+}
 
 
-@pytest.mark.parametrize("kind", BAD_CALLS)
+@pytest.mark.parametrize("kind", BAD)
 def test_bad_calls_are_refused(kind: str) -> None:
     """What PyTorch refuses, with an error of its kinds: nothing of the inner workings shows."""
-    for function in (nn.functional.conv2d, ca.functional.conv2d):
+    for module in (nn.functional, ca.functional):
         with pytest.raises((RuntimeError, ValueError, TypeError)) as error:
-            function(*BAD_CALLS[kind]())
+            getattr(module, kind.split(":")[0])(*BAD[kind]())
         assert error.type in (RuntimeError, ValueError, TypeError)
 
 
@@ -136,9 +205,17 @@ def test_the_search_is_in_a_traced_program(padding: int | str, padding_mode: str
     assert calls[0].meta["val"].shape == (2, 6, 9, 8)
 
 
-def test_dynamo_traces_the_operator() -> None:
+KINDS = [f"Conv{kind}{dims}d" for kind in ("", "Transpose") for dims in (1, 2, 3)]
+
+
+def input_of(kind: str) -> Tensor:
+    return cuda(*(2, 4, 9, 8, 7)[: 2 + int(kind[-2])])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dynamo_traces_the_operator(kind: str) -> None:
     """Not PyTorch's convolution, as while a program is exported."""
-    layer = ca.Conv2d(4, 6, 3, device="cuda", sampling="sample_once")
+    layer = getattr(ca, kind)(4, 6, 3, device="cuda", sampling="sample_once")
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
@@ -146,17 +223,22 @@ def test_dynamo_traces_the_operator() -> None:
         return graph.forward
 
     torch._dynamo.reset()
-    torch.compile(layer, backend=backend, fullgraph=True)(cuda(2, 4, 9, 8))
+    torch.compile(layer, backend=backend, fullgraph=True)(input_of(kind))
     calls = [str(n.target) for n in graphs[0].graph.nodes if n.op == "call_function"]
-    assert calls == ["cudnn_autotune.conv_fprop"]
+    name = "conv_transpose" if "Transpose" in kind else "conv_fprop"
+    assert calls == [f"cudnn_autotune.{name}"]
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("padding", [1, "same"])
-def test_what_is_exported_does_without_this_package(padding: int | str, strict: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "padding"), [*((kind, 1) for kind in KINDS), ("Conv2d", "same"), ("Conv3d", "same")]
+)
+def test_what_is_exported_does_without_this_package(
+    kind: str, padding: int | str, strict: bool
+) -> None:
     """As it is saved, and so as it is loaded, compiled ahead of time or turned into ONNX."""
-    layer = ca.Conv2d(4, 6, 4, padding=padding, device="cuda", sampling="race")
-    program = torch.export.export(layer, (cuda(2, 4, 9, 8),), strict=strict)
+    layer = getattr(ca, kind)(4, 6, 4, padding=padding, device="cuda", sampling="race")
+    program = torch.export.export(layer, (input_of(kind),), strict=strict)
     for graph in (program.graph, program.run_decompositions().graph):
         calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]
         assert any(call.startswith("aten.conv") for call in calls)
@@ -191,6 +273,9 @@ def test_flops_are_counted_as_pytorchs(groups: int) -> None:
     assert flops(lambda: ca.functional.conv2d(x, w, None, 2, 1, 1, groups)) == theirs
     assert flops(lambda: ours.conv_dgrad(y, w, list(x.shape), *policy)) == theirs
     assert flops(lambda: ours.conv_wgrad(y, x, list(w.shape), *policy)) == theirs
+    arguments = (y, w, None, 2, 1, (0, 1), groups)
+    theirs = flops(lambda: nn.functional.conv_transpose2d(*arguments))
+    assert flops(lambda: ca.functional.conv_transpose2d(*arguments)) == theirs > 0
 
 
 def test_tensors_with_rules_of_their_own_are_pytorchs() -> None:
@@ -217,6 +302,9 @@ def test_tensors_with_rules_of_their_own_are_pytorchs() -> None:
     output = ca.functional.conv2d(Wrapped(cuda(2, 4, 9, 8)), cuda(6, 4, 3, 3), padding=1)
     assert type(output) is Wrapped
     assert seen == ["aten.convolution.default"]
+    output = ca.functional.conv_transpose2d(Wrapped(cuda(2, 4, 9, 8)), cuda(4, 6, 3, 3))
+    assert type(output) is Wrapped
+    assert seen == ["aten.convolution.default"] * 2
     assert type(ca.functional.conv2d(cuda(2, 4, 9, 8), Wrapped(cuda(6, 4, 3, 3)))) is Wrapped
 
 

@@ -6,6 +6,8 @@ where the marked convolution is written out by hand.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 from subprocesses import evaluate
@@ -18,36 +20,53 @@ import cudnn_autotune as ca
 
 pytestmark = pytest.mark.search
 
+operators = torch.ops.cudnn_autotune
 
-def model(layer: type[nn.Conv2d], **policy: object) -> nn.Module:
+
+def model(layers: ModuleType, dims: int = 2, **policy: object) -> nn.Module:
+    """Convolutions of all kinds, with PyTorch's layers or ours."""
+    plain, transposed = (getattr(layers, f"Conv{kind}{dims}d") for kind in ("", "Transpose"))
     return nn.Sequential(
-        layer(8, 16, 3, padding=1, device="cuda", **policy),
-        nn.BatchNorm2d(16, device="cuda"),
+        plain(8, 16, 3, padding=1, device="cuda", **policy),
+        getattr(nn, f"BatchNorm{dims}d")(16, device="cuda"),
         nn.ReLU(),
-        layer(16, 16, 3, padding="same", groups=16, device="cuda", **policy),
-        layer(16, 96, 4, padding="same", device="cuda", **policy),
+        plain(16, 16, 3, padding="same", groups=16, device="cuda", **policy),
+        plain(16, 96, 4, padding="same", device="cuda", **policy),
+        transposed(96, 64, 2, stride=2, device="cuda", **policy),
+        transposed(64, 64, 3, output_padding=1, stride=2, device="cuda", **policy),
     ).eval()
 
 
-def inductors_graph(layer: type[nn.Conv2d], **policy: object) -> GraphModule:
+def inductors_graph(layers: ModuleType, dims: int = 2, **policy: object) -> GraphModule:
     """As Inductor traces it for inference."""
     from torch._inductor.compile_fx import select_decomp_table
 
     with FakeTensorMode(), torch.no_grad():
-        input = torch.empty(4, 8, 32, 32, device="cuda")
-        return make_fx(model(layer, **policy), decomposition_table=select_decomp_table())(input)
+        input = torch.empty(4, 8, *[32, 16, 8][:dims], device="cuda")
+        traced = model(layers, dims, **policy)
+        return make_fx(traced, decomposition_table=select_decomp_table())(input)
 
 
 def targets(graph: GraphModule) -> list[str]:
     return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
 
 
-def test_inductor_traces_what_it_traces_of_pytorchs_layer() -> None:
-    theirs, ours = inductors_graph(nn.Conv2d), inductors_graph(ca.Conv2d)
-    assert targets(theirs).count("aten.convolution.default") == 3
-    marker = "cudnn_autotune.mark_input.default"
-    assert targets(ours).count(marker) == 3
-    assert [target for target in targets(ours) if target != marker] == targets(theirs)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_inductor_traces_what_it_traces_of_pytorchs_layer(dims: int) -> None:
+    theirs, ours = inductors_graph(nn, dims), inductors_graph(ca, dims)
+    assert targets(theirs).count("aten.convolution.default") == 5
+    markers = [f"cudnn_autotune.mark_{what}.default" for what in ("input", "output")]
+    assert [targets(ours).count(marker) for marker in markers] == [5, 2]
+    assert [target for target in targets(ours) if target not in markers] == targets(theirs)
+    for graph in (theirs, ours):
+        convolutions = graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.convolution.default
+        )
+        found = [(node.args[3:], node.meta["val"].shape) for node in convolutions]
+        assert [arguments[3] for arguments, _ in found] == [False] * 3 + [True] * 2
+        if graph is theirs:
+            expected = found
+    assert found == expected
 
 
 @pytest.mark.parametrize("is_inference", [True, False])
@@ -55,8 +74,8 @@ def test_inductor_decides_on_the_layout_as_for_pytorchs_layer(is_inference: bool
     from torch._inductor.graph import GraphLowering
 
     theirs, ours = (
-        GraphLowering.decide_layout_opt(inductors_graph(layer), is_inference=is_inference)
-        for layer in (nn.Conv2d, ca.Conv2d)
+        GraphLowering.decide_layout_opt(inductors_graph(layers), is_inference=is_inference)
+        for layers in (nn, ca)
     )
     assert ours == theirs
     assert theirs, "else this model tells nothing"
@@ -67,45 +86,104 @@ def test_graphs_of_other_policies_differ() -> None:
     codes = {
         graph.code
         for graph in (
-            inductors_graph(nn.Conv2d),
-            inductors_graph(ca.Conv2d),
-            inductors_graph(ca.Conv2d, sampling="race"),
-            inductors_graph(ca.Conv2d, sampling="race", workspace_limit=0),
+            inductors_graph(nn),
+            inductors_graph(ca),
+            inductors_graph(ca, sampling="race"),
+            inductors_graph(ca, sampling="race", workspace_limit=0),
         )
     }
     assert len(codes) == 4
 
 
-def test_the_marker_keeps_strides() -> None:
+def test_the_markers_keep_strides() -> None:
     with FakeTensorMode():
         input = torch.empty_strided((2, 3, 5, 7), (400, 1, 60, 5), device="cuda")
-        marked = torch.ops.cudnn_autotune.mark_input(input, "race", -1)
-    assert marked.stride() == input.stride()
+        assert operators.mark_input(input, "race", -1).stride() == input.stride()
+        assert operators.mark_output(input).stride() == input.stride()
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_marked_convolution_is_lowered_to_the_operator(bias: bool) -> None:
+@pytest.mark.parametrize(("dims", "bias"), [(1, False), (2, False), (2, True), (3, True)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_marked_convolution_is_lowered_to_the_operator(
+    bias: bool, transposed: bool, dims: int
+) -> None:
     from torch._inductor.utils import run_and_get_code
 
+    stride, ones, output_padding = [2] * dims, [1] * dims, [int(transposed)] * dims
+    geometry = (stride, ones, ones, transposed, output_padding, 1)
+
     def program(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        marked = torch.ops.cudnn_autotune.mark_input(x, "median_of_three", 4096)
-        y = torch.ops.aten.convolution(marked, w, b, [2, 1], [1, 1], [1, 1], False, [0, 0], 1)
-        return y.relu() + torch.ops.aten.convolution(
-            x, w, b, [2, 1], [1, 1], [1, 1], False, [0, 0], 1
-        )
+        marked = operators.mark_input(x, "median_of_three", 4096)
+        y = torch.ops.aten.convolution(marked, w, b, *geometry)
+        return y.relu() + torch.ops.aten.convolution(x, w, b, *geometry)
 
     torch._dynamo.reset()
-    x, w = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
-    b = torch.randn(6) if bias else None
+    x, w = torch.randn(2, 4, *[9, 8, 7][:dims]), torch.randn(4, 4, *[3] * dims)
+    b = torch.randn(4) if bias else None
     with torch.no_grad():
         output, codes = run_and_get_code(torch.compile(program, fullgraph=True), x, w, b)
-    plain = nn.functional.conv2d(x, w, b, (2, 1), 1)
+    plain = torch.ops.aten.convolution(x, w, b, *geometry)
     torch.testing.assert_close(output, plain.relu() + plain)
-    calls = [line for line in codes[0].splitlines() if "conv_fprop.default(" in line]
+    name = "conv_transpose" if transposed else "conv_fprop"
+    calls = [line for line in codes[0].splitlines() if f"{name}.default(" in line]
     assert len(calls) == 1
     assert "sampling='median_of_three', workspace_limit=4096" in calls[0]
     assert "mark_input.default(" not in codes[0]
     assert codes[0].count("extern_kernels.convolution(") == 1, "the one that is not marked"
+
+
+class Upsampled(nn.Module):
+    """A transposed convolution and a batch norm, written as it is traced on CUDA."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.convolution = getattr(nn, f"ConvTranspose{dims}d")(8, 8, 2, stride=2)
+        self.norm = getattr(nn, f"BatchNorm{dims}d")(8)
+        for values in (self.norm.weight.data, self.norm.bias.data, self.norm.running_mean):
+            values.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer, n = self.convolution, x.dim() - 2
+        y = torch.ops.aten.convolution(
+            operators.mark_input(x, "", -1),
+            layer.weight, layer.bias, [2] * n, [0] * n, [1] * n, True, [0] * n, 1,
+        )  # fmt: skip
+        return self.norm(operators.mark_output(y))
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_freezing_does_not_scale_the_input_channels(dims: int) -> None:
+    """Inductor of torch 2.11 folds the batch norm wrongly without the marker of the output."""
+    torch._dynamo.reset()
+    model, input = Upsampled(dims).eval(), torch.randn(2, 8, *[4] * dims)
+    with torch.no_grad(), torch._inductor.config.patch(freezing=True):
+        torch.testing.assert_close(torch.compile(model, fullgraph=True)(input), model(input))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_backward_of_a_transposed_convolution_is_ours(layout: torch.memory_format) -> None:
+    """Inductor must not see another convolution in it, by which it would decide on a layout."""
+    from torch._inductor.utils import run_fw_bw_and_get_code
+
+    def program(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return operators.conv_transpose(x, w, b, [2, 1], [1, 1], [1, 0], [1, 1], 1, "race").relu()
+
+    torch._dynamo.reset()
+    shapes = ((2, 4, 9, 8), (4, 6, 3, 3), (6,))
+    tensors = [torch.randn(shape) for shape in shapes]
+    tensors = [t.contiguous(memory_format=layout) if t.dim() == 4 else t for t in tensors]
+    leaves = [[t.clone().requires_grad_() for t in tensors] for _ in range(2)]
+    compiled = torch.compile(program, fullgraph=True)
+    _, (forward, backward) = run_fw_bw_and_get_code(lambda: compiled(*leaves[0]))
+    assert "convolution(" in forward
+    assert "convolution(" not in backward
+    calls = [line for line in backward.splitlines() if "_autotune.conv_" in line and " = " in line]
+    fprop, wgrad = (line.split("default(")[1].split(", ") for line in calls)
+    assert fprop[0] == wgrad[1], "the gradient is laid out once"
+    program(*leaves[1]).sum().backward()
+    for mine, right in zip(*leaves, strict=True):
+        torch.testing.assert_close(mine.grad, right.grad)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -114,8 +192,6 @@ def test_a_gradient_is_computed_into_the_layout_of_both_operators(
 ) -> None:
     """In the traced graph its dimensions lie in another order."""
     from torch._inductor.utils import run_and_get_code
-
-    operators = torch.ops.cudnn_autotune
 
     def program(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         gradient = (g * 2 + 1).permute(0, 3, 2, 1)  # (N, W, H, C) in memory
