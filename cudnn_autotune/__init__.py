@@ -17,6 +17,7 @@ from cudnn_autotune.nn import fake as fake
 from cudnn_autotune.nn import flops as flops
 from cudnn_autotune.nn import functional
 from cudnn_autotune.nn import inductor as inductor
+from cudnn_autotune.nn.models.backend import Compilation, compilations
 from cudnn_autotune.nn.models.convert import Conversion, conversion, convert, revert
 from cudnn_autotune.nn.models.process_wide import disable, enable
 from cudnn_autotune.nn.modules import (
@@ -75,6 +76,7 @@ __all__ = [
     "SAMPLING_MODES",
     "Candidate",
     "Choice",
+    "Compilation",
     "Conv1d",
     "Conv2d",
     "Conv3d",
@@ -98,6 +100,7 @@ __all__ = [
     "build_plan",
     "candidates",
     "choices",
+    "compilations",
     "conversion",
     "convert",
     "disable",

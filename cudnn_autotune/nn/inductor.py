@@ -183,21 +183,41 @@ def _register(conv: Any) -> None:
     for marker in (_mark_input, _mark_output):
         lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
 
-    # For each graph the gradients that were laid out for one operator, and serve the other.
+    # For each graph the values that were laid out for one operator, and serve others.
     laid_out: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+    def in_order(argument: Any, value: Any, order: list[int]) -> Any:
+        """Returns the value of a node in an order of strides, the same one for each operator."""
+        known = laid_out.setdefault(V.graph, {})
+        key = (argument, *order)
+        if key not in known:
+            known[key] = ir.ExternKernel.require_stride_order(value, order)
+        return known[key]
 
     def lay_out(node: Any, grad_output: Any, *others: Any) -> tuple[Any, dict[str, Any]]:
         """Puts the arguments of an operator of the backward into the layouts that it needs."""
         others, _ = lowering.constrain_to_fx_strides(node, None, *others)
         values = [argument.meta["val"] for argument in node.args[:2]]
         order = _stride_order(values[0].dim(), conv_memory_format(*values))
-        known = laid_out.setdefault(V.graph, {})
-        key = (node.args[0], *order)
-        if key not in known:
-            known[key] = ir.ExternKernel.require_stride_order(grad_output, order)
-        return (known[key], *others[1:]), {}
+        return (in_order(node.args[0], grad_output, order), *others[1:]), {}
+
+    def lay_out_fused(
+        node: Any, input: Any, weight: Any, bias: Any, residual: Any, *others: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Puts the operands of a fused convolution into the layout that it runs in."""
+        values = [argument.meta["val"] for argument in node.args[:2]]
+        memory_format = conv_memory_format(*values)
+        if V.graph.layout_opt and values[0].dim() == 4 and values[0].dtype != torch.float64:
+            memory_format = torch.channels_last  # as Inductor does it for aten.convolution
+        order = _stride_order(values[0].dim(), memory_format)
+        input, weight, residual = (
+            value if value is None else in_order(node.args[i], value, order)
+            for i, value in ((0, input), (1, weight), (3, residual))
+        )
+        return (input, weight, bias, residual, *others), {}
 
     operators = torch.ops.cudnn_autotune
+    lowering.make_fallback(operators.conv_fused.default, lay_out_fused, warn=False)
     for operator in (_conv_fprop, operators.conv_dgrad.default, operators.conv_wgrad.default):
         lowering.make_fallback(operator, lay_out, warn=False)
     lowering.add_needs_realized_inputs(_mark_input)

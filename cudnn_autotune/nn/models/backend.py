@@ -1,0 +1,388 @@
+"""The backend ``cudnn_autotune`` of ``torch.compile``: Inductor, with fused groups.
+
+Inductor compiles the graph as it would, but convolutions are this package's operators, and where
+no gradient is needed each group of a convolution, residual addition and activation is one call of
+``conv_fused`` if that is faster. The whole program is then timed against plain Inductor's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from cudnn_autotune.core.after_import import after_import
+from cudnn_autotune.nn import functional
+from cudnn_autotune.nn.models.comparison import Program, compare
+from cudnn_autotune.nn.models.frozen_weights import (
+    FrozenWeights,
+    copied,
+    weights_of,
+    with_constants,
+)
+from cudnn_autotune.nn.models.groups import find_groups, fuse, hint
+from cudnn_autotune.nn.models.judging import JUDGES, Judge
+from cudnn_autotune.tuning.settings import check_policy
+
+NAME = "cudnn_autotune"
+
+_log = logging.getLogger(__name__)
+
+_MOST_RECORDS = 256
+_MOST_REFREEZINGS = 3
+
+_CONVOLUTIONS = {
+    getattr(torch, name): getattr(functional, name)
+    for dims in (1, 2, 3)
+    for name in (f"conv{dims}d", f"conv_transpose{dims}d")
+    if hasattr(functional, name)
+}
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """A convolution of a compiled graph, and whether it was fused with what follows it."""
+
+    text: str
+    """What is computed: ``conv + bias + relu``."""
+    output_shape: tuple[int, ...]
+    is_fused: bool
+    reason: str
+
+
+@dataclass
+class Compilation:
+    """What the backend made of one graph."""
+
+    mode: str
+    """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
+    groups: list[GroupReport] = field(default_factory=list)
+    """The convolutions of an inference graph, in its order."""
+    is_frozen: bool = False
+    """Whether weights are constants of the program, with batch norms folded into convolutions."""
+    times_ms: dict[str, float] = field(default_factory=dict)
+    """Medians by program, if they were compared: ``"cudnn_autotune"``, ``"inductor"``,
+    ``"inductor, frozen"``."""
+    chosen: str = NAME
+    """The program that runs."""
+    note: str = ""
+
+    @property
+    def fused(self) -> list[GroupReport]:
+        return [group for group in self.groups if group.is_fused]
+
+
+_records: deque[Compilation] = deque(maxlen=_MOST_RECORDS)
+
+
+def compilations() -> list[Compilation]:
+    """Returns what the backend compiled in this process, the last 256 graphs, oldest first."""
+    return list(_records)
+
+
+@dataclass(frozen=True)
+class _Options:
+    sampling: str | None = None
+    workspace_limit: int | None = None
+    freezing: bool = True
+    compare: bool = True
+    fuse: str = "measure"
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, mode: str | None, options: Mapping[str, Any] | None) -> _Options:
+        import torch._inductor
+
+        ours: dict[str, Any] = {}
+        theirs: dict[str, Any] = {}
+        if mode not in (None, "default"):
+            theirs.update(torch._inductor.list_mode_options(mode))
+        known = set(torch._inductor.list_options())
+        own = {"sampling", "workspace_limit", "freezing", "compare", "fuse"}
+        for key, value in (options or {}).items():
+            name = key.replace("-", "_")
+            if name not in own | known:
+                raise ValueError(
+                    f"options must be {', '.join(sorted(own))} or Inductor's "
+                    f"(torch._inductor.list_options()), got {key!r}"
+                )
+            (ours if name in own else theirs)[name] = value
+        for name in ("freezing", "compare"):
+            if not isinstance(ours.get(name, True), bool):
+                raise ValueError(f"options[{name!r}] must be True or False, got {ours[name]!r}")
+        if ours.get("fuse", "measure") not in JUDGES:
+            raise ValueError(
+                f"options['fuse'] must be one of {', '.join(JUDGES)}, got {ours['fuse']!r}"
+            )
+        check_policy(ours.get("sampling"), ours.get("workspace_limit"))
+        return cls(**ours, inductor=theirs)
+
+
+def backend(
+    graph: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Program:
+    """Compiles a graph of Dynamo. ``torch.compile(model, backend="cudnn_autotune")`` calls this.
+
+    Args:
+        mode: one of ``torch.compile``'s.
+        options: ``sampling`` and ``workspace_limit`` of the convolutions, as a layer takes them;
+            ``freezing`` (True): whether weights become constants, so that batch norms can be folded
+            into convolutions, where no gradient is needed; ``fuse``: ``"measure"``, ``"always"`` or
+            ``"never"``; ``compare`` (True): whether to time the program against plain Inductor's at
+            the first call, and to keep the faster one. All others are Inductor's.
+
+    Raises:
+        ValueError: an option is unknown, or its value not allowed.
+    """
+    settings = _Options.read(mode, options)
+    tensors = [value for value in example_inputs if isinstance(value, Tensor)]
+    tensors += [*graph.parameters(), *graph.buffers()]
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    record = Compilation("training" if needs_gradient else "inference")
+    _records.append(record)
+    if (reason := _why_plain(graph, tensors, settings)) is not None:
+        record.mode, record.chosen, record.note = "plain", "inductor", reason
+        return _compile(graph, example_inputs, settings.inductor)
+    if needs_gradient:
+        return _compile(_with_our_convolutions(graph, settings), example_inputs, settings.inductor)
+    return _Inference(graph, example_inputs, settings, record)
+
+
+def _why_plain(graph: GraphModule, tensors: Sequence[Tensor], settings: _Options) -> str | None:
+    """Why this backend has nothing to do for a graph; None if it has."""
+    operators = torch.ops.cudnn_autotune
+    ours = {
+        operators.conv_fprop,
+        operators.conv_fprop.default,
+        operators.conv_transpose,
+        operators.conv_transpose.default,
+    }
+    targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+    if not targets & {*ours, *_CONVOLUTIONS}:
+        return "the graph has no convolution"
+    if settings.fuse != "always" and not any(tensor.is_cuda for tensor in tensors):
+        return "no tensor is on a CUDA device"
+    return None
+
+
+def _with_our_convolutions(graph: GraphModule, settings: _Options) -> GraphModule:
+    """Returns a copy of a graph of Dynamo in which PyTorch's convolutions are this package's."""
+    graph = copied(graph)
+    policy = {"sampling": settings.sampling, "workspace_limit": settings.workspace_limit}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target in _CONVOLUTIONS:
+            node.target = _CONVOLUTIONS[node.target]
+            node.kwargs = {**node.kwargs, **policy}
+    graph.recompile()
+    return graph
+
+
+def _compile(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    inner_compile: Callable[..., Any] | None = None,
+) -> Program:
+    """Compiles a graph, which Inductor may change, by Inductor."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    inner = inner_compile or compile_fx_inner
+    program: Any = compile_fx(graph, list(inputs), inner, config_patches=dict(patches))
+    return program
+
+
+class _FusingCompiler:
+    """Inductor's compiler of inference graphs, which fuses groups before."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.groups: list[GroupReport] = []
+        self.written: tuple[bool, ...] = ()
+        """Which inputs of the graph, weights that are constants first, the graph writes into."""
+
+    def __call__(self, graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+        from torch._inductor import config
+        from torch._inductor.compile_fx import compile_fx_inner
+        from torch._inductor.decomposition import select_decomp_table
+        from torch._inductor.graph import GraphLowering
+
+        metadata = torch._guards.TracingContext.get().fw_metadata
+        assert metadata is not None
+        self.written = tuple(info.mutates_data for info in metadata.input_info)
+        channels_last = GraphLowering.decide_layout_opt(graph, is_inference=True)
+        groups = find_groups(graph.graph, select_decomp_table())
+        reports = {}
+        for group in groups.found:
+            verdict = self._judge(group, channels_last=channels_last)
+            shape = _hints(group.output.meta["val"])
+            report = GroupReport(group.text, shape, verdict.fuse, verdict.reason)
+            reports[group.convolution] = report
+        for node, reason in groups.alone:
+            reports[node] = GroupReport("conv", _hints(node.meta["val"]), False, reason)
+        self.groups = [reports[node] for node in graph.graph.nodes if node in reports]
+        fuse(graph.graph, [one for one in groups.found if reports[one.convolution].is_fused])
+        graph.graph.lint()
+        graph.recompile()
+        # Inductor would decide again on the layout, by what is left of ATen's convolutions.
+        decision = config.patch(
+            layout_optimization=channels_last, force_layout_optimization=channels_last
+        )
+        with decision if any(report.is_fused for report in self.groups) else nullcontext():
+            return compile_fx_inner(graph, inputs, **arguments)
+
+
+def _hints(value: Tensor) -> tuple[int, ...]:
+    return tuple(hint(size) for size in value.shape)
+
+
+class _Inference:
+    """A compiled graph that needs no gradient. It runs the fastest of its programs."""
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        inputs: Sequence[Any],
+        settings: _Options,
+        record: Compilation,
+    ) -> None:
+        self._graph = graph
+        self._settings = settings
+        self._record = record
+        self._has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
+        self._refreezings = 0
+        self._weights: FrozenWeights | None = None
+        self._contenders: dict[str, Program] | None = None
+        self._plain: Program | None = None
+        self._run = self._compile_ours(inputs)
+        if settings.compare:
+            self._compile_contenders(inputs)
+        elif self._weights is not None and self._has_symbols:
+            # What symbols stand for is known while Dynamo compiles only.
+            self._plain = _compile(copied(graph), inputs, self._unfrozen)
+
+    @property
+    def _unfrozen(self) -> dict[str, Any]:
+        return {**self._settings.inductor, "freezing": False}
+
+    def _compile_ours(self, inputs: Sequence[Any]) -> Program:
+        judge = JUDGES[self._settings.fuse]()
+        ours = _with_our_convolutions(self._graph, self._settings)
+        positions = weights_of(self._graph, inputs) if self._settings.freezing else []
+        compiler = _FusingCompiler(judge)
+        program = self._compile_frozen(ours, inputs, positions, compiler)
+        if any(compiler.written[: len(positions)]):
+            # A batch norm in training mode, for example.
+            positions, compiler = [], _FusingCompiler(judge)
+            program = self._compile_frozen(ours, inputs, positions, compiler)
+        self._record.groups = compiler.groups
+        self._record.is_frozen = bool(positions)
+        self._writes = any(compiler.written)
+        self._weights = FrozenWeights(positions, inputs) if positions else None
+        return program
+
+    def _compile_frozen(
+        self,
+        graph: GraphModule,
+        inputs: Sequence[Any],
+        positions: Sequence[int],
+        inner_compile: Callable[..., Any] | None = None,
+    ) -> Program:
+        """Compiles a graph with constants in place of the inputs at ``positions``."""
+        import torch._functorch.config
+
+        patches = {**self._settings.inductor, "freezing": bool(positions)}
+        with ExitStack() as stack:
+            # Nothing requires a gradient. Inductor makes weights constants only without gradients.
+            stack.enter_context(torch.no_grad())
+            if inner_compile is not None:
+                # The cache's key does not say that groups are fused.
+                uncached = torch._functorch.config.patch(enable_autograd_cache=False)
+                stack.enter_context(uncached)
+            if not positions:
+                return _compile(copied(graph), inputs, patches, inner_compile)
+            frozen = with_constants(graph, inputs, positions)
+            constant = set(positions)
+            others = [i for i in range(len(inputs)) if i not in constant]
+            program = _compile(frozen, [inputs[i] for i in others], patches, inner_compile)
+        return lambda *given: program(*[given[i] for i in others])
+
+    def _compile_contenders(self, inputs: Sequence[Any]) -> None:
+        self._plain = _compile(copied(self._graph), inputs, self._unfrozen)
+        if self._writes:
+            self._record.note = "not compared: the graph writes into its inputs"
+            _log.info("a compiled graph was %s", self._record.note)
+            return
+        self._contenders = {"inductor": self._plain, NAME: self._run}
+        if self._weights is not None:
+            positions = weights_of(self._graph, inputs)
+            frozen = self._compile_frozen(self._graph, inputs, positions)
+            self._contenders["inductor, frozen"] = frozen
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self._weights is not None and not self._weights.are_those_of(inputs):
+            self._follow_weights(inputs)
+        if self._contenders is not None and not _is_capturing():
+            self._choose(self._contenders, inputs)
+        return self._run(*inputs)
+
+    def _choose(self, contenders: dict[str, Program], inputs: Sequence[Any]) -> None:
+        """Keeps the fastest of the programs that are right."""
+        self._contenders = None
+        comparison = compare(contenders, inputs)
+        record = self._record
+        record.times_ms = dict(comparison.times_ms)
+        record.chosen = comparison.fastest
+        for name, reason in comparison.wrong.items():
+            _log.warning("the compiled program %r is not used: %s", name, reason)
+            record.note = f"{name}: {reason}"
+        self._run = contenders[record.chosen]
+        if record.chosen == "inductor":
+            self._weights, record.is_frozen = None, False
+        times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in record.times_ms.items())
+        fused = len(record.fused)
+        _log.info("chose %s (%s; %d groups fused)", record.chosen, times, fused)
+
+    def _follow_weights(self, inputs: Sequence[Any]) -> None:
+        """Compiles the program again where its weights have changed, or leaves them variable."""
+        self._refreezings += 1
+        if self._refreezings <= _MOST_REFREEZINGS and not self._has_symbols:
+            _log.info("the weights of a compiled graph have changed: it is compiled again")
+            self._run = self._compile_ours(inputs)
+            if self._settings.compare:
+                self._compile_contenders(inputs)
+            return
+        _log.warning(
+            "the weights of a compiled graph have changed%s: from now on it runs without folded "
+            "batch norms and fused groups",
+            "" if self._has_symbols else f" more than {_MOST_REFREEZINGS} times",
+        )
+        if self._plain is None:
+            self._plain = _compile(copied(self._graph), inputs, self._unfrozen)
+        self._run, self._weights, self._contenders = self._plain, None, None
+        self._record.chosen, self._record.is_frozen = "inductor", False
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _register(registry: Any) -> None:
+    """Makes the name known where no entry point of an installed package does."""
+    from importlib.metadata import entry_points
+
+    if NAME not in entry_points(group="torch_dynamo_backends").names:
+        registry.register_backend(backend, name=NAME)
+
+
+after_import("torch._dynamo.backends.registry", _register)

@@ -1,0 +1,148 @@
+"""Decides whether a group is faster as one operator, by measuring both forms of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.nn.models.activations import function
+from cudnn_autotune.nn.models.groups import Group
+from cudnn_autotune.timers.measuring import Operands, added_operands, cold_sets, operands
+
+_CALLS = 10
+_ROUNDS = 9
+
+
+class Verdict(NamedTuple):
+    fuse: bool
+    reason: str
+
+
+class Judge(Protocol):
+    def __call__(self, group: Group, *, channels_last: bool) -> Verdict:
+        """Says whether to fuse a group of a graph, which will run in channels_last or not."""
+
+
+def always(group: Group, *, channels_last: bool) -> Verdict:
+    return Verdict(True, "it was asked for")
+
+
+def never(group: Group, *, channels_last: bool) -> Verdict:
+    return Verdict(False, "it was asked for")
+
+
+class Measured:
+    """Fuses what is faster fused, on the GPU that the group is on.
+
+    Args:
+        compiled: what computes the group if it is not fused: a compiler, which makes one kernel of
+            all that follows the convolution, or none if the next kernel reads the convolution's
+            output anyway; else eager mode, which makes one kernel of each.
+    """
+
+    def __init__(self, *, compiled: bool) -> None:
+        self._compiled = compiled
+        self._known: dict[tuple[ConvProblem, bool, str, int], Verdict] = {}
+
+    def __call__(self, group: Group, *, channels_last: bool) -> Verdict:
+        device = group.input.meta["val"].device
+        if device.type != "cuda":
+            return Verdict(False, f"it is on the device {device}")
+        try:
+            problem = group.problem(channels_last=channels_last)
+        except ValueError as error:
+            return Verdict(False, str(error))
+        key = (problem, group.is_stored, group.sampling, group.workspace_limit)
+        if key not in self._known:
+            # While a graph is being compiled, calls on tensors may be recorded.
+            with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
+                self._known[key] = self._measure(group, problem, device)
+        return self._known[key]
+
+    def _measure(self, group: Group, problem: ConvProblem, device: torch.device) -> Verdict:
+        policy = (group.sampling, group.workspace_limit)
+        rest = self._after_convolution(problem, group.is_stored)
+        geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+
+        def one_operator(data: Operands) -> None:
+            x, w, _, *added = data
+            bias, residual = added_operands(problem, added)
+            torch.ops.cudnn_autotune.conv_fused(
+                x, w, bias, residual, *geometry, problem.activation, *policy
+            )
+
+        def several(data: Operands) -> None:
+            x, w, _, *added = data
+            y = torch.ops.cudnn_autotune.conv_fprop(x, w, None, *geometry, *policy)
+            rest(y, *added_operands(problem, added))
+
+        try:
+            with torch.autocast("cuda", enabled=False):  # it would make other problems of them
+                sets = cold_sets(problem, operands(problem, device))
+                times = _times_ms([one_operator, several], sets)
+        except torch.OutOfMemoryError:
+            return Verdict(False, "there was not enough memory to measure it")
+        text = f"{1e3 * times[0]:.1f} us fused, {1e3 * times[1]:.1f} us in several kernels"
+        return Verdict(times[0] < times[1], text)
+
+    def _after_convolution(
+        self, problem: ConvProblem, is_stored: bool
+    ) -> Callable[[Tensor, Tensor | None, Tensor | None], object]:
+        """What runs after the convolution if the group is not fused."""
+        activation = function(problem.activation)
+
+        def eager(y: Tensor, bias: Tensor | None, residual: Tensor | None) -> object:
+            if bias is not None:
+                y += bias.reshape(-1, *[1] * problem.spatial_dims)
+            return activation(y if residual is None else y + residual)
+
+        def one_kernel(y: Tensor, bias: Tensor | None, residual: Tensor | None) -> object:
+            # It reads and writes what a generated kernel would, at the speed of the memory.
+            if residual is None:
+                return torch.relu_(y)
+            return torch.add(y, residual, out=y)
+
+        def nothing(y: Tensor, bias: Tensor | None, residual: Tensor | None) -> object:
+            return y
+
+        if not self._compiled:
+            return eager
+        return one_kernel if is_stored else nothing
+
+
+def _times_ms(
+    programs: Sequence[Callable[[Operands], None]], sets: Sequence[Operands]
+) -> list[float]:
+    """Median time of a call of each program. They take turns, in CUDA graphs, and rotate over the
+    sets of operands. The first call of each chooses its engine."""
+    graphs = []
+    for program in programs:
+        program(sets[0])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(_CALLS):
+                program(sets[i % len(sets)])
+        graphs.append(graph)
+    samples: list[list[float]] = [[] for _ in graphs]
+    for _ in range(_ROUNDS + 1):
+        for graph, times in zip(graphs, samples, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / _CALLS)
+    return [statistics.median(times[1:]) for times in samples]
+
+
+JUDGES: Mapping[str, Callable[[], Judge]] = {
+    "measure": lambda: Measured(compiled=True),
+    "always": lambda: always,
+    "never": lambda: never,
+}

@@ -1,0 +1,368 @@
+"""``torch.compile(model, backend="cudnn_autotune")``, as far as no GPU is needed.
+
+On the CPU nothing is fused by itself, so that most tests ask for it. Inductor's own packing of
+weights, which takes convolutions away before groups are looked for, is off.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fused_cases import FUNCTIONS
+from references import TOLERANCES, assert_close
+from subprocesses import evaluate
+from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.problem import ACTIVATIONS
+from cudnn_autotune.nn.models import backend as backend_module
+
+FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """A residual block with a convolution in its shortcut."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor] = F.relu) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(12, 24, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(24)
+        self.second = nn.Conv2d(24, 12, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(12)
+        self.shortcut = nn.Conv2d(12, 12, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(12)
+        self.activation = activation
+        for norm in (self.norm, self.norm2, self.norm3):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+            nn.init.normal_(norm.running_mean)  # type: ignore[arg-type]
+            nn.init.uniform_(norm.running_var, 0.5, 2)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.activation(self.norm(self.first(x)))
+        return self.activation(self.norm2(self.second(y)) + self.norm3(self.shortcut(x)))
+
+
+TEXTS = ["conv + bias + {}", "conv + bias", "conv + bias + residual + {}"]
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return torch.compile(model, backend="cudnn_autotune", options={**FUSED, **options})
+
+
+def last() -> ca.Compilation:
+    return ca.compilations()[-1]
+
+
+@pytest.fixture
+def block() -> nn.Module:
+    return Block().eval()
+
+
+@pytest.fixture
+def input() -> Tensor:
+    return torch.randn(2, 12, 9, 8)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor) -> None:
+    model = Block(FUNCTIONS[activation]).eval()
+    expected = copy.deepcopy(model).double()(input.double())
+    with torch.no_grad():
+        output, codes = run_and_get_code(compiled(model), input)
+    assert_close(output, expected, TOLERANCES[torch.float32])
+    assert [group.text for group in last().fused] == [text.format(activation) for text in TEXTS]
+    assert last().is_frozen
+    assert codes[0].count("conv_fused.default(") == 3
+    assert "batch_norm" not in codes[0]
+
+
+def test_without_freezing_convolutions_are_fused_with_what_follows(input: Tensor) -> None:
+    model = nn.Sequential(nn.Conv2d(12, 24, 3), nn.SiLU(), nn.Conv2d(24, 12, 1), nn.BatchNorm2d(12))
+    model.eval()
+    with torch.no_grad():
+        output = compiled(model, freezing=False)(input)
+        torch.testing.assert_close(output, model(input))
+    assert [group.text for group in last().fused] == ["conv + bias + silu", "conv + bias"]
+    assert not last().is_frozen
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_operands_are_in_the_layout_of_the_graph_with_one_copy_at_most(
+    layout: torch.memory_format, block: nn.Module, input: Tensor
+) -> None:
+    block, input = block.to(memory_format=layout), input.to(memory_format=layout)
+    with torch.no_grad():
+        output, codes = run_and_get_code(compiled(block), input)
+        torch.testing.assert_close(output, block(input))
+    # One copy of the input, for two convolutions; that of the output lies in the same memory.
+    copies = 0 if layout == torch.channels_last else 1
+    assert codes[0].count("empty_strided_cpu((2, ") == copies
+    assert output.stride() == block(input).stride()
+
+
+def test_a_bias_that_is_alone_and_a_value_that_is_used_elsewhere(input: Tensor) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(12, 12, 1), nn.Conv2d(12, 12, 1, bias=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.first(x)
+            return y.relu() + x, self.second(y).tanh()
+
+    model = Model().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(input), model(input))
+    first, second = last().groups
+    assert (first.text, first.is_fused) == ("conv + bias", True)
+    assert (second.text, second.is_fused) == ("conv", False)
+    assert "no bias, residual or activation" in second.reason
+    assert second.output_shape == (2, 12, 9, 8)
+
+
+def test_nothing_is_fused_where_it_is_not_asked_for(block: nn.Module, input: Tensor) -> None:
+    with torch.no_grad():
+        torch.compile(block, backend="cudnn_autotune")(input)
+        assert last().mode == "plain"
+        assert last().note == "no tensor is on a CUDA device"
+        torch._dynamo.reset()
+        torch.compile(nn.Linear(8, 8), backend="cudnn_autotune")(input)
+        assert last().note == "the graph has no convolution"
+
+
+class TestWeights:
+    """Weights are constants of the program, and may change all the same."""
+
+    def change_in_place(model: Any) -> None:
+        with torch.no_grad():
+            model.first.weight.mul_(-2)
+
+    def load(model: Any) -> None:
+        model.load_state_dict(Block().state_dict())
+
+    def replace(model: Any) -> None:
+        model.second.weight = nn.Parameter(torch.randn_like(model.second.weight))
+
+    def replace_data(model: Any) -> None:
+        model.first.weight.data = torch.randn_like(model.first.weight)
+
+    def change_statistics(model: Any) -> None:
+        model.norm.running_mean += 1
+
+    def step(model: Any) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    CHANGES = (change_in_place, load, replace, replace_data, change_statistics, step)
+
+    @pytest.mark.parametrize("compare", [False, True])
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_a_change_is_seen_by_the_next_call(
+        self, change: Callable[[Any], None], compare: bool, block: nn.Module, input: Tensor
+    ) -> None:
+        model = compiled(block, compare=compare)
+        with torch.no_grad():
+            before = model(input)
+        change(block)
+        with torch.no_grad():
+            expected = block(input)
+            assert (expected - before).abs().max() > 0.01
+            torch.testing.assert_close(model(input), expected)
+
+    def test_after_many_changes_they_are_constants_no_more(
+        self, block: Any, input: Tensor, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model = compiled(block)
+        with torch.no_grad(), caplog.at_level(logging.INFO, "cudnn_autotune"):
+            for change in range(7):
+                torch.testing.assert_close(model(input), block(input))
+                assert last().is_frozen == (change <= 3)
+                block.first.weight.mul_(1.1)
+        assert caplog.text.count("it is compiled again") == 3
+        assert caplog.text.count("from now on it runs without") == 1
+
+    def test_a_graph_that_changes_its_weights_has_no_constants(self, input: Tensor) -> None:
+        ours, theirs = Block(), Block()
+        theirs.load_state_dict(ours.state_dict())
+        model = compiled(ours, compare=True)
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(model(input), theirs(input))
+        torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+        assert not last().is_frozen
+        assert last().note == "not compared: the graph writes into its inputs"
+
+    def test_the_model_keeps_its_own(self, block: nn.Module, input: Tensor) -> None:
+        parameters = dict(block.named_parameters())
+        before = copy.deepcopy(block.state_dict())
+        with torch.no_grad():
+            compiled(block, compare=True)(input)
+        for name, parameter in block.named_parameters():
+            assert parameter is parameters[name]
+        torch.testing.assert_close(block.state_dict(), before, rtol=0, atol=0)
+
+
+class TestComparison:
+    def test_the_fastest_program_runs(
+        self, block: nn.Module, input: Tensor, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model = compiled(block, compare=True)
+        with torch.no_grad(), caplog.at_level(logging.INFO, "cudnn_autotune"):
+            for _ in range(3):
+                torch.testing.assert_close(model(input), block(input))
+        times = last().times_ms
+        assert list(times) == ["inductor", "cudnn_autotune", "inductor, frozen"]
+        assert last().chosen == min(times, key=times.__getitem__)
+        assert caplog.text.count("chose") == 1
+
+    def test_without_freezing_there_are_two_programs(self, block: nn.Module, input: Tensor) -> None:
+        with torch.no_grad():
+            compiled(block, compare=True, freezing=False)(input)
+        assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
+
+    @pytest.mark.parametrize("loser", [0, 1, 2])
+    def test_a_slow_program_is_not_chosen(
+        self, loser: int, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each of the three is the slowest once; the two others stay."""
+        import time
+
+        def slowed(programs: dict[str, Any], inputs: Any) -> Any:
+            name = list(programs)[loser]
+            program = programs[name]
+            programs[name] = lambda *given: (time.sleep(0.01), program(*given))[1]
+            return compare(programs, inputs)
+
+        compare = backend_module.compare
+        monkeypatch.setattr(backend_module, "compare", slowed)
+        with torch.no_grad():
+            output = compiled(block, compare=True)(input)
+            torch.testing.assert_close(output, block(input))
+        assert last().chosen != list(last().times_ms)[loser]
+
+    def test_the_random_numbers_are_the_callers(self, input: Tensor) -> None:
+        model = nn.Sequential(nn.Conv2d(12, 12, 1), nn.ReLU(), nn.Dropout())
+        with torch.no_grad():
+            state = torch.get_rng_state()
+            compiled(model, compare=True, fallback_random=True)(input)
+            after = torch.get_rng_state()
+            torch.set_rng_state(state)
+            model(input)
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+class TestCallers:
+    def test_gradients_need_the_unfused_program(self, block: nn.Module, input: Tensor) -> None:
+        ours, theirs = copy.deepcopy(block).train(), copy.deepcopy(block).train()
+        compiled(ours)(input).sum().backward()
+        theirs(input).sum().backward()
+        assert last().mode == "training"
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+    def test_nothing_that_requires_a_gradient_is_inference(
+        self, block: nn.Module, input: Tensor
+    ) -> None:
+        block.requires_grad_(False)
+        output = compiled(block)(input)
+        torch.testing.assert_close(output, block(input))
+        assert (last().mode, last().is_frozen) == ("inference", True)
+        assert not output.requires_grad
+
+    def test_inference_mode(self, block: nn.Module, input: Tensor) -> None:
+        model = compiled(block, compare=True)
+        with torch.inference_mode():
+            for _ in range(2):
+                torch.testing.assert_close(model(input), block(input))
+        assert last().is_frozen or last().chosen == "inductor"
+
+    def test_dynamic_sizes(self, block: Any, input: Tensor) -> None:
+        model = torch.compile(block, backend="cudnn_autotune", options=FUSED, dynamic=True)
+        with torch.no_grad():
+            for batch in (2, 5, 3):
+                input = torch.randn(batch, 12, 9, 8)
+                torch.testing.assert_close(model(input), block(input))
+            (record,) = [one for one in ca.compilations() if one is last()]
+            assert len(record.fused) == 3
+            block.first.weight.mul_(2)
+            torch.testing.assert_close(model(input), block(input))
+        assert not record.is_frozen
+
+    def test_a_converted_layer_keeps_its_policy(self, input: Tensor) -> None:
+        """On the CPU it traces as PyTorch's; that it is taken at all is what is seen here."""
+        model = nn.Sequential(ca.Conv2d(12, 12, 3, sampling="race"), nn.ReLU()).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(model)(input), model(input))
+        assert len(last().fused) == 1
+
+    def test_autocast(self, block: nn.Module, input: Tensor) -> None:
+        model = compiled(block)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            output = model(input)
+            assert output.dtype == torch.bfloat16
+        with torch.no_grad():
+            assert_close(output, block.double()(input.double()), 2 * TOLERANCES[torch.bfloat16])
+
+    def test_the_users_own_pass_runs(self, block: nn.Module, input: Tensor) -> None:
+        seen: list[torch.fx.Node] = []
+
+        def own_pass(graph: torch.fx.Graph) -> None:
+            seen.extend(node for node in graph.nodes if "conv_fused" in str(node.target))
+
+        with torch.no_grad():
+            compiled(block, post_grad_custom_pre_pass=own_pass)(input)
+        assert len(seen) == 3
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"nonsense": 1}, "nonsense"),
+            ({"fuse": "perhaps"}, "measure, always, never"),
+            ({"freezing": 1}, "freezing"),
+            ({"compare": "yes"}, "compare"),
+            ({"sampling": "no mode"}, "sampling"),
+            ({"workspace_limit": -5}, "workspace_limit"),
+        ],
+    )
+    def test_a_wrong_one_is_named(
+        self, options: dict[str, Any], text: str, block: nn.Module, input: Tensor
+    ) -> None:
+        with torch.no_grad(), pytest.raises(Exception, match=text) as raised:
+            torch.compile(block, backend="cudnn_autotune", options=options)(input)
+        assert "ValueError" in str(raised.value)
+
+    def test_a_mode_is_taken(self, block: nn.Module, input: Tensor) -> None:
+        options = backend_module._Options.read("reduce-overhead", None)
+        assert options.inductor == {"triton.cudagraphs": True}
+        with torch.no_grad():
+            model = torch.compile(block, backend="cudnn_autotune", mode="reduce-overhead")
+            torch.testing.assert_close(model(input), block(input))
+
+
+def test_the_name_is_known_in_a_process_that_imported_the_package() -> None:
+    code = (
+        "import torch, cudnn_autotune\n"
+        "print('cudnn_autotune' in torch._dynamo.list_backends())\n"
+        "from torch._dynamo.backends.registry import lookup_backend\n"
+        "print(lookup_backend('cudnn_autotune').__module__)"
+    )
+    assert evaluate(code).split() == ["True", "cudnn_autotune.nn.models.backend"]
