@@ -2,7 +2,8 @@
 """Writes docs/results/<gpu>.md from the records under benchmarks/results/<gpu>/, and their plots.
 
 Every benchmarks/results/<gpu>/*.json becomes the tables of a section of docs/results/<gpu>.md, that
-of an audit also a plot of the same name beside the record. Older records of
+of an audit or of models also a plot of the same name beside the record. NAME.part1.json,
+NAME.part2.json and so on become one section, as if one run had recorded them all. Older records of
 investigations have their tables on pages of docs/findings instead. Figures without a whole
 environment record (GPU, driver, versions, commit, command) and dry runs on a CPU are refused: they
 are named and left out, the others are rendered, and it exits with 1. `--check` writes nothing: it
@@ -34,7 +35,6 @@ BENCHMARKS = {
     "online": "online_mode.report",
     "models": "model_steps.report",
     "warm_start": "warm_processes.report",
-    "store": "store_files.report",
     "ranks": "rank_tuning.report",
     "call_overhead": "overhead.report",
     "gpu_tests": "gpu_tests",
@@ -118,39 +118,64 @@ def origin(data: dict[str, Any]) -> str:
     return "; ".join(parts) + f". `{e['command']}`"
 
 
-def plot_path(record: Path) -> Path:
-    return record.with_suffix(".png")
+def section(record: Path) -> Path:
+    """The record's path, without the part's number."""
+    return record.with_name(record.stem.partition(".part")[0])
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first of the records, with the lists of results of all."""
+    results = dict(parts[0]["results"]) if "results" in parts[0] else None
+    if results is None or len(parts) == 1:
+        return parts[0]
+    for part in parts[1:]:
+        for name, found in part["results"].items():
+            results[name] = [*results.get(name, []), *found] if isinstance(found, list) else found
+    return {**parts[0], "results": results}
+
+
+def sections(records: dict[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
+    """Section -> the record, or the merged records, that it shows."""
+    parts: dict[Path, list[dict[str, Any]]] = {}
+    for path in sorted(records):
+        parts.setdefault(section(path), []).append(records[path])
+    return {name: merged(found) for name, found in parts.items()}
+
+
+def plot_path(name: Path) -> Path:
+    return name.with_name(f"{name.name}.png")
 
 
 def page(place: Path, records: dict[Path, dict[str, Any]]) -> str:
     """The page at ``place`` about the records of one GPU, a section for each of them."""
-    order = list(BENCHMARKS)
+    order, shown = list(BENCHMARKS), sections(records)
 
     def position(path: Path) -> tuple[int, str]:
-        name = records[path]["benchmark"]
+        name = shown[path]["benchmark"]
         return order.index(name) if name in order else len(order), path.name
 
-    paths = sorted(records, key=position)
+    paths = sorted(shown, key=position)
     lines = [
-        f"# Measured on: {records[paths[0]]['environment']['gpu']}",
+        f"# Measured on: {shown[paths[0]]['environment']['gpu']}",
         "",
         "`benchmarks/render_results.py` writes this page from the records that it links;",
         "`benchmarks/README.md` says how to repeat each of them.",
         "",
-        *(f"- [{path.stem}](#{path.stem})" for path in paths),
+        *(f"- [{path.name}](#{path.name})" for path in paths),
         "",
     ]
     for path in paths:
-        data = records[path]
+        data = shown[path]
         report = report_of(data)
-        link = Path(os.path.relpath(path, place.parent)).as_posix()
-        lines += [f"## {path.stem}", ""]
+        lines += [f"## {path.name}", ""]
         for table in report.tables(data):
             lines += [table.markdown(), ""]
         if hasattr(report, "plot"):
             picture = Path(os.path.relpath(plot_path(path), place.parent)).as_posix()
-            lines += [f"![{path.stem}]({picture})", ""]
-        lines += [f"[Record]({link}): {origin(data)}", ""]
+            lines += [f"![{path.name}]({picture})", ""]
+        for record in (record for record in sorted(records) if section(record) == path):
+            link = Path(os.path.relpath(record, place.parent)).as_posix()
+            lines += [f"[Record]({link}): {origin(records[record])}", ""]
     return "\n".join(lines)
 
 
@@ -186,14 +211,14 @@ def main() -> int:
         ]
         stale += [
             f"{plot_path(path).name} is missing: run benchmarks/render_results.py"
-            for path, data in records.items()
+            for path, data in sections(records).items()
             if hasattr(report_of(data), "plot") and not plot_path(path).exists()
         ]
     else:
         options.pages.mkdir(parents=True, exist_ok=True)
         for place, text in pages.items():
             place.write_text(text)
-        for path, data in records.items():
+        for path, data in sections(records).items():
             if hasattr(report := report_of(data), "plot"):
                 report.plot(data, plot_path(path))
         print(f"{len(records)} records in {len(pages)} pages")

@@ -4,11 +4,8 @@
 Each process builds a model with the package's convolutions (or PyTorch's), puts it and a batch on
 the GPU, and is timed from there: nothing has run yet, libraries are not loaded, plans not built.
 The modes take turns: `heuristic`, `auto` with an empty store, `auto` with the store that such a
-process has left, PyTorch with benchmark off and on.
-
-compiled   the kernels that are compiled at run time are found compiled already, by all modes: a
-           first process, which is not timed, has run them all
-empty      every process has CUDA's folder of compiled kernels for itself, and finds it empty
+process has left, PyTorch with benchmark off and on. The kernels that are compiled at run time are
+found compiled already, by all modes: a first process, which is not timed, has run them all.
 
     python benchmarks/warm_start.py --json warm_start.json
 """
@@ -23,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from common import arguments
-from warm_processes.modes import DEFAULT, MODES, REFERENCE, SETTINGS, WARM_UP, plan
+from warm_processes.modes import DEFAULT, MODES, REFERENCE, WARM_UP, plan
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,8 +29,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--size", type=int, default=224, help="of the square images")
     p.add_argument("--modes", default=",".join(DEFAULT), help="of: " + ",".join(MODES))
-    p.add_argument("--settings", default=",".join(SETTINGS), help="of: %(default)s")
-    p.add_argument("--runs", type=int, default=3, help="processes of each mode and setting")
+    p.add_argument("--runs", type=int, default=3, help="processes of each mode")
     p.add_argument(
         "--fills",
         type=int,
@@ -52,10 +48,9 @@ def work(name: str) -> int:
     return serve(measure.warm_up if name == WARM_UP else measure.measure)
 
 
-def checked(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """(modes, settings)"""
+def checked(options: argparse.Namespace) -> list[str]:
+    """The modes."""
     modes = arguments.some_of("--modes", options.modes, MODES)
-    settings = arguments.some_of("--settings", options.settings, SETTINGS)
     stores = {MODES[mode].store for mode in modes}
     if "filled" in stores and "empty" not in stores:
         sys.exit("--modes: auto_filled needs auto_empty, which fills its store")
@@ -64,14 +59,14 @@ def checked(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     arguments.check_least(options, batch=1, size=1, runs=1, fills=1)
     if options.fills > options.runs:
         sys.exit(f"--fills must be --runs ({options.runs}) at most, got {options.fills}")
-    return modes, settings
+    return modes
 
 
 def main() -> int:
     options = parser().parse_args()
     if options.worker:
         return work(options.worker)
-    modes, settings = checked(options)
+    modes = checked(options)
 
     from common.record import Record
     from common.tables import show
@@ -90,21 +85,16 @@ def main() -> int:
         "modes": modes,
         "shape": [2, 3, 16, 16] if is_dry_run else [options.batch, 3, options.size, options.size],
     }
-    runs = {run.name: run for run in plan(modes, settings, options.runs, options.fills)}
+    runs = {run.name: run for run in plan(modes, options.runs, options.fills)}
     names = [WARM_UP, *runs]
-    stores: dict[str, str] = {}  # setting -> the latest that was filled
+    filled: str | None = None  # the latest store
     # All import torch while the first one runs, which is not timed: none may do so beside another.
     ahead = 1 if is_dry_run else len(names)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, Telemetry() as telemetry:
         folder = Path(text)
-
-        def compiled(name: str) -> dict[str, str]:
-            """The driver keeps the kernels that it compiles at run time in this folder."""
-            place = "compiled" if name == WARM_UP else runs[name].compiled.replace(":", "_")
-            (folder / place).mkdir(exist_ok=True)
-            return {"CUDA_CACHE_PATH": str(folder / place)}
-
-        workers = started_ahead(__file__, names, ahead=ahead, environment=compiled)
+        # The driver keeps the kernels that it compiles at run time in this folder.
+        compiled = {"CUDA_CACHE_PATH": str(folder / "compiled")}
+        workers = started_ahead(__file__, names, ahead=ahead, environment=lambda _: compiled)
         for index, worker in enumerate(workers):
             left = options.time_limit - (time.monotonic() - begin)
             if left < 5:
@@ -114,9 +104,9 @@ def main() -> int:
             run = runs.get(worker.name)
             store = None
             if run is not None and MODES[run.mode].store == "empty":
-                store = str(folder / f"store_{run.setting}_{run.number}")
+                store = str(folder / f"store_{run.number}")
             elif run is not None and MODES[run.mode].store == "filled":
-                store = stores.get(run.setting)
+                store = filled
                 if store is None:
                     failures.append(f"{worker.name}: no store was filled for it")
                     continue
@@ -126,9 +116,9 @@ def main() -> int:
                     if run is None:
                         record.results["warm_up"] = entry
                         continue
-                    processes.append({"setting": run.setting, "mode": run.mode, **entry})
+                    processes.append({"mode": run.mode, **entry})
                     if MODES[run.mode].store == "empty" and store is not None:
-                        stores[run.setting] = store
+                        filled = store
                     record.save(telemetry=telemetry.summary())
             except WorkerError as error:
                 print(error, file=sys.stderr)

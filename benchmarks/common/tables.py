@@ -8,7 +8,7 @@ from typing import Any
 
 from cudnn_autotune.audit.table import Table
 
-__all__ = ["NONE", "Table", "dry_run_note", "number", "percent", "show"]
+__all__ = ["NONE", "Table", "columns", "dry_run_note", "number", "percent", "show"]
 
 NONE = "–"
 
@@ -30,6 +30,11 @@ def dry_run_note(data: dict[str, Any]) -> str:
 def percent(ratio: float, digits: int = 1) -> str:
     """1.034 as "+3.4 %"."""
     return f"{(ratio - 1) * 100:+.{digits}f} %"
+
+
+def columns(text: str) -> list[str]:
+    """The headers in ``text``, with a bar between any two."""
+    return text.split("|")
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -1,23 +1,42 @@
-"""What is compared: the rows (a model, a step, a layout) and the columns (ways to run it)."""
+"""What is compared: rows (a model, a step, a layout, a batch) and columns (ways to run it)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-MODELS = ("resnet50", "mobilenet_v3_large", "convnext_tiny")
-# Step -> what it is called in a table.
-STEPS = {
-    "infer": "inference",
-    "infer_frozen": "inference, frozen",
-    "train": "training",
+
+@dataclass(frozen=True)
+class Model:
+    """The shapes of one sample's inputs, and the batches of each step; of no batch, no step."""
+
+    inputs: tuple[tuple[int, ...], ...] = ((3, 224, 224),)
+    infer: tuple[int, ...] = (1, 64)
+    train: tuple[int, ...] = (64,)
+
+
+# Of torchvision or timm, but for the last four, which are in networks.py.
+MODELS = {
+    "resnet50": Model(),
+    "efficientnet_v2_s": Model(),
+    "convnext_tiny": Model(),
+    "mobilenet_v3_large": Model(),
+    "regnet_y_3_2gf": Model(),
+    "densenet121": Model(),
+    "sd_unet": Model(((4, 64, 64), (), (77, 768)), (1, 8), (8,)),
+    "sd_vae_decoder": Model(((4, 64, 64),), (1, 8), ()),
+    "detector": Model(((3, 640, 640),), (1, 64), (16,)),
+    "unet3d": Model(((1, 128, 128, 128),), (1, 8), (2,)),
 }
+# Step -> what it is called in a table.
+STEPS = {"infer": "inference", "train": "training"}
 LAYOUTS = ("contiguous", "channels_last")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row."""
+    """What one process measures, with several batches: a row for each of them."""
 
     model: str
     step: str
@@ -31,38 +50,65 @@ class Case:
     def is_training(self) -> bool:
         return self.step == "train"
 
+    def batches(self) -> tuple[int, ...]:
+        model = MODELS.get(self.model, Model())
+        return model.train if self.is_training else model.infer
+
 
 def cases(models: Sequence[str], steps: Sequence[str], layouts: Sequence[str]) -> Iterator[Case]:
-    for model in models:
+    """Step by step, so that a time limit cuts off no model before all have had a step."""
+    for layout in layouts:
         for step in steps:
-            for layout in layouts:
+            for model in models:
                 yield Case(model, step, layout)
 
 
 @dataclass(frozen=True)
-class Implementation:
-    """One implementation of a step."""
+class Way:
+    """One way to run a step."""
 
     label: str
-    is_ours: bool
-    """Whether the convolutions are this package's."""
+    prepare: str = ""
+    """``cudnn_autotune.convert`` or ``fuse``, called on the model first."""
+    compile: dict[str, Any] | None = field(default=None)
+    """The arguments of ``torch.compile``; None: eager."""
+    freezing: bool = False
+    """Inductor's setting, which takes the weights as constants."""
+    trains: bool = True
+    times_while_compiling: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        return bool(self.prepare) or "backend" in (self.compile or {})
 
 
-REFERENCE = "compile"
+_BACKEND = {"backend": "cudnn_autotune"}
 WAYS = {
-    REFERENCE: Implementation("nn.Conv2d", is_ours=False),
-    "compile_ours": Implementation("ours", is_ours=True),
+    "eager": Way("eager"),
+    "compile": Way("compile", compile={}),
+    "compile_frozen": Way("compile, frozen", compile={}, freezing=True, trains=False),
+    # Modes of torch.compile that capture graphs of their own would do so inside ours.
+    "compile_max": Way(
+        "compile, max-autotune",
+        compile={"mode": "max-autotune-no-cudagraphs"},
+        times_while_compiling=True,
+    ),
+    "convert": Way("convert", "convert"),
+    "fuse": Way("fuse", "fuse", trains=False),
+    "backend": Way(
+        "backend", compile=_BACKEND | {"options": {"compare": False}}, times_while_compiling=True
+    ),
+    "backend_compare": Way("backend, comparing", compile=_BACKEND, times_while_compiling=True),
+    "compile_ours": Way("compile of convert", "convert", {}),
 }
+DEFAULT = ("eager", "compile", "compile_frozen", "convert", "fuse", "backend")
+# Run in every process, so that what PyTorch's modes take can be compared.
+EVERYWHERE = ("eager", "convert")
 
 # PyTorch keeps what cudnn.benchmark found for as long as a process lives, so each of its modes has
-# a process of its own, with every way beside it.
+# processes of its own. The first one that is asked for has all ways, the others EVERYWHERE's.
 PYTORCH = {
+    "pytorch_on_10": "limit 10",
     "pytorch_off": "benchmark off",
-    "pytorch_on_10": "benchmark on, limit 10",
+    "pytorch_on_0": "no limit",
 }
-WARM_UP = "warm_up"
-
-
-def process_name(pytorch: str, case: Case) -> str:
-    """Of a worker: ``pytorch`` is one of :data:`PYTORCH`, or :data:`WARM_UP`."""
-    return f"{pytorch}:{case.id}"

@@ -1,19 +1,17 @@
-"""The two phases of models.py: processes that compile side by side, and then, one after the other,
-processes that measure."""
+"""The processes of models.py: several compile side by side, and one at a time has the GPU."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from common.record import Record
 from common.telemetry import Telemetry
-from common.workers import Worker, WorkerError, started_ahead
-
-from .cases import WAYS, Case
+from common.workers import Worker, WorkerError
 
 Request = dict[str, Any]
 _LEAST_S = 20.0
@@ -42,12 +40,57 @@ class Run:
         self._script, self._record, self._telemetry = script, record, telemetry
         self._end, self._process_limit_s = end, process_limit_s
         self._begin = time.monotonic()
+        self._recording = threading.Lock()
+        self._runs: list[dict[str, Any]] = record.results.setdefault("runs", [])
         self._failures: list[str] = record.results.setdefault("failures", [])
 
-    def _limit_s(self) -> float:
-        """How long a process may take from now on; 0 where it had better not begin."""
-        left_s = self._end - time.monotonic()
-        return min(self._process_limit_s, left_s) if left_s >= _LEAST_S else 0.0
+    def measure(self, requests: dict[str, Request], at_once: int) -> bool:
+        """Measures, ``at_once`` processes at a time; returns whether all ways of all cases took
+        turns."""
+        with ThreadPoolExecutor(at_once) as pool:
+            counts = [at_once] * len(requests)
+            whole = list(pool.map(self._process, requests, requests.values(), counts))
+        return all(whole) and not self._failures
+
+    def _process(self, name: str, request: Request, at_once: int) -> bool:
+        limit_s = min(self._process_limit_s, self._end - time.monotonic())
+        if limit_s < min(_LEAST_S, self._process_limit_s):
+            self._fails(f"time limit: {name} was not run")
+            return False
+        threads = max(1, len(os.sched_getaffinity(0)) // at_once - 1)
+        worker = Worker(self._script, name, {_THREADS: str(threads)})
+        entries: dict[int, dict[str, Any]] = {}
+        try:
+            for part in worker.run(request, time_limit_s=limit_s):
+                with self._recording:
+                    self._keep(name, request, entries, part)
+                    self._record.save(telemetry=self._telemetry.summary())
+        except WorkerError as error:
+            self._fails(str(error))
+        finally:
+            worker.close()
+        self._says(f"{name} is done")
+        times = [len(entry.get("times_ms", {})) for entry in entries.values()]
+        return times == [len(request["ways"])] * len(request["batches"])
+
+    def _keep(
+        self, name: str, request: Request, entries: dict[int, dict[str, Any]], part: dict[str, Any]
+    ) -> None:
+        """Adds a worker's part to the record."""
+        batch, kind = part.pop("batch"), part.pop("part")
+        if batch not in entries:
+            case = {**request["case"], "batch": batch, "pytorch": request["pytorch"]}
+            entries[batch] = {**case, "ways": {}}
+            self._runs.append(entries[batch])
+        if kind == "way":
+            entries[batch]["ways"][part.pop("way")] = part
+        elif kind == "failed":
+            self._fails(f"{name}, batch {batch}: {part['step']}: {part['error']}")
+        elif kind == "compared":
+            for way, compared in part["ways"].items():
+                entries[batch]["ways"][way]["errors"] = compared
+        else:
+            entries[batch] |= part
 
     def _says(self, text: str) -> None:
         print(f"{time.monotonic() - self._begin:6.1f} s  {text}", file=sys.stderr, flush=True)
@@ -55,81 +98,3 @@ class Run:
     def _fails(self, text: str) -> None:
         self._failures.append(text)
         self._says(text)
-
-    def warm_up(self, requests: dict[str, Request], at_once: int) -> None:
-        """Lets processes compile, ``at_once`` at a time. A case for which that fails is measured
-        all the same: its steps are then compiled there."""
-        entries: dict[str, Any] = self._record.results.setdefault("warm_up", {})
-        threads = {_THREADS: str(max(2, len(os.sched_getaffinity(0)) // at_once))}
-        with ThreadPoolExecutor(at_once) as pool:
-            waiting = {
-                pool.submit(self._compile, name, request, threads): name
-                for name, request in requests.items()
-            }
-            for done in as_completed(waiting):
-                name = waiting[done]
-                entry, error = done.result()
-                entries[Case(**requests[name]["case"]).id] = entry
-                for failed in entry["failed"]:
-                    self._fails(f"{name}: {failed['step']}: {failed['error']}")
-                if error:
-                    self._fails(error)
-                self._says(f"{name} has compiled")
-                self._save()
-
-    def _compile(
-        self, name: str, request: Request, variables: dict[str, str]
-    ) -> tuple[dict[str, Any], str | None]:
-        entry: dict[str, Any] = {"ways": {}, "failed": []}
-        if not self._limit_s():
-            return entry, f"time limit: {name} was not run"
-        worker = Worker(self._script, name, variables)
-        try:
-            for part in worker.run(request, time_limit_s=self._limit_s()):
-                self._keep(entry, part)
-        except WorkerError as error:
-            return entry, str(error)
-        finally:
-            worker.close()
-        return entry, None
-
-    def measure(self, requests: dict[str, Request]) -> bool:
-        """Measures, and returns whether all ways of all cases took turns."""
-        runs: list[dict[str, Any]] = self._record.results.setdefault("runs", [])
-        for index, worker in enumerate(started_ahead(self._script, requests)):
-            if not self._limit_s():
-                rest = len(requests) - index
-                self._fails(f"time limit: {rest} of {len(requests)} processes were not run")
-                break
-            request = requests[worker.name]
-            entry: dict[str, Any] = {**request["case"], "pytorch": request["pytorch"]}
-            entry |= {"ways": {}, "failed": []}
-            runs.append(entry)
-            try:
-                for part in worker.run(request, time_limit_s=self._limit_s()):
-                    self._keep(entry, part)
-                    self._save()
-            except WorkerError as error:
-                self._fails(str(error))
-            for failed in entry["failed"]:
-                self._fails(f"{worker.name}: {failed['step']}: {failed['error']}")
-            self._says(f"{worker.name} is done")
-        self._save()
-        is_whole = (len(run.get("times_ms", {})) == len(WAYS) for run in runs)
-        return len(runs) == len(requests) and all(is_whole)
-
-    def _keep(self, entry: dict[str, Any], part: dict[str, Any]) -> None:
-        """Adds a worker's parts to the record."""
-        kind = part.pop("part")
-        if kind == "way":
-            entry["ways"][part.pop("way")] = part
-        elif kind == "failed":
-            entry["failed"].append(part)
-        elif kind == "compared":
-            for name, compared in part["ways"].items():
-                entry["ways"][name]["errors"] = compared
-        else:
-            entry |= part
-
-    def _save(self) -> None:
-        self._record.save(telemetry=self._telemetry.summary())

@@ -1,4 +1,4 @@
-"""A model with a batch, and its step: what is captured, replayed and compared."""
+"""A model with its inputs, and its step: what is captured, replayed and compared."""
 
 from __future__ import annotations
 
@@ -9,61 +9,76 @@ from typing import Any
 import torch
 from common.network import create
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import cudnn_autotune as ca
 
-from .cases import Case, Implementation
+from . import networks
+from .cases import MODELS, Case, Model, Way
 
-_CLASSES = 10
 _WARM_UPS = 3
 
 
 class Subject:
-    """A model with random weights and a batch with random images, on the device.
+    """A model with random weights and the inputs of a batch of random data, on the device.
 
     On a GPU an inference step is in float16, and a training step runs in bfloat16 by autocast on
-    weights in float32. A dry run on a CPU is in float32.
+    weights in float32. A dry run on a CPU is in float32, on a tiny model.
 
     Args:
-        shape: of the images, (N, C, H, W).
+        batch: the largest that is measured.
     """
 
-    def __init__(self, case: Case, shape: list[int], device: str) -> None:
+    def __init__(self, case: Case, batch: int, device: str) -> None:
         torch.manual_seed(0)
         self.case, self.device = case, device
-        model = create(case.model, device)
+        is_tiny = device == "cpu"
+        if case.model in networks.NETWORKS:
+            with torch.device(device):
+                model = networks.NETWORKS[case.model][is_tiny]()
+        else:
+            model = create(case.model, device)
+        shapes = MODELS.get(case.model, Model()).inputs
+        if is_tiny:
+            shapes = tuple((s[0], *(side // 10 for side in s[1:])) if s else s for s in shapes)
         _leave_nothing_to_chance(model)
-        images = torch.randn(*shape, device=device)
+        inputs = [torch.randn(batch, *shape, device=device) for shape in shapes]
         dtype = torch.float32
         if not case.is_training:
-            _calibrate(model, images)
+            _calibrate(model, inputs)
             dtype = torch.float16 if device == "cuda" else torch.float32
-        memory_format = getattr(
-            torch, "channels_last" if case.layout == "channels_last" else "contiguous_format"
-        )
-        model = model.to(dtype=dtype, memory_format=memory_format)  # type: ignore[call-overload]
+        layout: Any = {"memory_format": torch.contiguous_format}
+        if case.layout == "channels_last":
+            is_3d = inputs[0].dim() == 5
+            layout["memory_format"] = torch.channels_last_3d if is_3d else torch.channels_last
+        model = model.to(dtype=dtype, **layout)
         self.model = model.train(case.is_training)
-        self.images = images.to(dtype).contiguous(memory_format=memory_format)
-        self.labels = torch.randint(0, _CLASSES, (len(images),), device=device)
+        inputs = [x.to(dtype) for x in inputs]
+        self.inputs = [inputs[0].contiguous(**layout), *inputs[1:]]
 
-    def step(self, way: Implementation, mode: str) -> Step:
-        """The step, to be run in this way; nothing is compiled yet. ``mode`` is of
-        ``torch.compile``."""
+    def step(self, way: Way, batch: int) -> Step:
+        """The step, to be run in this way; nothing is compiled yet."""
         model = copy.deepcopy(self.model)
-        if way.is_ours:
+        inputs = [x[:batch] for x in self.inputs]
+        run: Callable[..., Any] = model
+        if way.prepare == "convert":
             ca.convert(model)
-        # dynamic=False: another module of the same class is another graph, not one of unknown sizes
-        compiled = torch.compile(model, mode=mode, dynamic=False)
-        return Step(self, model, compiled, autocast=self.device == "cuda")
+        elif way.prepare == "fuse":
+            run = ca.fuse(model, tuple(inputs))
+        if way.compile is not None:
+            # dynamic=False: another module of the same class is another graph, not one of unknown
+            # sizes
+            run = torch.compile(model, dynamic=False, **way.compile)
+        return Step(self, model, run, inputs, autocast=self.device == "cuda")
 
-    def reference(self) -> dict[str, Tensor]:
+    def reference(self, batch: int) -> dict[str, Tensor]:
         """What the step computes in float32, without TF32 and without the compiler."""
         model = copy.deepcopy(self.model).float()
-        step = Step(self, model, model, autocast=False)
+        inputs = [x[:batch].float() for x in self.inputs]
+        step = Step(self, model, model, inputs, autocast=False)
         # fp32_precision is the newer name of allow_tf32; None leaves it alone.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False, fp32_precision=None):
-            step(self.images.float())
+            step()
             return step.results()
 
 
@@ -71,45 +86,71 @@ class Step:
     """A forward, and in training its backward, of a whole batch."""
 
     def __init__(
-        self, subject: Subject, model: nn.Module, run: Callable[..., Tensor], *, autocast: bool
+        self,
+        subject: Subject,
+        model: nn.Module,
+        run: Callable[..., Any],
+        inputs: list[Tensor],
+        *,
+        autocast: bool,
     ) -> None:
-        self._subject, self.model, self._run = subject, model, run
+        self._subject, self.model, self._run, self._inputs = subject, model, run, inputs
         self._autocasts = autocast and subject.case.is_training
-        self._outputs: Tensor | None = None
+        self._outputs: list[Tensor] = []
 
-    def __call__(self, images: Tensor | None = None) -> None:
-        subject = self._subject
-        images = subject.images if images is None else images
-        if not subject.case.is_training:
+    def __call__(self) -> None:
+        if not self._subject.case.is_training:
             with torch.no_grad():
-                self._outputs = self._run(images)
+                self._outputs = _listed(self._run(*self._inputs))
             return
         self.model.zero_grad(set_to_none=True)
-        with torch.autocast(subject.device, torch.bfloat16, enabled=self._autocasts):
-            outputs = self._run(images)
-            loss = cross_entropy(outputs.float(), subject.labels)
+        with torch.autocast(self._subject.device, torch.bfloat16, enabled=self._autocasts):
+            outputs = _listed(self._run(*self._inputs))
+            loss = torch.stack([x.float().square().mean() for x in outputs]).sum()
         loss.backward()
-        self._outputs = outputs.detach()  # what holds on to the autograd graph keeps its streams
+        # What holds on to the autograd graph keeps its streams.
+        self._outputs = [x.detach() for x in outputs]
 
     def results(self) -> dict[str, Tensor]:
         """The outputs and the gradients of the convolutions' weights as they are now, by name."""
-        assert self._outputs is not None
-        found = {"outputs": self._outputs}
+        found = {"outputs": torch.cat([x.float().flatten() for x in self._outputs])}
         for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and parameter.dim() == 4:
-                found[name] = parameter.grad
-        return {name: tensor.float().clone() for name, tensor in found.items()}
+            if parameter.grad is not None and parameter.dim() >= 4:
+                found[name] = parameter.grad.float().clone()
+        return found
 
-    def captured(self) -> Callable[[], None]:
-        """Replays the CUDA graph of the step, which has run before on the same stream."""
+    def peak_bytes(self) -> int:
+        """The most memory that one step has at a time, beside the model and its inputs."""
         for _ in range(_WARM_UPS):
             self()
-        # Gradients that the graph allocates are written anew by each replay, not added to.
-        self.model.zero_grad(set_to_none=True)
+        self._forget()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    def captured(self, pool: Any) -> Callable[[], None]:
+        """Replays the CUDA graph of the step, which has run before on the same stream.
+
+        Args:
+            pool: the memory that all steps use, since each is over when the next one begins.
+        """
+        self._forget()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
             self()
         return graph.replay
+
+    def _forget(self) -> None:
+        # Gradients that a graph allocates are written anew by each replay, not added to.
+        self.model.zero_grad(set_to_none=True)
+        self._outputs = []
+
+
+def _listed(outputs: Any) -> list[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
 
 def errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
@@ -128,14 +169,15 @@ def _leave_nothing_to_chance(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _calibrate(model: nn.Module, images: Tensor) -> None:
+def _calibrate(model: nn.Module, inputs: list[Tensor]) -> None:
     """Batch norms get to know their inputs' mean and variance, as in a trained model: what an
     untrained one makes of random images overflows float16."""
-    norms: list[Any] = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    norms: list[Any] = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     before = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 1.0
-    with torch.no_grad():
-        model.train()(images)
+    if norms:
+        with torch.no_grad():
+            model.train()(*inputs)
     for norm, value in zip(norms, before, strict=True):
         norm.momentum = value

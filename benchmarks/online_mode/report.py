@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from common import numbers
-from common.tables import NONE, Table, number, percent
+from common.tables import NONE, Table, columns, number, percent
 
 # What the calls of a trial did -> what that is called in a table. Older records have "chores" for
 # "preparing".
@@ -28,15 +28,9 @@ def overhead_table(data: dict[str, Any]) -> Table:
     thread = found.get("tuner_cpu_us_a_turn")
     table = Table(
         "Host time of one call while `online` is undecided (us), 1x16x8x8 * 16 filters 3x3",
-        (
-            "the calls",
-            "heuristic, decided",
-            "online",
-            "difference, paired",
-            "quartiles",
-            "difference to a quiet process",
-            "its mean",
-            "blocks",
+        columns(
+            "the calls|heuristic, decided|online|difference, paired|quartiles"
+            "|difference to a quiet process|its mean|blocks"
         ),
         note="Medians of blocks that take turns."
         + (f" heuristic in a quiet process: {quiet['median']:.2f} us." if quiet else "")
@@ -67,18 +61,9 @@ def _regret(fraction: float | None) -> str:
 def convergence_table(data: dict[str, Any]) -> Table:
     table = Table(
         "Until `online` has decided, and what its pick is worth",
-        (
-            "case",
-            "calls",
-            "seconds",
-            "candidates",
-            "against auto's pick",
-            "regret, in batches",
-            "auto's",
-            "regret, in single calls",
-            "auto's",
-            "bound",
-            "picked",
+        columns(
+            "case|calls|seconds|candidates|against auto's pick|regret, in batches|auto's"
+            "|regret, in single calls|auto's|bound|picked"
         ),
         note="Regret: against the fastest of both modes' contenders, timed after both had chosen: "
         "in batches, by interleaved rounds, cold and hot; in single calls, each after another's "

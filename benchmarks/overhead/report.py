@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.tables import Table, dry_run_note, number
+from common.tables import Table, columns, dry_run_note, number
 
 
 def tables(data: dict[str, Any]) -> list[Table]:
@@ -18,16 +18,9 @@ def calls_table(data: dict[str, Any]) -> Table:
     table = Table(
         f"Host time of one call (us), {what} * {a['filters']} filters {a['kernel']}x{a['kernel']}, "
         f"{a['dtype']}",
-        (
-            "setting, layout",
-            "PyTorch",
-            "quartiles",
-            "ours",
-            "quartiles",
-            "ours / PyTorch",
-            "95 % interval",
-            "sampling= given / PyTorch",
-            "PyTorch again / PyTorch",
+        columns(
+            "setting, layout|PyTorch|quartiles|ours|quartiles|ours / PyTorch|95 % interval"
+            "|sampling= given / PyTorch|PyTorch again / PyTorch"
         ),
         note=f"{a['blocks']} blocks per call, taking turns in one process with "
         "torch.backends.cudnn.benchmark = True; medians, ratios paired block by block. "
@@ -56,11 +49,9 @@ def calls_table(data: dict[str, Any]) -> Table:
 def table_table(data: dict[str, Any]) -> Table:
     table = Table(
         "Host time of a hit against the number of problems in the table (us)",
-        (
-            "problems",
-            "first problem",
-            "PyTorch, the same",
-            "ratio to the smallest table, PyTorch's drift divided out",
+        columns(
+            "problems|first problem|PyTorch, the same"
+            "|ratio to the smallest table, PyTorch's drift divided out"
         ),
     )
     steps = data["results"].get("table", [])

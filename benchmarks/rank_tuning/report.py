@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common import numbers
-from common.tables import NONE, Table, number
+from common.tables import NONE, Table, columns, number
 
 TARGETS = {2: 1.7, 4: 3.2}
 
@@ -56,18 +56,9 @@ def tables(data: dict[str, Any]) -> list[Table]:
     what = f"{arguments['model']}, forward and backward, batch {arguments['batch']} a rank"
     table = Table(
         f"Tuning on several GPUs of one host: {what}",
-        (
-            "mode",
-            "GPUs",
-            "launches",
-            "seconds",
-            "over one GPU",
-            "target",
-            "problems",
-            "most, least a rank",
-            "ranks at work",
-            "all ranks agree",
-            "each tuned once",
+        columns(
+            "mode|GPUs|launches|seconds|over one GPU|target|problems|most, least a rank"
+            "|ranks at work|all ranks agree|each tuned once"
         ),
         note="Seconds: of distributed.tune, until the last rank has its table; median (and range). "
         "Every launch has an empty store and nothing compiled. Ranks at work: the share of that "

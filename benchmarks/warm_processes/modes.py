@@ -1,4 +1,4 @@
-"""What is compared: a process of each mode, in each state of CUDA's folder of compiled kernels."""
+"""What is compared: processes of each mode, in turns."""
 
 from __future__ import annotations
 
@@ -26,11 +26,6 @@ MODES = {
 }
 DEFAULT = ("heuristic", "auto_empty", "auto_filled", "pytorch_off", "pytorch_on_10")
 REFERENCE = "heuristic"
-# What the kernels that are compiled at run time are when a process starts.
-SETTINGS = {
-    "compiled": "found compiled",
-    "empty": "to be compiled",
-}
 WARM_UP = "warm-up"
 
 
@@ -38,23 +33,12 @@ WARM_UP = "warm-up"
 class Run:
     """One process."""
 
-    setting: str
     mode: str
     number: int
 
     @property
     def name(self) -> str:
-        return f"{self.setting}:{self.mode}:{self.number}"
-
-    @property
-    def compiled(self) -> str:
-        """Processes of one such name share CUDA's folder."""
-        return "compiled" if self.setting == "compiled" else self.name
-
-    @classmethod
-    def of(cls, name: str) -> Run:
-        setting, mode, number = name.split(":")
-        return cls(setting, mode, int(number))
+        return f"{self.mode}:{self.number}"
 
 
 def warm_up_order(modes: list[str]) -> list[str]:
@@ -66,8 +50,8 @@ def warm_up_order(modes: list[str]) -> list[str]:
     return list(found.values())
 
 
-def plan(modes: list[str], settings: list[str], runs: int, fills: int) -> Iterator[Run]:
-    """Round by round, so that a time limit cuts off rounds and neither a mode nor a setting.
+def plan(modes: list[str], runs: int, fills: int) -> Iterator[Run]:
+    """Round by round, so that a time limit cuts off rounds and no mode.
 
     Every other round goes backwards, but a store is filled before it is used. Tuning a whole model
     takes a minute or more, so only the first ``fills`` rounds do it; later ones use that store.
@@ -76,12 +60,11 @@ def plan(modes: list[str], settings: list[str], runs: int, fills: int) -> Iterat
         order = [m for m in modes if MODES[m].store != "filled"]
         order = order if number % 2 == 0 else order[::-1]
         filled = [m for m in modes if MODES[m].store == "filled"]
-        for setting in settings:
-            for mode in order:
-                if MODES[mode].store != "empty":
-                    yield Run(setting, mode, number)
-                    continue
-                if number < fills:
-                    yield Run(setting, mode, number)
-                for follower in filled:
-                    yield Run(setting, follower, number)
+        for mode in order:
+            if MODES[mode].store != "empty":
+                yield Run(mode, number)
+                continue
+            if number < fills:
+                yield Run(mode, number)
+            for follower in filled:
+                yield Run(follower, number)

@@ -5,53 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from common import numbers
-from common.tables import NONE, Table, dry_run_note, number
+from common.tables import NONE, Table, columns, dry_run_note, number
 
-from .modes import MODES, REFERENCE, SETTINGS
+from .modes import MODES, REFERENCE
 
 TARGET = 1.1
 COLUMNS = {"forward_ms": "outputs", "both_ms": "gradients"}
 
 
-def of_mode(results: dict[str, Any], setting: str, mode: str) -> list[dict[str, Any]]:
+def of_mode(results: dict[str, Any], mode: str) -> list[dict[str, Any]]:
     """The processes of one row."""
-    found = results.get("processes", [])
-    return [p for p in found if (p["setting"], p["mode"]) == (setting, mode)]
+    return [p for p in results.get("processes", []) if p["mode"] == mode]
 
 
-def ratio(results: dict[str, Any], setting: str, mode: str, column: str) -> float | None:
+def ratio(results: dict[str, Any], mode: str, column: str) -> float | None:
     """Of a mode's median over the reference's."""
-    mine = [p[column] for p in of_mode(results, setting, mode)]
-    reference = [p[column] for p in of_mode(results, setting, REFERENCE)]
+    mine = [p[column] for p in of_mode(results, mode)]
+    reference = [p[column] for p in of_mode(results, REFERENCE)]
     if not mine or not reference:
         return None
     return numbers.median(mine) / numbers.median(reference)
 
 
 def tables(data: dict[str, Any]) -> list[Table]:
-    shown = [_processes(data, setting) for setting in SETTINGS]
-    found = [table for table in shown if table.rows] or shown[:1]
-    failures = data["results"].get("failures", [])
-    found[-1].note += "".join(f" {failure}." for failure in failures)
-    return found
-
-
-def _processes(data: dict[str, Any], setting: str) -> Table:
     results, arguments = data["results"], data["arguments"]
     table = Table(
         f"First step of {arguments['model']} in a fresh process; kernels compiled at run time: "
-        f"{SETTINGS[setting]}",
-        (
-            "mode",
-            "outputs (ms)",
-            f"/ {REFERENCE}",
-            "gradients (ms)",
-            f"/ {REFERENCE}",
-            "a later step (ms)",
-            "choices",
-            "of the store",
-            "launches timed",
-            "processes",
+        "found compiled",
+        columns(
+            f"mode|outputs (ms)|/ {REFERENCE}|gradients (ms)|/ {REFERENCE}|a later step (ms)"
+            "|choices|of the store|launches timed|processes"
         ),
         note=f"Batch {arguments['batch']}, float16, channels_last. Wall time from a model on the "
         "GPU of which nothing has run, until its outputs are there, and until its gradients are; "
@@ -60,18 +43,19 @@ def _processes(data: dict[str, Any], setting: str) -> Table:
         + dry_run_note(data),
     )
     for mode, about in MODES.items():
-        found = of_mode(results, setting, mode)
+        found = of_mode(results, mode)
         if not found:
             continue
         cells: list[str] = []
         for column in COLUMNS:
             times = [p[column] for p in found]
             q1, q3 = (numbers.quantile(times, q) for q in (0.25, 0.75))
-            over = ratio(results, setting, mode, column)
+            over = ratio(results, mode, column)
             cells += [f"{numbers.median(times):.0f} ({q1:.0f} to {q3:.0f})", number(over)]
         cells.append(number(numbers.median([p["later_ms"] for p in found]), 1))
         table.rows.append((about.label, *cells, *_choices(found), str(len(found))))
-    return table
+    table.note += "".join(f" {failure}." for failure in results.get("failures", []))
+    return [table]
 
 
 def _choices(found: list[dict[str, Any]]) -> tuple[str, str, str]:

@@ -16,7 +16,7 @@ from benchmark_scripts import BENCHMARKS, main, record, whole_record
 DRY_RUNS = {
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous --table-size 20 "
     "--memory-shapes 4 --memory-step 2",
-    "warm_start": "--runs 1 --settings empty --modes heuristic,auto_empty",
+    "warm_start": "--runs 1 --modes heuristic,auto_empty",
 }
 # Each repeats what a page of docs/findings rests on, and has no dry run.
 INVESTIGATIONS = (
@@ -55,7 +55,6 @@ def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
         ("warm_start", ("--modes", "fastest"), "--modes"),
         ("warm_start", ("--modes", "auto_empty"), "--modes"),
         ("warm_start", ("--modes", "heuristic,auto_filled"), "auto_empty"),
-        ("warm_start", ("--settings", "cold"), "--settings"),
         ("warm_start", ("--runs", "0"), "--runs"),
         ("warm_start", ("--runs", "2", "--fills", "3"), "--fills"),
         ("ranks", ("--gpus", "1,0"), "--gpus"),
@@ -170,31 +169,26 @@ def test_warm_starts_ratios_are_those_of_medians(modules: None) -> None:
     from warm_processes.report import ratio
 
     def process(mode: str, ms: float) -> dict[str, object]:
-        return {"setting": "empty", "mode": mode, "both_ms": ms}
+        return {"mode": mode, "both_ms": ms}
 
     processes = [process("heuristic", ms) for ms in (100, 110, 400)]
     processes += [process("auto_filled", ms) for ms in (90, 121, 130)]
     found = {"processes": processes}
-    assert ratio(found, "empty", "auto_filled", "both_ms") == pytest.approx(1.1)
-    assert ratio(found, "compiled", "auto_filled", "both_ms") is None
+    assert ratio(found, "auto_filled", "both_ms") == pytest.approx(1.1)
+    assert ratio(found, "pytorch_off", "both_ms") is None
 
 
 def test_warm_start_fills_stores_before_they_are_used(modules: None) -> None:
     from warm_processes.modes import MODES, plan
 
-    runs = list(plan(list(MODES), ["compiled", "empty"], runs=3, fills=2))
-    assert len(runs) == len(set(runs)) == 2 * (3 * 6 + 2)
-    for setting in ("compiled", "empty"):
-        modes = [one.mode for one in runs if one.setting == setting]
-        assert modes.index("auto_empty") < modes.index("auto_filled")
-        assert Counter(modes)["auto_empty"] == 2
-        # The one that goes first changes.
-        assert modes[0] == "heuristic"
-        assert [o.mode for o in runs if (o.setting, o.number) == (setting, 1)][-1] == "heuristic"
-    shared = {one.compiled for one in runs if one.setting == "compiled"}
-    own = {one.compiled for one in runs if one.setting == "empty"}
-    assert len(shared) == 1
-    assert len(own) == len(runs) / 2, "each finds nothing compiled"
+    runs = list(plan(list(MODES), runs=3, fills=2))
+    assert len(runs) == len(set(runs)) == 3 * 6 + 2
+    modes = [one.mode for one in runs]
+    assert modes.index("auto_empty") < modes.index("auto_filled")
+    assert Counter(modes)["auto_empty"] == 2
+    # The one that goes first changes.
+    assert modes[0] == "heuristic"
+    assert [one.mode for one in runs if one.number == 1][-1] == "heuristic"
 
 
 def test_warm_start_meets_shapes_with_benchmark_on_first(modules: None) -> None:

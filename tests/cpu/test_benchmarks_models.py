@@ -1,93 +1,180 @@
-"""models.py: a dry run through Inductor on the CPU, and how its figures are made."""
+"""models.py: a dry run on the CPU, and how its figures are made."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmark_scripts import assert_rendered, main, record, run, whole_record
+from benchmark_scripts import (
+    BENCHMARKS,
+    assert_rendered,
+    main,
+    publish,
+    record,
+    run,
+    whole_record,
+)
 from torch import nn
 
 import cudnn_autotune as ca
 
 SCRIPT = "models"
-SHORT = "--rounds 4 --block-ms 1 --settle-s 0"
-# Inductor compiles for half a minute of CPU time here, so there is one case.
+SHORT = "--batches 2 --rounds 4 --block-ms 1 --settle-s 0"
+# Inductor compiles for half a minute of CPU time here, so there is one model.
 CASE = "miniature/train/channels_last"
-ONE = "--models miniature --steps train --layouts channels_last"
-DRY_RUNS = {SCRIPT: f"{ONE} --pytorch pytorch_on_10 --warm 1 {SHORT}"}
-WAYS = ["compile", "compile_ours"]
+ONE = "--models miniature --steps train"
+MODES = ["pytorch_on_10", "pytorch_off"]
+WAYS = ["eager", "compile", "compile_frozen", "convert"]
+TRAINING = ["eager", "compile", "convert"]
+DRY_RUNS = {
+    SCRIPT: f"--models miniature --ways {','.join(WAYS)} --pytorch {','.join(MODES)} "
+    f"--at-once 2 {SHORT}"
+}
+NETWORKS = ("sd_unet", "sd_vae_decoder", "detector", "unet3d")
+
+
+def runs(dry_runs: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """(PyTorch's mode, step) -> what one process measured."""
+    found = record(dry_runs, SCRIPT)["results"]["runs"]
+    return {(entry["pytorch"], entry["step"]): entry for entry in found}
 
 
 def test_dry_run_leaves_a_whole_record(dry_runs: Path) -> None:
     assert whole_record(dry_runs, SCRIPT)["results"]["failures"] == []
-
-
-def test_what_was_compiled_ahead_is_found(dry_runs: Path, modules: None) -> None:
-    from model_steps.report import not_found
-
-    results = record(dry_runs, SCRIPT)["results"]
-    (ahead,) = [results["warm_up"][CASE]]
-    assert list(ahead["ways"]) == WAYS
-    assert not_found(ahead["ways"]["compile"]["caches"])
-    (measured,) = results["runs"]
-    for way in measured["ways"].values():
-        assert way["caches"]["autograd_cache_hit"] == 1
-        assert way["caches"]["fxgraph_cache_hit"] == 2
-        assert not not_found(way["caches"])
+    assert runs(dry_runs).keys() == {(mode, step) for mode in MODES for step in ("infer", "train")}
 
 
 def test_every_way_takes_turns(dry_runs: Path) -> None:
-    (measured,) = record(dry_runs, SCRIPT)["results"]["runs"]
-    assert "/".join((measured["model"], measured["step"], measured["layout"])) == CASE
-    assert measured["pytorch"] == "pytorch_on_10"
-    assert measured["replayed"] == "calls"
-    assert list(measured["times_ms"]) == WAYS
-    for times in measured["times_ms"].values():
-        assert len(times) == 4
-        assert min(times) > 0
+    """All in the process of the first mode, eager ones in those of the others; what makes weights
+    constants does not train."""
+    for (mode, step), measured in runs(dry_runs).items():
+        ways = WAYS if step == "infer" else TRAINING
+        assert measured["batch"] == 2
+        assert list(measured["times_ms"]) == (ways if mode == MODES[0] else ["eager", "convert"])
+        assert measured["by_calls"] == list(measured["times_ms"]), "a CPU has no graphs"
+        for times in measured["times_ms"].values():
+            assert len(times) == 4
+            assert min(times) > 0
 
 
 def test_results_are_compared_with_float32(dry_runs: Path) -> None:
-    (measured,) = record(dry_runs, SCRIPT)["results"]["runs"]
-    for name, way in measured["ways"].items():
-        assert way["first_step_s"] > 0
-        assert ("choices" in way) == (name == "compile_ours")
-        assert 0 <= way["errors"]["outputs"] < 1e-5
-        assert 0 <= way["errors"]["gradients"] < 1e-4
-    assert measured["ways"]["compile_ours"]["errors"]["beyond"] == []
+    for (_, step), measured in runs(dry_runs).items():
+        assert measured["ways"].keys() == measured["times_ms"].keys()
+        for name, way in measured["ways"].items():
+            assert way["first_step_s"] > 0
+            assert ("choices" in way) == (name == "convert")
+            assert 0 <= way["errors"]["outputs"] < 1e-5
+            assert ("gradients" in way["errors"]) == (step == "train")
+            assert 0 <= way["errors"].get("gradients", 0) < 1e-4
+        assert measured["ways"]["convert"]["errors"]["beyond"] == []
 
 
 def test_the_record_can_be_published(dry_runs: Path, tmp_path: Path) -> None:
     assert_rendered(dry_runs, [SCRIPT], tmp_path)
+    assert (tmp_path / "results/gpu/models.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_records_of_two_gpus_become_one_section(dry_runs: Path, tmp_path: Path) -> None:
+    results, pages = tmp_path / "results", tmp_path / "pages"
+    publish(dry_runs, [SCRIPT], results)
+    whole = results / "gpu" / "models.json"
+    data = json.loads(whole.read_text())
+    for number, step in enumerate(("infer", "train"), 1):
+        mine = [entry for entry in data["results"]["runs"] if entry["step"] == step]
+        part = {**data, "results": {"runs": mine, "failures": [f"part {number} failed"]}}
+        (results / "gpu" / f"models.part{number}.json").write_text(json.dumps(part))
+    arguments = ("--results", results, "--pages", pages)
+    assert main("render_results", *arguments) == 0
+    first, *_ = (pages / "gpu.md").read_text().split("## models.part1")
+    whole.unlink()
+    assert main("render_results", *arguments) == 0
+    text = (pages / "gpu.md").read_text()
+    assert main("render_results", *arguments, "--check") == 0
+    assert text.count("## models") == 1
+    for number in (1, 2):
+        assert f"[Record](../results/gpu/models.part{number}.json)" in text
+        assert f"part {number} failed." in text
+    for step in ("inference", "training"):
+        (row,) = (
+            line
+            for line in first.splitlines()
+            if line.startswith(f"| miniature, {step}, ch") and "*" in line
+        )
+        assert row in text
+    assert (results / "gpu" / "models.png").exists()
 
 
 def test_a_process_that_hangs_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
-    options = f"--device cpu {ONE} --warm 0 {SHORT} --process-limit 0.1"
+    modes = f"--pytorch {','.join(MODES)}"
+    options = f"--device cpu {ONE} {modes} {SHORT} --at-once 1 --process-limit 0.1"
     done = run(SCRIPT, *options.split(), "--json", tmp_path / "models.json")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     data = record(tmp_path, SCRIPT)
-    names = ["pytorch_off", "pytorch_on_10"]
-    values = [f"worker {name}:{CASE} ran past its time limit of 0.1 s" for name in names]
+    values = [f"worker {name}:{CASE} ran past its time limit of 0.1 s" for name in MODES]
     assert data["results"]["failures"] == values
-    assert [entry["pytorch"] for entry in data["results"]["runs"]] == names
     assert data["complete"] is False
-    assert values[0] in " ".join(done.stdout.split())
+    assert values[0] in done.stderr
+
+
+def test_a_run_that_is_killed_keeps_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "models.json"
+    options = f"--device cpu {ONE} {SHORT} --rounds 1000000 --ways eager --pytorch pytorch_off"
+    command = [sys.executable, str(BENCHMARKS / "models.py"), *options.split(), "--json", str(path)]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+        end = time.monotonic() + 120
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    data = record(tmp_path, SCRIPT)
+    assert data["complete"] is False
+    assert data["results"]["runs"][0]["ways"]["eager"]["first_step_s"] > 0
+
+
+def test_a_way_that_fails_is_named_and_the_others_are_measured(
+    modules: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from model_steps import measure
+
+    def fail(model: nn.Module) -> nn.Module:
+        raise RuntimeError("no such convolution")
+
+    monkeypatch.setattr(ca, "convert", fail)
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    request = {"pytorch": "pytorch_off", "sampling": "race", "store": None, "device": "cpu"}
+    request |= {
+        "case": {"model": "any", "step": "infer", "layout": "contiguous"},
+        "batches": [1, 2],
+    }
+    request |= {"ways": ["eager", "convert"], "lock": str(tmp_path / "lock"), "rounds": 2}
+    parts = list(measure.measure({**request, "block_ms": 0.01, "settle_s": 0}))
+    assert [part["batch"] for part in parts] == [1] * 4 + [2] * 4
+    assert [part["part"] for part in parts[:4]] == ["way", "failed", "turns", "compared"]
+    assert parts[1]["error"] == "RuntimeError: no such convolution"
+    assert list(parts[2]["times_ms"]) == ["eager"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--steps", "infer,sleep"), "--steps: ['sleep'] unknown; allowed: infer, infer_frozen"),
+        (("--steps", "infer,sleep"), "--steps: ['sleep'] unknown; allowed: infer, train"),
         (("--layouts", "nhwc"), "--layouts: ['nhwc'] unknown"),
         (("--pytorch", "fast"), "--pytorch: ['fast'] unknown"),
-        (("--batch", "0"), "--batch must be 1 or more"),
+        (("--ways", "eager,magic"), "--ways: ['magic'] unknown; allowed: eager, compile, "),
+        (("--batches", "0"), "--batches"),
         (("--rounds", "1"), "--rounds must be 2 or more"),
-        (("--mode", "max-autotune-no-cudagraphs"), "--warm must be 1 or 0"),
-        (("--mode", "reduce-overhead"), "invalid choice"),
+        (("--at-once", "0"), "--at-once must be 1 or more"),
+        (("--share", "3/2"), "--share must be I/N with 1 <= I <= N, got '3/2'"),
+        (("--share", "half"), "--share must be I/N"),
     ],
 )
 def test_bad_arguments(
@@ -96,6 +183,15 @@ def test_bad_arguments(
     status = main(SCRIPT, "--device", "cpu", *arguments)
     assert status != 0
     assert message in f"{status}{capsys.readouterr().err}"
+
+
+def test_shares_are_disjoint_and_leave_out_nothing(modules: None) -> None:
+    from models import share
+
+    names = list("abcde")
+    parts = [share(f"{i}/2", names) for i in (1, 2)]
+    assert parts == [["a", "c", "e"], ["b", "d"]]
+    assert share("1/1", names) == names
 
 
 def test_a_round_and_the_next_are_mirror_images(modules: None) -> None:
@@ -123,33 +219,73 @@ def test_blocks_are_as_long_as_asked_for(modules: None) -> None:
     assert 1 <= counts["slow"] <= 3
 
 
-def test_ratios_are_taken_round_by_round(modules: None) -> None:
-    from model_steps.report import ratios, tables
+def measured(model: str, pytorch: str, times: dict[str, float], **more: Any) -> dict[str, Any]:
+    """What one process has in a record."""
+    case = {"model": model, "step": "infer", "layout": "channels_last", "batch": 1}
+    found = {way: [ms, ms * 1.5, ms * 0.5] for way, ms in times.items()}
+    return {**case, "pytorch": pytorch, "ways": {}, "times_ms": found, **more}
 
-    times = {"compile": [2.0, 3.0, 4.4], "compile_ours": [1.0, 2.0, 4.0]}
-    measured: dict[str, Any] = {
-        "model": "resnet50",
-        "step": "train",
-        "layout": "contiguous",
-        "pytorch": "pytorch_off",
-        "ways": {},
-        "times_ms": times,
+
+def report_data(*runs: dict[str, Any]) -> dict[str, Any]:
+    asked = {"sampling": "race", "rounds": 3, "block_ms": 20.0}
+    results = {"runs": list(runs), "failures": ["one failed"]}
+    return {"environment": {"device": "cuda"}, "arguments": asked, "results": results}
+
+
+def test_times_of_other_processes_are_compared_by_what_ours_took(modules: None) -> None:
+    """In the second process all is twice as slow; its eager mode is the fastest of PyTorch's."""
+    from model_steps.report import rows, tables
+
+    first = {"eager": 4.0, "compile": 3.0, "convert": 2.0, "backend": 1.5}
+    data = report_data(
+        measured("a", "pytorch_on_10", first, by_calls=["compile"]),
+        measured("a", "pytorch_off", {"eager": 5.0, "convert": 4.0}, by_calls=[]),
+        measured("a", "pytorch_on_0", {"eager": 1.0}),
+    )
+    (row,) = rows(data)
+    assert row.pytorch() == {
+        ("eager", "pytorch_on_10"): 4.0,
+        ("compile", "pytorch_on_10"): 3.0,
+        ("eager", "pytorch_off"): 2.5,
     }
-    assert ratios(measured) == pytest.approx([2.0, 1.5, 1.1])
-    assert ratios({**measured, "times_ms": {"compile": [1.0]}}) == []
-    asked = {"batch": 64, "size": 224, "mode": "default", "sampling": "race", "fresh": False}
-    asked |= {"rounds": 3, "block_ms": 50.0, "warm": 6}
-    data: dict[str, Any] = {
-        "environment": {"device": "cuda"},
-        "arguments": asked,
-        "results": {"runs": [{**measured, "replayed": "calls"}], "failures": ["one failed"]},
-    }
-    steps, first, errors = (table.markdown() for table in tables(data))
-    row = "| resnet50, training, contiguous | 3.000 | 2.000 | 1.500 (1.300 to 1.750) |"
-    assert row in steps
-    assert "since no graph was captured: resnet50, training, contiguous, benchmark off" in steps
-    assert "resnet50, training, contiguous" in first
-    assert "one failed." in errors
+    assert row.best() == 2.5
+    assert row.best(compiled=True) == 3.0
+    assert row.eager_on() == 4.0
+    means, steps, _first_steps, errors = tables(data)
+    ratios = dict(zip(means.columns, means.rows[0], strict=True))
+    assert ratios["best of PyTorch's / convert"] == "1.250 (1.250 to 1.250, 0 of 1)"
+    assert ratios["best of PyTorch's / backend"].startswith("1.667 ")
+    assert ratios["eager, benchmark on / convert"].startswith("2.000 ")
+    assert ratios["best torch.compile / backend"].startswith("2.000 ")
+    cells = dict(zip(steps.columns, steps.rows[0], strict=True))
+    assert cells["eager, benchmark off"] == "2.500"
+    assert cells["compile, limit 10"] == "3.000*", "it was called"
+    assert "one failed." in errors.note
+
+
+def test_means_are_geometric_and_count_what_is_slower(modules: None) -> None:
+    from model_steps.report import tables
+
+    data = report_data(
+        measured("a", "pytorch_on_10", {"eager": 4.0, "convert": 1.0}),
+        measured("b", "pytorch_on_10", {"eager": 1.0, "convert": 4.0}),
+        measured("c", "pytorch_on_10", {"eager": 1.0}),
+        measured("d", "pytorch_on_10", {}),
+    )
+    means, steps, *_ = tables(data)
+    assert means.rows[0] == ("all: 4", *["1.000 (0.250 to 4.000, 1 of 2)"] * 2)
+    assert [row[-1] for row in steps.rows] == ["4.000", "0.250", "–", "–"]
+
+
+def test_memory_is_beside_the_first_step(modules: None) -> None:
+    from model_steps.report import tables
+
+    ways = {"eager": {"first_step_s": 1.25}, "convert": {"first_step_s": 10.0}}
+    times = {"eager": 2.0, "convert": 1.0}
+    memory = {"eager": 3 * 2**20, "convert": 2**20}
+    found = measured("a", "pytorch_off", times, ways=ways, peak_bytes=memory)
+    table = next(t for t in tables(report_data(found)) if "memory" in t.title)
+    assert table.rows == [("a, inference, channels_last, 1", "1.2", "10.0", "3", "1")]
 
 
 def test_a_result_that_is_further_off_is_named(modules: None) -> None:
@@ -158,17 +294,17 @@ def test_a_result_that_is_further_off_is_named(modules: None) -> None:
     exact = {"outputs": torch.ones(4), "conv.weight": torch.ones(2, 2, 1, 1)}
     theirs = {name: tensor + 0.01 for name, tensor in exact.items()}
     ours = {"outputs": exact["outputs"] + 0.015, "conv.weight": exact["conv.weight"] * 1.1}
-    result = compared({"compile": theirs, "compile_ours": ours}, exact)["ways"]
+    result = compared({"compile": theirs, "convert": ours}, exact)["ways"]
     assert result["compile"] == {"outputs": 0.01, "gradients": 0.01}
-    assert result["compile_ours"] == {
+    assert result["convert"] == {
         "outputs": 0.015,
         "gradients": 0.1,
         "beyond": ["conv.weight"],
     }
     ours["outputs"] = exact["outputs"] * float("nan")
-    result = compared({"compile": theirs, "compile_ours": ours}, exact)["ways"]
-    assert result["compile_ours"]["outputs"] is None
-    assert result["compile_ours"]["beyond"] == ["outputs", "conv.weight"]
+    result = compared({"compile": theirs, "convert": ours}, exact)["ways"]
+    assert result["convert"]["outputs"] is None
+    assert result["convert"]["beyond"] == ["outputs", "conv.weight"]
 
 
 @pytest.mark.parametrize("step", ["infer", "train"])
@@ -177,11 +313,10 @@ def test_a_subject_is_the_same_each_time(
 ) -> None:
     """Ways in one process, and processes, compute the same: no dropout, one seed; the images of
     an inference have passed every batch norm."""
-    import copy
-
     from model_steps import subject
+    from model_steps.cases import WAYS as KNOWN
     from model_steps.cases import Case
-    from model_steps.subject import Step, Subject
+    from model_steps.subject import Subject
 
     def create(name: str, device: str) -> nn.Module:
         norm = nn.BatchNorm2d(4)
@@ -189,14 +324,13 @@ def test_a_subject_is_the_same_each_time(
 
     monkeypatch.setattr(subject, "create", create)
     case = Case("any", step, "channels_last")
-    one, two = (Subject(case, [2, 3, 8, 8], "cpu") for _ in range(2))
-    assert one.images.is_contiguous(memory_format=torch.channels_last)
+    one, two = (Subject(case, 2, "cpu") for _ in range(2))
+    assert one.inputs[0].is_contiguous(memory_format=torch.channels_last)
     norm = one.model[1]  # type: ignore[index]
     assert norm.momentum == nn.BatchNorm2d(4).momentum
-    expected = one.reference()
+    expected = one.reference(2)
     assert expected.keys() == ({"outputs", "0.weight"} if step == "train" else {"outputs"})
-    model = copy.deepcopy(two.model)
-    mine = Step(two, model, model, autocast=False)
+    mine = two.step(KNOWN["eager"], 2)
     for _ in range(2):  # gradients are not added up
         mine()
         for name, tensor in mine.results().items():
@@ -206,15 +340,118 @@ def test_a_subject_is_the_same_each_time(
     torch.testing.assert_close(outputs.var((0, 2)), torch.ones(4), atol=0.05, rtol=0)
 
 
-def test_only_our_way_has_our_layers(modules: None) -> None:
+def test_only_our_ways_have_our_layers(modules: None) -> None:
+    from model_steps.cases import EVERYWHERE, Case
     from model_steps.cases import WAYS as KNOWN
-    from model_steps.cases import Case
     from model_steps.subject import Subject
 
-    subject = Subject(Case("any", "infer", "contiguous"), [2, 3, 16, 16], "cpu")
-    assert list(KNOWN) == WAYS
-    for name, way in KNOWN.items():
-        step = subject.step(way, "default")  # nothing is compiled before it runs
-        kinds = {type(m) for m in step.model.modules() if isinstance(m, nn.Conv2d)}
-        assert kinds == ({ca.Conv2d} if name == "compile_ours" else {nn.Conv2d})
-        assert all(m.sampling is None for m in step.model.modules() if isinstance(m, ca.Conv2d))
+    assert set(EVERYWHERE) <= set(KNOWN)
+    subject = Subject(Case("any", "infer", "contiguous"), 2, "cpu")
+    for name in ("eager", "compile", "compile_frozen", "convert", "compile_ours"):
+        step = subject.step(KNOWN[name], 1)  # nothing is compiled before it runs
+        convolutions = [m for m in step.model.modules() if isinstance(m, nn.Conv2d)]
+        assert len(convolutions) == 5
+        assert all(isinstance(m, ca.Conv2d) == KNOWN[name].is_ours for m in convolutions)
+        assert all(m.sampling is None for m in convolutions if isinstance(m, ca.Conv2d))
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    list(zip(NETWORKS, (859.521, 49.489, 11.167, 31.194), strict=True)),
+)
+def test_networks_have_the_sizes_of_those_that_they_are_like(
+    modules: None, name: str, millions: float
+) -> None:
+    """Parameters of Stable Diffusion 1.5's U-Net and VAE decoder, of YOLOv8-S, of nnU-Net."""
+    from model_steps.cases import MODELS
+    from model_steps.networks import NETWORKS as KNOWN
+
+    with torch.device("meta"):
+        model = KNOWN[name][0]()
+        outputs = model(*(torch.empty(1, *shape) for shape in MODELS[name].inputs))
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=1e-3)
+    shapes = [tuple(x.shape) for x in (outputs if isinstance(outputs, list) else [outputs])]
+    assert (
+        shapes
+        == {
+            "sd_unet": [(1, 4, 64, 64)],
+            "sd_vae_decoder": [(1, 3, 512, 512)],
+            "detector": [(1, 144, 80, 80), (1, 144, 40, 40), (1, 144, 20, 20)],
+            "unet3d": [(1, 3, 128, 128, 128)],
+        }[name]
+    )
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_take_all_their_steps(modules: None, name: str) -> None:
+    """A tiny one of each, of another batch than its inputs have."""
+    from model_steps.cases import MODELS, Case
+    from model_steps.cases import WAYS as KNOWN
+    from model_steps.subject import Subject, errors
+
+    for step in ("infer", "train"):
+        case = Case(name, step, "channels_last")
+        if not case.batches():
+            continue
+        subject = Subject(case, 2, "cpu")
+        assert [x.dim() for x in subject.inputs] == [1 + len(s) for s in MODELS[name].inputs]
+        expected = subject.reference(1)
+        assert (len(expected) > 10) == case.is_training, "gradients of all convolutions"
+        for way in ("eager", "convert"):
+            mine = subject.step(KNOWN[way], 1)
+            mine()
+            assert max(errors(mine.results(), expected).values()) < 1e-5
+
+
+def test_the_gpu_is_lent_while_dynamo_compiles(modules: None, tmp_path: Path) -> None:
+    from model_steps.gpu_lock import GpuLock
+
+    path = tmp_path / "lock"
+    lock = GpuLock(str(path))
+    seen: list[tuple[str, bool]] = []
+
+    def look(moment: str) -> None:
+        with path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                seen.append((moment, False))
+            else:
+                seen.append((moment, True))
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        look("compiling")
+        lock.held(look)("timing")
+        look("compiling")
+
+        def call(*given: Any) -> Any:
+            look("running")
+            return graph(*given)
+
+        return call
+
+    lock.acquire()
+    with lock.lent_while_compiling():
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    torch.compile(lambda x: x + 2, backend=backend)(torch.ones(2))
+    lock.release()
+    look("afterwards")
+    assert seen == [
+        *(("compiling", True), ("timing", False), ("compiling", True), ("running", False)),
+        *(("compiling", False), ("timing", False), ("compiling", False), ("running", False)),
+        ("afterwards", True),
+    ]
+
+
+def test_waiting_for_the_gpu_is_not_the_first_steps(modules: None, tmp_path: Path) -> None:
+    import threading
+
+    from model_steps.gpu_lock import GpuLock
+
+    one, two = (GpuLock(str(tmp_path / "lock")) for _ in range(2))
+    one.acquire()
+    threading.Timer(0.2, one.release).start()
+    two.acquire()
+    assert 0.1 < two.waited_s < 30
+    assert one.waited_s < 0.1
+    two.release()

@@ -1,4 +1,4 @@
-"""A store works with twenty thousand decisions; ``benchmarks/store.py`` measures how fast."""
+"""A store works with twenty thousand decisions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Parts of store.py."""
