@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -56,18 +57,30 @@ def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(output, inputs, seed.to(output.device, output.dtype))
 
 
-def check_op_samples(name: str, device: str, dtype: torch.dtype, exact: bool) -> None:
-    """Outputs, strides and gradients of every sample against torch.nn.functional's."""
+def check_op_samples(
+    name: str, device: str, dtype: torch.dtype, exact: bool, enabled: bool = False
+) -> None:
+    """Outputs, strides and gradients of every sample against torch.nn.functional's; those of
+    cudnn_autotune.functional, or of torch.nn.functional under ``enable()``."""
     for input, args, kwargs in op_samples(name, device, dtype):
-        expected = getattr(torch.nn.functional, name)(input, *args, **kwargs)
-        actual = getattr(ca.functional, name)(input, *args, **kwargs)
-        pairs = [(actual, expected)]
         wanted = [t for t in (input, *args) if isinstance(t, Tensor) and t.requires_grad]
-        if wanted:
-            pairs += zip(gradients(actual, wanted), gradients(expected, wanted), strict=True)
-        for ours, theirs in pairs:
+
+        def compute(
+            module: Any,
+            input: Tensor = input,
+            args: Any = args,
+            kwargs: Any = kwargs,
+            wanted: list[Tensor] = wanted,
+        ) -> list[Tensor]:
+            output = getattr(module, name)(input, *args, **kwargs)
+            return [output, *(gradients(output, wanted) if wanted else ())]
+
+        expected = compute(torch.nn.functional)
+        with ca.enable() if enabled else nullcontext():
+            actual = compute(torch.nn.functional if enabled else ca.functional)
+        for ours, theirs in zip(actual, expected, strict=True):
             compare(ours, theirs, exact, f"{tuple(input.shape)} {kwargs}")
-        assert actual.stride() == expected.stride()
+        assert actual[0].stride() == expected[0].stride()
 
 
 def check_op_errors(name: str, device: str) -> None:

@@ -15,25 +15,18 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
-from references import assert_close, tolerance
 from subprocesses import evaluate
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils.flop_counter import FlopCounterMode
+from upstream import FUNCTIONS, OPS, WITH_ERRORS, check_op_samples, op_samples
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 
 pytestmark = pytest.mark.search
-
-CONVOLUTIONS = {
-    op.name.removeprefix("nn.functional."): op
-    for op in op_db
-    if op.name.startswith("nn.functional.conv")
-}
 
 
 @pytest.fixture(autouse=True)
@@ -222,43 +215,19 @@ def test_jit_traces_hold_pytorchs_operators(on_cpu: None) -> None:
 # The kernels
 
 
-def test_samples_cover_all_convolutions() -> None:
-    assert set(CONVOLUTIONS) == {
-        f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)
-    }
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_op_db_samples(on_cpu: None, name: str, dtype: torch.dtype) -> None:
-    """Outputs, their strides, and gradients of every sample are PyTorch's."""
-    function = getattr(F, name)
-    served = count = 0
-    for sample in CONVOLUTIONS[name].sample_inputs("cpu", dtype, requires_grad=True):
-        tensors = [t for t in (sample.input, *sample.args) if isinstance(t, Tensor)]
-
-        def compute(sample: Any = sample, tensors: list[Tensor] = tensors) -> list[Tensor]:
-            output = function(sample.input, *sample.args, **sample.kwargs)
-            return [output, *torch.autograd.grad(output, tensors, torch.ones_like(output))]
-
-        expected = compute()
-        with ca.enable():
-            actual = compute()
-        for ours, theirs in zip(actual, expected, strict=True):
-            assert_close(ours, theirs, 2 * tolerance(dtype), str(sample))
-        assert actual[0].stride() == expected[0].stride()
-        assert type(actual[0].grad_fn) is type(expected[0].grad_fn)
-        count += 1
-        served += is_served(function, sample.input, *sample.args, **sample.kwargs)
-    assert count > 5
+    check_op_samples(name, "cpu", dtype, exact=False, enabled=True)
+    served = [is_served(getattr(F, name), x, *a, **k) for x, a, k in op_samples(name, "cpu", dtype)]
     # Of two samples the output padding is so large that they are no gradients of a convolution.
-    assert served >= count - (2 if "transpose" in name else 0)
+    assert served.count(False) <= (2 if "transpose" in name else 0)
 
 
-@pytest.mark.parametrize("name", [n for n, op in CONVOLUTIONS.items() if op.error_inputs_func])
+@pytest.mark.parametrize("name", WITH_ERRORS)
 def test_op_db_errors(on_cpu: None, name: str) -> None:
     """What PyTorch refuses it refuses in the same words."""
-    for error_input in CONVOLUTIONS[name].error_inputs("cpu"):
+    for error_input in OPS[name].error_inputs("cpu"):
         sample = error_input.sample_input
         messages = []
         for _ in range(2):

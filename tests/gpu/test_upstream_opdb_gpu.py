@@ -41,6 +41,14 @@ def test_op_db_samples(name: str, dtype: torch.dtype, mode: str) -> None:
     assert ca.choices(), "nothing went through the search"
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_op_db_samples_under_enable(name: str, dtype: torch.dtype) -> None:
+    ca.set_sampling("heuristic")
+    check_op_samples(name, "cuda", dtype, exact=False, enabled=True)
+    assert ca.choices(), "nothing went through the search"
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_op_db_samples_that_cudnn_lacks(name: str, dtype: torch.dtype) -> None:
