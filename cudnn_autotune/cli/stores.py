@@ -123,13 +123,10 @@ def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     if data is None:
         raise ValueError(f"{path}: there is no such file")
-    try:
-        environment = file_format.environment_of(data)
-    except ValueError as error:
-        raise ValueError(printable(f"{path}: no store that can be read: {error}")) from error
-    content = file_format.decode(data, environment)
-    if content.state not in (file_format.State.SOUND, file_format.State.DAMAGED):
-        raise ValueError(printable(f"{path}: {content.why}"))
+    content = file_format.decode(data)
+    environment = content.environment
+    if environment is None:
+        raise ValueError(printable(f"{path}: no store that can be read: {content.why}"))
     found: list[Decision] = []
     complaints = []
     entries = len(content.entries)

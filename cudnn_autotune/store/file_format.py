@@ -60,6 +60,8 @@ class Content:
     state: State
     why: str = ""
     """The reason why the state is not SOUND; empty if it is."""
+    environment: Environment | None = None
+    """The environment of the entries; None if it is unknown, and there are none."""
     entries: dict[bytes, bytes] = field(default_factory=dict)
     """Entry name to line, without a line feed."""
     head: bytes = b""
@@ -83,10 +85,11 @@ class Content:
         else:
             self.entries[name] = line
 
-    def extend(self, data: bytes, environment: Environment) -> int:
+    def extend(self, data: bytes) -> int:
         """Applies the bytes behind ``end``; returns how many of the lines are damaged."""
         *lines, self.tail = data.split(b"\n")
-        seed, damaged = entry.seed(environment), 0
+        assert self.environment is not None
+        seed, damaged = entry.seed(self.environment), 0
         for line in lines:
             whole = line.strip(_BLANK)  # an editor may have converted the line ends
             name = entry.name_in(whole, seed)
@@ -125,13 +128,18 @@ def encode(environment: Environment, lines: Iterable[bytes], identity: str = "")
     return json.dumps(header).encode() + b"\n" + body
 
 
-def decode(data: bytes, environment: Environment) -> Content:
-    """Returns the content of a file for ``environment``. It raises nothing, whatever ``data`` is.
+def decode(data: bytes, environment: Environment | None = None) -> Content:
+    """Returns the content of a file. It raises nothing, whatever ``data`` is.
 
     A file that cannot be read is DAMAGED if it is recognisable as a store's, else NO_STORE.
+
+    Args:
+        data: The bytes of the file.
+        environment: The environment whose decisions are wanted; None means the one that the file's
+            header names.
     """
     if not data:
-        return Content(State.ABSENT)
+        return Content(State.ABSENT, _NO_STORE)
     if (match := _VERSION.match(data)) and (newer := _newer(int(match[1]))):
         return newer
     head, _, body = data.partition(b"\n")
@@ -146,41 +154,20 @@ def decode(data: bytes, environment: Environment) -> Content:
     if newer := _newer(version):
         return newer
     try:
-        other = Environment.from_json(tree.get("environment"))
+        own = Environment.from_json(tree.get("environment"))
     except ValueError as error:
         return _rescued(data, environment, str(error))
-    if other != environment:
-        return Content(State.FOREIGN, f"it is of another environment ({other.file_name})")
+    if environment not in (None, own):
+        return Content(State.FOREIGN, f"it is of another environment ({own.file_name})", own)
     if type(version) is not int or version != VERSION:
-        return _rescued(data, environment, f"its version must be {VERSION}")
-    content = Content(State.SOUND, head=head + b"\n", last=head + b"\n", end=len(head) + 1)
-    damaged = content.extend(body, environment)
+        return _rescued(data, own, f"its version must be {VERSION}")
+    content = Content(State.SOUND, "", own, head=head + b"\n", last=head + b"\n", end=len(head) + 1)
+    damaged = content.extend(body)
     if damaged:
         content.state, content.why = State.DAMAGED, f"{damaged} of its lines cannot be read"
     elif content.lines < _count(tree.get("lines")):
         content.state, content.why = State.DAMAGED, "its end is missing"
     return content
-
-
-def environment_of(data: bytes) -> Environment:
-    """Returns the environment that the header of a store's file names.
-
-    Raises:
-        ValueError: The file is not a store's, its beginning is damaged, or its version is newer
-            than this package can read.
-    """
-    if (match := _VERSION.match(data)) and (newer := _newer(int(match[1]))):
-        raise ValueError(newer.why)
-    tree = _object(data.partition(b"\n")[0]) or _object(data)
-    if tree is None and not _MARK.search(data, 0, _BEGINNING):
-        raise ValueError(_NO_STORE)
-    if tree is None:
-        raise ValueError("its beginning is damaged")
-    if tree.get("format") != FORMAT:
-        raise ValueError(_NO_STORE)
-    if newer := _newer(tree.get("version")):
-        raise ValueError(newer.why)
-    return Environment.from_json(tree.get("environment"))
 
 
 def _object(data: bytes) -> dict[str, Any] | None:
@@ -203,15 +190,18 @@ def _newer(version: object) -> Content | None:
     return Content(State.NEWER, f"it is of version {version}, this package reads {VERSION}")
 
 
-def _begins_with_entry(data: bytes, environment: Environment) -> bool:
+def _begins_with_entry(data: bytes, environment: Environment | None) -> bool:
     """Returns whether the first line is an entry, as in a file that lost its header."""
     first, _, _ = data.lstrip(_BLANK).partition(b"\n")
-    return entry.name_in(first.strip(_BLANK), entry.seed(environment)) is not None
+    return bool(_rescued(first, environment, "").lines)
 
 
-def _rescued(data: bytes, environment: Environment, why: str) -> Content:
+def _rescued(data: bytes, environment: Environment | None, why: str) -> Content:
     """Returns the content of a file that is damaged because of ``why``, with its intact entries."""
-    content, seed = Content(State.DAMAGED, why), entry.seed(environment)
+    content = Content(State.DAMAGED, why, environment)
+    if environment is None:
+        return content
+    seed = entry.seed(environment)
     for line in data.split(b"\n"):
         whole = line.strip(_BLANK)
         if (name := entry.name_in(whole, seed)) is not None:

@@ -150,7 +150,7 @@ class Journal:
                 if file.stamp == self._stamp and before.state is not State.UNREADABLE:
                     return
                 is_longer = _is_continued(before, file)
-                if not is_longer or before.extend(file.read(before.end), self._environment):
+                if not is_longer or before.extend(file.read(before.end)):
                     self.content = file_format.decode(file.read(), self._environment)
                 self._stamp = file.stamp
         except OSError as error:
@@ -180,9 +180,7 @@ class Journal:
             self._stamp = disk_file.append(self.path, b"\n" + data, content.end + len(content.tail))
         else:
             self._stamp = disk_file.append(self.path, data, content.end)
-        content.extend(
-            content.tail + b"\n" + data if content.is_tail_whole else data, self._environment
-        )
+        content.extend(content.tail + b"\n" + data if content.is_tail_whole else data)
 
     def _write_anew(self, changes: Changes) -> None:
         content, environment = self.content, self._environment
