@@ -138,14 +138,6 @@ def group(*options: Callable[..., Any]) -> Callable[..., Any]:
     return add
 
 
-layer_options = group(
-    click.option(
-        "--layers", type=FILE, metavar="FILE", help="A layer list; else the one that ships."
-    ),
-    click.option("--cases", metavar="TEXT", help="Only cases whose id has one of TEXT,TEXT,..."),
-)
-"""The options that select cases of a layer list."""
-
 shape_options = group(
     click.option("--weight", type=SIZES, metavar="K,C,R,S", help="A layer's weight."),
     click.option("--op", multiple=True, type=click.Choice(OPERATIONS), help="[default: all three]"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from types import EllipsisType
+from typing import Any
 
 import torch
 
@@ -41,15 +41,8 @@ _settings = StoreSettings()
 _stores: dict[int, Layered] = {}
 
 
-class _Keep(Enum):
-    AS_IT_IS = "as it is"
-
-
-_KEEP = _Keep.AS_IT_IS
-
-
 def set_store(
-    path: StorePath | Literal[_Keep.AS_IT_IS] | None = _KEEP,
+    path: StorePath | EllipsisType | None = ...,
     *,
     mode: str | None = None,
     shipped: Iterable[StorePath] | None = None,
@@ -76,7 +69,7 @@ def set_store(
     """
     global _settings
     changes: dict[str, Any] = {}
-    if path is not _KEEP:
+    if path is not ...:
         changes["path"] = None if path is None else located(path)
     if mode is not None:
         changes["mode"] = check_store_mode(mode)

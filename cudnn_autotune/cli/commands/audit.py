@@ -44,7 +44,10 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_li
     show_default=True,
 )
 @click.option("--modes", type=options.NAMES, metavar="A,B", help="Else all there are.")
-@options.layer_options
+@click.option(
+    "--layers", type=options.FILE, metavar="FILE", help="A layer list; else the one that ships."
+)
+@click.option("--cases", metavar="TEXT", help="Only cases whose id has one of TEXT,TEXT,...")
 @click.option("--share", type=options.SHARE, metavar="I/N", help="Every N-th case.")
 @click.option(
     "--time-limit", type=options.POSITIVE, metavar="S", help="Seconds for all of it, about."

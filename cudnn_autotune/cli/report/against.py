@@ -11,37 +11,43 @@ from cudnn_autotune.store.decision import Decision
 
 
 @dataclass(frozen=True)
-class Against:
-    """Two times that were measured in the same way, in milliseconds a call."""
+class Compared:
+    """PyTorch's time and ours, measured in the same way, in milliseconds."""
 
-    text: str
-    """The candidate that PyTorch runs with ``benchmark=False``: an engine config's text, or
-    ``aten``."""
     pytorch_ms: float
     ours_ms: float
-    is_sustained: bool
-    """Whether both times are of sustained runs, at the steady clock."""
-    is_rough: bool
-    """Whether one of the times is of a single launch."""
     least: float
-    """The lower bound of ``ratio`` by the intervals of the two times, which sustained runs lack.
-    The bounds include 1 if the difference is not significant."""
+    """The lower bound of ``ratio`` by the intervals of the times, which sustained runs lack. The
+    bounds include 1 if the difference is not significant."""
     most: float
     """The upper bound of ``ratio``."""
 
     @property
-    def ratio(self) -> float:
-        """PyTorch's time over ours: above 1, ours is faster."""
-        return self.pytorch_ms / self.ours_ms
+    def ratio(self) -> float | None:
+        """PyTorch's time over ours: above 1, ours is faster; None if nothing was compared."""
+        return self.pytorch_ms / self.ours_ms if self.ours_ms else None
 
     @property
     def is_sure(self) -> bool:
-        """Whether the times differ beyond their intervals, or are of one engine."""
-        return not self.is_rough and _is_sure(self.least, self.most)
+        """Whether the times differ beyond their bounds, or are equal."""
+        return self.least > 1 or self.most < 1 or self.least == self.most == 1
 
 
-def _is_sure(least: float, most: float) -> bool:
-    return least > 1 or most < 1 or least == most == 1
+@dataclass(frozen=True)
+class Against(Compared):
+    """The comparison of one call."""
+
+    text: str
+    """The candidate that PyTorch runs with ``benchmark=False``: an engine config's text, or
+    ``aten``."""
+    is_sustained: bool
+    """Whether both times are of sustained runs, at the steady clock."""
+    is_rough: bool
+    """Whether one of the times is of a single launch."""
+
+    @property
+    def is_sure(self) -> bool:
+        return not self.is_rough and super().is_sure
 
 
 def pytorchs_entry(selection: Selection) -> Measurement | None:
@@ -82,36 +88,18 @@ def against_pytorch(decision: Decision) -> Against | None:
 
 
 @dataclass(frozen=True)
-class Total:
-    """Sums over several decisions, each counted once."""
+class Total(Compared):
+    """Sums over several decisions, each counted once. The comparison is of those that allow one."""
 
     decisions: int
     timed: int
     time_ms: float
     """Sum of the times of the timed ones: of sustained runs if measured, else of short batches."""
     compared: int
-    ours_ms: float
-    """Sum of our times of those that can be compared with PyTorch's."""
-    pytorch_ms: float
-    """Sum of PyTorch's times of the same."""
-    least: float
-    """The lower bound of ``ratio``, if every time lies at its interval's end."""
-    most: float
-    """The upper bound of ``ratio``, likewise."""
     workspace_bytes: int
     """The largest workspace; the calls run one after another."""
     wall_ms: float
     """Wall time of the searches."""
-
-    @property
-    def ratio(self) -> float | None:
-        """PyTorch's time over ours, for those that can be compared."""
-        return self.pytorch_ms / self.ours_ms if self.compared else None
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether the sums differ beyond their bounds, or are equal."""
-        return _is_sure(self.least, self.most)
 
 
 def total(decisions: Iterable[Decision]) -> Total:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from cudnn_autotune.cli.report import reasons
-from cudnn_autotune.cli.report.against import Against, against_pytorch, pytorchs_entry
+from cudnn_autotune.cli.report.against import against_pytorch, pytorchs_entry
 from cudnn_autotune.cli.report.axis import Axis
 from cudnn_autotune.cli.wording import count, milliseconds
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision
 
@@ -17,50 +17,23 @@ MOST_CANDIDATES = 12
 """The number of candidates listed for each decision, not counting those that explain it."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A candidate in the table of its decision."""
-
-    entry: Measurement
-    tags: tuple[tuple[str, str], ...]
-    """Kind (chosen, tied, rejected, other) and text of each label; the first sets the style."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """One decision."""
-
-    decision: Decision
-    candidate: Candidate
-    """The candidate that serves the problem."""
-    time_ms: float | None
-    """The chosen candidate's reported time."""
-    best_ms: float | None
-    """The chosen candidate's time in short batches, as the plots show it."""
-    against: Against | None
-    why: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
-    rows: tuple[Row, ...]
-    left_out: str
-    axis: Axis | None
-    """None if nothing was timed."""
-
-
-def section(decision: Decision) -> Section:
+def section(decision: Decision) -> dict[str, Any]:
+    """Returns what the template shows of a decision, by the names that it has there."""
     chosen, against = decision.chosen, against_pytorch(decision)
     listed = _listed(decision)
-    return Section(
-        decision=decision,
-        candidate=chosen.candidate if chosen else ATEN,
-        time_ms=chosen.reported_ms if chosen else None,
-        best_ms=chosen.time_ms if chosen else None,
-        against=against,
-        why=reasons.why(decision, against),
-        facts=reasons.facts(decision),
-        rows=_rows(decision, listed),
-        left_out=_left_out(decision, listed),
-        axis=Axis.of(listed),
-    )
+    return {
+        "decision": decision,
+        "candidate": chosen.candidate if chosen else ATEN,
+        "time_ms": chosen.reported_ms if chosen else None,
+        # The plots show times in short batches.
+        "best_ms": chosen.time_ms if chosen else None,
+        "against": against,
+        "why": reasons.why(decision, against),
+        "facts": reasons.facts(decision),
+        "rows": _rows(decision, listed),
+        "left_out": _left_out(decision, listed),
+        "axis": Axis.of(listed),
+    }
 
 
 def _listed(decision: Decision) -> list[Measurement]:
@@ -93,7 +66,11 @@ def _left_out(decision: Decision, listed: Sequence[Measurement]) -> str:
     return " ".join(sentences)
 
 
-def _rows(decision: Decision, listed: Sequence[Measurement]) -> tuple[Row, ...]:
+def _rows(decision: Decision, listed: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Returns the candidates, each with its labels: kind (chosen, tied, rejected, other) and text.
+
+    The kind of a candidate's first label sets the style of its row.
+    """
     chosen, own = decision.chosen, pytorchs_entry(decision.selection)
     errors, tied = dict(decision.rejected), set(decision.selection.evidence.tied)
 
@@ -110,7 +87,7 @@ def _rows(decision: Decision, listed: Sequence[Measurement]) -> tuple[Row, ...]:
         elif entry is own:
             yield "other", "PyTorch's pick"
 
-    return tuple(Row(entry, tuple(tags(entry))) for entry in listed)
+    return [{"entry": entry, "tags": list(tags(entry))} for entry in listed]
 
 
 def marks_in_words(entry: Measurement, axis: Axis) -> str:
