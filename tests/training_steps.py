@@ -1,4 +1,4 @@
-"""``nn.Conv2d`` and ``ca.Conv2d`` with the same weights, side by side on the GPU."""
+"""PyTorch's layer and ours with the same weights, side by side on the GPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import cudnn_autotune as ca
 
 
-def twin_layers(*arguments: Any, **keywords: Any) -> tuple[nn.Conv2d, ca.Conv2d]:
-    theirs = nn.Conv2d(*arguments, device="cuda", **keywords)
-    ours = ca.Conv2d(*arguments, device="cuda", **keywords)
+def twin_layers(*arguments: Any, kind: str = "Conv2d", **keywords: Any) -> tuple[nn.Module, Any]:
+    theirs = getattr(nn, kind)(*arguments, device="cuda", **keywords)
+    ours = getattr(ca, kind)(*arguments, device="cuda", **keywords)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
 

@@ -33,11 +33,42 @@ ODD_INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ODD_INPUTS)
-def test_odd_inputs(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["Conv2d", "ConvTranspose2d"])
+@pytest.mark.parametrize("name", ODD_INPUTS)
+def test_odd_inputs(name: str, kind: str) -> None:
     ca.set_sampling("heuristic")
     input = torch.randn(4, 8, 11, 10, device="cuda")
-    assert_same_step(*twin_layers(8, 12, 3, padding=1), ODD_INPUTS[kind](input))
+    assert_same_step(*twin_layers(8, 12, 3, padding=1, kind=kind), ODD_INPUTS[name](input))
+
+
+@pytest.mark.parametrize("kind", ["Conv1d", "Conv3d", "ConvTranspose1d", "ConvTranspose3d"])
+@pytest.mark.parametrize("size", ["unbatched", "zero_batch", "one", "strided"])
+def test_odd_inputs_of_other_dimensions(size: str, kind: str) -> None:
+    ca.set_sampling("heuristic")
+    input = torch.randn((4, 8, 11, 10, 9)[: 2 + int(kind[-2])], device="cuda")
+    arranged = {
+        "unbatched": input[0],
+        "zero_batch": input[:0],
+        "one": input[:1],
+        "strided": input[::2, :, ::2],
+    }
+    assert_same_step(*twin_layers(8, 12, 3, padding=1, kind=kind), arranged[size])
+
+
+def test_output_padding_of_a_stride_or_more_is_pytorchs() -> None:
+    """It is refused unless the dilation is larger, and is no gradient of a convolution."""
+    ca.set_sampling("heuristic")
+    for layout in (torch.contiguous_format, torch.channels_last):
+        layers = twin_layers(
+            8, 12, 3, stride=2, dilation=4, output_padding=3, kind="ConvTranspose2d"
+        )
+        input = torch.randn(4, 8, 11, 10, device="cuda").contiguous(memory_format=layout)
+        with torch.no_grad():
+            theirs, ours = (layer(input) for layer in layers)
+        assert ours.stride() == theirs.stride()
+        assert_close(ours, theirs, 1e-5)
+    assert not ca.choices()
+    assert sum(ca.fallbacks().values()) == 2
 
 
 def test_what_cudnn_cannot_count_is_pytorchs() -> None:

@@ -1,4 +1,4 @@
-"""Every dtype, layout and direction against float64, through the layer that users call."""
+"""Every dtype, layout and direction against float64, through the layers that users call."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import CASES as OP_CASES
-from op_cases import ops
 from references import assert_close, convolution, tolerance
 from torch import Tensor, nn
 
@@ -28,8 +26,8 @@ TYPES = {
 }
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
-# input shape, output channels, kernel, keywords of nn.Conv2d
-CASES: dict[str, tuple[tuple[int, ...], int, Any, dict[str, Any]]] = {
+# input shape, output channels, kernel, keywords; the class if it is not Conv2d
+CASES: dict[str, tuple[Any, ...]] = {
     "plain": ((4, 16, 20, 18), 32, 3, {"padding": 1}),
     "odd_channels": ((3, 5, 17, 13), 7, 3, {}),
     "pointwise": ((4, 32, 14, 14), 64, 1, {"bias": False}),
@@ -41,6 +39,50 @@ CASES: dict[str, tuple[tuple[int, ...], int, Any, dict[str, Any]]] = {
     "asymmetric_dilated": ((2, 8, 15, 12), 16, (2, 4), {"padding": "same", "dilation": (3, 1)}),
     "reflect": ((2, 8, 15, 12), 16, 3, {"padding": 1, "padding_mode": "reflect"}),
     "one_output_pixel": ((2, 16, 3, 3), 8, 3, {}),
+    "plain_1d": ((4, 16, 60), 32, 3, {"padding": 1}, "Conv1d"),
+    "strided_1d": ((3, 5, 61), 7, 5, {"stride": 3, "dilation": 2}, "Conv1d"),
+    "depthwise_1d": ((4, 16, 60), 16, 4, {"padding": "same", "groups": 16}, "Conv1d"),
+    "plain_3d": ((2, 16, 9, 10, 11), 24, 3, {"padding": 1}, "Conv3d"),
+    "strided_3d": ((2, 5, 9, 10, 11), 7, (3, 2, 1), {"stride": (2, 1, 3)}, "Conv3d"),
+    "groups_3d": ((2, 16, 8, 8, 8), 16, 3, {"groups": 4, "dilation": 2}, "Conv3d"),
+    "asymmetric_3d": ((2, 8, 7, 8, 9), 16, (4, 3, 2), {"padding": "same"}, "Conv3d"),
+    "circular_3d": ((2, 8, 7, 8, 9), 16, 3, {"padding": 1, "padding_mode": "circular"}, "Conv3d"),
+    "transposed": ((4, 16, 10, 9), 24, 2, {"stride": 2}, "ConvTranspose2d"),
+    "transposed_odd": (
+        (3, 5, 9, 8),
+        7,
+        (3, 4),
+        {"stride": (3, 2), "padding": (2, 1), "output_padding": (2, 1), "dilation": (1, 2)},
+        "ConvTranspose2d",
+    ),
+    "transposed_groups": (
+        (4, 32, 9, 9),
+        16,
+        4,
+        {"stride": 2, "padding": 1, "groups": 4, "bias": False},
+        "ConvTranspose2d",
+    ),
+    "transposed_depthwise": (
+        (4, 16, 9, 9),
+        16,
+        4,
+        {"stride": 2, "padding": 1, "groups": 16},
+        "ConvTranspose2d",
+    ),
+    "transposed_1d": (
+        (4, 16, 30),
+        8,
+        5,
+        {"stride": 3, "output_padding": 1},
+        "ConvTranspose1d",
+    ),
+    "transposed_3d": (
+        (2, 16, 5, 6, 4),
+        8,
+        3,
+        {"stride": 2, "padding": 1, "output_padding": 1},
+        "ConvTranspose3d",
+    ),
 }
 
 
@@ -56,21 +98,25 @@ def gradients(module: nn.Module, input: Tensor, seed: Tensor) -> list[Tensor]:
 
 def check(case: str, type_name: str, layout: str, sampling: str, cudnn_flags: SetFlags) -> None:
     dtype, tf32 = TYPES[type_name]
-    shape, channels, kernel, keywords = CASES[case]
+    shape, channels, kernel, keywords, *kind = CASES[case]
+    name = kind[0] if kind else "Conv2d"
+    theirs_class, ours_class = getattr(nn, name), getattr(ca, name)
+    memory_format = LAYOUTS[layout]
+    if layout == "channels_last" and len(shape) == 5:
+        memory_format = torch.channels_last_3d
     cudnn_flags(allow_tf32=tf32)
-    theirs = nn.Conv2d(shape[1], channels, kernel, dtype=dtype, device="cuda", **keywords)
-    theirs.to(memory_format=LAYOUTS[layout])
-    ours = ca.Conv2d(
-        shape[1], channels, kernel, dtype=dtype, device="cuda", sampling=sampling, **keywords
-    )
+    arguments = (shape[1], channels, kernel)
+    theirs = theirs_class(*arguments, dtype=dtype, device="cuda", **keywords)
+    theirs.to(memory_format=memory_format)
+    ours = ours_class(*arguments, dtype=dtype, device="cuda", sampling=sampling, **keywords)
     ours.load_state_dict(theirs.state_dict())
-    ours.to(memory_format=LAYOUTS[layout])
-    exact = nn.Conv2d(shape[1], channels, kernel, dtype=torch.float64, **keywords)
+    ours.to(memory_format=memory_format)
+    exact = theirs_class(*arguments, dtype=torch.float64, **keywords)
     exact.load_state_dict(theirs.state_dict())
 
-    input = torch.randn(shape).to("cuda", dtype).contiguous(memory_format=LAYOUTS[layout])
+    input = torch.randn(shape).to("cuda", dtype).contiguous(memory_format=memory_format)
     seed = torch.randn(exact(torch.zeros(shape, dtype=torch.float64)).shape).to("cuda", dtype)
-    seed = seed.contiguous(memory_format=LAYOUTS[layout])
+    seed = seed.contiguous(memory_format=memory_format)
     expected = gradients(exact, input.cpu().double(), seed.cpu())
     pytorchs = gradients(theirs, input, seed)
     actual = gradients(ours, input, seed)
@@ -80,53 +126,61 @@ def check(case: str, type_name: str, layout: str, sampling: str, cudnn_flags: Se
         assert_close(mine, right, tolerance(dtype, tf32), f"{name} of {case}")
         if name == "output":
             assert mine.stride() == other.stride()
+    assert ca.choices(), "nothing went through the search"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+WITH_LAYOUTS = [
+    (case, layout)
+    for case in CASES
+    for layout in LAYOUTS
+    if (layout, len(CASES[case][0])) != ("channels_last", 3)  # there is no such layout
+]
+
+
 @pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "layout"), WITH_LAYOUTS)
 def test_heuristic_choice(case: str, type_name: str, layout: str, cudnn_flags: SetFlags) -> None:
     check(case, type_name, layout, "heuristic", cudnn_flags)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("case", ["plain", "asymmetric_same"])
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    [
+        (case, layout)
+        for case, layout in WITH_LAYOUTS
+        if case
+        in ("plain", "asymmetric_same", "plain_1d", "plain_3d", "transposed", "transposed_3d")
+    ],
+)
 def test_timed_choice(case: str, type_name: str, layout: str, cudnn_flags: SetFlags) -> None:
     check(case, type_name, layout, "sample_once", cudnn_flags)
 
 
 @pytest.mark.parametrize("input_layout", LAYOUTS)
 @pytest.mark.parametrize("weight_layout", LAYOUTS)
-def test_mixed_layouts_have_pytorchs_strides(input_layout: str, weight_layout: str) -> None:
-    input = torch.randn(2, 8, 9, 7, device="cuda").half()
-    weight = torch.randn(16, 8, 3, 3, device="cuda").half()
-    input = input.contiguous(memory_format=LAYOUTS[input_layout]).requires_grad_()
-    weight = weight.contiguous(memory_format=LAYOUTS[weight_layout]).requires_grad_()
+@pytest.mark.parametrize("name", ["conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d"])
+def test_mixed_layouts_have_pytorchs_strides(
+    name: str, input_layout: str, weight_layout: str
+) -> None:
+    dims = int(name[-2])
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
+    input = torch.randn((2, 8, 9, 7, 5)[: dims + 2], device="cuda").half()
+    weight = torch.randn((8, 8, 3, 3, 3)[: dims + 2], device="cuda").half()
+    if input_layout == "channels_last":
+        input = input.contiguous(memory_format=last)
+    if weight_layout == "channels_last":
+        weight = weight.contiguous(memory_format=last)
+    input.requires_grad_()
+    weight.requires_grad_()
     results = []
-    for function in (nn.functional.conv2d, ca.functional.conv2d):
-        output = function(input, weight)
+    for module in (nn.functional, ca.functional):
+        output = getattr(module, name)(input, weight)
         seed = torch.ones_like(output)
         results.append([output, *torch.autograd.grad(output, (input, weight), seed)])
     for theirs, ours in zip(*results, strict=True):
         assert ours.stride() == theirs.stride()
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-1)
-
-
-@pytest.mark.parametrize("name", ["one_dimension", "three_dimensions"])
-def test_the_ops_are_generic_in_dimensions(name: str, cudnn_flags: SetFlags) -> None:
-    case = OP_CASES[name]
-    input, weight, bias, grad_output = case.tensors("cuda", torch.float32, requires_grad=False)
-    cudnn_flags(allow_tf32=False)
-    exact = [t.cpu().double().requires_grad_() for t in (input, weight, bias)]
-    expected = case.plain(*exact)
-    grads = torch.autograd.grad(expected, exact[:2], grad_output.cpu().double())
-    tail = (*case.geometry, "heuristic")
-    assert_close(ops.conv_fprop(input, weight, bias, *tail), expected, 1e-5, "fprop")
-    dgrad = ops.conv_dgrad(grad_output, weight, list(case.input_shape), *tail)
-    assert_close(dgrad, grads[0], 1e-5, "dgrad")
-    wgrad = ops.conv_wgrad(grad_output, input, list(case.weight_shape), *tail)
-    assert_close(wgrad, grads[1], 1e-5, "wgrad")
 
 
 def test_unequal_padding_on_all_sides() -> None:
