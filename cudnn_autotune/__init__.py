@@ -12,7 +12,7 @@ from cudnn_autotune.engines.configs import (
     parse_engine_text,
 )
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.selection import Evidence, Measurement, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.nn import fake as fake
 from cudnn_autotune.nn import flops as flops
 from cudnn_autotune.nn import functional
@@ -96,7 +96,6 @@ __all__ = [
     "LazyConvTranspose3d",
     "Selection",
     "Store",
-    "Timed",
     "build_plan",
     "candidates",
     "choices",

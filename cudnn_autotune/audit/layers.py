@@ -3,7 +3,7 @@
 A list is a JSON file, ``{"about": text, "layers": [layer, ...]}``, each layer an object with
 
 - ``name``: letters, digits and ``_ . -``;
-- ``source``: the network's name up to the first comma or colon, then whatever else is known;
+- ``source``: a text that says where the layer is from;
 - ``input_shape``, ``weight_shape``: of the forward convolution, ``[N, C, *spatial]`` and
   ``[K, C / groups, *kernel]``;
 - ``stride``, ``padding``, ``dilation``: an int, or a list with one entry per spatial dimension
@@ -120,11 +120,6 @@ class Case:
         """The case's name in records, as ``resnet50_layer1_3x3/dgrad/float16/nhwc``."""
         layout = _LAYOUTS[len(self.input_shape) - 2][self.channels_last]
         return f"{self.layer}/{self.op}/{self.dtype}/{layout}"
-
-    @property
-    def network(self) -> str:
-        """The beginning of :attr:`source`, up to its first comma or colon."""
-        return re.split("[,:]", self.source, maxsplit=1)[0].strip()
 
     def problem(self) -> ConvProblem:
         """Returns the convolution, with TF32 allowed.

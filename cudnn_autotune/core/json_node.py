@@ -14,8 +14,6 @@ from typing import Any, NoReturn
 
 MOST = 1e15
 """The largest number that is allowed; readers in other languages may not accept larger ones."""
-_MOST_DEPTH = 64
-"""The deepest nesting that is read; this package writes less than ten levels."""
 _MOST_SHOWN = 80
 # It shortens long lists and deep nesting, so that a message stays short.
 _short = reprlib.Repr()
@@ -74,29 +72,6 @@ def _decompressed(data: bytes, most_bytes: int) -> bytes:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a number that JSON may hold")
-
-
-def loads(data: bytes) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: the text is not JSON, or is nested deeper than 64 levels.
-    """
-    try:
-        value = json.loads(data)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    level = [value]
-    for _ in range(_MOST_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, (dict, list))
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return value
-    raise ValueError("it is nested too deeply")
 
 
 class Node:

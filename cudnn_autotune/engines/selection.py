@@ -47,10 +47,6 @@ class Measurement:
         return self.sustained_ms * (self.time_ms or 1.0) ** burst_weight
 
 
-Timed = Measurement
-"""The earlier name of :class:`Measurement`."""
-
-
 @dataclass(frozen=True)
 class Evidence:
     """The evidence for a choice.

@@ -7,7 +7,7 @@ import os
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.candidates import Candidates, Work
-from cudnn_autotune.engines.selection import Evidence, Measurement, Selection, Timed
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
 from cudnn_autotune.sampling.heuristic import Heuristic
@@ -28,7 +28,6 @@ __all__ = [
     "Sample",
     "Selection",
     "Strategy",
-    "Timed",
     "Timer",
     "Work",
     "get",
