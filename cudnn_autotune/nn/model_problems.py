@@ -17,7 +17,7 @@ from cudnn_autotune.tuning.probing import probe
 
 NOTHING_SERVED = (
     "model must have a convolution that cudnn_autotune serves with these inputs, and all were "
-    "served by PyTorch: are both on a CUDA device, and the layers cudnn_autotune.Conv2d? "
+    "served by PyTorch: are both on a CUDA device, and the layers converted? "
     "(cudnn_autotune.fallbacks() counts reasons)"
 )
 

@@ -18,7 +18,7 @@ from stored import H200, decide, layer, refused, run, simulation, succeeded
 from torch import nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.cli.commands import tune_run
+from cudnn_autotune.cli.commands import tune_problems, tune_run
 from cudnn_autotune.cli.commands.tune import Bench
 from cudnn_autotune.cli.commands.tune_run import DeviceLost
 from cudnn_autotune.engines.problem import ConvProblem
@@ -59,6 +59,11 @@ class Mixed(Net):
     def __init__(self):
         super().__init__()
         self.others = nn.ModuleList([Own(8, 8, 1), Own(8, 8, 3)])
+
+
+class Volume(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv3d(4, 6, 3, padding=1), nn.ConvTranspose3d(6, 4, 2, stride=2))
 
 
 made = Net()
@@ -268,6 +273,23 @@ def test_a_model(gpu: Simulated, folder: Path) -> None:
     assert {p.dtype for p in tuned} == {torch.float64}
     assert {p.memory_format for p in tuned} == {torch.channels_last}
     assert len(kept(folder / "store")) == 7
+
+
+def test_a_model_of_volumes(folder: Path) -> None:
+    """Its channels_last is one of three dimensions."""
+    asked: list[Any] = []
+
+    def note(model: nn.Module, *inputs: torch.Tensor) -> list[ConvProblem]:
+        asked.extend([model, *inputs])
+        return []
+
+    given = {"dtype": "float16", "channels_last": True, "train": False, "input": [(2, 4, 5, 6, 7)]}
+    tune_problems.of_model("my_nets:Volume", given, torch.device("cpu"), note)
+    model, input = asked
+    assert [type(layer) for layer in model] == [ca.Conv3d, ca.ConvTranspose3d]
+    for tensor in (input, model[0].weight, model[1].weight):
+        assert tensor.dtype is torch.float16
+        assert tensor.is_contiguous(memory_format=torch.channels_last_3d)
 
 
 def test_what_is_not_served_is_said(gpu: Simulated, folder: Path) -> None:

@@ -17,6 +17,7 @@ from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.cli.wording import count
 from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
+from cudnn_autotune.nn.models import memory_format
 from cudnn_autotune.nn.models.convert import conversion, convert
 
 _OPTIONS = {
@@ -62,15 +63,12 @@ def of_model(
         click.ClickException: the model's own code fails.
     """
     dtype, channels_last = DTYPES_BY_NAME[given["dtype"]], given["channels_last"]
-    # The type is Any because torch before 2.15 does not annotate `to` with a memory format alone.
-    model: Any = convert(load(text))
+    model = convert(load(text))
     left = conversion(model).left
     if left:
         reasons = "; ".join(dict.fromkeys(left.values()))
         say(f"{text}: {count(len(left), 'convolution')} not served by this package: {reasons}")
     model = model.to(device, dtype)
-    if channels_last:
-        model = model.to(memory_format=torch.channels_last)
     model.train(given["train"])
     inputs = [
         torch.randn(shape, device=device)
@@ -79,6 +77,8 @@ def of_model(
         for shape in given["input"]
     ]
     try:
+        if channels_last:
+            memory_format.apply(model, torch.channels_last)
         with torch.set_grad_enabled(given["train"]):
             return problems_of(model, *inputs)
     except Exception as error:  # the user's own code runs here
