@@ -259,7 +259,8 @@ def test_compiled_inference(
         expected = theirs.eval()(input)
         for model in (theirs, ours):
             compiled = torch.compile(model.eval(), fullgraph=True)
-            output, (code,) = run_and_get_code(compiled, input)
+            output, codes = run_and_get_code(compiled, input)
+            code = "\n".join(codes)
             torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
             assert convolutions(code) == 4
             kernels.append(code.count(".run("))
