@@ -311,3 +311,26 @@ def test_shared_weights_stay_shared(x: Tensor) -> None:
     ca.convert(model, memory_format=LAST)
     assert model[1].weight is model[0].weight
     assert is_laid_out(model, LAST)
+
+
+def test_in_inference_mode_weights_stay_trainable(x: Tensor) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with torch.inference_mode():
+        ca.convert(model, memory_format="auto", example_input=x)
+        ca.convert(model, memory_format=LAST)
+    assert is_laid_out(model, LAST)
+    model(x).sum().backward()
+    assert model[0].weight.grad is not None
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Conv2d(3, 4, 3))
+        ca.convert(model, memory_format=LAST)
+        assert model(x).is_contiguous(memory_format=LAST)
+    assert is_laid_out(model, LAST)
+
+
+def test_casts_of_the_other_layout_are_not_kept(model: Net, x: Tensor) -> None:
+    """Autocast keeps a weight's cast until its context ends."""
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.stem(x).is_contiguous()
+        ca.convert(model, memory_format=LAST)
+        assert model.stem(x).is_contiguous(memory_format=LAST)

@@ -296,7 +296,8 @@ def _as(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     which an operator would take the weight as contiguous.
     """
     wanted = _CONTIGUOUS if memory_format == _CONTIGUOUS else _LAST[tensor.dim()]
-    return tensor.detach().to(memory_format=wanted)
+    with torch.inference_mode(tensor.is_inference()):  # else the weight could not be trained
+        return tensor.detach().to(memory_format=wanted)
 
 
 def _set(data: Mapping[Tensor, Tensor]) -> None:

@@ -1,0 +1,59 @@
+"""The examples run as they are, on the CPU with tiny inputs."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmark_scripts import BENCHMARKS
+
+EXAMPLES = BENCHMARKS.parent / "examples"
+TINY = ("--batch", "2", "--size", "32", "--steps", "2")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def run(example: str, *arguments: str) -> str:
+        path = EXAMPLES / f"{example}.py"
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_every_example_is_run_here() -> None:
+    text = Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert f'"{path.stem}"' in text
+
+
+def test_plain(run, tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    text = run(
+        "train_plain", *TINY, "--device", "cpu", "--channels", "4", "--checkpoint", str(file)
+    )
+    assert "5 served by cudnn_autotune, 0 by PyTorch" in text
+    assert "ms a step" in text
+    assert re.search(r"step 1: loss \d", text)
+    plain = runpy.run_path(str(EXAMPLES / "train_plain.py"))["make"](4)
+    plain.load_state_dict(torch.load(file))
+
+
+def test_timm(run) -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    text = run("infer_timm", "tf_efficientnet_b0", *TINY, "--device", "cpu")
+    assert "81 served by cudnn_autotune, 0 by PyTorch" in text
+    assert "Conv2dSame" in text
+    assert float(text.split("outputs differ by ")[1]) < 1e-4
+
+
+def test_lightning(run) -> None:
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    text = run("train_lightning", *TINY, "--accelerator", "cpu", "--channels", "4")
+    assert "2 served by cudnn_autotune, 0 by PyTorch" in text
+    assert re.search(r"loss \d", text)

@@ -1,0 +1,206 @@
+"""Converted models on a GPU: their convolutions run chosen engines, and the layout is measured."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from references import assert_close
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from training_steps import training_step
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.gpu
+
+CONTIGUOUS, LAST = torch.contiguous_format, torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def quick(cudnn_flags: Callable[..., None]) -> Iterator[None]:
+    ca.set_sampling("heuristic")
+    cudnn_flags(allow_tf32=False)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Standardized(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(input, weight, self.bias, self.stride, self.padding)
+
+
+class Upsampling(nn.ConvTranspose2d):
+    def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]
+        return F.conv_transpose2d(input, self.weight.tanh(), self.bias, self.stride)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.own = Standardized(16, 16, 3, padding=1)
+        self.pointwise = nn.Conv2d(16, 16, 1, bias=False)
+        self.up = Upsampling(16, 8, 2, stride=2)
+        self.volume = nn.Conv3d(8, 8, 3, padding=1)
+        self.line = nn.Conv1d(8, 8, 3)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(self.pointwise(self.own(self.norm(self.stem(x)).relu())))
+        z = self.volume(y.unsqueeze(2)).squeeze(2)
+        out: Tensor = self.head(self.line(z.flatten(2)).mean(2))
+        return out
+
+
+CONVOLUTIONS = 6
+
+
+class Chain(nn.Sequential):
+    """Convolutions and what keeps a layout, so that every copy is one of a layout."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(8, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 1),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, padding=1),
+        )
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(4, 3, 24, 20, device="cuda")
+
+
+def copies(model: nn.Module, x: Tensor) -> int:
+    """How often the forward copies a tensor into another layout, after a first call."""
+    with torch.no_grad():
+        model(x)
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            model(x)
+    return sum(event.count for event in profiled.key_averages() if event.key == "aten::copy_")
+
+
+@pytest.mark.parametrize("layout", [CONTIGUOUS, LAST])
+def test_every_convolution_runs_a_chosen_engine(x: Tensor, layout: torch.memory_format) -> None:
+    theirs = Net().cuda()
+    ours = ca.convert(copy.deepcopy(theirs), memory_format=layout)
+    expected, found = training_step(theirs, x), training_step(ours, x)
+    for actual, right in zip(found, expected, strict=True):
+        assert_close(actual, right, 1e-4)
+    made = [choice.problem.op for choice in ca.choices()]
+    assert made.count("wgrad") == CONVOLUTIONS
+    assert made.count("fprop") == made.count("dgrad") == CONVOLUTIONS
+    assert {choice.problem.memory_format for choice in ca.choices()} >= {layout}
+
+
+def test_reverted_it_is_pytorchs(x: Tensor) -> None:
+    model = ca.revert(ca.convert(Net().cuda()))
+    training_step(model, x)
+    assert ca.choices() == []
+
+
+def test_the_mode_reaches_a_forward_of_its_own(x: Tensor) -> None:
+    model = ca.convert(Net().cuda(), "race")
+    with torch.no_grad():
+        model(x)
+    assert len(ca.choices()) == CONVOLUTIONS
+    assert {choice.sampling for choice in ca.choices()} == {"race"}
+
+
+def test_compiled_without_a_graph_break(x: Tensor) -> None:
+    theirs = Net().cuda().eval()
+    ours = ca.convert(copy.deepcopy(theirs))
+    compiled = torch.compile(ours, fullgraph=True)
+    with torch.no_grad():
+        assert_close(compiled(x), theirs(x), 1e-4)
+    # The convolution with a forward of its own is among those that were searched.
+    assert theirs.own.weight.shape in {choice.problem.weight_shape for choice in ca.choices()}
+
+
+def test_under_autocast(x: Tensor) -> None:
+    theirs = Net().cuda()
+    ours = ca.convert(copy.deepcopy(theirs))
+    with torch.autocast("cuda", torch.bfloat16):
+        assert_close(ours(x), theirs(x), 3e-2)
+    assert {choice.problem.dtype for choice in ca.choices()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_layout_is_measured_and_nothing_else_changes(
+    training: bool, dtype: torch.dtype
+) -> None:
+    model = Chain().to("cuda", dtype).insert(1, nn.BatchNorm2d(64).to("cuda", dtype))
+    model = model.train(training)
+    x = torch.randn(16, 8, 56, 56, device="cuda", dtype=dtype)
+    state, generator = copy.deepcopy(model.state_dict()), torch.cuda.get_rng_state()
+    ca.convert(model, memory_format="auto", example_input=x)
+    choice = ca.conversion(model).memory_format
+    assert choice is not None
+    assert choice.times_ms.keys() == {CONTIGUOUS, LAST}
+    assert all(0 < ms < 1000 for ms in choice.times_ms.values())
+    assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__)
+    weight = next(model.parameters())
+    assert weight.is_contiguous(memory_format=choice.chosen)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.cuda.get_rng_state(), generator)
+    # All that the model needs in this layout has been searched.
+    known = len(ca.choices())
+    with torch.set_grad_enabled(training):
+        model(x)
+    assert len(ca.choices()) == known
+
+
+def test_half_precision_on_tensor_cores_prefers_channels_last() -> None:
+    """With many channels it is far faster, since engines for contiguous tensors transpose."""
+    model = nn.Sequential(*(nn.Conv2d(128, 128, 3, padding=1) for _ in range(4))).cuda().half()
+    x = torch.randn(32, 128, 56, 56, device="cuda", dtype=torch.float16)
+    with torch.no_grad():
+        ca.convert(model, memory_format="auto", example_input=x)
+    choice = ca.conversion(model).memory_format
+    assert choice is not None
+    assert choice.chosen == LAST, str(choice)
+
+
+def test_inputs_follow_with_one_copy() -> None:
+    """The first convolution copies a contiguous input; nothing is copied after it."""
+    model = ca.convert(Chain().cuda().half(), memory_format=LAST)
+    x = torch.randn(4, 8, 20, 20, device="cuda", dtype=torch.float16)
+    assert model(x).is_contiguous(memory_format=LAST)
+    assert copies(model, x) == 1
+    assert copies(model, x.contiguous(memory_format=LAST)) == 0
+    ca.convert(model, memory_format=CONTIGUOUS)
+    assert copies(model, x) == 0
+
+
+def test_casts_of_the_other_layout_are_not_kept() -> None:
+    """Autocast keeps a weight's cast until its context ends."""
+    model, x = Chain().cuda(), torch.randn(4, 8, 20, 20, device="cuda")
+    with torch.autocast("cuda", torch.float16):
+        assert model(x).is_contiguous()
+        ca.convert(model, memory_format=LAST)
+        assert model(x).is_contiguous(memory_format=LAST)
+
+
+def test_a_model_on_a_gpu_is_measured_in_its_own_device_and_stream() -> None:
+    stream = torch.cuda.Stream()
+    model = Chain().cuda()
+    x = torch.randn(4, 8, 20, 20, device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        ca.convert(model, memory_format="auto", example_input=x)
+    stream.synchronize()
+    choice = ca.conversion(model).memory_format
+    assert choice is not None
+    assert choice.times_ms
