@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmark_scripts import BENCHMARKS, main, record, whole_record
+from benchmark_scripts import BENCHMARKS, main, record, run, whole_record
 
 DRY_RUNS = {
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous --table-size 20 "
@@ -268,3 +268,23 @@ def test_an_investigations_rows_become_a_table(modules: None) -> None:
     text = tables({"results": results})[0].markdown()
     assert "| a/fprop | eng1 | 0.1235 | – |" in text
     assert re.search(r"^b/fprop: RuntimeError: lost\.$", text, re.MULTILINE)
+
+
+def test_architectures(tmp_path: Path) -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    cases = "timm:lcnet_050,timm:mixnet_s"
+    file = tmp_path / "architectures.json"
+    given = ("--device", "cpu", "--size", "32", "--ways", "convert,enable", "--json", file)
+    done = run("architectures", *given, "--cases", cases)
+    assert done.returncode == 0, done.stderr
+    results = whole_record(tmp_path, "architectures")["results"]
+    assert [(row["case"], row["state"]) for row in results["rows"]] == [
+        (case, state) for case in cases.split(",") for state in ("eval", "train")
+    ]
+    assert all(row["served"] > 20 for row in results["rows"])
+    assert {row["convert"] for row in results["rows"]} == {0.0}, "on a CPU it is PyTorch's"
+    done = run("architectures", *given, "--cases", cases, "--tolerance", "-1")
+    assert done.returncode == 1
+    failures = record(tmp_path, "architectures")["results"]["failures"]
+    assert len(failures) == 8
+    assert failures[0] == "timm:lcnet_050 (eval, convert): ValueError: outputs differ by 0"

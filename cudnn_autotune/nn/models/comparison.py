@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def compare(programs: Mapping[str, Program], inputs: Sequence[Any]) -> Compariso
         wrong = {name: text for name, text in differences.items() if text is not None}
         outputs.clear()
         right = {name: program for name, program in programs.items() if name not in wrong}
-        times = _time_in_turns(right, inputs, on_gpu)
+        times = time_in_turns(right, inputs, on_gpu)
     return Comparison(times, wrong)
 
 
@@ -106,13 +107,15 @@ def difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> str | No
 
 
 def _new_step() -> None:
-    """Lets Inductor's CUDA graphs overwrite the outputs of the last call."""
-    torch.compiler.cudagraph_mark_step_begin()
+    """Lets Inductor's CUDA graphs, if there are any, overwrite the outputs of the last call."""
+    if "torch._inductor.cudagraph_trees" in sys.modules:  # importing it takes seconds
+        torch.compiler.cudagraph_mark_step_begin()
 
 
-def _time_in_turns(
+def time_in_turns(
     programs: Mapping[str, Program], inputs: Sequence[Any], on_gpu: bool
 ) -> dict[str, float]:
+    """The median time of a call of each program, in milliseconds, after some calls of each."""
     calls = {}
     for name, program in programs.items():
         for _ in range(_WARMUP_CALLS):

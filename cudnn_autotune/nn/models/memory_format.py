@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import statistics
-import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from cudnn_autotune.nn.models.comparison import difference, time_in_turns
 from cudnn_autotune.nn.untouched import (
     check_initialized,
     generators_kept,
@@ -23,25 +20,13 @@ from cudnn_autotune.nn.untouched import (
     untouched,
 )
 
+Result = TypeVar("Result")
+
 _CONTIGUOUS, _CHANNELS_LAST = torch.contiguous_format, torch.channels_last
+_CANDIDATES = (_CONTIGUOUS, _CHANNELS_LAST)
 _FORMATS = (_CONTIGUOUS, _CHANNELS_LAST, torch.channels_last_3d)
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Relative errors (Frobenius norm) between a model's outputs in two layouts. Rounding grows from
-# layer to layer, so these are 16 times the type's precision, that of TF32 for float32. An operator
-# that mistakes the layout has an error of about 1.
-_TOLERANCES = {
-    torch.float64: 1e-6,
-    torch.float32: 2e-2,
-    torch.float16: 2e-2,
-    torch.bfloat16: 1.3e-1,
-}
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
-_WARM_UPS = 3
-_ROUNDS = 9
-_TURN_MS = 20.0
-_MOST_STEPS = 50
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,8 +37,6 @@ class MemoryFormatChoice:
     """``torch.channels_last`` or ``torch.contiguous_format``."""
     times_ms: dict[torch.memory_format, float]
     """The median time of a step in each, in milliseconds; empty if they were not timed."""
-    error: float | None
-    """The relative error (Frobenius norm) between the outputs of both; None if not timed."""
     reason: str
 
     def __str__(self) -> str:
@@ -121,31 +104,41 @@ def choose(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> M
     """
     weights = _laid_out(model)
     if not weights:
-        return MemoryFormatChoice(_CONTIGUOUS, {}, None, "no weight has 4 or 5 dimensions")
+        return MemoryFormatChoice(_CONTIGUOUS, {}, "no weight has 4 or 5 dimensions")
+    layouts = _Layouts(weights)
     learns = model.training and torch.is_grad_enabled()
     tensors = tensors_in((args, kwargs, list(model.parameters())))
-    device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
-    layouts = {f: {t: _as(t, f) for t in weights} for f in (_CONTIGUOUS, _CHANNELS_LAST)}
-    with _restored_on_error(weights), untouched(model, args, kwargs):
-        _set(layouts[_CONTIGUOUS])
-        expected = _outputs(model, args, kwargs)
-        run = _Step(model, args, kwargs, device, learns)
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
+
+    def a_step() -> None:
+        with torch.set_grad_enabled(learns):
+            step(model, args, kwargs)
+
+    def compared() -> list[Tensor]:
+        dtype = _least_precise(weights, device)
+        return [output.to(dtype) for output in _outputs(model, args, kwargs, tensors)]
+
+    with (
+        layouts.restored_on_error(),
+        untouched(model, args, kwargs),
+        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
+    ):
         try:
-            with _in_channels_last(layouts):
-                error = _relative_error(_outputs(model, args, kwargs), expected)
-            if not error <= _tolerance(weights, expected, device):
-                raise _Refused(f"channels_last outputs differ by {error:.2g}")
-            _set(layouts[_CONTIGUOUS])
-            run.turn_ms(_WARM_UPS)
-            with _in_channels_last(layouts):
-                run.turn_ms(_WARM_UPS)
-            times_ms = _take_turns(run, layouts)
-            best = min(times_ms, key=lambda f: times_ms[f])
-            choice = MemoryFormatChoice(best, times_ms, error, "the faster")
+            expected, found = (layouts.under(f, compared)() for f in _CANDIDATES)
+            if not expected:
+                raise _Refused("its outputs have no floating-point tensor that could be compared")
+            wrong = difference(expected, found)
+            if wrong is not None:
+                raise _Refused(f"in channels_last {wrong}")
+            steps = {_name(f): layouts.under(f, a_step) for f in _CANDIDATES}
+            times = time_in_turns(steps, (), device.type == "cuda")
+            times_ms = {f: times[_name(f)] for f in _CANDIDATES}
+            best = min(_CANDIDATES, key=lambda f: times_ms[f])
+            choice = MemoryFormatChoice(best, times_ms, "the faster")
         except _Refused as refused:
             warnings.warn(f"memory_format='auto' stays contiguous: {refused}", stacklevel=4)
-            choice = MemoryFormatChoice(_CONTIGUOUS, {}, None, str(refused))
-        _set(layouts[choice.chosen])
+            choice = MemoryFormatChoice(_CONTIGUOUS, {}, str(refused))
+        layouts.set(choice.chosen)
     _set({t: _as(t, choice.chosen) for t in _gradients(weights)})
     return choice
 
@@ -154,84 +147,54 @@ class _Refused(Exception):
     """The reason why the model cannot be channels_last."""
 
 
-@contextmanager
-def _in_channels_last(
-    layouts: Mapping[torch.memory_format, Mapping[Tensor, Tensor]],
-) -> Iterator[None]:
-    _set(layouts[_CHANNELS_LAST])
-    try:
-        yield
-    except _Refused:
-        raise
-    except Exception as failure:
-        text = str(failure).partition("\n")[0]
-        raise _Refused(f"channels_last fails: {type(failure).__name__}: {text}") from failure
+class _Layouts:
+    """The weights of a model in each layout, of which they can have any at once."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self._before = {tensor: tensor.detach() for tensor in weights}
+        self._data = {f: {t: _as(t, f) for t in weights} for f in _CANDIDATES}
+        self._current: torch.memory_format | None = None
+
+    def set(self, memory_format: torch.memory_format) -> None:
+        if memory_format is not self._current:
+            _set(self._data[memory_format])
+            self._current = memory_format
+
+    def under(
+        self, memory_format: torch.memory_format, run: Callable[[], Result]
+    ) -> Callable[[], Result]:
+        """``run`` in a layout. It raises _Refused if that fails in channels_last."""
+
+        def in_layout() -> Result:
+            self.set(memory_format)
+            try:
+                return run()
+            except Exception as failure:
+                if memory_format == _CONTIGUOUS:
+                    raise
+                text = str(failure).partition("\n")[0]
+                reason = f"channels_last fails: {type(failure).__name__}: {text}"
+                raise _Refused(reason) from failure
+
+        return in_layout
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            _set(self._before)
+            raise
 
 
-class _Step:
-    """A step of the model on the example input, and how long some of them take."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        device: torch.device,
-        learns: bool,
-    ) -> None:
-        self._call = (model, args, kwargs)
-        self._device = device
-        self._learns = learns
-
-    def turn_ms(self, count: int) -> float:
-        """Runs ``count`` steps, and returns the milliseconds of one."""
-        with torch.set_grad_enabled(self._learns):
-            if self._device.type == "cuda":
-                return self._turn_on_gpu_ms(count)
-            begin = time.perf_counter()
-            for _ in range(count):
-                step(*self._call)
-            return (time.perf_counter() - begin) * 1e3 / count
-
-    def _turn_on_gpu_ms(self, count: int) -> float:
-        with torch.cuda.device(self._device):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(count):
-                step(*self._call)
-            end.record()
-            end.synchronize()
-            return begin.elapsed_time(end) / count
-
-
-def _take_turns(
-    run: _Step, layouts: Mapping[torch.memory_format, Mapping[Tensor, Tensor]]
-) -> dict[torch.memory_format, float]:
-    """The median over the rounds of a step's time in each layout. Each round's order is the mirror
-    image of the last one's, so that a linear drift of the clock cancels."""
-    order = list(layouts)
-    times: dict[torch.memory_format, list[float]] = {f: [] for f in order}
-    count = 1
-    for index in range(_ROUNDS + 1):
-        for memory_format in order:
-            _set(layouts[memory_format])
-            run.turn_ms(1)
-            times[memory_format].append(run.turn_ms(count))
-        order.reverse()
-        if index == 0:  # it only tells how many steps a turn takes
-            slower_ms = max(found.pop() for found in times.values())
-            count = max(1, min(_MOST_STEPS, math.ceil(_TURN_MS / max(slower_ms, 1e-3))))
-    return {f: statistics.median(found) for f, found in times.items()}
-
-
-def _outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def _outputs(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
+) -> list[Tensor]:
     """Copies of the output's floating-point tensors, in eval mode."""
-    tensors = tensors_in((args, kwargs, list(model.parameters())))
-    devices = {t.device.index for t in tensors if t.is_cuda}
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        with torch.no_grad(), generators_kept(devices):
+        with torch.no_grad(), generators_kept({t.device.index for t in tensors if t.is_cuda}):
             found = tensors_in(model(*args, **kwargs))
             return [t.detach().clone() for t in found if t.is_floating_point()]
     finally:
@@ -239,32 +202,12 @@ def _outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             module.training = training
 
 
-def _relative_error(found: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest of ``|found - expected| / |expected|``; infinity where one is not finite."""
-    if [t.shape for t in found] != [t.shape for t in expected]:
-        return math.inf
-    if not expected:
-        raise _Refused("its outputs have no floating-point tensor that could be compared")
-    errors = [0.0]
-    for one, other in zip(found, expected, strict=True):
-        finite = other.isfinite()
-        if not torch.equal(finite, one.isfinite()):
-            return math.inf
-        norm = other[finite].double().norm().item()
-        difference = (one[finite].double() - other[finite].double()).norm().item()
-        if norm > 0:
-            errors.append(difference / norm)
-        elif difference > 0:
-            return math.inf
-    return max(errors)
-
-
-def _tolerance(weights: list[Tensor], outputs: list[Tensor], device: torch.device) -> float:
-    """That of the least precise type in the computation."""
-    dtypes = {t.dtype for t in (*weights, *outputs)}
+def _least_precise(weights: list[Tensor], device: torch.device) -> torch.dtype:
+    """The type that rounds most in the computation; outputs may be of a wider one."""
+    dtypes = [t.dtype for t in weights if t.is_floating_point()]
     if torch.is_autocast_enabled(device.type):
-        dtypes.add(torch.get_autocast_dtype(device.type))
-    return max((_TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+        dtypes.append(torch.get_autocast_dtype(device.type))
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 def _laid_out(model: nn.Module) -> list[Tensor]:
@@ -304,13 +247,3 @@ def _set(data: Mapping[Tensor, Tensor]) -> None:
     for tensor, laid_out in data.items():
         tensor.data = laid_out
     torch.clear_autocast_cache()  # it holds casts of the weights, by the tensors' identity
-
-
-@contextmanager
-def _restored_on_error(weights: list[Tensor]) -> Iterator[None]:
-    before = {tensor: tensor.detach() for tensor in weights}
-    try:
-        yield
-    except BaseException:
-        _set(before)
-        raise
