@@ -129,7 +129,7 @@ class GpuBackend:
             first_ms = _wall_ms(call)
             peak = torch.cuda.max_memory_allocated() - held
             steady_ms = min(_wall_ms(call) for _ in range(_STEADY_CALLS))
-            if _is_online(self._mode) and not _decide(call):
+            if isinstance(sampling.get(self._mode), Online) and not _decide(call):
                 return Pick(error=f"not decided after {_MOST_CALLS} calls or {_MOST_S:g} s")
         made = [c for c in choice_log.choices() if c.problem == problem]
         if not made:
@@ -186,10 +186,6 @@ def _pytorch_call(problem: ConvProblem, data: Operands) -> Call:
     native = problem.native()
     run_aten = require_cuda_build().run_aten
     return lambda: run_aten(native, *data)
-
-
-def _is_online(mode: str) -> bool:
-    return mode in sampling.names() and isinstance(sampling.get(mode), Online)
 
 
 def _decide(call: Call) -> bool:

@@ -97,7 +97,7 @@ class OnlineRace:
             self.eliminated[number] = f"out after {self._samples(number)} turns"
         self._criterion.add_measurement(standings)
         self._more_rounds = self._next_look() - standings.rounds
-        return self._chosen() if self._criterion.is_finished() else None
+        return self._tied()[0][0] if self._criterion.is_finished() else None
 
     def turns_to_next_look(self) -> int:
         """Returns the number of further turns after which the race is to be judged again."""
@@ -211,9 +211,6 @@ class OnlineRace:
                 (0, max(n, size) if n > 0 else 0) for n, size in zip(lacking, sizes, strict=True)
             ]
             self._log_ms = np.pad(self._log_ms, more, constant_values=math.inf)
-
-    def _chosen(self) -> int:
-        return self._tied()[0][0]
 
     def _tied(self) -> tuple[list[int], str]:
         """Returns the tied candidates in order of preference, and the rule that decided."""

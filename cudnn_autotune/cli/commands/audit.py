@@ -111,6 +111,7 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
     check_output("--json", json_path)
     check_output("--plot", plot_path)
     console = Console()
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     fresh = Record(
         kind,
         settings={
@@ -121,7 +122,7 @@ def audit(ctx: click.Context, /, **given: Any) -> None:
         },
         # A program that invokes this command may pass further entries of the record's environment
         # as the context's object.
-        environment=_environment() | (ctx.obj or {}),
+        environment={**environment(), "date": now, **(ctx.obj or {})},
     )
     if kind == "gpu":
         record = audit_gpu(fresh, modes, given)
@@ -163,11 +164,6 @@ def _runs(modes: Sequence[str], given: dict[str, int]) -> dict[str, int]:
     ours = [mode for mode in modes if mode not in PYTORCH_MODES]
     options.check_modes("--runs", [mode for mode in given if mode], ours)
     return {mode: given.get(mode, given[""]) for mode in ours}
-
-
-def _environment() -> dict[str, Any]:
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {**environment(), "date": now}
 
 
 def _replay(record: Record, given: dict[str, Any], console: Console) -> Record:

@@ -23,6 +23,7 @@ from cudnn_autotune.cli.stores import (
 from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.cli.wording import count
 from cudnn_autotune.store import Decision, Environment, Store, disk_file
+from cudnn_autotune.store.provenance import utc_text
 
 _THIS, _OTHER, _ANY = "this", "other-than-this", "any"
 
@@ -68,8 +69,7 @@ def prune(
         click.echo(nothing_there(store_path))
         return
     here = Environment.of()
-    now = datetime.now(UTC)
-    before = None if age is None else now - age
+    before = None if age is None else utc_text(datetime.now(UTC) - age)
     going: list[tuple[StoreFile, list[Decision]]] = []
     for path in files:
         try:
@@ -78,7 +78,9 @@ def prune(
             say(f"left alone: {error}", err=True)
             continue
         if environment in (None, _ANY) or (environment == _THIS) == (file.environment == here):
-            passing = [d for d in wanted.of(file.decisions) if before is None or _time(d) < before]
+            passing = [
+                d for d in wanted.of(file.decisions) if before is None or d.provenance.time < before
+            ]
             if passing:
                 going.append((file, passing))
                 say(f"{file.path}: {len(passing)} of {count(file.count, 'decision')}")
@@ -95,10 +97,6 @@ def prune(
     click.echo(f"removed {count(removed, 'decision')}")
     if removed < total:
         click.echo(f"{count(total - removed, 'decision')} changed meanwhile, and stayed")
-
-
-def _time(decision: Decision) -> datetime:
-    return datetime.fromisoformat(decision.provenance.time)
 
 
 def _removed(file: StoreFile, decisions: Sequence[Decision]) -> int:

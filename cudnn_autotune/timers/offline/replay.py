@@ -97,7 +97,8 @@ class ReplayTimer:
 
         def built(some: Sequence[Candidate]) -> list[Candidate]:
             self._elapsed_ms += self._builds.finish(self._known(some), self._elapsed_ms)
-            return [c for c in some if self._can_run(c)]
+            # One that failed to run is built; its first run in the replay fails, too.
+            return [c for c in some if (recorded := self._recorded(c)) and recorded.built]
 
         return in_portions(candidates, limit, built)
 
@@ -154,11 +155,6 @@ class ReplayTimer:
 
     def _ready(self, recorded: RecordedCandidate) -> bool:
         return recorded.built and self._builds.tried(recorded.candidate)
-
-    def _can_run(self, candidate: Candidate) -> bool:
-        """Whether it was built; if it failed to run, its first run in the replay fails, too."""
-        recorded = self._recorded(candidate)
-        return recorded is not None and recorded.built
 
     def _batch(self, batch: Batch) -> Sample:
         text = batch.candidate.text
