@@ -29,7 +29,6 @@ class JudgedTurns(Turns):
     """The screening and the rounds of one case.
 
     Args:
-        timer: of the case.
         picked: texts of candidates that are never left out for being slow.
     """
 

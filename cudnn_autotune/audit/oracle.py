@@ -42,7 +42,6 @@ def measure(
     """Judges a case.
 
     Args:
-        timer: of the case.
         candidates: all candidates of the case, PyTorch's own path included.
         picked: texts of candidates that are measured to the end, however slow.
 

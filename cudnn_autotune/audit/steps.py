@@ -44,12 +44,7 @@ class Step:
         return "pytorch" if self.mode in PYTORCH_MODES else "pick"
 
     def seconds_of_case(self, known: Mapping[str, float], solo: Solo) -> float:
-        """Wall seconds of one case: as earlier cases took, or a guess.
-
-        Args:
-            known: the seconds that a case of a mode, or of ``oracle``, has taken so far.
-            solo: when candidates get sustained runs.
-        """
+        """Wall seconds of one case: as earlier cases of the mode took (``known``), or a guess."""
         if self.mode in known:
             return known[self.mode]
         seconds = _SECONDS.get(self.mode, _SECONDS_OF_OTHERS)

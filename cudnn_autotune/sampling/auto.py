@@ -39,11 +39,7 @@ _LASTS_S = 60.0
 
 
 class HeldClocks:
-    """The rates of work at which a board was lately seen to hold its clock, in this process.
-
-    Args:
-        now_s: returns the time of a clock, in seconds.
-    """
+    """The rates of work at which a board was lately seen to hold its clock, in this process."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

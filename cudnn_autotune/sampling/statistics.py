@@ -80,11 +80,7 @@ class Fit:
 
 
 def median_polish(log_times: Floats, iterations: int = 8) -> Fit:
-    """Fits ``mu_i + rho_r``, where the median of ``rho`` is 0.
-
-    Args:
-        log_times: finite log times, rounds by candidates.
-    """
+    """Fits ``mu_i + rho_r``, with a median ``rho`` of 0, to log times of rounds by candidates."""
     residuals = log_times.copy()
     for _ in range(iterations):
         step = medians(residuals.T)

@@ -55,7 +55,6 @@ def encode(decision: Decision, most_bytes: int) -> str:
     Encoding the result of :func:`decode` gives the same text again.
 
     Args:
-        decision: The decision to encode.
         most_bytes: The size to which the ranking is shortened. The text exceeds it only if the
             chosen candidate and the evidence alone do.
     """

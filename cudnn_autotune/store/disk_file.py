@@ -95,11 +95,7 @@ def opened(path: Path) -> Iterator[OpenFile | None]:
 
 
 def read(path: Path) -> bytes | None:
-    """Returns the whole file, or None if it does not exist.
-
-    Raises:
-        OSError: The same as for :func:`opened`.
-    """
+    """Returns the whole file, or None if it does not exist. The errors are those of ``opened``."""
     with opened(path) as file:
         return None if file is None else file.read()
 

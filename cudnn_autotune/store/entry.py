@@ -30,12 +30,9 @@ _DETERMINISTIC = " deterministic"
 
 
 def names(key: str) -> tuple[bytes, bytes]:
-    """Returns the names of the two entries that a key may have in a file, as quoted JSON.
+    """Returns the names of the two entries of a ``Decision.key`` in a file, as quoted JSON.
 
     The first is for a decision that was measured without determinism, the second with it.
-
-    Args:
-        key: A ``Decision.key``.
     """
     problem, _, policy = key.partition(_POLICY)
     return _quoted(key), _quoted(f"{problem}{_DETERMINISTIC}{_POLICY}{policy}")
@@ -98,9 +95,7 @@ def sealed(name: bytes, value: bytes, environment: Environment) -> bytes:
 def name_in(line: bytes, seed: int) -> bytes | None:
     """Returns the name in a line, or None if the line's checksum is wrong.
 
-    Args:
-        line: The line, without a line feed.
-        seed: The value of :func:`seed` for the environment.
+    The line has no line feed, and ``seed`` is that of its environment.
     """
     checksum = b"%08x" % zlib.crc32(line[_CHECKED:], seed)
     if line[len(_BEGIN) : _CHECKED] != checksum or not line.startswith(_BEGIN):

@@ -109,11 +109,8 @@ class Content:
 def encode(environment: Environment, lines: Iterable[bytes], identity: str = "") -> bytes:
     """Returns the bytes of a file that holds these entries.
 
-    Args:
-        environment: The environment of the decisions.
-        lines: The lines of the entries.
-        identity: A text in the header that distinguishes this file from others that begin with the
-            same entries; if it is empty, a checksum of the entries is used.
+    The header has an ``identity``, which distinguishes this file from others that begin with the
+    same entries; if it is empty, a checksum of the entries is used.
     """
     lines = list(lines)
     body = b"".join(line + b"\n" for line in lines)

@@ -25,11 +25,7 @@ from cudnn_autotune.store.provenance import utc_text
 
 
 def prevailing(decisions: Iterable[Decision]) -> list[Decision]:
-    """Returns the decisions that prevail: at most two.
-
-    Args:
-        decisions: Decisions that all have the same ``Decision.key``.
-    """
+    """Returns those of one key's decisions that prevail: at most two."""
     best: dict[bool, Decision] = {}
     for decision in decisions:
         deterministic = decision.problem.deterministic

@@ -85,11 +85,7 @@ def varies(candidate: Candidate) -> bool:
 
 
 def _fastest(entries: Sequence[Measurement], evidence: Evidence) -> dict[Candidate, float]:
-    """Returns the times in ms of the candidates that are tied with the fastest.
-
-    Args:
-        entries: Entries that may serve; those without a ``time_ms`` are ignored.
-    """
+    """Returns the times in ms of the timed candidates that are tied with the fastest."""
     times = {entry: entry.time_ms for entry in entries if entry.time_ms is not None}
     near = min(times.values()) * evidence.sustained_reach
     # Sustained runs are made of the contenders only, so slower entries need not have one.

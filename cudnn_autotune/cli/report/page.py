@@ -44,7 +44,6 @@ def render(
 
     Args:
         decisions: at least one; the page keeps their order.
-        environment: what they were measured on.
         source: the store's name, for the page's head.
         selected: which part of the store is shown, in words; empty for all of it.
 

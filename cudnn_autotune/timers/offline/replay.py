@@ -48,11 +48,7 @@ class ReplayTimer:
     What was not recorded cannot be replayed: a batch of fewer calls than recorded is as quiet as
     the recorded one, and after a sustained run the rounds start cool again. The board's power is
     that of the trace that is played; in the rounds there is none. :attr:`missing` names the samples
-    that a strategy needed and the recording lacks.
-
-    Args:
-        recording: the samples to replay.
-        seed: determines the order of samples.
+    that a strategy needed and the recording lacks. ``seed`` determines the order of samples.
     """
 
     def __init__(self, recording: Recording, seed: int = 0) -> None:

@@ -25,12 +25,7 @@ class Played(NamedTuple):
 
 
 class SoloCurve:
-    """The trace of a sustained run, split into a smooth curve and the scatter around it.
-
-    Args:
-        trace: the sustained run of a candidate that did not fail.
-        bursts: milliseconds of a call in the rounds, by cache state and candidate.
-    """
+    """The trace of a sustained run, split into a smooth curve and the scatter around it."""
 
     def __init__(self, trace: SoloTrace, bursts: Bursts) -> None:
         self._trace = trace

@@ -15,11 +15,7 @@ _STEADY = 0.003
 
 
 class TraceCriterion(StoppingCriterion[Sequence[Sample]]):
-    """Stops a run once its last quarter agrees with its second quarter, in time and clock.
-
-    Args:
-        calls: calls of each batch.
-    """
+    """Stops a run once its last quarter agrees with its second quarter, in time and clock."""
 
     def __init__(self, calls: int) -> None:
         self._calls = calls
