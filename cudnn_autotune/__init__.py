@@ -19,6 +19,7 @@ from cudnn_autotune.nn import functional
 from cudnn_autotune.nn import inductor as inductor
 from cudnn_autotune.nn.models.backend import Compilation, compilations
 from cudnn_autotune.nn.models.convert import Conversion, conversion, convert, revert
+from cudnn_autotune.nn.models.fuse import FusedModel, fuse
 from cudnn_autotune.nn.models.process_wide import disable, enable
 from cudnn_autotune.nn.modules import (
     Conv1d,
@@ -87,6 +88,7 @@ __all__ = [
     "ConvTranspose3d",
     "CudnnError",
     "Evidence",
+    "FusedModel",
     "Measurement",
     "LazyConv1d",
     "LazyConv2d",
@@ -112,6 +114,7 @@ __all__ = [
     "fallbacks",
     "forget",
     "functional",
+    "fuse",
     "get_benchmark_limit",
     "get_budget_ms",
     "get_sampling",

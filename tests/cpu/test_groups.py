@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.problem import ACTIVATIONS
-from cudnn_autotune.nn.models.groups import Groups, find_groups, fuse
+from cudnn_autotune.nn.models.groups import Groups, find_groups, fuse_groups
 
 FUSED = torch.ops.cudnn_autotune.conv_fused.default
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -68,7 +68,7 @@ def test_a_group_becomes_one_operator(
     assert not found.alone
     (group,) = found.found
     assert (group.activation, group.residual is not None) == (activation, has_residual)
-    fuse(graph.graph, found.found)
+    fuse_groups(graph.graph, found.found)
     graph.graph.lint()
     graph.recompile()
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
@@ -153,7 +153,7 @@ def test_the_later_of_two_convolutions_takes_their_sum() -> None:
     assert [group.text for group in found.found] == ["conv + bias", "conv + residual + relu"]
     first, second = found.found
     assert second.residual is first.output
-    fuse(graph.graph, found.found)
+    fuse_groups(graph.graph, found.found)
     graph.recompile()
     torch.testing.assert_close(graph(*inputs), program(*inputs))
 
@@ -229,7 +229,7 @@ def test_the_policy_of_a_layer_is_its_groups(layout: torch.memory_format) -> Non
     assert problem.memory_format == layout
     assert group.problem(channels_last=True).memory_format == torch.channels_last
     assert (problem.dtype, problem.activation) == (torch.float32, "silu")
-    fuse(graph.graph, [group])
+    fuse_groups(graph.graph, [group])
     (fused,) = [node for node in graph.graph.nodes if node.op == "call_function"]
     assert fused.target is FUSED
     assert fused.args[-3:] == ("silu", "race", 4096)

@@ -27,8 +27,8 @@ from cudnn_autotune.nn.models.frozen_weights import (
     weights_of,
     with_constants,
 )
-from cudnn_autotune.nn.models.groups import find_groups, fuse, hint
-from cudnn_autotune.nn.models.judging import JUDGES, Judge
+from cudnn_autotune.nn.models.groups import GroupReport, find_groups
+from cudnn_autotune.nn.models.judging import JUDGES, Judge, fuse_judged
 from cudnn_autotune.tuning.settings import check_policy
 
 NAME = "cudnn_autotune"
@@ -44,17 +44,6 @@ _CONVOLUTIONS = {
     for name in (f"conv{dims}d", f"conv_transpose{dims}d")
     if hasattr(functional, name)
 }
-
-
-@dataclass(frozen=True)
-class GroupReport:
-    """A convolution of a compiled graph, and whether it was fused with what follows it."""
-
-    text: str
-    """What is computed: ``conv + bias + relu``."""
-    output_shape: tuple[int, ...]
-    is_fused: bool
-    reason: str
 
 
 @dataclass
@@ -222,28 +211,13 @@ class _FusingCompiler:
         self.written = tuple(info.mutates_data for info in metadata.input_info)
         channels_last = GraphLowering.decide_layout_opt(graph, is_inference=True)
         groups = find_groups(graph.graph, select_decomp_table())
-        reports = {}
-        for group in groups.found:
-            verdict = self._judge(group, channels_last=channels_last)
-            shape = _hints(group.output.meta["val"])
-            report = GroupReport(group.text, shape, verdict.fuse, verdict.reason)
-            reports[group.convolution] = report
-        for node, reason in groups.alone:
-            reports[node] = GroupReport("conv", _hints(node.meta["val"]), False, reason)
-        self.groups = [reports[node] for node in graph.graph.nodes if node in reports]
-        fuse(graph.graph, [one for one in groups.found if reports[one.convolution].is_fused])
-        graph.graph.lint()
-        graph.recompile()
+        self.groups = fuse_judged(graph, groups, self._judge, channels_last=channels_last)
         # Inductor would decide again on the layout, by what is left of ATen's convolutions.
         decision = config.patch(
             layout_optimization=channels_last, force_layout_optimization=channels_last
         )
         with decision if any(report.is_fused for report in self.groups) else nullcontext():
             return compile_fx_inner(graph, inputs, **arguments)
-
-
-def _hints(value: Tensor) -> tuple[int, ...]:
-    return tuple(hint(size) for size in value.shape)
 
 
 class _Inference:

@@ -125,13 +125,30 @@ def hint(size: int | torch.SymInt) -> int:
 
 
 @dataclass(frozen=True)
+class GroupReport:
+    """A convolution of a graph, and whether it was fused with what follows it."""
+
+    text: str
+    """What is computed: ``conv + bias + relu``."""
+    output_shape: tuple[int, ...]
+    is_fused: bool
+    reason: str
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.output_shape))
+        return f"{self.text} -> {shape}: {'fused' if self.is_fused else 'left'}, {self.reason}"
+
+
+@dataclass(frozen=True)
 class Groups:
     found: tuple[Group, ...]
     alone: tuple[tuple[Node, str], ...]
     """The convolutions that are in no group, each with the reason."""
 
 
-def find_groups(graph: Graph, decompositions: Decompositions) -> Groups:
+def find_groups(
+    graph: Graph, decompositions: Decompositions, policy: tuple[str, int] | None = None
+) -> Groups:
     """Finds the groups of a functional graph. No node is in two of them.
 
     An addition of the outputs of two convolutions goes to the one that comes later in the graph,
@@ -140,6 +157,8 @@ def find_groups(graph: Graph, decompositions: Decompositions) -> Groups:
     Args:
         graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
         decompositions: those that the graph was traced with.
+        policy: sampling mode and workspace limit of convolutions without a mark, as the operators
+            take them. None leaves those of them that are on CUDA to PyTorch.
     """
     activations = find_activations(graph, decompositions)
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -149,7 +168,7 @@ def find_groups(graph: Graph, decompositions: Decompositions) -> Groups:
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node.target is not _convolution:
             continue
-        if (reason := _unsuitable(node)) is not None:
+        if (reason := _unsuitable(node, policy)) is not None:
             alone.append((node, reason))
             continue
         nodes, tail, residual = [node], node, None
@@ -165,7 +184,7 @@ def find_groups(graph: Graph, decompositions: Decompositions) -> Groups:
             alone.append((node, "no bias, residual or activation follows that it could compute"))
             continue
         claimed.update(nodes)
-        sampling, workspace_limit = "", -1
+        sampling, workspace_limit = policy or ("", -1)
         marked: Any = node.args[0]
         if marked.target is _mark_input:
             sampling, workspace_limit = marked.args[1:]
@@ -193,7 +212,7 @@ def _reads_in_place(user: Node) -> bool:
     )
 
 
-def _unsuitable(convolution: Node) -> str | None:
+def _unsuitable(convolution: Node, policy: tuple[str, int] | None) -> str | None:
     """Why ``conv_fused`` does not take a convolution; None if it does."""
     x, w, b, _, _, _, transposed, _, _ = convolution.args
     values = [node.meta["val"] for node in (x, w, b) if isinstance(node, Node)]
@@ -203,7 +222,8 @@ def _unsuitable(convolution: Node) -> str | None:
         return f"it is in {', '.join(sorted({str(v.dtype) for v in values}))}"
     if values[0].dim() != values[1].dim():
         return "its input has no batch"
-    if values[0].is_cuda and x.target is not _mark_input:  # type: ignore[union-attr]
+    is_marked = x.target is _mark_input  # type: ignore[union-attr]
+    if values[0].is_cuda and not is_marked and policy is None:
         return "it is PyTorch's own"
     return None
 
@@ -247,7 +267,7 @@ def _only_use(tail: Node, found: Sequence[Found], claimed: set[Node]) -> Found |
     return None
 
 
-def fuse(graph: Graph, groups: Sequence[Group]) -> None:
+def fuse_groups(graph: Graph, groups: Sequence[Group]) -> None:
     """Replaces the nodes of each group by one call of ``conv_fused``.
 
     Args:

@@ -8,11 +8,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.models.activations import function
-from cudnn_autotune.nn.models.groups import Group
+from cudnn_autotune.nn.models.groups import Group, GroupReport, Groups, fuse_groups, hint
 from cudnn_autotune.timers.measuring import Operands, added_operands, cold_sets, operands
 
 _CALLS = 10
@@ -79,8 +80,10 @@ class Measured:
 
         def several(data: Operands) -> None:
             x, w, _, *added = data
-            y = torch.ops.cudnn_autotune.conv_fprop(x, w, None, *geometry, *policy)
-            rest(y, *added_operands(problem, added))
+            bias, residual = added_operands(problem, added)
+            if self._compiled:
+                bias = None  # Inductor adds it later
+            rest(torch.ops.cudnn_autotune.conv_fprop(x, w, bias, *geometry, *policy), residual)
 
         try:
             with torch.autocast("cuda", enabled=False):  # it would make other problems of them
@@ -93,27 +96,20 @@ class Measured:
 
     def _after_convolution(
         self, problem: ConvProblem, is_stored: bool
-    ) -> Callable[[Tensor, Tensor | None, Tensor | None], object]:
+    ) -> Callable[[Tensor, Tensor | None], object]:
         """What runs after the convolution if the group is not fused."""
         activation = function(problem.activation)
 
-        def eager(y: Tensor, bias: Tensor | None, residual: Tensor | None) -> object:
-            if bias is not None:
-                y += bias.reshape(-1, *[1] * problem.spatial_dims)
+        def eager(y: Tensor, residual: Tensor | None) -> object:
             return activation(y if residual is None else y + residual)
 
-        def one_kernel(y: Tensor, bias: Tensor | None, residual: Tensor | None) -> object:
+        def one_kernel(y: Tensor, residual: Tensor | None) -> object:
             # It reads and writes what a generated kernel would, at the speed of the memory.
-            if residual is None:
-                return torch.relu_(y)
-            return torch.add(y, residual, out=y)
-
-        def nothing(y: Tensor, bias: Tensor | None, residual: Tensor | None) -> object:
-            return y
+            return torch.relu_(y) if residual is None else torch.add(y, residual, out=y)
 
         if not self._compiled:
             return eager
-        return one_kernel if is_stored else nothing
+        return one_kernel if is_stored else lambda y, residual: y
 
 
 def _times_ms(
@@ -125,7 +121,8 @@ def _times_ms(
     for program in programs:
         program(sets[0])
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads may compile kernels meanwhile, and load them.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for i in range(_CALLS):
                 program(sets[i % len(sets)])
         graphs.append(graph)
@@ -139,6 +136,37 @@ def _times_ms(
             end.synchronize()
             times.append(start.elapsed_time(end) / _CALLS)
     return [statistics.median(times[1:]) for times in samples]
+
+
+def fuse_judged(
+    graph: GraphModule, groups: Groups, judge: Judge, *, channels_last: bool = False
+) -> list[GroupReport]:
+    """Fuses the groups of a graph that a judge is for.
+
+    Args:
+        channels_last: the graph will run in channels_last, whatever the strides in it.
+
+    Returns:
+        What became of each convolution, in the graph's order.
+    """
+    reports = {}
+    for group in groups.found:
+        verdict = judge(group, channels_last=channels_last)
+        shape = _hints(group.output.meta["val"])
+        reports[group.convolution] = GroupReport(group.text, shape, verdict.fuse, verdict.reason)
+    for node, reason in groups.alone:
+        reports[node] = GroupReport("conv", _hints(node.meta["val"]), False, reason)
+    in_order = [reports[node] for node in graph.graph.nodes if node in reports]
+    fuse_groups(
+        graph.graph, [group for group in groups.found if reports[group.convolution].is_fused]
+    )
+    graph.graph.lint()
+    graph.recompile()
+    return in_order
+
+
+def _hints(value: Tensor) -> tuple[int, ...]:
+    return tuple(hint(size) for size in value.shape)
 
 
 JUDGES: Mapping[str, Callable[[], Judge]] = {

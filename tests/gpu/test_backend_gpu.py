@@ -1,0 +1,240 @@
+"""``torch.compile(backend="cudnn_autotune")`` on a GPU: right, in one layout, never slower."""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fused_cases import FUNCTIONS
+from references import assert_close, tolerance
+from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.problem import ACTIVATIONS
+from cudnn_autotune.nn.models.frozen_weights import FrozenWeights
+
+pytestmark = pytest.mark.gpu
+
+# The heuristics' engines: these tests ask what is computed, not how fast.
+FUSED = {"fuse": "always", "compare": False, "sampling": "heuristic"}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._inductor.utils.fresh_cache():
+        yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """A residual block with a convolution in its shortcut."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor] = F.relu, width: int = 64) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, 2 * width, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(2 * width)
+        self.second = nn.Conv2d(2 * width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.shortcut = nn.Conv2d(width, width, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(width)
+        self.activation = activation
+        for norm in (self.norm, self.norm2, self.norm3):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.normal_(norm.bias)
+            nn.init.normal_(norm.running_mean, std=0.1)  # type: ignore[arg-type]
+            nn.init.uniform_(norm.running_var, 0.5, 2)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.activation(self.norm(self.first(x)))
+        return self.activation(self.norm2(self.second(y)) + self.norm3(self.shortcut(x)))
+
+
+def block(
+    dtype: torch.dtype = torch.float16,
+    layout: torch.memory_format = torch.channels_last,
+    activation: str = "relu",
+) -> tuple[nn.Module, Tensor, Tensor]:
+    """A block, an input, and the output in float64."""
+    torch.manual_seed(0)
+    model = Block(FUNCTIONS[activation]).eval().cuda()
+    input = torch.randn(8, 64, 28, 28, device="cuda").to(dtype)
+    model = model.to(dtype)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double().cpu()(input.double().cpu())
+    return model.to(memory_format=layout), input.to(memory_format=layout), expected
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return torch.compile(model, backend="cudnn_autotune", options={**FUSED, **options})
+
+
+def last() -> ca.Compilation:
+    return ca.compilations()[-1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_fused_model_is_right(activation: str, dtype: torch.dtype) -> None:
+    model, input, expected = block(dtype, activation=activation)
+    with torch.no_grad():
+        output = compiled(model)(input)
+    assert len(last().fused) == 3
+    # Three roundings to the dtype follow one another.
+    assert_close(output, expected, 3 * tolerance(dtype, allow_tf32=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_fused_model_needs_no_kernels_but_those_for_its_ends(
+    layout: torch.memory_format, dtype: torch.dtype
+) -> None:
+    model, input, expected = block(dtype, layout)
+    with torch.no_grad():
+        output, codes = run_and_get_code(compiled(model), input)
+    assert_close(output, expected, 3 * tolerance(dtype, allow_tf32=True))
+    assert codes[0].count("conv_fused.default(") == 3
+    launches = len(re.findall(r"triton_\w+\.run\(", codes[0]))
+    # Inductor runs a contiguous model in channels_last, and copies its input and its output.
+    assert launches == (0 if layout == torch.channels_last else 2)
+    assert output.is_contiguous(memory_format=layout)
+    assert "assumed to be not aligned" not in codes[0]
+
+
+def test_what_is_left_unfused_is_tuned_and_in_one_layout() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+            self.second = nn.Conv2d(64, 64, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x).tanh()).relu()
+
+    model = Model().eval().cuda().half()
+    input = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.float16)
+    with torch.no_grad():
+        output, codes = run_and_get_code(compiled(model), input)
+        torch.testing.assert_close(output, model(input), rtol=2e-2, atol=2e-2)
+    assert codes[0].count("conv_fused.default(") == 1
+    assert codes[0].count("conv_fprop.default(") == 1
+    assert [group.is_fused for group in last().groups] == [False, True]
+
+
+def test_a_group_is_fused_if_it_is_measured_to_be_faster() -> None:
+    model, input, expected = block()
+    options = {"sampling": "race"}
+    with torch.no_grad():
+        output = torch.compile(model, backend="cudnn_autotune", options=options)(input)
+    assert_close(output, expected, 3 * tolerance(torch.float16))
+    record = last()
+    assert record.mode == "inference"
+    for group in record.groups:
+        fused, several = map(float, re.findall(r"([\d.]+) us", group.reason))
+        assert group.is_fused == (fused < several) or fused == several
+    assert set(record.times_ms) == {"inductor", "cudnn_autotune", "inductor, frozen"}
+    assert record.chosen == min(record.times_ms, key=record.times_ms.__getitem__)
+    assert "relative error" not in record.note
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_modes_of_torch_compile(mode: str) -> None:
+    model, input, expected = block()
+    compiled_model = torch.compile(model, backend="cudnn_autotune", mode=mode)
+    with torch.no_grad(), ca.use_sampling("heuristic"):
+        for _ in range(4):
+            output = compiled_model(input).clone()
+        assert_close(output, expected, 3 * tolerance(torch.float16))
+    assert len(last().times_ms) == 3
+
+
+def test_a_program_is_captured_in_a_cuda_graph() -> None:
+    model, input, expected = block()
+    program = compiled(model)
+    with torch.no_grad():
+        program(input)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = program(input)
+        input.copy_(input.clone())
+        graph.replay()
+    assert_close(output, expected, 3 * tolerance(torch.float16))
+
+
+@pytest.mark.parametrize("compare", [False, True])
+def test_a_change_of_a_weight_is_seen(compare: bool) -> None:
+    model, input, _ = block(torch.float32)
+    program = compiled(model, compare=compare)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(program(input), model(input), rtol=1e-2, atol=1e-2)
+            model.first.weight.mul_(-1.5)  # type: ignore[operator]
+        model.load_state_dict(Block().state_dict())
+        torch.testing.assert_close(program(input), model(input), rtol=1e-2, atol=1e-2)
+
+
+def test_looking_for_changed_weights_costs_little() -> None:
+    """ResNet-50 has 267 parameters and buffers that matter."""
+    weights = [torch.ones(64, device="cuda") for _ in range(267)]
+    guard = FrozenWeights(range(267), weights)
+    assert guard.are_those_of(weights)
+    start = time.perf_counter()
+    for _ in range(100):
+        guard.are_those_of(weights)
+    assert (time.perf_counter() - start) / 100 < 200e-6
+
+
+def test_dynamic_sizes() -> None:
+    model, _, _ = block()
+    program = torch.compile(model, backend="cudnn_autotune", options=FUSED, dynamic=True)
+    with torch.no_grad():
+        for batch in (2, 5, 9):
+            input = torch.randn(batch, 64, 28, 28, device="cuda", dtype=torch.float16)
+            input = input.to(memory_format=torch.channels_last)
+            torch.testing.assert_close(program(input), model(input), rtol=2e-2, atol=2e-2)
+    assert len(last().fused) == 3
+
+
+def test_autocast() -> None:
+    model, input, expected = block(torch.float32)
+    program = compiled(model)
+    with torch.no_grad(), torch.autocast("cuda", torch.float16):
+        output = program(input)
+    assert output.dtype == torch.float16
+    assert_close(output, expected, 3 * tolerance(torch.float16))
+    assert len(last().fused) == 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_training(layout: torch.memory_format) -> None:
+    theirs, input, _ = block(torch.float32, layout)
+    ours = copy.deepcopy(theirs).train()
+    compiled(ours)(input).square().mean().backward()
+    theirs.train()(input).square().mean().backward()
+    assert last().mode == "training"
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(one.grad, other.grad, 2e-2)  # type: ignore[arg-type]
+    problems = {choice.problem.op for choice in ca.choices()}
+    assert problems == {"fprop", "dgrad", "wgrad"}
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_other_numbers_of_dimensions(dims: int) -> None:
+    convolution = {1: nn.Conv1d, 3: nn.Conv3d}[dims]
+    model = nn.Sequential(convolution(16, 32, 3, padding=1), nn.SiLU(), convolution(32, 16, 1))
+    model = model.eval().cuda().half()
+    input = torch.randn(2, 16, *[12] * dims, device="cuda", dtype=torch.float16)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(input.double())
+        output = compiled(model)(input)
+    assert [group.text for group in last().fused] == ["conv + bias + silu", "conv + bias"]
+    assert_close(output, expected, 2 * tolerance(torch.float16))
