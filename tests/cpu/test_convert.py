@@ -442,6 +442,42 @@ def test_eager_quantization_needs_revert(x: Tensor) -> None:
     assert "quantized" in type(found[1]).__module__
 
 
+def test_fx_quantization_needs_revert(x: Tensor) -> None:
+    from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
+
+    def convolutions(model: nn.Module) -> list[str]:
+        mapping = get_default_qconfig_mapping("fbgemm")
+        prepared = quantize_fx.prepare_fx(copy.deepcopy(model), mapping, (x,))
+        prepared(x)
+        found = quantize_fx.convert_fx(prepared)
+        return [type(m).__module__ for m in found.modules() if "Conv" in type(m).__name__]
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3)).eval()
+    assert convolutions(ca.convert(model)) == []
+    (kind,) = convolutions(ca.revert(model))
+    assert "quantized" in kind
+
+
+def test_thop_needs_revert(x: Tensor) -> None:
+    thop = pytest.importorskip("thop", reason="thop is not installed")
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    counts = [
+        thop.profile(copy.deepcopy(change(model)), (x,), verbose=False)[0]
+        for change in (ca.convert, ca.revert)
+    ]
+    assert counts[0] == 0
+    assert counts[1] > 0
+
+
+def test_feature_extraction_finds_layers_by_their_names(x: Tensor) -> None:
+    extraction = pytest.importorskip(
+        "torchvision.models.feature_extraction", reason="torchvision is not installed"
+    )
+    model = ca.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())).eval()
+    found = extraction.create_feature_extractor(model, ["0"])(x)
+    assert torch.equal(found["0"], model[0](x))
+
+
 def test_fusing_with_batch_norm_by_hand(x: Tensor) -> None:
     conv, norm = ca.convert(Plain(3, 4, 3)).eval(), nn.BatchNorm2d(4).eval()
     fused = fuse_conv_bn_eval(conv, norm)
