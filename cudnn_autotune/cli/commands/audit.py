@@ -23,7 +23,7 @@ from cudnn_autotune.core.versions import environment
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
 
-_ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_limit")
+_ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained")
 
 
 @click.command()
@@ -52,12 +52,6 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_li
 @click.option(
     "--time-limit", type=options.POSITIVE, metavar="S", help="Seconds for all of it, about."
 )
-@click.option(
-    "--case-limit",
-    type=options.POSITIVE,
-    metavar="S",
-    help="Seconds after which a process that is at a case counts as hanging. [default: 60]",
-)
 @click.option("--budget-ms", type=options.POSITIVE, metavar="MS", help="What a choice may take.")
 @click.option(
     "--sustained",
@@ -65,9 +59,6 @@ _ONLY_ON_A_GPU = ("layers", "cases", "share", "sustained", "reference", "case_li
     is_flag=False,
     flag_value="throttled",
     help="Also measure at the steady clock, where the board throttles or always: seconds a case.",
-)
-@click.option(
-    "--reference", metavar="MODE", help="Whose picks PyTorch is compared with. [default: auto]"
 )
 @click.option(
     "--import",

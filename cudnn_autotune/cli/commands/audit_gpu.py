@@ -39,11 +39,10 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
     config = AuditConfig(
         runs=fresh.settings["runs"],
         pytorch=[mode for mode in modes if mode in PYTORCH_MODES],
-        reference=_reference(given["reference"], fresh.settings["runs"]),
+        reference=_reference(fresh.settings["runs"]),
         oracle=OracleSettings(solo=given["sustained"] or "never", seed=given["seed"]),
         budget_ms=given["budget_ms"],
         time_limit_s=given["time_limit"],
-        case_limit_s=given["case_limit"] or 60.0,
         modules=given["modules"],
     )
     if not torch.cuda.is_available():
@@ -55,7 +54,6 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
         "cases": given["cases"],
         "share": given["share"],
         "time_limit_s": config.time_limit_s,
-        "case_limit_s": config.case_limit_s,
     }
     gpu = Gpu.of(0)
     fresh.environment |= {k: v for k, v in gpu.fixed().items() if v is not None}
@@ -91,10 +89,7 @@ def _save(record: Record, path: Path | None, tell: Callable[[str], None]) -> Non
         tell(f"--json: cannot write {path} now: {error.strerror or error}")
 
 
-def _reference(given: str | None, runs: dict[str, int]) -> str:
-    if given is not None:
-        options.check_modes("--reference", [given], list(runs))
-        return given
+def _reference(runs: dict[str, int]) -> str:
     if not runs:
         raise options.refuse("--modes", "PyTorch's modes need one of ours to be compared with")
     return "auto" if "auto" in runs else list(runs)[-1]
