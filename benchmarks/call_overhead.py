@@ -1,12 +1,10 @@
 #!/usr/bin/env python
-"""The host's side of a convolution: a call, a hit in a full table, a process's memory.
+"""The host's side of a convolution: a call, a process's memory.
 
 calls    nn.Conv2d with torch.backends.cudnn.benchmark = True against our Conv2d, and F.conv2d
          against our functional: one process, blocks in turns and in random order, the device
          synchronised between blocks and never inside. PyTorch's module takes part twice: how far
          its ratio to itself is from 1 is the error of the method.
-table    hits on one problem while the table of choices grows to `--table-size` problems (mode
-         `--fill-sampling`); PyTorch's call is the control.
 memory   resident memory of a process that runs `--memory-shapes` shapes, forward and backward
          (ours also forward only)
          (three problems a shape), ours and PyTorch's each in a process of its own.
@@ -25,7 +23,7 @@ from typing import Any
 from common import arguments
 from common.modes import OUR_MODES
 
-PARTS = ("calls", "table", "memory")
+PARTS = ("calls", "memory")
 # The short ones first: what they leave of the time goes to the others.
 MEMORY_OF = ("ours, forward only", "ours", "pytorch")
 SETTINGS = ("no_grad", "forward", "forward_backward", "functional")
@@ -49,8 +47,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--settings", default=",".join(SETTINGS), help="of: %(default)s")
     p.add_argument("--layouts", default=",".join(LAYOUTS), help="of: %(default)s")
     p.add_argument("--sampling", choices=OUR_MODES, default="sample_once")
-    p.add_argument("--table-size", type=int, default=10_000)
-    p.add_argument("--fill-sampling", choices=OUR_MODES, default="heuristic")
     p.add_argument("--memory-shapes", type=int, default=1000)
     p.add_argument("--memory-step", type=int, default=50, help="shapes between two readings")
     p.add_argument("--memory-sampling", choices=OUR_MODES, default="sample_once")

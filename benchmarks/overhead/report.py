@@ -8,7 +8,7 @@ from common.tables import Table, columns, dry_run_note, number
 
 
 def tables(data: dict[str, Any]) -> list[Table]:
-    shown = [calls_table(data), table_table(data), memory_table(data)]
+    shown = [calls_table(data), memory_table(data)]
     return [table for table in shown if table.rows]
 
 
@@ -41,31 +41,6 @@ def calls_table(data: dict[str, Any]) -> Table:
                 f"{low:.3f} to {high:.3f}",
                 number(times.get("ours, sampling=", {}).get("ratio")),
                 number(times["pytorch, again"]["ratio"]),
-            )
-        )
-    return table
-
-
-def table_table(data: dict[str, Any]) -> Table:
-    table = Table(
-        "Host time of a hit against the number of problems in the table (us)",
-        columns(
-            "problems|first problem|PyTorch, the same"
-            "|ratio to the smallest table, PyTorch's drift divided out"
-        ),
-    )
-    steps = data["results"].get("table", [])
-    for step in steps:
-        us, base = (
-            {name: spread["median"] for name, spread in s["us"].items()} for s in (step, steps[0])
-        )
-        drift = us["pytorch"] / base["pytorch"]
-        table.rows.append(
-            (
-                str(step["held"] if step["held"] is not None else f"({step['filled']})"),
-                number(us["first problem"], 2),
-                number(us["pytorch"], 2),
-                number(us["first problem"] / base["first problem"] / drift),
             )
         )
     return table

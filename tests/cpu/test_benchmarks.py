@@ -14,15 +14,12 @@ import torch
 from benchmark_scripts import BENCHMARKS, main, record, run, whole_record
 
 DRY_RUNS = {
-    "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous --table-size 20 "
+    "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous "
     "--memory-shapes 4 --memory-step 2",
     "warm_start": "--runs 1 --modes heuristic,auto_empty",
 }
 # Each repeats what a page of docs/findings rests on, and has no dry run.
 INVESTIGATIONS = (
-    "fallback_mode",
-    "kernel_cfgs",
-    "neighbours",
     "power_limit",
     "workspace_place",
 )
@@ -45,9 +42,9 @@ def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
 @pytest.mark.parametrize(
     ("script", "arguments", "named"),
     [
-        ("kernel_cfgs", ("--cases", "no_such_layer"), "--cases: no case of layers.json has"),
-        ("kernel_cfgs", ("--cases", ","), "--cases: must name at least one case"),
-        ("fallback_mode", ("--layers", "nowhere.json"), "--layers: "),
+        ("power_limit", ("--cases", "no_such_layer"), "--cases: no case of layers.json has"),
+        ("power_limit", ("--cases", ","), "--cases: must name at least one case"),
+        ("power_limit", ("--layers", "nowhere.json"), "--layers: "),
         ("call_overhead", ("--parts", "everything"), "--parts"),
         ("online", ("--parts", "nonsense"), "--parts"),
         ("online", ("--cases", "nonsense"), "--cases"),
@@ -90,7 +87,7 @@ def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
     whole_record(dry_runs, script)
 
 
-def test_call_overhead_has_its_three_parts(dry_runs: Path) -> None:
+def test_call_overhead_has_its_parts(dry_runs: Path) -> None:
     results = record(dry_runs, "call_overhead")["results"]
     assert {r["setting"] for r in results["calls"]} == {
         "no_grad",
@@ -101,21 +98,10 @@ def test_call_overhead_has_its_three_parts(dry_runs: Path) -> None:
     for measured in results["calls"]:
         assert {"pytorch", "pytorch, again", "ours"} <= set(measured["times"])
         assert measured["times"]["ours"]["ratio"] > 0
-    assert [step["filled"] for step in results["table"]] == [1, 16, 20]
     for implementation in ("ours", "pytorch"):
         grown = results["memory"][implementation]
         assert [r["shapes"] for r in grown] == [1, 3, 5]
         assert all(r["resident_kb"]["VmRSS"] > 0 for r in grown)
-
-
-def test_a_table_that_is_not_filled_in_time_says_so(modules: None) -> None:
-    """The worker ends by itself, with what it has until then."""
-    from overhead.table import measure
-
-    request = {"device": "cpu", "dtype": "float32", "fill_sampling": "heuristic", "blocks": 1}
-    steps = list(measure({**request, "calls": 1, "table_size": 60000, "seconds": 0.2}))
-    assert [step.get("stopped") for step in steps] == [None] * (len(steps) - 1) + ["time limit"]
-    assert steps[-1]["filled"] < 60000
 
 
 def test_warm_start_has_a_process_of_each_mode(dry_runs: Path) -> None:
