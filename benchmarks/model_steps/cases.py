@@ -95,10 +95,8 @@ WAYS = {
     ),
     "convert": Way("convert", "convert"),
     "fuse": Way("fuse", "fuse", trains=False),
-    "backend": Way(
-        "backend", compile=_BACKEND | {"options": {"compare": False}}, times_while_compiling=True
-    ),
-    "backend_compare": Way("backend, comparing", compile=_BACKEND, times_while_compiling=True),
+    "backend": Way("backend", compile=_BACKEND | {"options": {"compare": False}}),
+    "backend_compare": Way("backend, comparing", compile=_BACKEND),
     "compile_ours": Way("compile of convert", "convert", {}),
 }
 DEFAULT = ("eager", "compile", "compile_frozen", "convert", "fuse", "backend")

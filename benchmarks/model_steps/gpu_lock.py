@@ -8,10 +8,12 @@ import fcntl
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from cudnn_autotune.nn.models import backend
 
 # Of Dynamo's callbacks: what is not among them may be timed on the GPU.
 _COMPILING = ("DYNAMO", "LAZY_BACKWARD")
@@ -21,7 +23,7 @@ class GpuLock:
     """A lock of a file, which ends with its process at the latest."""
 
     def __init__(self, path: str) -> None:
-        self._file, self._is_held = os.open(path, os.O_CREAT | os.O_RDWR), False
+        self._file, self._is_lent = os.open(path, os.O_CREAT | os.O_RDWR), False
         self.waited_s = 0.0
         """How long this process has waited for it so far."""
 
@@ -29,30 +31,13 @@ class GpuLock:
         begin = time.perf_counter()
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self.waited_s += time.perf_counter() - begin
-        self._is_held = True
 
     def release(self) -> None:
-        """Gives back the GPU with the memory that is not in use, when it has nothing left to do."""
+        """Gives back the GPU, when it has nothing left to do, and the memory that is not in use."""
         if torch.cuda.is_initialized():
-            gc.collect()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
         fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._is_held = False
-
-    def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that times something: while it runs, this process has the GPU."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if self._is_held:
-                return function(*args, **kwargs)
-            self.acquire()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.release()
-
-        return run
 
     @contextlib.contextmanager
     def lent_while_compiling(self) -> Iterator[None]:
@@ -61,11 +46,14 @@ class GpuLock:
 
         def begin(args: Any) -> None:
             if args.callback_trigger.name in _COMPILING:
+                self._is_lent = True
+                gc.collect()
                 self.release()
 
         def end(args: Any) -> None:
             if args.callback_trigger.name in _COMPILING:
                 self.acquire()
+                self._is_lent = False
 
         callback_handler.register_start_callback(begin)
         callback_handler.register_end_callback(end)
@@ -74,3 +62,21 @@ class GpuLock:
         finally:
             callback_handler.remove_start_callback(begin)
             callback_handler.remove_end_callback(end)
+
+    def take_back_for_groups(self) -> None:
+        """From now on, it is not lent while our backend, after it has found the groups of a graph,
+        times them, which ends when it fuses some."""
+        find_groups, fuse = backend.find_groups, backend.fuse
+
+        def found(*args: Any) -> Any:
+            groups = find_groups(*args)
+            if self._is_lent:
+                self.acquire()
+            return groups
+
+        def fused(*args: Any) -> Any:
+            if self._is_lent:
+                self.release()
+            return fuse(*args)
+
+        backend.find_groups, backend.fuse = found, fused

@@ -35,6 +35,7 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     if request["store"] is not None:
         ca.set_store(request["store"], mode="read_write")
     lock = GpuLock(request["lock"])
+    lock.take_back_for_groups()
     lock.acquire()
     subject = _begun(request, lock)
     for batch in request["batches"]:

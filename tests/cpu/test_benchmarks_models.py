@@ -33,8 +33,8 @@ SHORT = "--batches 2 --rounds 4 --block-ms 1 --settle-s 0"
 CASE = "miniature/train/channels_last"
 ONE = "--models miniature --steps train"
 MODES = ["pytorch_on_10", "pytorch_off"]
-WAYS = ["eager", "compile", "compile_frozen", "convert"]
-TRAINING = ["eager", "compile", "convert"]
+WAYS = ["eager", "compile", "compile_frozen", "convert", "backend"]
+TRAINING = ["eager", "compile", "convert", "backend"]
 DRY_RUNS = {
     SCRIPT: f"--models miniature --ways {','.join(WAYS)} --pytorch {','.join(MODES)} "
     f"--at-once 2 {SHORT}"
@@ -71,7 +71,7 @@ def test_results_are_compared_with_float32(dry_runs: Path) -> None:
         assert measured["ways"].keys() == measured["times_ms"].keys()
         for name, way in measured["ways"].items():
             assert way["first_step_s"] > 0
-            assert ("choices" in way) == (name == "convert")
+            assert ("choices" in way) == (name in ("convert", "backend"))
             assert 0 <= way["errors"]["outputs"] < 1e-5
             assert ("gradients" in way["errors"]) == (step == "train")
             assert 0 <= way["errors"].get("gradients", 0) < 1e-4
@@ -403,6 +403,15 @@ def test_networks_take_all_their_steps(modules: None, name: str) -> None:
             assert max(errors(mine.results(), expected).values()) < 1e-5
 
 
+def is_free(lock: Path) -> bool:
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
 def test_the_gpu_is_lent_while_dynamo_compiles(modules: None, tmp_path: Path) -> None:
     from model_steps.gpu_lock import GpuLock
 
@@ -410,37 +419,64 @@ def test_the_gpu_is_lent_while_dynamo_compiles(modules: None, tmp_path: Path) ->
     lock = GpuLock(str(path))
     seen: list[tuple[str, bool]] = []
 
-    def look(moment: str) -> None:
-        with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                seen.append((moment, False))
-            else:
-                seen.append((moment, True))
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        look("compiling")
-        lock.held(look)("timing")
-        look("compiling")
+    def compiler(graph: Any, inputs: Any) -> Any:
+        seen.append(("compiling", is_free(path)))
 
         def call(*given: Any) -> Any:
-            look("running")
+            seen.append(("running", is_free(path)))
             return graph(*given)
 
         return call
 
     lock.acquire()
     with lock.lent_while_compiling():
-        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
-    torch.compile(lambda x: x + 2, backend=backend)(torch.ones(2))
-    lock.release()
-    look("afterwards")
+        torch.compile(lambda x: x + 1, backend=compiler)(torch.ones(2))
+    torch.compile(lambda x: x + 2, backend=compiler)(torch.ones(2))
     assert seen == [
-        *(("compiling", True), ("timing", False), ("compiling", True), ("running", False)),
-        *(("compiling", False), ("timing", False), ("compiling", False), ("running", False)),
-        ("afterwards", True),
+        *(("compiling", True), ("running", False)),
+        *(("compiling", False), ("running", False)),
     ]
+    lock.release()
+    assert is_free(path)
+
+
+def test_the_gpu_is_taken_back_while_our_backend_times_groups(
+    modules: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not while Dynamo traces before, nor while Inductor compiles afterwards."""
+    from model_steps.gpu_lock import GpuLock
+
+    from cudnn_autotune.nn.models import backend
+
+    path = tmp_path / "lock"
+    seen: list[tuple[str, bool]] = []
+
+    def looking(name: str) -> Any:
+        function = getattr(backend, name)
+
+        def look(*args: Any, **more: Any) -> Any:
+            seen.append((name, is_free(path)))
+            return function(*args, **more)
+
+        return look
+
+    def judge(group: Any, *, channels_last: bool) -> Any:
+        seen.append(("judge", is_free(path)))
+        return backend.JUDGES["never"]()(group, channels_last=channels_last)
+
+    for name in ("find_groups", "fuse"):
+        monkeypatch.setattr(backend, name, looking(name))
+    monkeypatch.setitem(backend.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+    lock = GpuLock(str(path))
+    lock.take_back_for_groups()
+    lock.acquire()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()).eval()
+    options = {"fuse": "always", "compare": False, "cpp.weight_prepack": False}
+    with lock.lent_while_compiling(), torch.no_grad():
+        torch.compile(model, backend="cudnn_autotune", options=options)(torch.ones(1, 3, 8, 8))
+    assert seen == [("find_groups", True), *[("judge", False)] * 2, ("fuse", True)]
+    assert not is_free(path)
+    lock.release()
 
 
 def test_waiting_for_the_gpu_is_not_the_first_steps(modules: None, tmp_path: Path) -> None:
