@@ -42,17 +42,7 @@ from typing import Any
 
 from common import arguments
 from common.modes import OUR_MODES
-from model_steps.cases import (
-    DEFAULT,
-    EVERYWHERE,
-    LAYOUTS,
-    MODELS,
-    PYTORCH,
-    STEPS,
-    WAYS,
-    Case,
-    cases,
-)
+from model_steps.cases import DEFAULT, EVERYWHERE, LAYOUTS, MODELS, PYTORCH, STEPS, WAYS, cases
 
 # The options that are passed to the workers.
 ASKED = ("device", "sampling", "rounds", "block_ms", "settle_s")
@@ -95,17 +85,6 @@ def share(text: str, models: list[str]) -> list[str]:
     return models[int(part) - 1 :: int(parts)]
 
 
-def checked(options: argparse.Namespace) -> list[Case]:
-    arguments.check_least(options, rounds=2, at_once=1)
-    return list(
-        cases(
-            share(options.share, [name.strip() for name in options.models.split(",")]),
-            arguments.some_of("--steps", options.steps, STEPS),
-            arguments.some_of("--layouts", options.layouts, LAYOUTS),
-        )
-    )
-
-
 def main() -> int:
     options = parser().parse_args()
     if options.worker:
@@ -113,7 +92,10 @@ def main() -> int:
         from model_steps.measure import measure
 
         return serve(measure)
-    wanted = checked(options)
+    arguments.check_least(options, rounds=2, at_once=1)
+    models = share(options.share, [name.strip() for name in options.models.split(",")])
+    steps = arguments.some_of("--steps", options.steps, STEPS)
+    layouts = arguments.some_of("--layouts", options.layouts, LAYOUTS)
     ways = arguments.some_of("--ways", options.ways, WAYS)
     modes = arguments.some_of("--pytorch", options.pytorch, PYTORCH)
 
@@ -128,16 +110,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, Telemetry() as telemetry:
         folder = Path(text)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
-        run = Run(
-            __file__,
-            record,
-            telemetry,
-            end=begin + options.time_limit,
-            process_limit_s=options.process_limit,
-        )
         requests: dict[str, dict[str, Any]] = {}
         for mode in modes:
-            for case in wanted:
+            for case in cases(models, steps, layouts):
                 batches = options.batches or case.batches()
                 mine = [
                     name
@@ -155,7 +130,8 @@ def main() -> int:
                         "lock": str(folder / "gpu"),
                         "store": None if options.fresh else str(folder / "store"),
                     }
-        complete = run.measure(requests, options.at_once)
+        limits = {"end": begin + options.time_limit, "process_limit_s": options.process_limit}
+        complete = Run(__file__, record, telemetry, **limits).measure(requests, options.at_once)
     record.save(complete=complete, telemetry=telemetry.summary())
     show(report.tables(record.data))
     return 0 if complete else 1
