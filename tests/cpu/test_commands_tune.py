@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -275,6 +276,16 @@ def test_a_model(gpu: Simulated, folder: Path) -> None:
     assert len(kept(folder / "store")) == 7
 
 
+def test_both_layouts_of_a_model(gpu: Simulated, folder: Path) -> None:
+    given = ("--input", "4,3,12,12", "--memory-format", "auto", "--store", folder / "store")
+    text = succeeded("tune", "my_nets:Net", *given, obj=gpu.bench)
+    tuned = [problem for problem, _ in gpu.tuned]
+    assert {p.memory_format for p in tuned} == {torch.contiguous_format, torch.channels_last}
+    assert len(kept(folder / "store")) == len(tuned) == 3  # the input itself is contiguous
+    said = r"my_nets:Net: (contiguous|channels_last): the faster \(contiguous \S+ ms a step, "
+    assert re.search(said + r"channels_last \S+ ms a step\)", text)
+
+
 def test_a_model_of_volumes(folder: Path) -> None:
     """Its channels_last is one of three dimensions."""
     asked: list[Any] = []
@@ -283,8 +294,10 @@ def test_a_model_of_volumes(folder: Path) -> None:
         asked.extend([model, *inputs])
         return []
 
-    given = {"dtype": "float16", "channels_last": True, "train": False, "input": [(2, 4, 5, 6, 7)]}
-    tune_problems.of_model("my_nets:Volume", given, torch.device("cpu"), note)
+    given = {"dtype": "float16", "train": False, "input": [(2, 4, 5, 6, 7)]}
+    cpu = torch.device("cpu")
+    subject = tune_problems.Model("my_nets:Volume", given, cpu, channels_last=True)
+    subject.problems(note, torch.channels_last)
     model, input = asked
     assert [type(layer) for layer in model] == [ca.Conv3d, ca.ConvTranspose3d]
     for tensor in (input, model[0].weight, model[1].weight):
@@ -352,6 +365,8 @@ def test_models_of_packages(gpu: Simulated, tmp_path: Path, source: str) -> None
     [
         (("--weight", "4,4,3,3"), "'--input'"),
         (("--input", "4,4,8,8"), "'--weight'"),
+        (("--input", "4,4,8,8", "--weight", "4,4,3,3", "--memory-format", "auto"), "only with a"),
+        (("m:m", "--input", "4,8", "--channels-last", "--memory-format", "auto"), "both layouts"),
         (("--input", "4,4,8", "--weight", "4,4,3,3"), "'--weight'"),
         (("--input", "4,5,8,8", "--weight", "4,4,3,3"), "'--input'"),
         (("--input", "4,x,8,8", "--weight", "4,4,3,3"), "'--input'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ class Bench:
     default=None,
     help="Of a model: forward and backward, or forward only. [default: inference]",
 )
+@click.option(
+    "--memory-format",
+    type=click.Choice(["auto"]),
+    help="Of a model: tune it in both layouts, and time its step in each.",
+)
 @click.option("--sampling", "mode", help="The sampling mode. [default: the one in force]")
 @click.option("--budget-ms", type=options.POSITIVE, metavar="MS", help="For each choice.")
 @click.option("--retune", is_flag=True, help="Also what the store knows.")
@@ -77,22 +83,35 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
             raise refuse("--input", "once for a layer")
         if given["train"] is not None:
             raise refuse("--train/--inference", "only with a MODEL; for a layer there is --op")
+        if given["memory_format"] is not None:
+            raise refuse("--memory-format", "only with a MODEL")
     else:
         for name in _OF_LAYERS:
             if given[name] not in (None, ()):
                 raise refuse(f"--{name}", "not with a MODEL: it says itself what it computes")
+        if given["memory_format"] is not None and given["channels_last"]:
+            raise refuse("--memory-format", "not with --channels-last: both layouts are tried")
     given["train"] = bool(given["train"])
     # A layer is checked before the GPU is opened, so that its errors are reported without one, too.
     problems = [] if model is not None else tune_problems.of_layer(given)
+    is_auto = given["memory_format"] is not None
     with _bench(ctx, store_path) as bench:
         if model is not None:
-            problems = tune_problems.of_model(model, given, bench.device, bench.problems_of)
+            last = bool(given["channels_last"])
+            subject = tune_problems.Model(model, given, bench.device, channels_last=last)
+            layouts = [torch.channels_last if last else None]
+            if is_auto:
+                layouts = [torch.contiguous_format, torch.channels_last]
+            found = (subject.problems(bench.problems_of, layout) for layout in layouts)
+            problems = list(dict.fromkeys(itertools.chain.from_iterable(found)))
             if not problems:
                 click.echo(f"{model} has no convolution to tune")
                 return
         budget_ms = given["budget_ms"] or settings.get_budget_ms()
         with settings.use_sampling(mode, budget_ms=budget_ms):
             _run(problems, bench, mode, store_path, given["retune"])
+            if is_auto:
+                click.echo(f"{model}: {subject.faster_layout()}")
 
 
 def _mode(given: str | None) -> str:

@@ -6,7 +6,8 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -53,40 +54,68 @@ def of_layer(given: dict[str, Any]) -> list[ConvProblem]:
         raise refuse(_OPTIONS.get(name, f"--{name}"), str(error)) from error
 
 
-def of_model(
-    text: str, given: dict[str, Any], device: torch.device, problems_of: ProblemsOf
-) -> list[ConvProblem]:
-    """The problems of a model's convolutions, each once.
+class Model:
+    """A model that a command names, converted, on the device, with inputs.
+
+    Args:
+        text: ``torchvision:NAME``, ``timm:NAME`` or ``MODULE:CALLABLE``.
+        given: the command's options: ``dtype``, ``train``, ``input``.
+        channels_last: the layout of the inputs.
 
     Raises:
         click.BadParameter: ``text`` names no model.
-        click.ClickException: the model's own code fails.
     """
-    dtype, channels_last = DTYPES_BY_NAME[given["dtype"]], given["channels_last"]
-    model = convert(load(text))
-    left = conversion(model).left
-    if left:
-        reasons = "; ".join(dict.fromkeys(left.values()))
-        say(f"{text}: {count(len(left), 'convolution')} not served by this package: {reasons}")
-    model = model.to(device, dtype)
-    model.train(given["train"])
-    inputs = [
-        torch.randn(shape, device=device)
-        .to(dtype)
-        .contiguous(memory_format=_memory_format(len(shape), channels_last))
-        for shape in given["input"]
-    ]
-    try:
-        if channels_last:
-            memory_format.apply(model, torch.channels_last)
-        with torch.set_grad_enabled(given["train"]):
-            return problems_of(model, *inputs)
-    except Exception as error:  # the user's own code runs here
-        raise click.ClickException(
-            f"{text} with --input "
-            f"{' --input '.join(','.join(map(str, shape)) for shape in given['input'])}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+
+    def __init__(
+        self, text: str, given: dict[str, Any], device: torch.device, *, channels_last: bool
+    ) -> None:
+        self._text, self._given = text, given
+        model = convert(load(text))
+        left = conversion(model).left
+        if left:
+            reasons = "; ".join(dict.fromkeys(left.values()))
+            say(f"{text}: {count(len(left), 'convolution')} not served by this package: {reasons}")
+        dtype = DTYPES_BY_NAME[given["dtype"]]
+        self._model = model.to(device, dtype).train(given["train"])
+        self._inputs = [
+            torch.randn(shape, device=device)
+            .to(dtype)
+            .contiguous(memory_format=_memory_format(len(shape), channels_last))
+            for shape in given["input"]
+        ]
+
+    def problems(
+        self, problems_of: ProblemsOf, layout: torch.memory_format | None
+    ) -> list[ConvProblem]:
+        """The problems of the model's convolutions, each once.
+
+        Args:
+            layout: what the weights are laid out in before; None leaves them as they are.
+
+        Raises:
+            click.ClickException: the model's own code fails.
+        """
+        with self._run():
+            if layout is not None:
+                memory_format.apply(self._model, layout)
+            return problems_of(self._model, *self._inputs)
+
+    def faster_layout(self) -> memory_format.MemoryFormatChoice:
+        """Measures the model's step in both layouts. Raises as :meth:`problems`."""
+        with self._run():
+            return memory_format.choose(self._model, tuple(self._inputs), {})
+
+    @contextmanager
+    def _run(self) -> Iterator[None]:
+        try:
+            with torch.set_grad_enabled(self._given["train"]):
+                yield
+        except Exception as error:  # the user's own code runs here
+            shapes = (",".join(map(str, shape)) for shape in self._given["input"])
+            raise click.ClickException(
+                f"{self._text} with --input {' --input '.join(shapes)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def _memory_format(dims: int, channels_last: bool) -> torch.memory_format:
