@@ -14,7 +14,7 @@ import zlib
 from contextlib import suppress
 
 from cudnn_autotune.engines.problem_json import problem_from_text
-from cudnn_autotune.store import compact
+from cudnn_autotune.store import compact, version1
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 
@@ -110,18 +110,29 @@ def is_removal(line: bytes) -> bool:
 
 
 def decode(line: bytes, environment: Environment) -> Decision:
-    """Returns the decision in a line that passed :func:`name_in`.
+    """Returns the decision in a line that passed :func:`name_in`, or in a line of version 1.
 
     Raises:
         ValueError: The line holds no decision, or its name is not that of the decision's problem;
             the message says which.
     """
+    if version1.is_entry(line):
+        decision, begin = version1.decode(line), 0
+    else:
+        decision, begin = _decoded(line), _NAMED
+        decision.__dict__[_READ] = (environment, line)
+    if not line.startswith(name_of(decision), begin):
+        raise ValueError("the entry's name is not that of its problem")
+    return decision
+
+
+def _decoded(line: bytes) -> Decision:
     try:
         tree = json.loads(line)
         described, _, policy = tree["name"].partition(_POLICY)
         limit, _, sampling = policy.partition(_SAMPLING)
         problem = described.removesuffix(_DETERMINISTIC)
-        decision = compact.decode(
+        return compact.decode(
             tree["decision"],
             problem_from_text(problem, deterministic=described != problem),
             sampling,
@@ -131,10 +142,6 @@ def decode(line: bytes, environment: Environment) -> Decision:
         raise ValueError("it is nested too deeply") from error
     except (KeyError, TypeError) as error:
         raise ValueError(f"it is not an entry: {error!r}") from error
-    if not line.startswith(name_of(decision), _NAMED):
-        raise ValueError("the entry's name is not that of its problem")
-    decision.__dict__[_READ] = (environment, line)
-    return decision
 
 
 def is_as_read(decision: Decision, environment: Environment) -> bool:
@@ -143,3 +150,12 @@ def is_as_read(decision: Decision, environment: Environment) -> bool:
     Such a decision remembers its line, so that writing it again changes nothing.
     """
     return _READ in decision.__dict__ and decision.__dict__[_READ][0] == environment
+
+
+def of_this_version(line: bytes, environment: Environment) -> bytes:
+    """Returns the line in the present version of the format.
+
+    Raises:
+        ValueError: The line is of version 1, and its decision cannot be read.
+    """
+    return encode(decode(line, environment), environment) if version1.is_entry(line) else line

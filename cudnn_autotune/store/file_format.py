@@ -7,7 +7,7 @@ If two entries have the same name, the later one is valid. So a change only appe
     {"crc32":"0c9be2f1","name":"dgrad x=64x64x56x56 ... sampling=auto","decision":null}
 
 A last line without a line feed is still being written, or its writer was killed. It is valid only
-if its checksum is right.
+if its checksum is right. Files of version 1 are read as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from cudnn_autotune.store import entry
+from cudnn_autotune.store import entry, version1
 from cudnn_autotune.store.compact import COLUMNS
 from cudnn_autotune.store.environment import Environment
 
@@ -65,7 +65,7 @@ class Content:
     entries: dict[bytes, bytes] = field(default_factory=dict)
     """Entry name to line, without a line feed."""
     head: bytes = b""
-    """The header line. It is empty if no line can be appended."""
+    """The header line. It is empty if no line can be appended, as to a file of version 1."""
     end: int = 0
     """The number of bytes up to and including the last line feed."""
     last: bytes = b""
@@ -156,8 +156,15 @@ def decode(data: bytes, environment: Environment | None = None) -> Content:
         return _rescued(data, environment, str(error))
     if environment not in (None, own):
         return Content(State.FOREIGN, f"it is of another environment ({own.file_name})", own)
+    decisions = tree.get("decisions")
+    if type(version) is int and version == version1.VERSION and isinstance(decisions, dict):
+        content = Content(State.SOUND, "", own, version1.entries(decisions, own))
+        if set(tree) != version1.FIELDS or len(content.entries) < len(decisions):
+            content.state = State.DAMAGED
+            content.why = "some of it is of another environment, or is not of its version"
+        return content
     if type(version) is not int or version != VERSION:
-        return _rescued(data, own, f"its version must be {VERSION}")
+        return _rescued(data, own, f"it is a file of neither version 1 nor {VERSION}")
     content = Content(State.SOUND, "", own, head=head + b"\n", last=head + b"\n", end=len(head) + 1)
     damaged = content.extend(body)
     if damaged:
@@ -201,6 +208,10 @@ def _rescued(data: bytes, environment: Environment | None, why: str) -> Content:
     seed = entry.seed(environment)
     for line in data.split(b"\n"):
         whole = line.strip(_BLANK)
-        if (name := entry.name_in(whole, seed)) is not None:
+        name = entry.name_in(whole, seed)
+        if name is None:
+            whole = whole.removesuffix(b",")  # which stands between two entries of version 1
+            name = version1.name_in(whole, environment)
+        if name is not None:
             content.apply(name, whole)
     return content

@@ -168,7 +168,7 @@ class Journal:
         content = self.content
         dead = content.lines + len(changes) - len(content.entries)
         is_worn = dead > max(len(content.entries), _FEW_LINES)
-        if content.state is not State.SOUND or is_worn:
+        if content.state is not State.SOUND or not content.head or is_worn:
             self._write_anew(changes)
             return
         lines = [
@@ -184,7 +184,13 @@ class Journal:
 
     def _write_anew(self, changes: Changes) -> None:
         content, environment = self.content, self._environment
-        lines = [line for line in {**content.entries, **changes}.values() if line is not None]
+        merged = [line for line in {**content.entries, **changes}.values() if line is not None]
+        lines = []
+        for line in merged:
+            with suppress(ValueError):  # an entry of version 1 that cannot be read is left out
+                lines.append(entry.of_this_version(line, environment))
+        if content.state is State.SOUND and len(lines) < len(merged):
+            content.state, content.why = State.DAMAGED, "some of its entries are not decisions"
         aside = disk_file.set_aside(self.path) if content.state is State.DAMAGED else None
         before = self._stamp
         data = file_format.encode(environment, lines, token_hex(4))
@@ -230,6 +236,7 @@ def _is_continued(known: Content, file: disk_file.OpenFile) -> bool:
     last = known.end - len(known.last)
     return (
         known.state is State.SOUND
+        and known.head != b""
         and file.read(0, len(known.head)) == known.head
         and file.read(last, len(known.last)) == known.last
     )

@@ -21,6 +21,7 @@ from decisions import (
     problem,
     resealed,
     selection,
+    version1,
 )
 
 from cudnn_autotune.store import Decision, Store, entry
@@ -335,14 +336,15 @@ def test_a_file_of_another_environment(tmp_path: Path) -> None:
     left_alone(tmp_path / "a.json", data, "another environment (nvidia-l4_58sm")
     # A damaged file of another environment is left alone as well.
     left_alone(tmp_path / "b.json", data[:-9], "another environment")
+    left_alone(tmp_path / "c.json", version1(KNOWN, L4), "another environment")
 
 
-def test_a_file_of_an_earlier_draft_is_set_aside(tmp_path: Path) -> None:
+def test_a_file_of_no_known_version_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    tree = {"format": "cudnn-autotune store", "version": 1, "environment": H200.to_json()}
+    tree = {"format": "cudnn-autotune store", "version": 0, "environment": H200.to_json()}
     data = json.dumps({**tree, "decisions": {}}, indent=1).encode()
     path.write_bytes(data)
-    with pytest.warns(UserWarning, match=r"its version must be 2.*set aside"):
+    with pytest.warns(UserWarning, match=r"neither version 1 nor 2.*set aside"):
         store = Store(path, H200)
     store.add(KNOWN)
     assert list(Store(path, H200)) == KNOWN
