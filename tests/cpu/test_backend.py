@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -366,3 +368,21 @@ def test_the_name_is_known_in_a_process_that_imported_the_package() -> None:
         "print(lookup_backend('cudnn_autotune').__module__)"
     )
     assert evaluate(code).split() == ["True", "cudnn_autotune.nn.models.backend"]
+
+
+def test_an_installed_package_needs_no_import(tmp_path: Path) -> None:
+    """torch finds the backend by the entry point that pyproject.toml declares."""
+    with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
+        declared = tomllib.load(file)["project"]["entry-points"]["torch_dynamo_backends"]
+    folder = tmp_path / "installed-1.0.dist-info"
+    folder.mkdir()
+    lines = [f"{name} = {target}" for name, target in declared.items()]
+    (folder / "entry_points.txt").write_text("\n".join(["[torch_dynamo_backends]", *lines]))
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1.0\n")
+    code = (
+        f"import sys; sys.path.append({str(tmp_path)!r})\n"
+        "from torch._dynamo.backends.registry import lookup_backend\n"
+        "assert 'cudnn_autotune' not in sys.modules\n"
+        "print(lookup_backend('cudnn_autotune').__module__)"
+    )
+    assert evaluate(code).strip() == "cudnn_autotune.nn.models.backend"

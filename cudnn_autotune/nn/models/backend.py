@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from cudnn_autotune.core.after_import import after_import
+from cudnn_autotune.core.versions import version
 from cudnn_autotune.nn import functional
 from cudnn_autotune.nn.models.comparison import Program, compare
 from cudnn_autotune.nn.models.frozen_weights import (
@@ -212,11 +213,17 @@ class _FusingCompiler:
         channels_last = GraphLowering.decide_layout_opt(graph, is_inference=True)
         groups = find_groups(graph.graph, select_decomp_table())
         self.groups = fuse_judged(graph, groups, self._judge, channels_last=channels_last)
-        # Inductor would decide again on the layout, by what is left of ATen's convolutions.
-        decision = config.patch(
-            layout_optimization=channels_last, force_layout_optimization=channels_last
-        )
-        with decision if any(report.is_fused for report in self.groups) else nullcontext():
+        with ExitStack() as stack:
+            # Another version of this package may lower the operator in another way.
+            tag = f"{torch.compiler.config.cache_key_tag} {NAME} {version()}"
+            tagged = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+            stack.enter_context(tagged)
+            if any(group.is_fused for group in self.groups):
+                # Inductor would decide again on the layout, by what is left of ATen's convolutions.
+                decision = config.patch(
+                    layout_optimization=channels_last, force_layout_optimization=channels_last
+                )
+                stack.enter_context(decision)
             return compile_fx_inner(graph, inputs, **arguments)
 
 

@@ -86,7 +86,8 @@ class Measured:
             rest(torch.ops.cudnn_autotune.conv_fprop(x, w, bias, *geometry, *policy), residual)
 
         try:
-            with torch.autocast("cuda", enabled=False):  # it would make other problems of them
+            # Autocast would make other problems of these.
+            with torch.autocast("cuda", enabled=False), torch.random.fork_rng([device]):
                 sets = cold_sets(problem, operands(problem, device))
                 times = _times_ms([one_operator, several], sets)
         except torch.OutOfMemoryError:
