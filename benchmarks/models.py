@@ -130,8 +130,8 @@ def main() -> int:
                         "lock": str(folder / "gpu"),
                         "store": None if options.fresh else str(folder / "store"),
                     }
-        limits = {"end": begin + options.time_limit, "process_limit_s": options.process_limit}
-        complete = Run(__file__, record, telemetry, **limits).measure(requests, options.at_once)
+        limits = begin + options.time_limit, options.process_limit
+        complete = Run(__file__, record, telemetry, *limits).measure(requests, options.at_once)
     record.save(complete=complete, telemetry=telemetry.summary())
     show(report.tables(record.data))
     return 0 if complete else 1

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -64,19 +65,31 @@ class GpuLock:
             callback_handler.remove_end_callback(end)
 
     def take_back_for_groups(self) -> None:
-        """From now on, it is not lent while our backend, after it has found the groups of a graph,
-        times them, which ends when it fuses some."""
-        find_groups, fuse = backend.find_groups, backend.fuse
+        """From now on, this process has the GPU while our backend times the groups of a graph."""
+        judged = backend.fuse_judged
 
-        def found(*args: Any) -> Any:
-            groups = find_groups(*args)
-            if self._is_lent:
-                self.acquire()
-            return groups
-
-        def fused(*args: Any) -> Any:
-            if self._is_lent:
+        def run(*args: Any, **more: Any) -> Any:
+            if not self._is_lent:
+                return judged(*args, **more)
+            self.acquire()
+            try:
+                return judged(*args, **more)
+            finally:
                 self.release()
-            return fuse(*args)
 
-        backend.find_groups, backend.fuse = found, fused
+        backend.fuse_judged = run
+
+    @contextlib.contextmanager
+    def lent_while_exporting(self) -> Iterator[None]:
+        """Releases the lock, which is held, while ``torch.export`` traces a model."""
+        export = torch.export.export
+
+        def run(*args: Any, **more: Any) -> Any:
+            self.release()
+            try:
+                return export(*args, **more)
+            finally:
+                self.acquire()
+
+        with mock.patch.object(torch.export, "export", run):
+            yield

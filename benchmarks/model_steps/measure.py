@@ -113,7 +113,7 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     may_lend = (
         contextlib.nullcontext() if way.times_while_compiling else lock.lent_while_compiling()
     )
-    with config.patch(freezing=way.freezing), may_lend:
+    with config.patch(freezing=way.freezing), may_lend, lock.lent_while_exporting():
         step = subject.step(way, batch)
         step()
     synchronize(subject.device)

@@ -29,13 +29,7 @@ class Run:
     """
 
     def __init__(
-        self,
-        script: str,
-        record: Record,
-        telemetry: Telemetry,
-        *,
-        end: float,
-        process_limit_s: float,
+        self, script: str, record: Record, telemetry: Telemetry, end: float, process_limit_s: float
     ) -> None:
         self._script, self._record, self._telemetry = script, record, telemetry
         self._end, self._process_limit_s = end, process_limit_s

@@ -66,8 +66,7 @@ class Subject:
         elif way.prepare == "fuse":
             run = ca.fuse(model, tuple(inputs))
         if way.compile is not None:
-            # dynamic=False: another module of the same class is another graph, not one of unknown
-            # sizes
+            # dynamic=False: another module of the same class is not a graph of unknown sizes.
             run = torch.compile(model, dynamic=False, **way.compile)
         return Step(self, model, run, inputs, autocast=self.device == "cuda")
 

@@ -33,7 +33,7 @@ SHORT = "--batches 2 --rounds 4 --block-ms 1 --settle-s 0"
 CASE = "miniature/train/channels_last"
 ONE = "--models miniature --steps train"
 MODES = ["pytorch_on_10", "pytorch_off"]
-WAYS = ["eager", "compile", "compile_frozen", "convert", "backend"]
+WAYS = ["eager", "compile", "compile_frozen", "convert", "fuse", "backend"]
 TRAINING = ["eager", "compile", "convert", "backend"]
 DRY_RUNS = {
     SCRIPT: f"--models miniature --ways {','.join(WAYS)} --pytorch {','.join(MODES)} "
@@ -71,7 +71,7 @@ def test_results_are_compared_with_float32(dry_runs: Path) -> None:
         assert measured["ways"].keys() == measured["times_ms"].keys()
         for name, way in measured["ways"].items():
             assert way["first_step_s"] > 0
-            assert ("choices" in way) == (name in ("convert", "backend"))
+            assert ("choices" in way) == (name in ("convert", "fuse", "backend"))
             assert 0 <= way["errors"]["outputs"] < 1e-5
             assert ("gradients" in way["errors"]) == (step == "train")
             assert 0 <= way["errors"].get("gradients", 0) < 1e-4
@@ -440,41 +440,47 @@ def test_the_gpu_is_lent_while_dynamo_compiles(modules: None, tmp_path: Path) ->
     assert is_free(path)
 
 
-def test_the_gpu_is_taken_back_while_our_backend_times_groups(
+def test_the_gpu_is_taken_back_while_groups_are_timed(
     modules: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Not while Dynamo traces before, nor while Inductor compiles afterwards."""
+    """Not while Dynamo or torch.export trace before, nor while Inductor compiles afterwards."""
     from model_steps.gpu_lock import GpuLock
+    from torch._inductor import compile_fx
 
-    from cudnn_autotune.nn.models import backend
+    from cudnn_autotune.nn.models import backend, fuse, judging
 
     path = tmp_path / "lock"
     seen: list[tuple[str, bool]] = []
 
-    def looking(name: str) -> Any:
-        function = getattr(backend, name)
-
+    def looking(name: str, function: Any) -> Any:
         def look(*args: Any, **more: Any) -> Any:
             seen.append((name, is_free(path)))
             return function(*args, **more)
 
         return look
 
-    def judge(group: Any, *, channels_last: bool) -> Any:
-        seen.append(("judge", is_free(path)))
-        return backend.JUDGES["never"]()(group, channels_last=channels_last)
-
-    for name in ("find_groups", "fuse"):
-        monkeypatch.setattr(backend, name, looking(name))
-    monkeypatch.setitem(backend.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+    for module in (backend, fuse):
+        monkeypatch.setattr(module, "find_groups", looking("find", module.find_groups))
+        monkeypatch.setattr(module, "fuse_judged", judging.fuse_judged)
+    inner = looking("compile", compile_fx.compile_fx_inner)
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", inner)
+    monkeypatch.setattr(torch.export, "export", looking("export", torch.export.export))
+    for judges in (judging.JUDGES, fuse._JUDGES):
+        judge = looking("judge", judging.never)
+        monkeypatch.setitem(judges, "always", lambda judge=judge: judge)  # type: ignore[arg-type]
     lock = GpuLock(str(path))
     lock.take_back_for_groups()
     lock.acquire()
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()).eval()
     options = {"fuse": "always", "compare": False, "cpp.weight_prepack": False}
+    x = torch.ones(1, 3, 8, 8)
     with lock.lent_while_compiling(), torch.no_grad():
-        torch.compile(model, backend="cudnn_autotune", options=options)(torch.ones(1, 3, 8, 8))
-    assert seen == [("find_groups", True), *[("judge", False)] * 2, ("fuse", True)]
+        torch.compile(model, backend="cudnn_autotune", options=options)(x)
+    assert seen == [("find", True), *[("judge", False)] * 2, ("compile", True)]
+    seen.clear()
+    with lock.lent_while_exporting():
+        fuse.fuse(model, x, groups="always")
+    assert seen == [("export", True), ("find", False), *[("judge", False)] * 2]
     assert not is_free(path)
     lock.release()
 
