@@ -61,9 +61,7 @@ class Table:
         table = RichTable(title_justify="left", caption_justify="left")
         for index in indices:
             # Only the last of several text columns folds.
-            may_be_long = (
-                index == self.texts - 1 and self.texts > 1
-            )  # only the last text column folds
+            may_be_long = index == self.texts - 1 and self.texts > 1
             table.add_column(
                 self.columns[index] if may_be_long else self._header(index),
                 justify="left" if index < self.texts else "right",
