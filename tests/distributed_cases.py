@@ -7,9 +7,11 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import simulation
 import torch
@@ -32,6 +34,7 @@ from cudnn_autotune.distributed.rendezvous import exchange_with
 from cudnn_autotune.distributed.sharing import share_in
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
+from cudnn_autotune.nn.models import memory_format
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Environment, Provenance
 from cudnn_autotune.tuning import choice_log, probing, remembering, tune_problem
@@ -312,6 +315,77 @@ def model_tuned(
         tune_problem.tune = before
         ca.unpin()
     return {**result, **standing(max(counts))}
+
+
+class Laid(Asking):
+    """Asks for other problems in channels_last; ``sign`` makes its outputs wrong there."""
+
+    def __init__(self, sign: float) -> None:
+        super().__init__(0)
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.sign = sign
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        is_last = y.is_contiguous(memory_format=torch.channels_last)
+        for problem in problems(4)[2:] if is_last else problems(2):
+            self.choose(problem)
+        return y * self.sign if is_last else y
+
+
+def laid_out(last_ms: Sequence[float], wrong_on: int | None = None) -> dict[str, Any]:
+    """``distributed.tune(memory_format="auto")``; rank r takes ``last_ms[r]`` a step in
+    channels_last, and 1 ms contiguous."""
+    rank = dist.get_rank()
+    simulate = tuner("race", "aa", rank)
+    model, x = Laid(-1.0 if rank == wrong_on else 1.0), torch.randn(2, 3, 8, 8)
+    timed: list[str] = []
+
+    def time_in_turns(programs: dict[str, Callable[[], None]], *_: Any) -> dict[str, float]:
+        for name, program in programs.items():
+            program()
+            timed.append(name)
+        return {"contiguous": 1.0, "channels_last": last_ms[rank]}
+
+    with (
+        mock.patch.object(tune_problem, "tune", lambda problem, *_: simulate(problem)),
+        mock.patch.object(memory_format, "time_in_turns", time_in_turns),
+        ca.use_sampling("race"),
+        warnings.catch_warnings(record=True) as warned,
+    ):
+        warnings.simplefilter("always")
+        decisions = tune(model, x, timeout_s=30.0, memory_format="auto")
+    return {
+        "is_last": model.conv.weight.is_contiguous(memory_format=torch.channels_last),
+        "problems": [decision.problem for decision in decisions],
+        "timed": timed,
+        "warned": [str(w.message) for w in warned if "memory_format" in str(w.message)],
+    }
+
+
+def laid_out_but_lost(culprit: int) -> tuple[str, bool]:
+    """As :func:`laid_out`, but that a GPU is lost at the end; the error, and whether the model has
+    the layout that it had."""
+    model = Laid(1.0)
+    memory_format.apply(model, torch.channels_last)
+
+    def time_in_turns(*_: Any) -> dict[str, float]:
+        if dist.get_rank() == culprit:
+            raise RuntimeError("the GPU is lost")
+        return {"contiguous": 1.0, "channels_last": 2.0}
+
+    simulate = tuner("race", "aa", 0)
+    with (
+        mock.patch.object(tune_problem, "tune", lambda problem, *_: simulate(problem)),
+        mock.patch.object(memory_format, "time_in_turns", time_in_turns),
+        ca.use_sampling("race"),
+    ):
+        try:
+            tune(model, torch.randn(2, 3, 8, 8), timeout_s=30.0, memory_format="auto")
+            error = ""
+        except DistributedTuningError as failure:
+            error = str(failure)
+    return error, model.conv.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def standing(count: int) -> dict[str, Any]:

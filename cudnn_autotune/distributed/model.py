@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from cudnn_autotune import sampling
-from cudnn_autotune.distributed.group import group_of
+from cudnn_autotune.distributed.group import Group, group_of
 from cudnn_autotune.distributed.rendezvous import exchange_with
 from cudnn_autotune.distributed.sharing import share_in
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.nn.model_problems import NOTHING_SERVED, find
+from cudnn_autotune.nn.model_problems import NOTHING_SERVED, Found, find
+from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store.decision import Decision
@@ -27,6 +29,7 @@ def tune(
     *inputs: Any,
     group: dist.ProcessGroup | None = None,
     timeout_s: float = 600.0,
+    memory_format: Literal["auto"] | None = None,
     **kwargs: Any,
 ) -> list[Decision]:
     """Tunes what ``model(*inputs, **kwargs)`` needs, forward and backward, on all ranks together.
@@ -46,6 +49,9 @@ def tune(
         group: the process group; None: the default one.
         timeout_s: how many seconds a rank may take to make this call, to run the model once, and
             for any one problem.
+        memory_format: ``"auto"`` tunes the model contiguous and in channels_last, times its step in
+            both on all ranks at once, as ``cudnn_autotune.convert`` does, and gives the model the
+            layout that takes the least time in sum. The model must not be wrapped yet.
 
     Returns:
         The decisions that are installed now: the same list on all ranks of equal environments.
@@ -54,7 +60,8 @@ def tune(
         DistributedTuningError: on all ranks, and nothing is installed: one has raised, died or
             timed out; settings, or pins on equal GPUs, differ between ranks; no rank has a
             convolution that this package serves.
-        ValueError: no convolution that this package serves, ``online`` as mode (without
+        ValueError: another ``memory_format``, or a model that is wrapped already with ``"auto"``;
+            no convolution that this package serves, ``online`` as mode (without
             torch.distributed; else a DistributedTuningError says so); a group that this process is
             not in, a timeout that is not above 0.
     """
@@ -63,10 +70,12 @@ def tune(
         with generators_kept([device] if torch.cuda.is_available() else []):  # operands are random
             return tune_problem.tune(problem, device, mode)
 
+    if memory_format not in (None, "auto"):
+        raise ValueError(f"memory_format must be None or 'auto', got {memory_format!r}")
     members = group_of(group, timeout_s)
     if members is None:
         mode = _mode()
-        found = find(model, inputs, kwargs)
+        found = _found(model, inputs, kwargs, memory_format)
         if found.device is None:
             raise ValueError(NOTHING_SERVED)
         device = found.device
@@ -75,11 +84,12 @@ def tune(
         with exchange_with(members, timeout_s) as exchange:
             mode = _mode()
             exchange.note("a first run of the model")
-            found = find(model, inputs, kwargs)
+            found = _found(model, inputs, kwargs, memory_format)
             here = torch.cuda.current_device() if torch.cuda.is_available() else 0
             device = here if found.device is None else found.device
             terms = {
                 "call": "tune",
+                "memory_format": memory_format,
                 "sampling": mode,
                 "benchmark_limit": settings.get_benchmark_limit(),
                 "workspace_limit": settings.get_workspace_limit(),
@@ -91,7 +101,49 @@ def tune(
                 exchange.fail(None, NOTHING_SERVED)
             decisions = share_in(exchange, ranks, found.problems, tune_one, pins())
     remembering.install(decisions, device)
+    if memory_format == "auto":
+        _lay_out(model, inputs, kwargs, members, timeout_s)
     return decisions
+
+
+def _found(
+    model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], memory_format: str | None
+) -> Found:
+    """The problems of the model as it is, or in both layouts."""
+    if memory_format is None:
+        return find(model, inputs, kwargs)
+    in_both = layouts.in_each(model, lambda: find(model, inputs, kwargs))
+    problems = dict.fromkeys(problem for found in in_both for problem in found.problems)
+    device = next((found.device for found in in_both if found.device is not None), None)
+    return Found(tuple(problems), device)
+
+
+def _lay_out(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    members: Group | None,
+    timeout_s: float,
+) -> None:
+    """Gives the model the faster layout, the same on all ranks."""
+    if members is None:
+        layouts.choose(model, inputs, kwargs)
+        return
+    everybody = range(members.size)
+    with exchange_with(members, timeout_s) as exchange:
+        exchange.note("steps of the model in both layouts")
+        layouts.choose(
+            model, inputs, kwargs, lambda own: exchange.combine("times", own, everybody, _summed)
+        )
+        exchange.agree()
+
+
+def _summed(times_ms: Mapping[int, list[float] | None]) -> list[float] | None:
+    """The sum over the ranks; None where the model cannot be channels_last on one of them."""
+    known = [times for times in times_ms.values() if times is not None]
+    if len(known) < len(times_ms):
+        return None
+    return [sum(of_layout) for of_layout in zip(*known, strict=True)]
 
 
 def _mode() -> str:

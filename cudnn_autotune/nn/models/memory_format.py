@@ -23,7 +23,7 @@ from cudnn_autotune.nn.untouched import (
 Result = TypeVar("Result")
 
 _CONTIGUOUS, _CHANNELS_LAST = torch.contiguous_format, torch.channels_last
-_CANDIDATES = (_CONTIGUOUS, _CHANNELS_LAST)
+CANDIDATES = (_CONTIGUOUS, _CHANNELS_LAST)
 _FORMATS = (_CONTIGUOUS, _CHANNELS_LAST, torch.channels_last_3d)
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
@@ -90,7 +90,30 @@ def apply(model: nn.Module, memory_format: torch.memory_format) -> None:
     _set({t: _as(t, memory_format) for t in (*weights, *_gradients(weights))})
 
 
-def choose(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MemoryFormatChoice:
+def in_each(model: nn.Module, run: Callable[[], Result]) -> list[Result]:
+    """What ``run`` returns while the model is contiguous, and channels_last; the layout is then
+    what it was.
+
+    Raises:
+        ValueError: as :func:`apply`.
+    """
+    layouts = _Layouts(_laid_out(model))
+    try:
+        results = []
+        for memory_format in CANDIDATES:
+            layouts.set(memory_format)
+            results.append(run())
+        return results
+    finally:
+        layouts.restore()
+
+
+def choose(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    together: Callable[[list[float] | None], list[float] | None] = lambda times_ms: times_ms,
+) -> MemoryFormatChoice:
     """Times the model's step contiguous and channels_last, and applies the faster.
 
     A step is the forward, and the backward of the summed outputs if the model is in training mode
@@ -98,14 +121,44 @@ def choose(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> M
     draws other numbers in another layout. Gradients, buffers, the contents of the inputs and random
     number generators stay what they are.
 
+    Args:
+        together: gets the milliseconds of a step contiguous and channels_last, or None if the model
+            cannot be channels_last, and returns those that decide. Ranks agree by it.
+
     Raises:
         ValueError: the model is wrapped for several GPUs, or has lazy parameters.
-        Exception: whatever the model raises while it is contiguous. The layout is then what it was.
+        Exception: whatever the model raises while it is contiguous, and whatever ``together``
+            raises. The layout is then what it was.
     """
-    weights = _laid_out(model)
-    if not weights:
+    layouts = _Layouts(_laid_out(model))
+    if not layouts.weights:
+        together([0.0, 0.0])
         return MemoryFormatChoice(_CONTIGUOUS, {}, "no weight has 4 or 5 dimensions")
-    layouts = _Layouts(weights)
+    refusal = "another rank cannot be channels_last"
+    with layouts.restored_on_error():
+        times_ms: list[float] | None = None
+        try:
+            with untouched(model, args, kwargs):
+                times_ms = _times_ms(layouts, model, args, kwargs)
+        except _Refused as refused:
+            refusal = str(refused)
+        agreed_ms = together(times_ms)
+        if agreed_ms is None:
+            warnings.warn(f"memory_format='auto' stays contiguous: {refusal}", stacklevel=4)
+            choice = MemoryFormatChoice(_CONTIGUOUS, {}, refusal)
+        else:
+            by_format = dict(zip(CANDIDATES, agreed_ms, strict=True))
+            best = min(CANDIDATES, key=lambda f: by_format[f])
+            choice = MemoryFormatChoice(best, by_format, "the faster")
+        layouts.set(choice.chosen)
+    _set({t: _as(t, choice.chosen) for t in _gradients(layouts.weights)})
+    return choice
+
+
+def _times_ms(
+    layouts: _Layouts, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[float]:
+    """The milliseconds of a step in each layout. Raises _Refused where channels_last is wrong."""
     learns = model.training and torch.is_grad_enabled()
     tensors = tensors_in((args, kwargs, list(model.parameters())))
     device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
@@ -115,32 +168,19 @@ def choose(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> M
             step(model, args, kwargs)
 
     def compared() -> list[Tensor]:
-        dtype = _least_precise(weights, device)
+        dtype = _least_precise(layouts.weights, device)
         return [output.to(dtype) for output in _outputs(model, args, kwargs, tensors)]
 
-    with (
-        layouts.restored_on_error(),
-        untouched(model, args, kwargs),
-        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
-    ):
-        try:
-            expected, found = (layouts.under(f, compared)() for f in _CANDIDATES)
-            if not expected:
-                raise _Refused("its outputs have no floating-point tensor that could be compared")
-            wrong = difference(expected, found)
-            if wrong is not None:
-                raise _Refused(f"in channels_last {wrong}")
-            steps = {_name(f): layouts.under(f, a_step) for f in _CANDIDATES}
-            times = time_in_turns(steps, (), device.type == "cuda")
-            times_ms = {f: times[_name(f)] for f in _CANDIDATES}
-            best = min(_CANDIDATES, key=lambda f: times_ms[f])
-            choice = MemoryFormatChoice(best, times_ms, "the faster")
-        except _Refused as refused:
-            warnings.warn(f"memory_format='auto' stays contiguous: {refused}", stacklevel=4)
-            choice = MemoryFormatChoice(_CONTIGUOUS, {}, str(refused))
-        layouts.set(choice.chosen)
-    _set({t: _as(t, choice.chosen) for t in _gradients(weights)})
-    return choice
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        expected, found = (layouts.under(f, compared)() for f in CANDIDATES)
+        if not expected:
+            raise _Refused("its outputs have no floating-point tensor that could be compared")
+        wrong = difference(expected, found)
+        if wrong is not None:
+            raise _Refused(f"in channels_last {wrong}")
+        steps = {_name(f): layouts.under(f, a_step) for f in CANDIDATES}
+        times = time_in_turns(steps, (), device.type == "cuda")
+    return [times[_name(f)] for f in CANDIDATES]
 
 
 class _Refused(Exception):
@@ -151,8 +191,9 @@ class _Layouts:
     """The weights of a model in each layout, of which they can have any at once."""
 
     def __init__(self, weights: list[Tensor]) -> None:
+        self.weights = weights
         self._before = {tensor: tensor.detach() for tensor in weights}
-        self._data = {f: {t: _as(t, f) for t in weights} for f in _CANDIDATES}
+        self._data = {f: {t: _as(t, f) for t in weights} for f in CANDIDATES}
         self._current: torch.memory_format | None = None
 
     def set(self, memory_format: torch.memory_format) -> None:
@@ -183,8 +224,11 @@ class _Layouts:
         try:
             yield
         except BaseException:
-            _set(self._before)
+            self.restore()
             raise
+
+    def restore(self) -> None:
+        _set(self._before)
 
 
 def _outputs(
