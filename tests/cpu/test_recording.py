@@ -33,7 +33,7 @@ from simulation import (
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.timers.offline.recorder import record
-from cudnn_autotune.timers.offline.recording import ENVIRONMENT, Recording
+from cudnn_autotune.timers.offline.recording import ENVIRONMENT, NO_POWER, Recording
 from cudnn_autotune.timers.offline.replay import ReplayTimer
 from cudnn_autotune.timers.timer import Batch
 
@@ -258,6 +258,29 @@ def test_what_the_board_draws_alone_is_kept(tmp_path: Path) -> None:
             assert statistics.median(powers) == pytest.approx(timer.gpu.power_limit_w, rel=0.05)
 
 
+@pytest.mark.parametrize("former", [False, True])
+def test_version_1_has_no_power(tree: dict[str, Any], tmp_path: Path, former: bool) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(tree))
+    now = Recording.load(path)
+    old = {**copy.deepcopy(tree), "version": 1}
+    for trace in old["solo"]:
+        del trace["power_w"]
+    for reading in old["readings"]:
+        told = reading.pop("reports_throttling")
+        if former:
+            reading["tells_throttling"] = told
+    path.write_text(json.dumps(old))
+    read = Recording.load(path)
+    assert {reading.reports_throttling for reading in read.readings} == {former}
+    assert read.remarks == (*now.remarks, NO_POWER)
+    solo = [replace(t, power_w=(None,) * len(t.at_ms)) for t in now.solo]
+    readings = now.readings if former else read.readings
+    assert read == replace(now, solo=tuple(solo), readings=readings, remarks=read.remarks)
+    read.save(path)
+    assert Recording.load(path) == read
+
+
 def test_gzip_where_the_name_says_so(small: Recording, tmp_path: Path) -> None:
     small.save(tmp_path / "r.json")
     small.save(tmp_path / "r.json.gz")
@@ -392,10 +415,10 @@ def drop(*path: Any) -> Change:
     [
         (put("format", "something else"), "format: must be 'cudnn-autotune recording'"),
         (drop("format"), "format: must be"),
-        (put("version", 3), "version: must be 2; this package reads no other, got 3"),
-        (put("version", 1), "version: must be 2"),
-        (put("version", True), "version: must be 2"),
-        (drop("version"), "version: must be 2"),
+        (put("version", 3), "version: must be 1 to 2; this package reads no other, got 3"),
+        (put("version", 1.0), "version: must be 1 to 2"),
+        (put("version", True), "version: must be 1 to 2"),
+        (drop("version"), "version: must be 1 to 2"),
         (drop("problem"), "problem: is missing"),
         (put("surprise", 1), "surprise: is not a known field"),
         (put("environment", []), "environment: must be an object"),

@@ -31,7 +31,7 @@ from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.offline.recorded_times import smoothed
 from cudnn_autotune.timers.offline.recorder import record
-from cudnn_autotune.timers.offline.recording import Recording, SoloTrace
+from cudnn_autotune.timers.offline.recording import NO_POWER, Recording, SoloTrace
 from cudnn_autotune.timers.offline.replay import ReplayTimer
 from cudnn_autotune.timers.timer import Batch, Cache
 
@@ -203,7 +203,8 @@ def test_the_hot_cache_shows_in_a_trace_of_the_cold_one(tmp_path: Path) -> None:
 
 
 def test_the_default_mode_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> None:
-    """auto's runs of 160 ms go by the readings of the power."""
+    """auto's runs of 160 ms go by the readings of the power; a recording of version 1 has none,
+    which is said."""
     live = simulation.preset("h200-capped", 1)
     recording = record(live, live.candidates, PROBLEM)
     auto: Any = replace(sampling.get("auto"), seed=1)  # type: ignore[type-var]
@@ -211,6 +212,11 @@ def test_the_default_mode_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> 
         found = auto.select(timer.candidates, timer, Limits())
         assert "of the board's power" in " ".join(found.evidence.remarks)
         assert timer.state().reports_throttling
+    solo = [replace(trace, power_w=(None,) * len(trace.at_ms)) for trace in recording.solo]
+    old = ReplayTimer(replace(recording, solo=tuple(solo), remarks=(NO_POWER,)), 2)
+    found = auto.select(old.candidates, old, Limits())
+    assert "of the board's power" not in " ".join(found.evidence.remarks)
+    assert NO_POWER in old.missing
 
 
 def test_the_power_is_that_of_the_trace(forum: Recording) -> None:

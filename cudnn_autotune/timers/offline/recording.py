@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ from cudnn_autotune.timers.timer import Cache
 
 FORMAT = "cudnn-autotune recording"
 VERSION = 2
+NO_POWER = "the board's power, which recordings of version 1 did not keep"
+"""The remark of such a recording. Modes that decide by the power may choose otherwise than on the
+GPU."""
 ENVIRONMENT = (
     "gpu",
     "multiprocessors",
@@ -192,7 +195,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:
-        """Reads a file that :meth:`save` wrote.
+        """Reads a file that :meth:`save` wrote, in any version.
 
         Raises:
             ValueError: the message names the file and the field, and says what is wrong with it.
@@ -208,13 +211,26 @@ def _from_json(tree: Any) -> Recording:
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise ValueError(f"format: must be {FORMAT!r}; this is no recording")
     version = tree.get("version")
-    if type(version) is not int or version != VERSION:
-        rule = f"must be {VERSION}; this package reads no other, got {shown(version)}"
+    if type(version) is not int or not 1 <= version <= VERSION:
+        rule = f"must be 1 to {VERSION}; this package reads no other, got {shown(version)}"
         raise ValueError(f"version: {rule}")
     del tree["format"], tree["version"]
     if "problem" in tree:
         tree["problem"] = problem_from_json(tree["problem"], "problem")
-    return decode(Recording, tree, "recording")
+    for reading in _objects(tree.get("readings")):
+        if "tells_throttling" in reading:  # the field's former name
+            reading["reports_throttling"] = reading.pop("tells_throttling")
+    if version > 1:
+        return decode(Recording, tree, "recording")
+    for trace in _objects(tree.get("solo")):
+        if isinstance(at_ms := trace.get("at_ms"), list):
+            trace["power_w"] = [None] * len(at_ms)
+    recording = decode(Recording, tree, "recording")
+    return replace(recording, remarks=(*recording.remarks, NO_POWER))
+
+
+def _objects(items: Any) -> list[dict[str, Any]]:
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _wrong(candidate: RecordedCandidate, texts: set[str]) -> str:
