@@ -259,6 +259,18 @@ class TestComparison:
             torch.testing.assert_close(output, block(input))
         assert last().chosen != list(last().times_ms)[loser]
 
+    def test_without_memory_to_compare_plain_inductor_runs(
+        self, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(programs: dict[str, Any], inputs: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(backend_module, "compare", fails)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(block, compare=True)(input), block(input))
+        assert (last().chosen, last().is_frozen) == ("inductor", False)
+        assert "not enough memory" in last().note
+
     def test_the_random_numbers_are_the_callers(self, input: Tensor) -> None:
         model = nn.Sequential(nn.Conv2d(12, 12, 1), nn.ReLU(), nn.Dropout())
         with torch.no_grad():

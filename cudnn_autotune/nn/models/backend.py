@@ -320,8 +320,15 @@ class _Inference:
     def _choose(self, contenders: dict[str, Program], inputs: Sequence[Any]) -> None:
         """Keeps the fastest of the programs that are right."""
         self._contenders = None
-        comparison = compare(contenders, inputs)
         record = self._record
+        try:
+            comparison = compare(contenders, inputs)
+        except torch.OutOfMemoryError:
+            record.note = "not compared: there was not enough memory"
+            _log.warning("a compiled graph was %s; it runs as Inductor makes it", record.note)
+            self._run, self._weights = contenders["inductor"], None
+            record.chosen, record.is_frozen = "inductor", False
+            return
         record.times_ms = dict(comparison.times_ms)
         record.chosen = comparison.fastest
         for name, reason in comparison.wrong.items():
