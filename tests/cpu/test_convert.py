@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import logging
 import pickle
@@ -369,6 +370,12 @@ def test_a_wrapped_model_is_converted_within(model: Net, x: Tensor) -> None:
     assert ca.conversion(wrapped).served.keys() == {f"module.{name}" for name in SERVED}
 
 
+def test_a_forward_keeps_its_signature(model: Net) -> None:
+    before = [inspect.signature(module.forward) for module in model.modules()]
+    ca.convert(model)
+    assert [inspect.signature(module.forward) for module in model.modules()] == before
+
+
 # Compiling and tracing.
 
 
@@ -551,7 +558,12 @@ def with_slots() -> nn.Module:
     return Slots(3, 3, 1)
 
 
+def traced_by_fx() -> nn.Module:
+    return torch.fx.symbolic_trace(Standardized(3, 3, 1))
+
+
 LEFT = {
+    "fx graph": (traced_by_fx, "it is an fx.GraphModule, which makes its forward anew"),
     "scripted": (scripted, "it is compiled by torch.jit"),
     "quantized": (quantized, "it is quantized, and runs kernels for integers"),
     "own attribute": (

@@ -15,6 +15,7 @@ buffers, hooks, attributes, and whoever refers to it.
 from __future__ import annotations
 
 import copyreg
+import functools
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class NotConverted(Exception):
 
 
 class Derived(WithPolicy):
-    """A base of the classes that are made for subclasses of PyTorch's."""
+    """A base of the classes that are made for others than PyTorch's own."""
 
     converted_from: Class
 
@@ -56,14 +57,6 @@ class Derived(WithPolicy):
             arguments = (self.converted_from, *reduced[1][1:])
             return (new_converted, arguments, *reduced[2:])
         return reduced
-
-
-class RoutedForward(Derived):
-    """As :class:`Derived`, for a class whose forward calls PyTorch's functions."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with Routing(self.sampling, self.workspace_limit):
-            return super().forward(*args, **kwargs)
 
 
 def new_converted(original: Class, *args: Any) -> nn.Module:
@@ -104,6 +97,10 @@ def class_for(module: nn.Module) -> Class | None:
     if _is_quantized(module):
         raise NotConverted("it is quantized, and runs kernels for integers")
     cls = type(module)
+    if isinstance(module, fx.GraphModule):
+        if calls_convolutions(cls):
+            raise NotConverted("it is an fx.GraphModule, which makes its forward anew")
+        return None
     try:
         made = _converted(cls)
     except TypeError as error:  # of metaclasses, and of `__init_subclass__`
@@ -112,8 +109,6 @@ def class_for(module: nn.Module) -> Class | None:
         if is_convolution(module):
             raise NotConverted(f"cudnn_autotune has no counterpart of {cls.__name__}")
         return None
-    if isinstance(module, fx.GraphModule):
-        raise NotConverted("it is an fx.GraphModule, which makes its forward anew")
     for name in POLICY:
         if hasattr(module, name):
             raise NotConverted(f"it has an attribute {name!r} of its own")
@@ -154,12 +149,6 @@ def _derived(cls: Class) -> Class:
 
 def _derive(cls: Class) -> Class:
     theirs = next((base for base in cls.__mro__ if base in COUNTERPARTS), None)
-    has_own_forward = theirs is None or any(
-        getattr(cls, name, None) is not getattr(theirs, name, None)
-        for name in ("forward", "_conv_forward")
-    )
-    first = RoutedForward if has_own_forward else Derived
-    bases = (first, cls) if theirs is None else (first, cls, COUNTERPARTS[theirs])
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
@@ -167,11 +156,26 @@ def _derive(cls: Class) -> Class:
         "__init__": cls.__init__,
         "converted_from": cls,
     }
+    if theirs is None or any(
+        getattr(cls, name, None) is not getattr(theirs, name, None)
+        for name in ("forward", "_conv_forward")
+    ):
+        namespace["forward"] = _routed(cls.forward)
     becomes = getattr(cls, "cls_to_become", None)  # of a lazy module
     if becomes is not None:
         namespace["cls_to_become"] = _converted(becomes)
+    bases = (Derived, cls) if theirs is None else (Derived, cls, COUNTERPARTS[theirs])
     make: Any = type(cls)  # a metaclass, where the user has one
     return make(cls.__name__, bases, namespace)
+
+
+def _routed(forward: Any) -> Any:
+    @functools.wraps(forward)  # it keeps the signature, which torch.export asks for
+    def routed(self: WithPolicy, *args: Any, **kwargs: Any) -> Any:
+        with Routing(self.sampling, self.workspace_limit):
+            return forward(self, *args, **kwargs)
+
+    return routed
 
 
 def _wraps(cls: Class) -> bool:
