@@ -15,8 +15,9 @@ ours        convert: `cudnn_autotune.convert` in eager; fuse: `cudnn_autotune.fu
 
 PyTorch keeps what `cudnn.benchmark` found for as long as a process lives, so each of its modes has
 a process of its own: the first of `--pytorch` runs all ways, the others eager and convert, through
-which their times are compared. `--at-once` processes compile side by side, on the CPU; one at a
-time has the GPU, for whatever runs on it. First steps find an empty folder of Inductor's.
+which their times are compared. No process tunes what an earlier one has chosen. `--at-once`
+processes compile side by side, on the CPU; one at a time has the GPU, for whatever runs on it.
+First steps find an empty folder of Inductor's.
 
 Outputs, and the gradients of the convolutions' weights, are compared with those of float32.
 
@@ -66,11 +67,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--block-ms", type=float, default=20, help="length of a block; %(default)s")
     p.add_argument("--settle-s", type=float, default=0.5, help="in turns before the first block")
     p.add_argument("--at-once", type=int, default=5, help="processes; %(default)s")
-    p.add_argument(
-        "--fresh",
-        action="store_true",
-        help="every process tunes for itself; else it looks first at what earlier ones have chosen",
-    )
+    p.add_argument("--store", type=Path, help="a folder that keeps choices for later runs")
     p.add_argument("--process-limit", type=float, default=900, help="seconds; %(default)s")
     p.add_argument("--time-limit", type=float, default=3000, help="seconds for all; %(default)s")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
@@ -128,7 +125,7 @@ def main() -> int:
                         "ways": mine,
                         "pytorch": mode,
                         "lock": str(folder / "gpu"),
-                        "store": None if options.fresh else str(folder / "store"),
+                        "store": str(options.store or folder / "store"),
                     }
         limits = begin + options.time_limit, options.process_limit
         complete = Run(__file__, record, telemetry, *limits).measure(requests, options.at_once)

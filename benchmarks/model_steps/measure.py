@@ -32,8 +32,7 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     are off."""
     set_torch_mode(request["pytorch"])
     ca.set_sampling(request["sampling"])
-    if request["store"] is not None:
-        ca.set_store(request["store"], mode="read_write")
+    ca.set_store(request["store"], mode="read_write")
     lock = GpuLock(request["lock"])
     lock.take_back_for_groups()
     lock.acquire()

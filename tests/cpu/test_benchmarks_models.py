@@ -150,12 +150,17 @@ def test_a_way_that_fails_is_named_and_the_others_are_measured(
 
     monkeypatch.setattr(ca, "convert", fail)
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
-    request = {"pytorch": "pytorch_off", "sampling": "race", "store": None, "device": "cpu"}
+    request = {"pytorch": "pytorch_off", "sampling": "race", "device": "cpu"}
     request |= {
         "case": {"model": "any", "step": "infer", "layout": "contiguous"},
         "batches": [1, 2],
     }
-    request |= {"ways": ["eager", "convert"], "lock": str(tmp_path / "lock"), "rounds": 2}
+    request |= {
+        "ways": ["eager", "convert"],
+        "lock": str(tmp_path / "lock"),
+        "rounds": 2,
+        "store": str(tmp_path),
+    }
     parts = list(measure.measure({**request, "block_ms": 0.01, "settle_s": 0}))
     assert [part["batch"] for part in parts] == [1] * 4 + [2] * 4
     assert [part["part"] for part in parts[:4]] == ["way", "failed", "turns", "compared"]
