@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -51,8 +51,7 @@ class Case:
         return self.step == "train"
 
     def batches(self) -> tuple[int, ...]:
-        model = MODELS.get(self.model, Model())
-        return model.train if self.is_training else model.infer
+        return getattr(MODELS.get(self.model, Model()), self.step)
 
 
 def cases(models: Sequence[str], steps: Sequence[str], layouts: Sequence[str]) -> Iterator[Case]:
@@ -70,7 +69,7 @@ class Way:
     label: str
     prepare: str = ""
     """``cudnn_autotune.convert`` or ``fuse``, called on the model first."""
-    compile: dict[str, Any] | None = field(default=None)
+    compile: dict[str, Any] | None = None
     """The arguments of ``torch.compile``; None: eager."""
     freezing: bool = False
     """Inductor's setting, which takes the weights as constants."""

@@ -39,8 +39,11 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     subject = _begun(request, lock)
     for batch in request["batches"]:
         torch._dynamo.reset()
-        for part in _measured(subject, batch, request, lock):
-            yield {"batch": batch, **part}
+        try:
+            for part in _measured(subject, batch, request, lock):
+                yield {"batch": batch, **part}
+        except Exception as error:  # the other batches are measured all the same
+            yield {"batch": batch, **_failed("the batch", error)}
         gc.collect()
     lock.release()
 
@@ -65,8 +68,8 @@ def _measured(
     if device == "cuda":
         pool = torch.cuda.graph_pool_handle()
         for name, step in steps.items():
-            memory[name] = step.peak_bytes()
             try:
+                memory[name] = step.peak_bytes()
                 replays[name] = step.captured(pool)
                 called.remove(name)
             except Exception as error:

@@ -60,7 +60,7 @@ class Subject:
         """The step, to be run in this way; nothing is compiled yet."""
         model = copy.deepcopy(self.model)
         inputs = [x[:batch] for x in self.inputs]
-        run: Callable[..., Any] = model
+        run: Any = model
         if way.prepare == "convert":
             ca.convert(model)
         elif way.prepare == "fuse":
@@ -85,13 +85,7 @@ class Step:
     """A forward, and in training its backward, of a whole batch."""
 
     def __init__(
-        self,
-        subject: Subject,
-        model: nn.Module,
-        run: Callable[..., Any],
-        inputs: list[Tensor],
-        *,
-        autocast: bool,
+        self, subject: Subject, model: nn.Module, run: Any, inputs: list[Tensor], autocast: bool
     ) -> None:
         self._subject, self.model, self._run, self._inputs = subject, model, run, inputs
         self._autocasts = autocast and subject.case.is_training
@@ -176,7 +170,8 @@ def _calibrate(model: nn.Module, inputs: list[Tensor]) -> None:
     for norm in norms:
         norm.momentum = 1.0
     if norms:
-        with torch.no_grad():
+        # Not with benchmark on: these are not the shapes that are measured.
+        with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, fp32_precision=None):
             model.train()(*inputs)
     for norm, value in zip(norms, before, strict=True):
         norm.momentum = value

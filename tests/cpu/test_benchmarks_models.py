@@ -126,6 +126,14 @@ def test_a_process_that_hangs_is_told_and_the_rest_goes_on(tmp_path: Path) -> No
     assert values[0] in done.stderr
 
 
+def test_what_there_is_no_time_for_is_counted(tmp_path: Path) -> None:
+    options = f"--device cpu {ONE} {SHORT} --time-limit 5"
+    done = run(SCRIPT, *options.split(), "--json", tmp_path / "models.json")
+    assert done.returncode == 1
+    results = record(tmp_path, SCRIPT)["results"]
+    assert results == {"runs": [], "failures": ["time limit: 3 of 3 processes were not run"]}
+
+
 def test_a_run_that_is_killed_keeps_what_it_has(tmp_path: Path) -> None:
     path = tmp_path / "models.json"
     options = f"--device cpu {ONE} {SHORT} --rounds 1000000 --ways eager --pytorch pytorch_off"
@@ -140,8 +148,17 @@ def test_a_run_that_is_killed_keeps_what_it_has(tmp_path: Path) -> None:
     assert data["results"]["runs"][0]["ways"]["eager"]["first_step_s"] > 0
 
 
+@pytest.fixture
+def request_for(modules: None, tmp_path: Path) -> dict[str, Any]:
+    """What a worker is asked: eager steps of a miniature, in two batches."""
+    case = {"model": "any", "step": "infer", "layout": "contiguous"}
+    asked = {"case": case, "batches": [1, 2], "ways": ["eager", "convert"], "device": "cpu"}
+    asked |= {"pytorch": "pytorch_off", "sampling": "race", "store": str(tmp_path)}
+    return asked | {"lock": str(tmp_path / "lock"), "rounds": 2, "block_ms": 0.01, "settle_s": 0}
+
+
 def test_a_way_that_fails_is_named_and_the_others_are_measured(
-    modules: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from model_steps import measure
 
@@ -149,23 +166,30 @@ def test_a_way_that_fails_is_named_and_the_others_are_measured(
         raise RuntimeError("no such convolution")
 
     monkeypatch.setattr(ca, "convert", fail)
-    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
-    request = {"pytorch": "pytorch_off", "sampling": "race", "device": "cpu"}
-    request |= {
-        "case": {"model": "any", "step": "infer", "layout": "contiguous"},
-        "batches": [1, 2],
-    }
-    request |= {
-        "ways": ["eager", "convert"],
-        "lock": str(tmp_path / "lock"),
-        "rounds": 2,
-        "store": str(tmp_path),
-    }
-    parts = list(measure.measure({**request, "block_ms": 0.01, "settle_s": 0}))
+    parts = list(measure.measure(request_for))
     assert [part["batch"] for part in parts] == [1] * 4 + [2] * 4
     assert [part["part"] for part in parts[:4]] == ["way", "failed", "turns", "compared"]
     assert parts[1]["error"] == "RuntimeError: no such convolution"
     assert list(parts[2]["times_ms"]) == ["eager"]
+
+
+def test_a_batch_that_fails_is_named_and_the_others_are_measured(
+    request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from model_steps import measure
+    from model_steps.subject import Subject
+
+    reference = Subject.reference
+
+    def fail(self: Subject, batch: int) -> Any:
+        if batch == 1:
+            raise torch.OutOfMemoryError("too large")
+        return reference(self, batch)
+
+    monkeypatch.setattr(Subject, "reference", fail)
+    kinds = [(part["batch"], part["part"]) for part in measure.measure(request_for)]
+    assert kinds[2:4] == [(1, "turns"), (1, "failed")]
+    assert kinds[-2:] == [(2, "turns"), (2, "compared")]
 
 
 @pytest.mark.parametrize(
