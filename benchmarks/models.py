@@ -26,8 +26,8 @@ Outputs, and the gradients of the convolutions' weights, are compared with those
 
 With two GPUs, each measures its share of the models, and the page has one section for both records:
 
-    CUDA_VISIBLE_DEVICES=0 python benchmarks/models.py --share 1/2 --json models.part1.json &
-    CUDA_VISIBLE_DEVICES=1 python benchmarks/models.py --share 2/2 --json models.part2.json
+    CUDA_VISIBLE_DEVICES=0 python benchmarks/models.py --share 1/2 --json whole_models.part1.json &
+    CUDA_VISIBLE_DEVICES=1 python benchmarks/models.py --share 2/2 --json whole_models.part2.json
 """
 
 from __future__ import annotations
