@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import fuse_conv_bn_eval, parametrizations, parametrize, prune
 from torch.nn.utils import weight_norm as old_weight_norm
+from torch.utils.checkpoint import checkpoint
 
 import cudnn_autotune as ca
 
@@ -198,6 +199,16 @@ def test_gradients_are_pytorchs(model: Net, x: Tensor) -> None:
     twin = ca.convert(copy.deepcopy(model))
     for each in (model, twin):
         each(x).square().sum().backward()
+    for expected, actual in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(actual.grad, expected.grad)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing(model: Net, x: Tensor, use_reentrant: bool) -> None:
+    twin = ca.convert(copy.deepcopy(model))
+    for each in (model, twin):
+        output = checkpoint(each, x.clone().requires_grad_(), use_reentrant=use_reentrant)
+        output.square().sum().backward()
     for expected, actual in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(actual.grad, expected.grad)
 

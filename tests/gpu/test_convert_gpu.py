@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from references import assert_close
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 from training_steps import training_step
 
 import cudnn_autotune as ca
@@ -124,6 +125,34 @@ def test_compiled_without_a_graph_break(x: Tensor) -> None:
         assert_close(compiled(x), theirs(x), 1e-4)
     # The convolution with a forward of its own is among those that were searched.
     assert theirs.own.weight.shape in {choice.problem.weight_shape for choice in ca.choices()}
+
+
+class Checkpointed(nn.Module):
+    """Within, a call of a function is computed again in the backward, when no mode is active."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.first = Standardized(3, 8, 3)
+        self.kernel = nn.Parameter(torch.randn(8, 8, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = checkpoint(self.first, x, use_reentrant=self.use_reentrant)
+        out: Tensor = checkpoint(
+            lambda y: F.conv2d(y, self.kernel).relu(), y, use_reentrant=self.use_reentrant
+        )
+        return out
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing(x: Tensor, use_reentrant: bool) -> None:
+    theirs = Checkpointed(use_reentrant).cuda()
+    ours = ca.convert(copy.deepcopy(theirs))
+    for model in (theirs, ours):
+        model(x.clone().requires_grad_()).sin().sum().backward()
+    for mine, right in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(mine.grad, right.grad, 1e-4)
+    assert len(ca.choices()) > 0
 
 
 def test_under_autocast(x: Tensor) -> None:
