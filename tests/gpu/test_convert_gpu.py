@@ -44,7 +44,8 @@ class Upsampling(nn.ConvTranspose2d):
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        # A bias before a batch norm would have a gradient of nothing but rounding errors.
+        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(16)
         self.own = Standardized(16, 16, 3, padding=1)
         self.pointwise = nn.Conv2d(16, 16, 1, bias=False)

@@ -62,7 +62,9 @@ def test_a_fused_model_is_right(
     assert not fused.unfused
     with torch.no_grad():
         output = fused(input)
-    assert output.is_contiguous(memory_format=layout)
+    # As PyTorch's convolutions do, those in float64 give contiguous outputs.
+    kept = torch.contiguous_format if dtype is torch.float64 else layout
+    assert output.is_contiguous(memory_format=kept)
     assert_close(output, expected, 2 * tolerance(dtype, allow_tf32=True))
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from references import assert_close, tolerance
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.func import functional_call
 from torch.profiler import ProfilerActivity, profile
 from training_steps import assert_same_step, training_step
 
@@ -129,9 +130,15 @@ def test_derivatives(name: str) -> None:
     module = make().to("cuda", torch.float64)
     size = module.weight.dim() - 2
     input = torch.randn(1, 8, *(4,) * size, device="cuda", dtype=torch.float64, requires_grad=True)
+    names = [name for name, _ in module.named_parameters()]
+
+    def call(input: Tensor, *parameters: Tensor) -> Any:
+        return functional_call(module, dict(zip(names, parameters, strict=True)), (input,))
+
+    tensors = (input, *module.parameters())
     with ca.enable():
-        assert gradcheck(module, input, fast_mode=True, nondet_tol=1e-10)
-        assert gradgradcheck(module, input, fast_mode=True, nondet_tol=1e-10)
+        assert gradcheck(call, tensors, fast_mode=True, nondet_tol=1e-10)
+        assert gradgradcheck(call, tensors, fast_mode=True, nondet_tol=1e-10)
     assert chosen() == {"fprop", "dgrad", "wgrad"}
 
 
@@ -241,14 +248,10 @@ def test_pytorchs_own_path_does_not_call_itself() -> None:
     assert sum(ca.fallbacks().values()) > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.float16], ids=str)
-def test_what_cudnn_cannot_compute_is_pytorchs(
-    dtype: torch.dtype, cudnn_flags: Callable[..., None]
-) -> None:
-    input = torch.randn(2, 4, 9, 8, device="cuda", dtype=dtype)
-    weight = torch.randn(6, 4, 3, 3, device="cuda", dtype=dtype)
-    if dtype is torch.float16:
-        cudnn_flags(enabled=False)
+def test_what_cudnn_may_not_compute_is_pytorchs(cudnn_flags: Callable[..., None]) -> None:
+    input = torch.randn(2, 4, 9, 8, device="cuda", dtype=torch.float16)
+    weight = torch.randn(6, 4, 3, 3, device="cuda", dtype=torch.float16)
+    cudnn_flags(enabled=False)
     arguments = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     layout = {"memory_format": torch.channels_last}
     input, weight = input.contiguous(**layout), weight.contiguous(**layout)
@@ -261,7 +264,7 @@ def test_what_cudnn_cannot_compute_is_pytorchs(
     assert sum(ca.fallbacks().values()) == 1
 
 
-def test_profiles_show_the_engine_within_pytorchs_operator() -> None:
+def test_profiles_show_pytorchs_operator_and_not_its_engine() -> None:
     module, input = model_and_input("conv2d", torch.float16)
     with ca.enable():
         module(input)
@@ -270,4 +273,3 @@ def test_profiles_show_the_engine_within_pytorchs_operator() -> None:
     names = [event.name for event in recorded.events()]
     assert "aten::convolution" in names
     assert "aten::cudnn_convolution" not in names
-    assert any(name.startswith("cudnn_autotune::") for name in names)
