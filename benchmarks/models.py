@@ -16,13 +16,18 @@ ours        convert: `cudnn_autotune.convert` in eager; fuse: `cudnn_autotune.fu
 PyTorch keeps what `cudnn.benchmark` found for as long as a process lives, so each of its modes has
 a process of its own: the first of `--pytorch` runs all ways, the others eager and convert, through
 which their times are compared. No process tunes what an earlier one has chosen. `--at-once`
-processes compile side by side, on the CPU; one at a time has the GPU, for whatever runs on it.
-First steps find an empty folder of Inductor's.
+processes compile models and engines side by side, on the CPU; one at a time has the GPU, for
+whatever runs on it: of those that wait, the earliest case. Cases are recorded as they end, larger
+batches first. First steps find an empty folder of Inductor's.
 
 Outputs, and the gradients of the convolutions' weights, are compared with those of float32.
 
     python benchmarks/models.py --json models.json
-    python benchmarks/models.py --models resnet50,unet3d --steps infer --batches 1,8 --json few.json
+
+What takes longest is tuning, so few batches and one of PyTorch's modes are the cheapest subset:
+
+    python benchmarks/models.py --models resnet50,densenet121 --steps infer --batches 64 \\
+        --pytorch pytorch_on_10 --at-once 2 --time-limit 380 --json few.json
 
 With two GPUs, each measures its share of the models, and the page has one section for both records:
 
@@ -125,6 +130,7 @@ def main() -> int:
                         "ways": mine,
                         "pytorch": mode,
                         "lock": str(folder / "gpu"),
+                        "place": len(requests),
                         "store": str(options.store or folder / "store"),
                     }
         limits = begin + options.time_limit, options.process_limit

@@ -72,7 +72,7 @@ class Way:
     compile: dict[str, Any] | None = None
     """The arguments of ``torch.compile``; None: eager."""
     freezing: bool = False
-    """Inductor's setting, which takes the weights as constants."""
+    """Inductor's setting, which takes the weights as constants; Dynamo reads it too."""
     trains: bool = True
     times_while_compiling: bool = False
 
@@ -85,7 +85,10 @@ _BACKEND = {"backend": "cudnn_autotune"}
 WAYS = {
     "eager": Way("eager"),
     "compile": Way("compile", compile={}),
-    "compile_frozen": Way("compile, frozen", compile={}, freezing=True, trains=False),
+    # The option makes it another backend for Dynamo, which would run the code of compile else.
+    "compile_frozen": Way(
+        "compile, frozen", compile={"options": {"freezing": True}}, freezing=True, trains=False
+    ),
     # Modes of torch.compile that capture graphs of their own would do so inside ours.
     "compile_max": Way(
         "compile, max-autotune",

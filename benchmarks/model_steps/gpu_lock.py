@@ -1,5 +1,5 @@
 """The GPU is one process's at a time; while a model is compiled, which needs the CPU only, another
-process has it."""
+process has it. Of those that wait, the one of the earliest case is next."""
 
 from __future__ import annotations
 
@@ -15,23 +15,42 @@ from unittest import mock
 import torch
 
 from cudnn_autotune.nn.models import backend
+from cudnn_autotune.timers.gpu_timer import GpuTimer
 
 # Of Dynamo's callbacks: what is not among them may be timed on the GPU.
 _COMPILING = ("DYNAMO", "LAZY_BACKWARD")
 
 
 class GpuLock:
-    """A lock of a file, which ends with its process at the latest."""
+    """A lock of a file, which ends with its process at the latest.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        place: of this process's case among all. A process that waits locks the byte of its place.
+    """
+
+    def __init__(self, path: str, place: int = 0) -> None:
         self._file, self._is_lent = os.open(path, os.O_CREAT | os.O_RDWR), False
+        self._place = place + 1  # no byte is before that of 0
         self.waited_s = 0.0
         """How long this process has waited for it so far."""
 
     def acquire(self) -> None:
         begin = time.perf_counter()
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, self._place)
         fcntl.flock(self._file, fcntl.LOCK_EX)
+        while self._is_awaited_before():
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            time.sleep(0.005)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._place)
         self.waited_s += time.perf_counter() - begin
+
+    def _is_awaited_before(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, self._place)
+            fcntl.lockf(self._file, fcntl.LOCK_UN, self._place)
+            return False
+        return True
 
     def release(self) -> None:
         """Gives back the GPU, when it has nothing left to do, and the memory that is not in use."""
@@ -78,6 +97,21 @@ class GpuLock:
                 self.release()
 
         backend.fuse_judged = run
+
+    def lend_while_building(self) -> None:
+        """From now on, another process has the GPU while engines are compiled for a search."""
+        built = GpuTimer._built
+
+        def run(timer: GpuTimer, candidates: Any) -> Any:
+            if all(not c.is_compiled or c.text in timer.plans for c in candidates):
+                return built(timer, candidates)
+            self.release()
+            try:
+                return built(timer, candidates)
+            finally:
+                self.acquire()
+
+        GpuTimer._built = run  # type: ignore[method-assign]
 
     @contextlib.contextmanager
     def lent_while_exporting(self) -> Iterator[None]:

@@ -33,11 +33,12 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     set_torch_mode(request["pytorch"])
     ca.set_sampling(request["sampling"])
     ca.set_store(request["store"], mode="read_write")
-    lock = GpuLock(request["lock"])
+    lock = GpuLock(request["lock"], request["place"])
     lock.take_back_for_groups()
+    lock.lend_while_building()
     lock.acquire()
     subject = _begun(request, lock)
-    for batch in request["batches"]:
+    for batch in sorted(request["batches"], reverse=True):
         torch._dynamo.reset()
         try:
             for part in _measured(subject, batch, request, lock):
@@ -60,6 +61,8 @@ def _measured(
             yield _failed(name, error)
             continue
         yield part
+        if part.get("graphs") == 0:
+            yield {"part": "failed", "step": name, "error": "it ran what was compiled before"}
         if device == "cuda" and WAYS[name].is_ours and not part["choices"]["made"]:
             yield {"part": "failed", "step": name, "error": "no convolution was served by us"}
     replays: dict[str, Callable[[], None]] = dict(steps)
@@ -107,9 +110,11 @@ def _begun(request: dict[str, Any], lock: GpuLock) -> Subject:
 
 def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple[Step, Part]:
     """A way's step, which has run once; how long that took: compiling, tuning, and running."""
+    from torch._dynamo.utils import counters
     from torch._inductor import config
 
     way = WAYS[name]
+    graphs = counters["stats"]["unique_graphs"]
     synchronize(subject.device)
     begin = time.perf_counter() - lock.waited_s
     may_lend = (
@@ -121,6 +126,8 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     synchronize(subject.device)
     took_s = time.perf_counter() - lock.waited_s - begin
     part: Part = {"part": "way", "way": name, "first_step_s": numbers.significant(took_s, 4)}
+    if way.compile is not None:
+        part["graphs"] = counters["stats"]["unique_graphs"] - graphs
     if way.is_ours:
         part["choices"] = choices_made()
     return step, part

@@ -12,7 +12,7 @@ from .cases import PYTORCH, STEPS, WAYS
 
 Run = dict[str, Any]
 _SLOWER = 1.01
-_CASE = "model, step, layout, batch"
+_CASE = ("model", "step, layout, batch")
 
 
 def _count(run: Run) -> int:
@@ -25,7 +25,7 @@ class Row:
 
     def __init__(self, key: tuple[str, str, str, int], runs: dict[str, Run]) -> None:
         model, self.step, layout, self.batch = key
-        self.label = f"{model}, {STEPS[self.step]}, {layout}, {self.batch}"
+        self.case = (model, f"{STEPS[self.step]}, {layout}, {self.batch}")
         self.runs = runs
         self.main = max(filter(runs.__contains__, PYTORCH), key=lambda mode: _count(runs[mode]))
         self.ours = {w: ms for w, ms in self.times(self.main).items() if WAYS[w].is_ours}
@@ -127,7 +127,7 @@ def _steps(data: dict[str, Any], found: list[Row]) -> Table:
     table = Table(
         "Steps (ms)",
         [
-            _CASE,
+            *_CASE,
             *(f"{WAYS[way].label}, {PYTORCH[mode]}" for way, mode in theirs),
             *(WAYS[way].label for way in ours),
             *(f"best of PyTorch's / {WAYS[way].label}" for way in ours),
@@ -137,13 +137,14 @@ def _steps(data: dict[str, Any], found: list[Row]) -> Table:
         f"each; medians. Ours by {asked['sampling']}. Times of PyTorch's other modes are of their "
         "own processes, brought to the first one's by what one of our ways took in both. *: plain "
         "calls, since no graph was captured." + dry_run_note(data),
+        texts=len(_CASE),
     )
     for row in found:
         times, best = row.pytorch(), row.best()
         cells = [number(times.get((w, mode))) + _mark(row.runs.get(mode), w) for w, mode in theirs]
         cells += [number(row.ours.get(way)) + _mark(row.runs[row.main], way) for way in ours]
         cells += [number(best / row.ours[w] if best and w in row.ours else None) for w in ours]
-        table.rows.append((row.label, *cells))
+        table.rows.append((*row.case, *cells))
     return table
 
 
@@ -153,32 +154,34 @@ def _mark(run: Run | None, way: str) -> str:
 
 def _by_way(found: list[Row]) -> list[Table]:
     """What the main processes tell of each way, beside the times of its steps."""
-    mains = [(row.label, row.runs[row.main]) for row in found]
+    mains = [(row.case, row.runs[row.main]) for row in found]
     ways = [way for way in WAYS if any(way in run["ways"] for _, run in mains)]
     labels = [WAYS[way].label for way in ways]
     first = Table(
         "The first step, and the memory of a later one",
-        [_CASE, *(f"{label} (s)" for label in labels), *(f"{label} (MiB)" for label in labels)],
+        [*_CASE, *(f"{label} (s)" for label in labels), *(f"{label} (MiB)" for label in labels)],
         note="Seconds of compiling, tuning and running, one way after the other in one process, so "
         "that later ways find what earlier ones have tuned or compiled. MiB: the most that a step "
         "has at a time, beside the model and its inputs.",
+        texts=len(_CASE),
     )
     off = Table(
         "How far the results are off",
-        [_CASE, *labels, "further off than PyTorch's"],
+        [*_CASE, *labels, "further off than PyTorch's"],
         note="The norm of the difference from what float32 gives, over the norm of that: of the "
         "outputs; in training, of the gradients of the convolutions' weights too (their median).",
+        texts=len(_CASE),
     )
-    for label, run in mains:
+    for case, run in mains:
         seconds = [run["ways"].get(way, {}).get("first_step_s") for way in ways]
         memory = [run.get("peak_bytes", {}).get(way) for way in ways]
         cells = [number(None if size is None else size / 2**20, 0) for size in memory]
-        first.rows.append((label, *(number(value, 1) for value in seconds), *cells))
+        first.rows.append((*case, *(number(value, 1) for value in seconds), *cells))
         errors = {way: dict(run["ways"].get(way, {}).get("errors", {})) for way in ways}
         beyond = [(way, mine.pop("beyond", [])) for way, mine in errors.items()]
         texts = (f"{way}: {', '.join(names)}" for way, names in beyond if names)
         cells = ["; ".join(map(_error, mine.values())) or NONE for mine in errors.values()]
-        off.rows.append((label, *cells, "; ".join(texts) or "none"))
+        off.rows.append((*case, *cells, "; ".join(texts) or "none"))
     return [first, off]
 
 
@@ -201,7 +204,7 @@ def plot(data: dict[str, Any], path: Path) -> None:
         marker = "osD^v"[place % 5]
         axis.plot([*points.values()], [*points], marker, label=WAYS[way].label, alpha=0.8)
     axis.axvline(1.0, color="black", linewidth=1)
-    axis.set_yticks(range(len(found)), [row.label for row in found], fontsize=8)
+    axis.set_yticks(range(len(found)), [", ".join(row.case) for row in found], fontsize=8)
     axis.invert_yaxis()
     axis.set_xscale("log")
     axis.grid(axis="x", which="both", alpha=0.3)

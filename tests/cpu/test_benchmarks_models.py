@@ -71,6 +71,7 @@ def test_results_are_compared_with_float32(dry_runs: Path) -> None:
         assert measured["ways"].keys() == measured["times_ms"].keys()
         for name, way in measured["ways"].items():
             assert way["first_step_s"] > 0
+            assert (way.get("graphs", 0) > 0) == (name in ("compile", "compile_frozen", "backend"))
             assert ("choices" in way) == (name in ("convert", "fuse", "backend"))
             assert 0 <= way["errors"]["outputs"] < 1e-5
             assert ("gradients" in way["errors"]) == (step == "train")
@@ -107,7 +108,7 @@ def test_records_of_two_gpus_become_one_section(dry_runs: Path, tmp_path: Path) 
         (row,) = (
             line
             for line in first.splitlines()
-            if line.startswith(f"| miniature, {step}, ch") and "*" in line
+            if line.startswith(f"| miniature | {step}, ch") and "*" in line
         )
         assert row in text
     assert (results / "gpu" / "models.png").exists()
@@ -154,7 +155,56 @@ def request_for(modules: None, tmp_path: Path) -> dict[str, Any]:
     case = {"model": "any", "step": "infer", "layout": "contiguous"}
     asked = {"case": case, "batches": [1, 2], "ways": ["eager", "convert"], "device": "cpu"}
     asked |= {"pytorch": "pytorch_off", "sampling": "race", "store": str(tmp_path)}
-    return asked | {"lock": str(tmp_path / "lock"), "rounds": 2, "block_ms": 0.01, "settle_s": 0}
+    return asked | {
+        "lock": str(tmp_path / "lock"),
+        "place": 0,
+        "rounds": 2,
+        "block_ms": 0.01,
+        "settle_s": 0,
+    }
+
+
+def test_every_compiled_way_has_a_program_of_its_own(
+    request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was compiled before, in each of two batches."""
+    from model_steps import measure
+    from model_steps.cases import WAYS as KNOWN
+    from torch._inductor import compile_fx, config
+
+    frozen: list[bool] = []
+
+    def compile_only(graph: Any, inputs: Any, *_: Any, config_patches: Any, **more: Any) -> Any:
+        with config.patch(config_patches):
+            frozen.append(config.freezing)
+        return graph.forward
+
+    monkeypatch.setattr(compile_fx, "compile_fx", compile_only)
+    names = [name for name, way in KNOWN.items() if way.compile is not None]
+    for ways in (names, names[::-1]):
+        parts = list(measure.measure(request_for | {"ways": ways}))
+        assert not [part for part in parts if part["part"] == "failed"]
+        graphs = [(p["batch"], p["way"], p["graphs"]) for p in parts if p["part"] == "way"]
+        assert graphs == [(batch, name, 1) for batch in (2, 1) for name in ways]
+        # The first is the convolution that loads the compiler.
+        assert frozen == [False, *[KNOWN[name].freezing for name in ways] * 2]
+        frozen.clear()
+
+
+def test_a_way_that_runs_the_code_of_another_is_named(
+    request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from model_steps import cases, measure
+
+    same = replace(cases.WAYS["compile_frozen"], compile={})
+    monkeypatch.setitem(cases.WAYS, "compile_frozen", same)
+    asked = request_for | {"ways": ["compile", "compile_frozen"], "batches": [1]}
+    failed = [part for part in measure.measure(asked) if part["part"] == "failed"]
+    assert [(part["step"], part["error"]) for part in failed] == [
+        ("compile_frozen", "it ran what was compiled before")
+    ]
 
 
 def test_a_way_that_fails_is_named_and_the_others_are_measured(
@@ -167,7 +217,7 @@ def test_a_way_that_fails_is_named_and_the_others_are_measured(
 
     monkeypatch.setattr(ca, "convert", fail)
     parts = list(measure.measure(request_for))
-    assert [part["batch"] for part in parts] == [1] * 4 + [2] * 4
+    assert [part["batch"] for part in parts] == [2] * 4 + [1] * 4
     assert [part["part"] for part in parts[:4]] == ["way", "failed", "turns", "compared"]
     assert parts[1]["error"] == "RuntimeError: no such convolution"
     assert list(parts[2]["times_ms"]) == ["eager"]
@@ -182,14 +232,14 @@ def test_a_batch_that_fails_is_named_and_the_others_are_measured(
     reference = Subject.reference
 
     def fail(self: Subject, batch: int) -> Any:
-        if batch == 1:
+        if batch == 2:
             raise torch.OutOfMemoryError("too large")
         return reference(self, batch)
 
     monkeypatch.setattr(Subject, "reference", fail)
     kinds = [(part["batch"], part["part"]) for part in measure.measure(request_for)]
-    assert kinds[2:4] == [(1, "turns"), (1, "failed")]
-    assert kinds[-2:] == [(2, "turns"), (2, "compared")]
+    assert kinds[2:4] == [(2, "turns"), (2, "failed")]
+    assert kinds[-2:] == [(1, "turns"), (1, "compared")]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +364,7 @@ def test_memory_is_beside_the_first_step(modules: None) -> None:
     memory = {"eager": 3 * 2**20, "convert": 2**20}
     found = measured("a", "pytorch_off", times, ways=ways, peak_bytes=memory)
     table = next(t for t in tables(report_data(found)) if "memory" in t.title)
-    assert table.rows == [("a, inference, channels_last, 1", "1.2", "10.0", "3", "1")]
+    assert table.rows == [("a", "inference, channels_last, 1", "1.2", "10.0", "3", "1")]
 
 
 def test_a_result_that_is_further_off_is_named(modules: None) -> None:
@@ -526,3 +576,58 @@ def test_waiting_for_the_gpu_is_not_the_first_steps(modules: None, tmp_path: Pat
     assert 0.1 < two.waited_s < 30
     assert one.waited_s < 0.1
     two.release()
+
+
+def test_the_earliest_case_that_waits_has_the_gpu_next(modules: None, tmp_path: Path) -> None:
+    """Whoever asked first. The waiting ones are processes, as their locks of bytes are."""
+    from model_steps.gpu_lock import GpuLock
+
+    program = (
+        "import sys; from model_steps.gpu_lock import GpuLock\n"
+        "lock = GpuLock(sys.argv[1], int(sys.argv[2])); print('waits', flush=True)\n"
+        "lock.acquire(); open(sys.argv[1] + '.order', 'a').write(sys.argv[2]); lock.release()\n"
+    )
+    path = tmp_path / "lock"
+    lock = GpuLock(str(path), 9)
+    lock.acquire()
+    waiting = []
+    for place in "201":
+        command = [sys.executable, "-c", program, str(path), place]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        waiting.append(process)
+    time.sleep(0.5)
+    lock.release()
+    for process in waiting:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert (tmp_path / "lock.order").read_text() == "012"
+
+
+def test_the_gpu_is_lent_while_engines_are_compiled(
+    modules: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not for engines that need no compiling, or are compiled already."""
+    from types import SimpleNamespace
+
+    from model_steps.gpu_lock import GpuLock
+
+    from cudnn_autotune.timers.gpu_timer import GpuTimer
+
+    path = tmp_path / "lock"
+    monkeypatch.setattr(GpuTimer, "_built", lambda timer, candidates: is_free(path))
+    lock = GpuLock(str(path))
+    lock.acquire()
+    lock.lend_while_building()
+    timer: Any = SimpleNamespace(plans={"known": None})
+    for text, is_compiled, expected in (
+        ("new", True, True),
+        ("known", True, False),
+        ("new", False, False),
+    ):
+        candidate: Any = SimpleNamespace(text=text, is_compiled=is_compiled)
+        assert GpuTimer._built(timer, [candidate]) is expected
+        assert not is_free(path)
+    lock.release()
