@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "aten_conv.h"
 #include "conv_layout.h"
 #include "conv_ops.h"
+#include "fallback_counts.h"
 #include "settings.h"
 
 namespace cudnn_autotune {
@@ -263,6 +265,15 @@ bool needs_gradient(const at::Tensor& a, const at::Tensor& b,
          (a.requires_grad() || b.requires_grad() || (c && c->defined() && c->requires_grad()));
 }
 
+// Whether the output padding is a stride or more, in any dimension. Such a transposed convolution
+// is not the gradient of a convolution, and its gradients are none of our operators.
+bool has_large_output_padding(c10::SymIntArrayRef output_padding, c10::SymIntArrayRef stride) {
+  for (size_t d = 0; d < std::min(output_padding.size(), stride.size()); ++d) {
+    if (output_padding[d] >= stride[d]) return true;
+  }
+  return false;
+}
+
 at::Tensor conv_fprop_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
                                const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
@@ -291,6 +302,14 @@ at::Tensor conv_transpose_autograd(c10::DispatchKeySet keys, const at::Tensor& i
     return aten_transpose(input, weight, bias, stride, padding, output_padding, dilation, groups);
   }
   if (needs_gradient(input, weight, bias)) {
+    if (has_large_output_padding(output_padding, stride)) {
+      resolve(sampling, workspace_limit);  // checks them
+      // What a compiler traces runs later.
+      if (has_layout(input)) {
+        count_fallback("arguments that PyTorch refuses, or takes in a way of its own");
+      }
+      return aten_transpose(input, weight, bias, stride, padding, output_padding, dilation, groups);
+    }
     return ConvTranspose::apply(input, weight, bias, stride, padding, output_padding, dilation,
                                 groups, sampling, workspace_limit);
   }

@@ -225,6 +225,21 @@ def test_autocast_casts_as_for_pytorchs(dtype: torch.dtype) -> None:
         assert [grad.dtype for grad in grads] == [torch.float32] * 3
 
 
+def test_derivatives_with_an_output_padding_of_a_stride_or_more() -> None:
+    """Such a transposed convolution is not the gradient of a convolution."""
+    tensors = [
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 3, 4, 3), (3, 2, 3, 2), (2,))
+    ]
+
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        result: Tensor = ops.conv_transpose(x, w, b, [1, 2], [0, 1], [1, 2], [2, 3], 1)
+        return result
+
+    assert gradcheck(function, tensors, fast_mode=True)
+    assert gradgradcheck(function, tensors, fast_mode=True)
+
+
 def test_vmap_of_the_transposed() -> None:
     case = CASES["stride"]
     function, tensors = functions(case)["transpose"]

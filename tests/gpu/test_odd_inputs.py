@@ -67,8 +67,9 @@ def test_output_padding_of_a_stride_or_more_is_pytorchs() -> None:
             theirs, ours = (layer(input) for layer in layers)
         assert ours.stride() == theirs.stride()
         assert_close(ours, theirs, 1e-5)
+        assert_same_step(*layers, input)
     assert not ca.choices()
-    assert sum(ca.fallbacks().values()) == 2
+    assert sum(ca.fallbacks().values()) == 4
 
 
 def test_what_cudnn_cannot_count_is_pytorchs() -> None:
