@@ -259,6 +259,15 @@ class TestComparison:
             torch.testing.assert_close(output, block(input))
         assert last().chosen != list(last().times_ms)[loser]
 
+    def test_steps_are_not_marked_for_the_caller(self, block: nn.Module, input: Tensor) -> None:
+        """After a mark, the CUDA graphs of other programs would begin no step by themselves."""
+        from torch._inductor.cudagraph_trees import MarkStepBox
+
+        with torch.no_grad():
+            compiled(block, compare=True)(input)
+        assert len(last().times_ms) == 3
+        assert MarkStepBox.mark_step_counter == 0
+
     def test_without_memory_to_compare_plain_inductor_runs(
         self, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -157,6 +157,33 @@ def test_modes_of_torch_compile(mode: str) -> None:
     assert len(last().times_ms) == 3
 
 
+def test_cuda_graphs_of_a_model_with_a_graph_break() -> None:
+    """The second graph is not compared where that would overwrite the first one's results."""
+    first, input, _ = block()
+    second = copy.deepcopy(first)
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = first(x)
+        torch._dynamo.graph_break()
+        return y, second(y)
+
+    compiled_program = torch.compile(program, backend="cudnn_autotune", mode="reduce-overhead")
+    outputs: Any = None
+    with torch.no_grad(), ca.use_sampling("heuristic"):
+        expected = program(input)
+        for _ in range(6):
+            outputs = compiled_program(input)  # those of the call before are still held
+            for one, right in zip(outputs, expected, strict=True):
+                assert_close(one, right, 6 * tolerance(torch.float16))
+        manager = torch._inductor.cudagraph_trees.get_manager(0)
+        recorded = manager.new_graph_id()
+        for _ in range(5):
+            outputs = compiled_program(input)
+        assert manager.new_graph_id().id == recorded.id + 1, "nothing is recorded again"
+    records = ca.compilations()[-2:]
+    assert [bool(record.times_ms) for record in records] == [True, False]
+
+
 def test_a_program_is_captured_in_a_cuda_graph() -> None:
     model, input, expected = block()
     program = compiled(model)

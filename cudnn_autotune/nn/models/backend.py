@@ -8,9 +8,10 @@ no gradient is needed each group of a convolution, residual addition and activat
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -313,7 +314,7 @@ class _Inference:
     def __call__(self, *inputs: Any) -> Any:
         if self._weights is not None and not self._weights.are_those_of(inputs):
             self._follow_weights(inputs)
-        if self._contenders is not None and not _is_capturing():
+        if self._contenders is not None and not _is_capturing() and not _holds_results():
             self._choose(self._contenders, inputs)
         return self._run(*inputs)
 
@@ -322,7 +323,8 @@ class _Inference:
         self._contenders = None
         record = self._record
         try:
-            comparison = compare(contenders, inputs)
+            with _own_steps():
+                comparison = compare(contenders, inputs)
         except torch.OutOfMemoryError:
             record.note = "not compared: there was not enough memory"
             _log.warning("a compiled graph was %s; it runs as Inductor makes it", record.note)
@@ -363,6 +365,31 @@ class _Inference:
 
 def _is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _holds_results() -> bool:
+    """Whether Inductor's CUDA graphs hold results of the current step, such as those of the graph
+    before a graph break. Steps of a comparison would overwrite them."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None or not torch.cuda.is_initialized():
+        return False
+    manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    if manager is None or manager.current_node is None or manager.can_start_new_generation():
+        return False
+    return not manager.current_node.all_outputs_are_dead()
+
+
+@contextmanager
+def _own_steps() -> Iterator[None]:
+    """Takes back that a step was marked as begun. After the first mark Inductor's CUDA graphs begin
+    no step of their own accord any more: a program without marks would be recorded at each call."""
+    name = "torch._inductor.cudagraph_trees"  # importing it takes seconds
+    before = sys.modules[name].MarkStepBox.mark_step_counter if name in sys.modules else 0
+    try:
+        yield
+    finally:
+        if name in sys.modules:
+            sys.modules[name].MarkStepBox.mark_step_counter = before
 
 
 def _register(registry: Any) -> None:
