@@ -246,11 +246,11 @@ class TestComparison:
         """Each of the three is the slowest once; the two others stay."""
         import time
 
-        def slowed(programs: dict[str, Any], inputs: Any) -> Any:
+        def slowed(programs: dict[str, Any], *rest: Any) -> Any:
             name = list(programs)[loser]
             program = programs[name]
             programs[name] = lambda *given: (time.sleep(0.01), program(*given))[1]
-            return compare(programs, inputs)
+            return compare(programs, *rest)
 
         compare = backend_module.compare
         monkeypatch.setattr(backend_module, "compare", slowed)
@@ -271,7 +271,7 @@ class TestComparison:
     def test_without_memory_to_compare_plain_inductor_runs(
         self, block: nn.Module, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fails(programs: dict[str, Any], inputs: Any) -> Any:
+        def fails(*_: Any) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
         monkeypatch.setattr(backend_module, "compare", fails)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+import cudnn_autotune as ca
 from cudnn_autotune.nn.models.comparison import compare, difference
+
+UNCHANGED: Any = (lambda inputs: [torch.ones(2)], ())
+"""A reference whose outputs do not depend on inputs, and its inputs."""
 
 
 def test_the_faster_program_is_found() -> None:
@@ -49,7 +58,7 @@ def test_random_programs_draw_the_same_numbers() -> None:
     ],
 )
 def test_differences_of_outputs(other: list[Tensor], text: str | None) -> None:
-    found = difference([torch.ones(2)], other)
+    found = difference([torch.ones(2)], other, *UNCHANGED)
     if text is None:
         assert found is None
     else:
@@ -59,9 +68,164 @@ def test_differences_of_outputs(other: list[Tensor], text: str | None) -> None:
 
 def test_infinities_in_the_same_places_are_no_difference() -> None:
     tensor = torch.tensor([1.0, float("inf")])
-    assert difference([tensor], [tensor.clone()]) is None
+    assert difference([tensor], [tensor.clone()], *UNCHANGED) is None
 
 
 def test_integers_are_not_compared_by_value() -> None:
     """The index of the largest of values that are nearly equal may be another one."""
-    assert difference([torch.tensor([1, 2])], [torch.tensor([2, 1])]) is None
+    assert difference([torch.tensor([1, 2])], [torch.tensor([2, 1])], *UNCHANGED) is None
+
+
+class Block(nn.Module):
+    """A residual block of four convolutions. ``flaw`` is what it does wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(4))
+        self.flaw = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for conv, norm in zip(self.convs[:-1], self.norms[:-1], strict=True):
+            y = norm(conv(y)).relu()
+        y = self.norms[-1](self.convs[-1](y))
+        if self.flaw != "no residual":
+            y = y + x
+        return F.silu(y) if self.flaw == "another activation" else y.relu()
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.randn(4, 16, 12, 12, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
+@pytest.fixture(scope="module")
+def deep(images: Tensor) -> nn.Sequential:
+    """A deep random network in bfloat16, which amplifies rounding to more than the tolerance."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(*[Block() for _ in range(10)], nn.BatchNorm2d(16))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # the statistics are those of the images
+    with torch.no_grad():
+        model(images.float())
+    return model.eval().bfloat16()
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).norm() / one.double().norm())
+
+
+def with_flaw(model: nn.Sequential, flaw: str, at: int) -> nn.Sequential:
+    """A copy of the model with the flaw in one block."""
+    wrong = copy.deepcopy(model)
+    wrong[at].flaw = flaw
+    return wrong
+
+
+def test_what_a_deep_network_makes_of_rounding_is_allowed(
+    deep: nn.Sequential, images: Tensor
+) -> None:
+    """The same network with folded batch norms rounds otherwise."""
+    fused = ca.fuse(deep, images, groups="never")
+    with torch.no_grad():
+        assert distance(deep(images), fused(images)) > 0.1
+    assert not compare({"reference": deep, "fused": fused}, [images]).wrong
+
+
+@pytest.mark.parametrize(
+    ("flaw", "at"), [("no residual", 0), ("no residual", 9), ("another activation", 0)]
+)
+def test_a_flaw_in_one_block_of_a_deep_network_is_found(
+    flaw: str, at: int, deep: nn.Sequential, images: Tensor
+) -> None:
+    wrong = with_flaw(deep, flaw, at)
+    found = compare({"reference": deep, "wrong": wrong}, [images])
+    assert re.fullmatch(
+        r"output 0 has a relative error of \S+, allowed is 0\.\d+ \(noise 0\.\d+\)",
+        found.wrong["wrong"],
+    )
+
+
+def test_a_model_without_floating_point_inputs_has_no_noise() -> None:
+    table = torch.randn(8, 4)
+    programs = {"reference": lambda i: table[i], "wrong": lambda i: table[i] * 1.1}
+    found = compare(programs, [torch.tensor([0, 3, 5])])
+    assert found.wrong["wrong"].endswith("allowed is 0.01 (noise 0)")
+
+
+def test_the_largest_noise_does_not_allow_everything() -> None:
+    def unstable(x: Tensor) -> Tensor:
+        return (x * 1e6).sin()
+
+    x = torch.rand(1000)
+    found = compare({"reference": unstable, "wrong": lambda x: -unstable(x)}, [x])
+    assert "a relative error of 2, allowed is 0.5 " in found.wrong["wrong"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x,
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x[:, 1:, ::2],
+        lambda x: x[:, :1].expand(-1, 5, -1, -1),
+        lambda x: x[0, 0, 0, 0],
+        lambda x: x[:0],
+    ],
+    ids=["contiguous", "channels_last", "slice", "expanded", "scalar", "empty"],
+)
+def test_every_number_moves_by_its_last_places(
+    view: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    """The reference gets inputs of the same layout; those that were given stay what they are."""
+    x = view(torch.randn(2, 3, 4, 5).to(dtype))
+    kept, given = x.clone(), []
+
+    def reference(inputs: dict[str, Any]) -> list[Tensor]:
+        given.append(inputs["x"])
+        return [inputs["x"].sum()]
+
+    difference([x.sum()], [x.sum() + 1], reference, {"x": x, "n": 3})
+    (moved,) = given
+    assert torch.equal(x, kept)
+    assert (moved.shape, moved.stride(), moved.dtype) == (x.shape, x.stride(), dtype)
+    assert bool((moved != x).all())
+    # Float32 may be computed in TF32, which has the eps of float16.
+    eps = torch.finfo(torch.float16 if dtype == torch.float32 else dtype).eps
+    torch.testing.assert_close(moved, x, rtol=1.5 * eps, atol=0)
+
+
+def test_the_least_number_of_a_mask_stays_finite() -> None:
+    mask = torch.full((100,), torch.finfo(torch.float16).min, dtype=torch.float16)
+    mask[0] = float("-inf")
+    given = []
+
+    def reference(inputs: Tensor) -> list[Tensor]:
+        given.append(inputs)
+        return [inputs]
+
+    difference([mask], [mask / 2], reference, mask)
+    assert torch.equal(given[0].isfinite(), mask.isfinite())
+
+
+def test_weights_among_the_inputs_are_left_alone() -> None:
+    x, weight = torch.ones(3), torch.ones(3)
+    seen = []
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        seen.append((x.clone(), weight.clone()))
+        return x * weight
+
+    compare({"reference": program, "wrong": lambda x, w: x + w}, [x, weight], weights=[1])
+    assert all(torch.equal(w, weight) for _, w in seen)
+    assert any(not torch.equal(given, x) for given, _ in seen)
+
+
+def test_sizes_that_depend_on_the_data_have_no_noise() -> None:
+    x = torch.ones(64)
+    programs = {"reference": lambda x: x[x >= 1], "wrong": lambda x: x * 1.1}
+    assert compare(programs, [x]).wrong["wrong"].endswith("(noise 0)")

@@ -324,7 +324,7 @@ class _Inference:
         record = self._record
         try:
             with _own_steps():
-                comparison = compare(contenders, inputs)
+                comparison = compare(contenders, inputs, weights_of(self._graph, inputs))
         except torch.OutOfMemoryError:
             record.note = "not compared: there was not enough memory"
             _log.warning("a compiled graph was %s; it runs as Inductor makes it", record.note)

@@ -98,7 +98,8 @@ def fuse(
         TypeError: ``model`` is not a module, or ``example_input`` none of the above.
         ValueError: the model is in training mode or compiled by torch.jit; the mode is unknown, the
             limit negative, or ``groups`` none of the above.
-        RuntimeError: the result's outputs differ from the model's on ``example_input``.
+        RuntimeError: the result's outputs differ from the model's on ``example_input`` by more than
+            rounding explains.
         Exception: whatever ``torch.export.export`` raises.
     """
     args, kwargs = _check_arguments(model, example_input, groups)
@@ -112,8 +113,10 @@ def fuse(
         reports = fuse_judged(graph, found, _JUDGES[groups]())
         _tune_others(graph, policy)
         fused = FusedModel(_only_what_is_read(graph), reports)
-        outputs = [_tensors(one(*args, **kwargs)) for one in (model, fused)]
-    if (text := difference(*outputs)) is not None:
+        inputs = (args, kwargs)
+        expected, actual = (_outputs(one, inputs) for one in (model, fused))
+        text = difference(expected, actual, lambda inputs: _outputs(model, inputs), inputs)
+    if text is not None:
         raise RuntimeError(f"the fused model is not right: {text}")
     for report in reports:
         _log.info("%s", report)
@@ -144,8 +147,9 @@ def _check_arguments(
     )
 
 
-def _tensors(outputs: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+def _outputs(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
+    args, kwargs = inputs
+    return [leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from cudnn_autotune.nn.untouched import (
     untouched,
 )
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _CONTIGUOUS, _CHANNELS_LAST = torch.contiguous_format, torch.channels_last
@@ -167,15 +168,18 @@ def _times_ms(
         with torch.set_grad_enabled(learns):
             step(model, args, kwargs)
 
-    def compared() -> list[Tensor]:
+    def compared(inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
         dtype = _least_precise(layouts.weights, device)
-        return [output.to(dtype) for output in _outputs(model, args, kwargs, tensors)]
+        return [output.to(dtype) for output in _outputs(model, *inputs, tensors)]
+
+    inputs = (args, kwargs)
+    contiguous, channels_last = (layouts.under(f, compared) for f in CANDIDATES)
 
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        expected, found = (layouts.under(f, compared)() for f in CANDIDATES)
+        expected, found = contiguous(inputs), channels_last(inputs)
         if not expected:
             raise _Refused("its outputs have no floating-point tensor that could be compared")
-        wrong = difference(expected, found)
+        wrong = difference(expected, found, contiguous, inputs)
         if wrong is not None:
             raise _Refused(f"in channels_last {wrong}")
         steps = {_name(f): layouts.under(f, a_step) for f in CANDIDATES}
@@ -202,14 +206,14 @@ class _Layouts:
             self._current = memory_format
 
     def under(
-        self, memory_format: torch.memory_format, run: Callable[[], Result]
-    ) -> Callable[[], Result]:
+        self, memory_format: torch.memory_format, run: Callable[Arguments, Result]
+    ) -> Callable[Arguments, Result]:
         """``run`` in a layout. It raises _Refused if that fails in channels_last."""
 
-        def in_layout() -> Result:
+        def in_layout(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             self.set(memory_format)
             try:
-                return run()
+                return run(*args, **kwargs)
             except Exception as failure:
                 if memory_format == _CONTIGUOUS:
                     raise
