@@ -243,6 +243,26 @@ def test_the_tolerance_is_that_of_the_type(x: Tensor, clock: list[str]) -> None:
     assert is_laid_out(model, LAST)
 
 
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+def test_rounding_that_the_model_amplifies_is_allowed(x: Tensor, clock: list[str]) -> None:
+    class Amplifies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor, factor: float) -> Tensor:
+            y: Tensor = self.stem(x)
+            rounded = y if y.is_contiguous() else y * (1 + 2**-12)
+            return (factor * rounded).sin()
+
+    with pytest.warns(UserWarning, match="stays contiguous: in channels_last output 0 has a"):
+        ca.convert(Amplifies(), memory_format="auto", example_input=(x, 1e6))
+    model = ca.convert(Amplifies(), memory_format="auto", example_input=(x, 300.0))
+    choice = ca.conversion(model).memory_format
+    assert choice is not None
+    assert choice.reason == "the faster"
+
+
 def test_a_model_without_such_weights() -> None:
     model = nn.Sequential(nn.Conv1d(3, 4, 3))
     ca.convert(model, memory_format="auto", example_input=torch.randn(2, 3, 8))
