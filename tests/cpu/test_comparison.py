@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from deep_network import IMAGES, deep_network, distance
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
@@ -76,46 +76,15 @@ def test_integers_are_not_compared_by_value() -> None:
     assert difference([torch.tensor([1, 2])], [torch.tensor([2, 1])], *UNCHANGED) is None
 
 
-class Block(nn.Module):
-    """A residual block of four convolutions. ``flaw`` is what it does wrong."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(4))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(4))
-        self.flaw = ""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x
-        for conv, norm in zip(self.convs[:-1], self.norms[:-1], strict=True):
-            y = norm(conv(y)).relu()
-        y = self.norms[-1](self.convs[-1](y))
-        if self.flaw != "no residual":
-            y = y + x
-        return F.silu(y) if self.flaw == "another activation" else y.relu()
+@pytest.fixture(scope="module")
+def deep() -> nn.Sequential:
+    """A deep network in bfloat16, which amplifies rounding to more than the tolerance."""
+    return deep_network(10).bfloat16()
 
 
 @pytest.fixture(scope="module")
 def images() -> Tensor:
-    return torch.randn(4, 16, 12, 12, generator=torch.Generator().manual_seed(0)).bfloat16()
-
-
-@pytest.fixture(scope="module")
-def deep(images: Tensor) -> nn.Sequential:
-    """A deep random network in bfloat16, which amplifies rounding to more than the tolerance."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(*[Block() for _ in range(10)], nn.BatchNorm2d(16))
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = None  # the statistics are those of the images
-    with torch.no_grad():
-        model(images.float())
-    return model.eval().bfloat16()
-
-
-def distance(one: Tensor, other: Tensor) -> float:
-    return float((one.double() - other.double()).norm() / one.double().norm())
+    return IMAGES.bfloat16()
 
 
 def with_flaw(model: nn.Sequential, flaw: str, at: int) -> nn.Sequential:

@@ -1,0 +1,63 @@
+"""What a deep network makes of rounding is no reason to refuse a program of it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from deep_network import IMAGES, deep_network, distance
+from torch import Tensor, nn
+
+import cudnn_autotune as ca
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def deep() -> nn.Sequential:
+    """In float16 two correct programs of it differ by more than the tolerance of 2 %."""
+    return deep_network(20).cuda().half().to(memory_format=torch.channels_last)
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return IMAGES.cuda().half().to(memory_format=torch.channels_last)
+
+
+def test_a_fused_model_is_accepted(deep: nn.Sequential, images: Tensor) -> None:
+    fused = ca.fuse(deep, images, sampling="heuristic", groups="always")
+    assert any(group.is_fused for group in fused.groups)
+    with torch.no_grad():
+        assert distance(deep(images), fused(images)) > 0.02
+
+
+def test_a_flaw_in_the_first_block_is_found(
+    deep: nn.Sequential, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cudnn_autotune.nn.models.fuse as fuse_module
+
+    wrong = copy.deepcopy(deep)
+    wrong[0].flaw = "no residual"
+    monkeypatch.setattr(fuse_module.FusedModel, "forward", lambda self, x: wrong(x))
+    with pytest.raises(RuntimeError, match=r"relative error of .*, allowed is .* \(noise"):
+        ca.fuse(deep, images, sampling="heuristic", groups="always")
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_programs_are_accepted(mode: str, deep: nn.Sequential, images: Tensor) -> None:
+    """Those with CUDA graphs get the perturbed inputs as well."""
+    torch.compiler.reset()
+    kept = images.clone()
+    with torch.no_grad():
+        torch.compile(deep, backend="cudnn_autotune", mode=mode)(images)
+    record = ca.compilations()[-1]
+    assert set(record.times_ms) == {"inductor", "cudnn_autotune", "inductor, frozen"}, record.note
+    assert torch.equal(images, kept)
+
+
+def test_both_layouts_are_timed(deep: nn.Sequential, images: Tensor) -> None:
+    ca.convert(deep, sampling="heuristic", memory_format="auto", example_input=images)
+    choice = ca.conversion(deep).memory_format
+    assert choice is not None
+    assert len(choice.times_ms) == 2, choice.reason
