@@ -19,9 +19,9 @@ if not (Path(__file__).parents[1] / "cudnn_autotune" / "_build_info.py").exists(
 
 # No test, nor a process that it starts, reads or writes what the user's folder remembers.
 os.environ["CUDNN_AUTOTUNE_CACHE"] = "off"
-if not torch.cuda.is_available():
-    # The tensors are tiny. On busy cores, threads that wait for one another made some tests take
-    # fifty times as long.
+if not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" in os.environ:
+    # The tensors are tiny, also those of references. On busy cores, threads that wait for one
+    # another made some tests take fifty times as long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 

@@ -46,7 +46,8 @@ def compare(ours: Tensor, theirs: Tensor, exact: bool, what: str) -> None:
     if exact:
         assert torch.equal(ours, theirs), what
     elif theirs.is_complex():
-        torch.testing.assert_close(ours, theirs)
+        # The same kernels of PyTorch's; on a GPU they may add in another order.
+        assert (ours - theirs).norm() <= 1e-5 * theirs.norm(), what
     else:
         assert_close(ours, theirs, 2 * tolerance(theirs.dtype), what)
 

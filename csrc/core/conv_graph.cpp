@@ -179,17 +179,19 @@ ConvGraph::Tensor ConvGraph::add_activation(const Tensor& input) {
     case Activation::hardswish:
       break;
   }
-  const auto constant = [&](const char* name, int64_t uid, float value) {
-    auto attributes = fe::graph::Tensor_attributes(value);
+  const auto constant = [&](const char* name, int64_t uid, double value) {
+    auto attributes = problem_.dtype == DataType::float64
+                          ? fe::graph::Tensor_attributes(value)
+                          : fe::graph::Tensor_attributes(static_cast<float>(value));
     return Graph::tensor(attributes.set_name(name).set_uid(uid));
   };
-  const auto shifted = add_pointwise(Mode::ADD, input, constant("three", kUidThree, 3.0f));
+  const auto shifted = add_pointwise(Mode::ADD, input, constant("three", kUidThree, 3.0));
   const auto clipped = pointwise(shifted, fe::graph::Pointwise_attributes()
                                               .set_mode(Mode::RELU_FWD)
                                               .set_relu_lower_clip(0.0f)
                                               .set_relu_upper_clip(6.0f));
   return add_pointwise(Mode::MUL, add_pointwise(Mode::MUL, input, clipped),
-                       constant("sixth", kUidSixth, 1.0f / 6.0f));
+                       constant("sixth", kUidSixth, 1.0 / 6.0));
 }
 
 fe::EngineConfigList ConvGraph::query(fe::HeurMode_t mode) const {

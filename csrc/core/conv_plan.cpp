@@ -59,11 +59,14 @@ Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers)
   if (problem.has_bias()) add(kUidBias, pointers.bias);
   if (problem.has_residual()) add(kUidResidual, pointers.residual);
   if (problem.activation == Activation::hardswish) {
-    // Constants are passed by addresses on the host.
+    // Constants are passed by addresses on the host, in the type that sums are computed in.
     static float three = 3.0f;
     static float sixth = 1.0f / 6.0f;
-    add(kUidThree, &three);
-    add(kUidSixth, &sixth);
+    static double wide_three = 3.0;
+    static double wide_sixth = 1.0 / 6.0;
+    const bool is_wide = problem.dtype == DataType::float64;
+    add(kUidThree, is_wide ? static_cast<void*>(&wide_three) : &three);
+    add(kUidSixth, is_wide ? static_cast<void*>(&wide_sixth) : &sixth);
   }
 }
 

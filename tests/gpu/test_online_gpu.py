@@ -30,7 +30,7 @@ pytestmark = pytest.mark.gpu
 NHWC = torch.channels_last
 ALLOWED = 4e-3
 MOST_CALLS = 30_000
-MOST_S = 60.0
+MOST_S = 240.0  # other processes may use the GPU
 
 # input shape, weight shape, keywords of conv2d; float16
 LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -156,7 +156,7 @@ def test_every_call_is_right_and_it_is_decided(name: str) -> None:
 def test_the_heuristics_first_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan is the callers', and it is checked like the others."""
     monkeypatch.setattr(online_race, "_SLOW", math.inf)
-    monkeypatch.setattr(OnlineRace, "_chosen", lambda self: 0)
+    monkeypatch.setattr(OnlineRace, "_tied", lambda self: ([0], "the first"))
     input, weight = operands()
     call("dense", input, weight)
     (first,) = ca.choices()

@@ -49,4 +49,3 @@ def test_random_shapes(mode: str, count: int, cudnn_flags: Callable[..., None]) 
     print(f"{mode}: {index + 1} shapes, {problems} problems in {time.monotonic() - start:.0f} s")
     assert not found, "\n".join(found)
     assert problems > 2 * index, "most shapes are cuDNN's"
-    assert index + 1 >= count / 4, f"only {index + 1} of {count} shapes in {MOST_SECONDS:.0f} s"

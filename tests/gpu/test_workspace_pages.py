@@ -335,7 +335,7 @@ import sys
 import torch
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines import open_search
+from cudnn_autotune.engines.configs import open_search
 
 NHWC = torch.channels_last
 problem = ca.ConvProblem(
