@@ -7,6 +7,7 @@ weights, which takes convolutions away before groups are looked for, is off.
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import tomllib
 from collections.abc import Callable, Iterator
@@ -258,6 +259,24 @@ class TestComparison:
             output = compiled(block, compare=True)(input)
             torch.testing.assert_close(output, block(input))
         assert last().chosen != list(last().times_ms)[loser]
+
+    def test_folded_weights_of_programs_that_do_not_run_are_freed(
+        self, block: Any, input: Tensor
+    ) -> None:
+        from torch._inductor.codecache import PyCodeCache
+
+        def sets_of_weights() -> int:
+            gc.collect()
+            generated = map(vars, PyCodeCache.modules[before:])
+            return sum(any(isinstance(v, Tensor) for v in one.values()) for one in generated)
+
+        before = len(PyCodeCache.modules)
+        model = compiled(block, compare=True)
+        with torch.no_grad():
+            for _ in range(2):
+                torch.testing.assert_close(model(input), block(input))
+                assert sets_of_weights() == last().is_frozen
+                block.first.weight.mul_(-2)
 
     def test_steps_are_not_marked_for_the_caller(self, block: nn.Module, input: Tensor) -> None:
         """After a mark, the CUDA graphs of other programs would begin no step by themselves."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -147,7 +149,8 @@ def backend(
         return _compile(graph, example_inputs, settings.inductor)
     if needs_gradient:
         return _compile(_with_our_convolutions(graph, settings), example_inputs, settings.inductor)
-    return _Inference(graph, example_inputs, settings, record)
+    # Dynamo copies the attributes of what it is given, and so would keep all first programs.
+    return _Inference(graph, example_inputs, settings, record).__call__
 
 
 def _why_plain(graph: GraphModule, tensors: Sequence[Tensor], settings: _Options) -> str | None:
@@ -282,6 +285,7 @@ class _Inference:
     ) -> Program:
         """Compiles a graph with constants in place of the inputs at ``positions``."""
         import torch._functorch.config
+        from torch._inductor.codecache import PyCodeCache
 
         patches = {**self._settings.inductor, "freezing": bool(positions)}
         with ExitStack() as stack:
@@ -296,8 +300,14 @@ class _Inference:
             frozen = with_constants(graph, inputs, positions)
             constant = set(positions)
             others = [i for i in range(len(inputs)) if i not in constant]
+            loaded = len(PyCodeCache.modules)
             program = _compile(frozen, [inputs[i] for i in others], patches, inner_compile)
-        return lambda *given: program(*[given[i] for i in others])
+
+        def run(*given: Any) -> Any:
+            return program(*[given[i] for i in others])
+
+        weakref.finalize(run, _drop_constants, PyCodeCache.modules[loaded:])
+        return run
 
     def _compile_contenders(self, inputs: Sequence[Any]) -> None:
         self._plain = _compile(copied(self._graph), inputs, self._unfrozen)
@@ -361,6 +371,15 @@ class _Inference:
             self._plain = _compile(copied(self._graph), inputs, self._unfrozen)
         self._run, self._weights, self._contenders = self._plain, None, None
         self._record.chosen, self._record.is_frozen = "inductor", False
+
+
+def _drop_constants(modules: Sequence[ModuleType]) -> None:
+    """Frees the folded weights of a program that is not used any more. Inductor keeps the modules
+    that it generates, which have them as attributes, as long as the process lives."""
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor):
+                delattr(module, name)
 
 
 def _is_capturing() -> bool:
