@@ -212,6 +212,24 @@ class TestWeights:
         assert not last().is_frozen
         assert last().note == "not compared: the graph writes into its inputs"
 
+    def test_nothing_is_folded_while_a_cuda_graph_is_captured(
+        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = compiled(block)
+        with torch.no_grad():
+            model(input)
+            record, compiled_once = last(), len(ca.compilations())
+            block.first.weight.mul_(-2)
+            with monkeypatch.context() as capture:
+                capture.setattr(backend_module, "_is_capturing", lambda: True)
+                capture.setattr(backend_module._Inference, "_compile_ours", None)
+                torch.testing.assert_close(model(input), block(input))
+                torch._dynamo.reset()
+                torch.testing.assert_close(compiled(block)(input), block(input))
+                assert "while a CUDA graph was captured" in last().note
+            assert record.is_frozen
+            assert len(ca.compilations()) == compiled_once + 1
+
     def test_the_model_keeps_its_own(self, block: nn.Module, input: Tensor) -> None:
         parameters = dict(block.named_parameters())
         before = copy.deepcopy(block.state_dict())

@@ -197,6 +197,33 @@ def test_a_program_is_captured_in_a_cuda_graph() -> None:
     assert_close(output, expected, 3 * tolerance(torch.float16))
 
 
+def test_a_changed_weight_is_right_in_a_capture_and_after_it() -> None:
+    model, input, _ = block()
+    program = compiled(model, compare=True)
+    with torch.no_grad():
+        for _ in range(2):
+            program(input)
+        model.first.weight.mul_(-1.5)  # type: ignore[operator]
+        expected = model(input)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = program(input)
+        graph.replay()
+        assert_close(output, expected, 3 * tolerance(torch.float16))
+        assert_close(program(input), expected, 3 * tolerance(torch.float16))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="it needs two GPUs")
+def test_a_model_on_a_gpu_that_is_not_the_current_one() -> None:
+    model, input, expected = block()
+    model, input = model.to("cuda:1"), input.to("cuda:1")
+    with torch.no_grad():
+        output = compiled(model, compare=True, fuse="measure")(input)
+    assert output.device == input.device
+    assert len(last().times_ms) == 3
+    assert_close(output, expected, 3 * tolerance(torch.float16))
+
+
 @pytest.mark.parametrize("compare", [False, True])
 def test_a_change_of_a_weight_is_seen(compare: bool) -> None:
     model, input, _ = block(torch.float32)

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -144,7 +144,7 @@ def backend(
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     record = Compilation("training" if needs_gradient else "inference")
     _records.append(record)
-    if (reason := _why_plain(graph, tensors, settings)) is not None:
+    if (reason := _why_plain(graph, tensors, settings, needs_gradient)) is not None:
         record.mode, record.chosen, record.note = "plain", "inductor", reason
         return _compile(graph, example_inputs, settings.inductor)
     if needs_gradient:
@@ -153,7 +153,9 @@ def backend(
     return _Inference(graph, example_inputs, settings, record).__call__
 
 
-def _why_plain(graph: GraphModule, tensors: Sequence[Tensor], settings: _Options) -> str | None:
+def _why_plain(
+    graph: GraphModule, tensors: Sequence[Tensor], settings: _Options, needs_gradient: bool
+) -> str | None:
     """Why this backend has nothing to do for a graph; None if it has."""
     operators = torch.ops.cudnn_autotune
     ours = {
@@ -167,6 +169,8 @@ def _why_plain(graph: GraphModule, tensors: Sequence[Tensor], settings: _Options
         return "the graph has no convolution"
     if settings.fuse != "always" and not any(tensor.is_cuda for tensor in tensors):
         return "no tensor is on a CUDA device"
+    if not needs_gradient and _is_capturing():
+        return "it was compiled while a CUDA graph was captured"
     return None
 
 
@@ -244,6 +248,8 @@ class _Inference:
         self._graph = graph
         self._settings = settings
         self._record = record
+        on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
+        self._device: torch.device | None = next(on_gpu, None)
         self._has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
         self._refreezings = 0
         self._weights: FrozenWeights | None = None
@@ -323,17 +329,27 @@ class _Inference:
 
     def __call__(self, *inputs: Any) -> Any:
         if self._weights is not None and not self._weights.are_those_of(inputs):
+            if _is_capturing():
+                # Weights that are folded in a capture have values after a replay only.
+                return self._with_variable_weights(inputs)(*inputs)
             self._follow_weights(inputs)
-        if self._contenders is not None and not _is_capturing() and not _holds_results():
-            self._choose(self._contenders, inputs)
+        if self._contenders is not None and not _is_capturing():
+            with self._on_device():
+                is_within_step = _holds_results()
+            if not is_within_step:
+                self._choose(self._contenders, inputs)
         return self._run(*inputs)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """The program's device is the current one, which is synchronised to time programs."""
+        return nullcontext() if self._device is None else torch.cuda.device(self._device)
 
     def _choose(self, contenders: dict[str, Program], inputs: Sequence[Any]) -> None:
         """Keeps the fastest of the programs that are right."""
         self._contenders = None
         record = self._record
         try:
-            with _own_steps():
+            with self._on_device(), _own_steps():
                 comparison = compare(contenders, inputs, weights_of(self._graph, inputs))
         except torch.OutOfMemoryError:
             record.note = "not compared: there was not enough memory"
@@ -367,10 +383,14 @@ class _Inference:
             "batch norms and fused groups",
             "" if self._has_symbols else f" more than {_MOST_REFREEZINGS} times",
         )
+        self._run = self._with_variable_weights(inputs)
+        self._weights, self._contenders = None, None
+        self._record.chosen, self._record.is_frozen = "inductor", False
+
+    def _with_variable_weights(self, inputs: Sequence[Any]) -> Program:
         if self._plain is None:
             self._plain = _compile(copied(self._graph), inputs, self._unfrozen)
-        self._run, self._weights, self._contenders = self._plain, None, None
-        self._record.chosen, self._record.is_frozen = "inductor", False
+        return self._plain
 
 
 def _drop_constants(modules: Sequence[ModuleType]) -> None:
