@@ -164,12 +164,15 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added
                 f"got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
             )
         is_bias = len(shape) == 1
-        more.append(tensor if is_bias else tensor.contiguous(memory_format=problem.memory_format))
+        layout = torch.contiguous_format if is_bias else problem.memory_format
+        more.append(tensor.contiguous(memory_format=layout))
     given[written] = torch.full(
         shapes[written], math.nan, dtype=problem.dtype, device=a.device
     ).contiguous(memory_format=problem.memory_format)
     plan = build_plan(problem, engine_text, a.device)
     tensors = (given["x"], given["w"], given["y"], *more)
+    if problem.is_fused:  # its engines fail on other addresses than those that they were made for
+        tensors = tuple(t if t.data_ptr() % MOST_ALIGNED == 0 else t.clone() for t in tensors)
     require_cuda_build().execute(plan, *tensors)
     return given[written]
 

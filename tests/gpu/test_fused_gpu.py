@@ -163,3 +163,11 @@ def test_online_decides_a_fused_problem() -> None:
     for _ in range(60):
         output = run_operator(problem, data, "online")
     assert relative_error(output, expected) <= allowed(problem)
+
+
+def test_an_engine_is_executed_on_tensors_of_any_alignment() -> None:
+    problem = make("1x1", "fp16_nhwc", "relu", bias=True)
+    x, w, _, b = operands(problem)
+    text = ca.candidates(problem, device="cuda")[0].text
+    shifted = torch.empty(b.numel() + 1, dtype=b.dtype, device="cuda")[1:].copy_(b)
+    assert torch.equal(ca.execute(problem, text, x, w, shifted), ca.execute(problem, text, x, w, b))
