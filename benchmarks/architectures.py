@@ -13,13 +13,11 @@ than `--tolerance` (of the norm), is listed with its reason. The table has the r
 from __future__ import annotations
 
 import copy
-import gc
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-from common import arguments
+from common import arguments, investigation
 from common.architectures import ARCHITECTURES, create
 
 WAYS = ("convert", "enable", "fuse", "compile")
@@ -64,7 +62,9 @@ def error(found: list[Any], expected: list[Any]) -> float:
     )
 
 
-def compare(name: str, ways: list[str], options: Any, failures: list[str]) -> list[dict[str, Any]]:
+def compare(
+    name: str, ways: list[str], options: Any, failures: list[str]
+) -> list[investigation.Row]:
     """A row for each state of the model; appends to ``failures`` what fails."""
     import cudnn_autotune as ca
 
@@ -73,7 +73,7 @@ def compare(name: str, ways: list[str], options: Any, failures: list[str]) -> li
     rows = []
     for state in ("eval", "train"):
         original.train(state == "train")
-        row: dict[str, Any] = {"case": name, "state": state, "served": len(report.served)}
+        row: investigation.Row = {"state": state, "served": len(report.served)}
         expected = outputs(copy.deepcopy(original), x)
         for way in ways:
             row[way] = None
@@ -107,37 +107,21 @@ def main() -> int:
     if options.device == "cuda":
         arguments.check_gpu(__file__)
     import torch
-    from common.investigation import tables
-    from common.record import Record
-    from common.tables import show
-    from common.telemetry import Telemetry
 
     import cudnn_autotune as ca
 
     torch._inductor.config.fallback_random = True
-    record = Record("architectures", options.json, device=options.device, arguments=vars(options))
-    rows: list[dict[str, Any]] = []
-    failures: list[str] = []
     title = "Relative errors of outputs, next to PyTorch's"
-    record.results.update(title=title, rows=rows, failures=failures)
-    begin = time.monotonic()
     flags = torch.backends.cudnn.flags(enabled=True, allow_tf32=False, fp32_precision=None)
-    with Telemetry() as telemetry, flags, ca.use_sampling(options.sampling):
-        for index, name in enumerate(names):
-            if time.monotonic() - begin > options.time_limit:
-                failures.append(f"time limit: {len(names) - index} architectures not tried")
-                break
-            known = len(failures)
-            try:
-                rows += compare(name, ways, options, failures)
-            except Exception as problem:  # PyTorch itself fails, or the model cannot be had
-                failures.append(f"{name}: {type(problem).__name__}: {problem}".splitlines()[0])
-            print(*(failures[known:] or [f"{name}: right"]), sep="\n", file=sys.stderr)
-            record.save(telemetry=telemetry.summary())
-            gc.collect()
-    record.save(complete=not failures, telemetry=telemetry.summary())
-    show(tables(record.data))
-    return 1 if failures else 0
+    with flags, ca.use_sampling(options.sampling):
+        return investigation.fill(
+            __file__,
+            options,
+            options.device,
+            names,
+            lambda name, failures: compare(name, ways, options, failures),
+            title,
+        )
 
 
 if __name__ == "__main__":

@@ -56,16 +56,13 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def work(name: str) -> int:
-    from common.workers import serve
-
-    return serve(importlib.import_module(f"overhead.{name.split(':')[0]}").measure)
-
-
 def main() -> int:
     options = parser().parse_args()
     if options.worker:
-        return work(options.worker)
+        from common.workers import serve
+
+        part = options.worker.partition(":")[0]
+        return serve(importlib.import_module(f"overhead.{part}").measure)
     parts = arguments.some_of("--parts", options.parts, PARTS)
     settings = arguments.some_of("--settings", options.settings, SETTINGS)
     layouts = arguments.some_of("--layouts", options.layouts, LAYOUTS)
@@ -73,7 +70,7 @@ def main() -> int:
     from common.record import Record
     from common.tables import show
     from common.telemetry import Telemetry
-    from common.workers import WorkerError, started_ahead
+    from common.workers import records_of, started_ahead
     from overhead.report import tables
 
     begin = time.monotonic()
@@ -81,7 +78,7 @@ def main() -> int:
     names = [part for part in PARTS if part in parts and part != "memory"]
     names += [f"memory:{name}" for name in MEMORY_OF] if "memory" in parts else []
     results: dict[str, Any] = record.results
-    complete = True
+    failures: list[str] = results.setdefault("failures", [])
     with Telemetry() as telemetry:
         # No worker is started ahead here: host time is what is measured.
         for index, worker in enumerate(started_ahead(__file__, names, ahead=0)):
@@ -100,19 +97,14 @@ def main() -> int:
                 results.setdefault("memory", {})[implementation] = kept
             else:
                 results[part] = kept
-            try:
-                for entry in worker.run(request, time_limit_s=max(1.0, left)):
-                    kept.append(entry)
-                    complete &= "stopped" not in entry
-                    record.save(telemetry=telemetry.summary())
-            except WorkerError as error:
-                complete = False
-                print(error, file=sys.stderr)
-                results.setdefault("failures", []).append(str(error))
-            print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-    record.save(complete=complete, telemetry=telemetry.summary())
+            for entry in records_of(worker, request, max(1.0, left), failures):
+                kept.append(entry)
+                if "stopped" in entry:
+                    failures.append(f"{worker.name}: {entry['stopped']}")
+                record.save(telemetry=telemetry.summary())
+    record.save(complete=not failures, telemetry=telemetry.summary())
     show(tables(record.data))
-    return 0 if complete else 1
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

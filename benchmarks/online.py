@@ -23,11 +23,9 @@ import importlib
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from common import arguments
-from common.cases import LAYERS, wanted
+from common import arguments, cases
 from online_mode.problems import CONVERGENCE
 
 # What each may take of the time that is left.
@@ -37,12 +35,7 @@ PARTS = {"convergence": 0.7, "overhead": 1.0}
 def parser() -> argparse.ArgumentParser:
     p = arguments.parser(__doc__, has_dry_run=False)
     p.add_argument("--parts", default=",".join(PARTS), help="of: %(default)s")
-    p.add_argument("--layers", type=Path, default=LAYERS)
-    p.add_argument(
-        "--cases",
-        default=",".join(CONVERGENCE),
-        help="of convergence: comma-separated parts of case ids; %(default)s",
-    )
+    cases.add_options(p, CONVERGENCE)
     p.add_argument("--trials", type=int, default=20, help="for overhead, at most")
     p.add_argument("--calls", type=int, default=25, help="in a block of overhead")
     p.add_argument("--time-limit", type=float, default=60, help="seconds for all parts")
@@ -50,10 +43,10 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def described(path: Path, text: str, option: str) -> dict[str, Any]:
+def described(options: argparse.Namespace) -> dict[str, Any]:
     """Case id -> its description: of each text the first case, in a fixed random order, so that
     what a time limit cuts off is no choice."""
-    found = [wanted(path, part, option)[0] for part in text.split(",")]
+    found = [cases.wanted(options.layers, part)[0] for part in options.cases.split(",")]
     random.Random(0).shuffle(found)
     return {case.id: dataclasses.asdict(case) for case in found}
 
@@ -67,16 +60,13 @@ def main() -> int:
         return serve(module.measure)
     parts = arguments.some_of("--parts", options.parts, PARTS)
     arguments.check_least(options, trials=1, calls=1)
-    cases = {
-        "convergence": described(options.layers, options.cases, "--cases"),
-        "overhead": {},
-    }
+    described_cases = described(options)
     arguments.check_gpu(__file__)
 
     from common.record import Record
     from common.tables import show
     from common.telemetry import Telemetry
-    from common.workers import WorkerError, started_ahead
+    from common.workers import records_of, started_ahead
     from online_mode import overhead
     from online_mode.report import tables
 
@@ -106,22 +96,17 @@ def main() -> int:
                 failures.append(f"time limit: {worker.name} was not measured")
                 continue
             request = {
-                "cases": cases[part],
+                "cases": described_cases,
                 "seconds": left * PARTS[part],
                 "trials": options.trials,
                 "calls": options.calls,
             }
-            try:
-                for entry in worker.run(request, time_limit_s=max(left, 5)):
-                    kept[part].append(entry)
-                    save()
-            except WorkerError as error:
-                print(error, file=sys.stderr)
-                failures.append(str(error))
-            print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+            for entry in records_of(worker, request, max(left, 5), failures):
+                kept[part].append(entry)
+                save()
         decided = {entry["case"] for entry in kept.get("convergence", [])}
         is_complete = not failures and (
-            "convergence" not in kept or len(decided) == len(cases["convergence"])
+            "convergence" not in kept or len(decided) == len(described_cases)
         )
         save(is_complete)
     show(tables(record.data))

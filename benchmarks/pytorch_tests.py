@@ -5,7 +5,7 @@ python benchmarks/pytorch_tests.py --checkout ../pytorch --json record.json
 
 Runs test/nn/test_convolution.py of a checkout of PyTorch twice: as it is, and under enable(). The
 checkout must be of the release of torch that runs; only that file of it is needed. A test that
-passes only in the first run is a failure of ours, unless pytorch_suite/reasons.py has a reason.
+passes only in the first run is a failure of ours, unless REASONS has a reason.
 Ends with 1 if one has none.
 
 On the CPU enable() has no effect; --device cpu registers its kernels for the CPU, where this
@@ -14,6 +14,7 @@ package's operators compute by ATen.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import subprocess
@@ -26,12 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from common import arguments
-from pytorch_suite.reasons import reason
+from common.modes import OUR_MODES
 
 TESTS = Path("test", "nn", "test_convolution.py")
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed")
 RUNS = {"without enable()": False, "with enable()": True}
 HERE = Path(__file__).resolve().parent
+# "Class::test", in which * stands for any text -> why it only passes without enable().
+REASONS: dict[str, str] = {}
 
 
 def read(junit: Path) -> dict[str, tuple[str, str]]:
@@ -99,7 +102,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, str
         elif former in ("failed", "error"):
             why = f"does not pass without enable() either: {former_message}"
         else:
-            why = reason(test) or ""
+            why = next((REASONS[p] for p in REASONS if fnmatch.fnmatchcase(test, p)), "")
         rows.append({"test": test, "outcome": outcome, "message": message, "reason": why})
     return rows
 
@@ -132,7 +135,8 @@ def is_failure(row: dict[str, str]) -> bool:
 def main() -> int:
     p = arguments.parser(__doc__)
     p.add_argument("--checkout", type=Path, required=True, help="a checkout of PyTorch")
-    p.add_argument("--sampling", default="sample_once", help="the mode (%(default)s)")
+    modes = (*OUR_MODES, "online")
+    p.add_argument("--sampling", choices=modes, default="sample_once", help="%(default)s")
     p.add_argument(
         "--benchmark-limit", type=int, default=4, help="candidates to time; 0: all (%(default)s)"
     )
@@ -148,12 +152,6 @@ def main() -> int:
     from common.tables import show
     from common.telemetry import Telemetry
 
-    from cudnn_autotune.tuning.settings import check_sampling
-
-    try:
-        check_sampling(options.sampling, "--sampling")
-    except ValueError as error:
-        sys.exit(str(error))
     record = Record("pytorch_tests", options.json, device=options.device, arguments=vars(options))
     record.results["counts"] = {}
     outcomes = {}

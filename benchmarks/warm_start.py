@@ -41,13 +41,6 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def work(name: str) -> int:
-    from common.workers import serve
-    from warm_processes import measure
-
-    return serve(measure.warm_up if name == WARM_UP else measure.measure)
-
-
 def checked(options: argparse.Namespace) -> list[str]:
     """The modes."""
     modes = arguments.some_of("--modes", options.modes, MODES)
@@ -65,13 +58,16 @@ def checked(options: argparse.Namespace) -> list[str]:
 def main() -> int:
     options = parser().parse_args()
     if options.worker:
-        return work(options.worker)
+        from common.workers import serve
+        from warm_processes import measure
+
+        return serve(measure.warm_up if options.worker == WARM_UP else measure.measure)
     modes = checked(options)
 
     from common.record import Record
     from common.tables import show
     from common.telemetry import Telemetry
-    from common.workers import WorkerError, started_ahead
+    from common.workers import records_of, started_ahead
     from warm_processes.report import tables
 
     begin = time.monotonic()
@@ -111,19 +107,14 @@ def main() -> int:
                     failures.append(f"{worker.name}: no store was filled for it")
                     continue
             mine = {**request, "store": store, "mode": run.mode if run else ""}
-            try:
-                for entry in worker.run(mine, time_limit_s=left):
-                    if run is None:
-                        record.results["warm_up"] = entry
-                        continue
-                    processes.append({"mode": run.mode, **entry})
-                    if MODES[run.mode].store == "empty" and store is not None:
-                        filled = store
-                    record.save(telemetry=telemetry.summary())
-            except WorkerError as error:
-                print(error, file=sys.stderr)
-                failures.append(str(error))
-            print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+            for entry in records_of(worker, mine, left, failures):
+                if run is None:
+                    record.results["warm_up"] = entry
+                    continue
+                processes.append({"mode": run.mode, **entry})
+                if MODES[run.mode].store == "empty":
+                    filled = store
+                record.save(telemetry=telemetry.summary())
     complete = len(processes) == len(runs)
     record.save(complete=complete, telemetry=telemetry.summary())
     show(tables(record.data))

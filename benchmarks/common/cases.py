@@ -21,7 +21,7 @@ def add_options(p: argparse.ArgumentParser, cases: Sequence[str]) -> None:
     )
 
 
-def wanted(path: Path, text: str, option: str = "--cases") -> list[Any]:
+def wanted(path: Path, text: str) -> list[Any]:
     """The cases that have one of the comma-separated texts in their id, in the texts' order; exits
     where a text fits none."""
     from cudnn_autotune.audit.layers import load
@@ -34,8 +34,8 @@ def wanted(path: Path, text: str, option: str = "--cases") -> list[Any]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         fitting = {case.id: case for case in known if part in case.id}
         if not fitting:
-            sys.exit(f"{option}: no case of {path.name} has {part!r} in its id")
+            sys.exit(f"--cases: no case of {path.name} has {part!r} in its id")
         found.update(fitting)
     if not found:
-        sys.exit(f"{option}: must name at least one case")
+        sys.exit("--cases: must name at least one case")
     return list(found.values())

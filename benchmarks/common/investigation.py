@@ -1,11 +1,12 @@
-"""A script that repeats the measurement that a page of docs/findings rests on: its cases run one
-after the other in this process, and each adds rows to one table. It needs a GPU."""
+"""A script whose cases run one after the other in this process, and each adds rows to one table."""
 
 from __future__ import annotations
 
+import argparse
+import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,55 +22,67 @@ def run(
     default_cases: Sequence[str],
     measure: Callable[[Any], Iterator[Row]],
     title: str,
-    *,
-    are_layers: bool = True,
 ) -> int:
-    """The script's ``main``; returns its exit status.
+    """The ``main`` of a script that repeats the measurement of a page of docs/findings. It needs a
+    GPU. Returns its exit status.
 
     Args:
         script: its file, after which the record is named.
         description: its docstring, for ``--help``.
-        default_cases: parts of case ids; without ``are_layers``, what ``measure`` takes.
-        measure: a case -> its rows. What it raises is recorded as the case's failure.
+        default_cases: parts of case ids.
+        measure: an ``audit.layers.Case`` -> its rows.
         title: of the table.
-        are_layers: whether cases are ``audit.layers.Case`` of a layer list; otherwise texts.
     """
     p = arguments.parser(description, has_dry_run=False)
     p.add_argument("--time-limit", type=float, default=240, help="begins no case after so many s")
-    if are_layers:
-        cases.add_options(p, default_cases)
-    else:
-        p.add_argument("--cases", default=",".join(default_cases), help="%(default)s")
+    cases.add_options(p, default_cases)
     options = p.parse_args()
-    wanted: list[Any] = options.cases.split(",")
-    if are_layers:
-        wanted = cases.wanted(options.layers, options.cases)
+    wanted = {case.id: case for case in cases.wanted(options.layers, options.cases)}
     arguments.check_gpu(script)
     import torch
 
+    torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = True
+    return fill(script, options, "cuda", list(wanted), lambda id, _: measure(wanted[id]), title)
+
+
+def fill(
+    script: str,
+    options: argparse.Namespace,
+    device: str,
+    names: Sequence[str],
+    measure: Callable[[str, list[str]], Iterable[Row]],
+    title: str,
+) -> int:
+    """Fills the record of ``options.json``, prints its table, and returns the exit status.
+
+    Args:
+        names: of the cases. None begins after ``options.time_limit`` seconds.
+        measure: a case's name, and the list of failures, to which it may add -> its rows. What it
+            raises is recorded as the case's failure.
+    """
     from .record import Record
     from .tables import show
     from .telemetry import Telemetry
 
-    torch.manual_seed(0)
-    torch.backends.cudnn.allow_tf32 = True
-    record = Record(Path(script).stem, options.json, device="cuda", arguments=vars(options))
+    record = Record(Path(script).stem, options.json, device=device, arguments=vars(options))
     rows: list[Row] = []
     failures: list[str] = []
     record.results.update(title=title, rows=rows, failures=failures)
     begin = time.monotonic()
     with Telemetry() as telemetry:
-        for index, case in enumerate(wanted):
+        for index, name in enumerate(names):
             if time.monotonic() - begin > options.time_limit:
-                failures.append(f"time limit: {len(wanted) - index} cases not measured")
+                failures.append(f"time limit: {len(names) - index} cases not measured")
                 break
-            name = case.id if are_layers else case
+            known = len(failures)
             try:
-                rows += [{"case": name, **row} for row in measure(case)]
+                rows += [{"case": name, **row} for row in measure(name, failures)]
             except Exception as error:  # the other cases still count
                 failures.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
-                print(failures[-1], file=sys.stderr)
+            print(*(failures[known:] or [f"{name}: done"]), sep="\n", file=sys.stderr)
             record.save(telemetry=telemetry.summary())
+            gc.collect()
     record.save(complete=not failures, telemetry=telemetry.summary())
     show(tables(record.data))
     return 1 if failures else 0

@@ -24,10 +24,11 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, 5th and 95th percentile, and how many values."""
-    quantiles = {"median": 0.5, "q1": 0.25, "q3": 0.75, "p5": 0.05, "p95": 0.95}
-    return {name: quantile(values, q) for name, q in quantiles.items()} | {"n": len(values)}
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Median, quartiles, 5th and 95th percentile, and how many values; :func:`significant`."""
+    shares = {"median": 0.5, "q1": 0.25, "q3": 0.75, "p5": 0.05, "p95": 0.95}
+    found = {name: significant(quantile(values, q)) for name, q in shares.items()}
+    return {**found, "n": len(values)}
 
 
 def significant(value: float | None, digits: int = 5) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 from cudnn_autotune.audit import processes
 from cudnn_autotune.audit.processes import ProcessFailure as WorkerError
 
-__all__ = ["Worker", "WorkerError", "serve", "started_ahead"]
+__all__ = ["Worker", "WorkerError", "records_of", "serve", "started_ahead"]
 
 
 def serve(run: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> int:
@@ -81,6 +81,19 @@ class Worker(processes.Process):
                 break
             yield message["record"]
         self.leave()  # its CUDA context must be gone before the next worker measures
+
+
+def records_of(
+    worker: Worker, request: dict[str, Any], time_limit_s: float, failures: list[str]
+) -> Iterator[dict[str, Any]]:
+    """What :meth:`Worker.run` yields. An error of the worker is added to ``failures``."""
+    begin = time.monotonic()
+    try:
+        yield from worker.run(request, time_limit_s=time_limit_s)
+    except WorkerError as error:
+        print(error, file=sys.stderr)
+        failures.append(str(error))
+    print(f"{worker.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
 
 def started_ahead(

@@ -60,6 +60,15 @@ class GpuLock:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Releases the lock, which is held, and acquires it again at the end."""
+        self.release()
+        try:
+            yield
+        finally:
+            self.acquire()
+
+    @contextlib.contextmanager
     def lent_while_compiling(self) -> Iterator[None]:
         """Releases the lock, which is held, while Dynamo compiles."""
         from torch._dynamo.callback import callback_handler
@@ -105,25 +114,11 @@ class GpuLock:
         def run(timer: GpuTimer, candidates: Any) -> Any:
             if all(not c.is_compiled or c.text in timer.plans for c in candidates):
                 return built(timer, candidates)
-            self.release()
-            try:
+            with self.lent():
                 return built(timer, candidates)
-            finally:
-                self.acquire()
 
         GpuTimer._built = run  # type: ignore[method-assign]
 
-    @contextlib.contextmanager
-    def lent_while_exporting(self) -> Iterator[None]:
+    def lent_while_exporting(self) -> contextlib.AbstractContextManager[Any]:
         """Releases the lock, which is held, while ``torch.export`` traces a model."""
-        export = torch.export.export
-
-        def run(*args: Any, **more: Any) -> Any:
-            self.release()
-            try:
-                return export(*args, **more)
-            finally:
-                self.acquire()
-
-        with mock.patch.object(torch.export, "export", run):
-            yield
+        return mock.patch.object(torch.export, "export", self.lent()(torch.export.export))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from common import numbers
+from overhead.calls import enqueue_us
 
 from .problems import Call, made, our_call, tiny, warm_up
 
@@ -16,19 +17,6 @@ MODES = ("heuristic", "online")
 PHASES = ("preparing", "undecided")
 # By then the tuner's thread has recorded the time of its last step.
 _LAST_STEP_S = 0.02
-
-
-def enqueue_us(call: Call, calls: int) -> float:
-    """Host time per call; the device is idle before, and no call waits for it inside. A block must
-    launch well under the 1024 kernels or so that CUDA queues."""
-    import torch
-
-    begin = time.perf_counter()
-    for _ in range(calls):
-        call()
-    end = time.perf_counter()
-    torch.cuda.synchronize()
-    return (end - begin) / calls * 1e6
 
 
 def phase() -> str:
@@ -50,7 +38,7 @@ def trial(calls: dict[str, Call], per_block: int, end: float) -> Iterator[tuple[
             return
         order = MODES if block % 2 else MODES[::-1]
         size = 1 if before == "preparing" else per_block
-        us = {mode: enqueue_us(calls[mode], size) for mode in order}
+        us = {mode: enqueue_us(calls[mode], size, "cuda") for mode in order}
         if phase() == before:
             yield before, us["heuristic"], us["online"]
         block += 1
@@ -78,7 +66,7 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         ca.forget()
         for _ in range(per_block):
             calls["heuristic"]()
-        quiet = [enqueue_us(calls["heuristic"], per_block) for _ in range(20)]
+        quiet = [enqueue_us(calls["heuristic"], per_block, "cuda") for _ in range(20)]
         before_s = TUNER.cpu_s
         calls["online"]()  # starts the trial
         torch.cuda.synchronize()
@@ -128,5 +116,5 @@ def compared(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def summary(values: list[float]) -> dict[str, float | None]:
     """The spread, and the mean: what costs much and seldom is in no median."""
-    found = {**numbers.spread(values), "mean": math.fsum(values) / len(values)}
-    return {k: numbers.significant(v) for k, v in found.items()}
+    mean = math.fsum(values) / len(values)
+    return {**numbers.spread(values), "mean": numbers.significant(mean)}

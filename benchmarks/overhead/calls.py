@@ -15,41 +15,35 @@ from common.modes import synchronize
 Call = Callable[[], Any]
 
 
+def enqueue_us(call: Call, calls: int, device: str) -> float:
+    """Host time per call; the device is idle before, and no call waits for it inside. A block must
+    launch well under the 1024 kernels or so that CUDA queues before a launch waits."""
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    end = time.perf_counter()
+    synchronize(device)
+    return (end - begin) / calls * 1e6
+
+
 def blocks(
     calls: Mapping[str, Call], *, device: str, blocks: int, calls_per_block: int, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Per-call enqueue time (us) of each call, one value a block; blocks take turns in random
-    order. The device is idle when a block starts and no call waits for it inside.
-
-    A block must launch well under the 1024 kernels or so that CUDA queues before a launch waits
-    for the device.
-    """
+    """:func:`enqueue_us` of each call, one value a block; blocks take turns in random order."""
     source = random.Random(seed)
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
     for call in calls.values():
-        for _ in range(calls_per_block):
-            call()
-        synchronize(device)
+        enqueue_us(call, calls_per_block, device)
     gc.collect()
     gc.disable()  # a collection inside a block would be charged to one of the timed calls
     try:
         for _ in range(blocks):
             for name in source.sample(names, len(names)):
-                call = calls[name]
-                begin = time.perf_counter()
-                for _ in range(calls_per_block):
-                    call()
-                end = time.perf_counter()
-                synchronize(device)
-                times[name].append((end - begin) / calls_per_block * 1e6)
+                times[name].append(enqueue_us(calls[name], calls_per_block, device))
     finally:
         gc.enable()
     return times
-
-
-def significant_spread(values: list[float]) -> dict[str, float | None]:
-    return {key: numbers.significant(value) for key, value in numbers.spread(values).items()}
 
 
 def compared(times: dict[str, list[float]], against: str) -> dict[str, Any]:
@@ -58,7 +52,7 @@ def compared(times: dict[str, list[float]], against: str) -> dict[str, Any]:
     for name, us in times.items():
         ratios = [a / b for a, b in zip(us, times[against], strict=True)]
         result[name] = {
-            "us": significant_spread(us),
+            "us": numbers.spread(us),
             "ratio": numbers.significant(numbers.median(ratios)),
             "ratio_interval_95": [*map(numbers.significant, numbers.bootstrap_interval(ratios))],
         }

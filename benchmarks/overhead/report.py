@@ -46,12 +46,6 @@ def calls_table(data: dict[str, Any]) -> Table:
     return table
 
 
-def growth_mb(records: list[dict[str, Any]]) -> list[tuple[int, float]]:
-    """``(shapes, growth of resident memory since the first shape in MiB)``."""
-    first = records[0]["resident_kb"]["VmRSS"]
-    return [(r["shapes"], (r["resident_kb"]["VmRSS"] - first) / 1024) for r in records]
-
-
 def memory_table(data: dict[str, Any]) -> Table:
     a = data["arguments"]
     table = Table(
@@ -62,8 +56,9 @@ def memory_table(data: dict[str, Any]) -> Table:
     )
     for name, records in data["results"].get("memory", {}).items():
         if len(records) > 1:
-            shapes, growth = growth_mb(records)[-1]
-            per_shape = growth * 1024 / max(1, shapes - 1)
-            cells = (f"{growth:.1f}", f"{per_shape:.1f}", f"{records[-1]['seconds']:.1f}")
-            table.rows.append((name, str(shapes), *cells))
+            first, last = records[0], records[-1]
+            growth_kb = last["resident_kb"]["VmRSS"] - first["resident_kb"]["VmRSS"]
+            per_shape = growth_kb / max(1, last["shapes"] - 1)
+            cells = (f"{growth_kb / 1024:.1f}", f"{per_shape:.1f}", f"{last['seconds']:.1f}")
+            table.rows.append((name, str(last["shapes"]), *cells))
     return table

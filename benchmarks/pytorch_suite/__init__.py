@@ -1,1 +1,1 @@
-"""Parts of pytorch_tests.py: what runs within PyTorch's tests, and why some do not pass."""
+"""The part of pytorch_tests.py that runs within PyTorch's tests."""

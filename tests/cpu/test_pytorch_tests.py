@@ -68,9 +68,8 @@ def test_what_only_fails_under_enable_needs_a_reason(modules: None, tmp_path: Pa
 
 def test_a_new_skip_and_a_known_failure(modules: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import pytorch_tests
-    from pytorch_suite import reasons
 
-    monkeypatch.setitem(reasons.REASONS, "TestA::test_known_*", "known")
+    monkeypatch.setitem(pytorch_tests.REASONS, "TestA::test_known_*", "known")
     names = ("TestA::test_known_cuda", "TestA::test_skipped", "TestA::test_fine")
     before = dict.fromkeys(names, ("passed", ""))
     after = dict(zip(names, (("failed", "no"), ("skipped", "why"), ("passed", "")), strict=True))
