@@ -72,13 +72,14 @@ def run(options: Any, enabled: bool, folder: Path) -> tuple[dict[str, Any], dict
         "benchmark_limit": options.benchmark_limit,
         "counts": str(counts),
     }
-    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "CUDNN_AUTOTUNE_CACHE": "off",
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYTORCH_SUITE": json.dumps(settings),
         "PYTORCH_TESTING_DEVICE_ONLY_FOR": options.device,
+        "PYTEST_ADDOPTS": "",  # those are for the tests of this package
     }
     if enabled:
         command += ["-p", "pytorch_suite.enabled"]

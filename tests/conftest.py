@@ -115,3 +115,6 @@ def dry_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark scripts' own modules can be imported in this test."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    # torch.testing._internal, which another test may have imported, forbids to set cuDNN's flags.
+    flags: dict[str, Any] = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", True)

@@ -335,7 +335,7 @@ class TestCallers:
         theirs(input).sum().backward()
         assert last().mode == "training"
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-2, atol=1e-3)
 
     def test_nothing_that_requires_a_gradient_is_inference(
         self, block: nn.Module, input: Tensor

@@ -594,7 +594,10 @@ def test_the_earliest_case_that_waits_has_the_gpu_next(modules: None, tmp_path: 
     for place in "201":
         command = [sys.executable, "-c", program, str(path), place]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        # In another folder than a checkout, where nothing is built.
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         waiting.append(process)
