@@ -50,9 +50,6 @@ struct Call {
   const at::Tensor* residual = nullptr;
   Activation activation = Activation::none;
 
-  bool is_fused() const {
-    return bias != nullptr || residual != nullptr || activation != Activation::none;
-  }
   const at::Tensor& first_operand() const { return *(op == ConvOp::fprop ? x : y).given; }
 };
 
@@ -81,14 +78,14 @@ ChoiceKey key_of(const Call& call, const ConvGeometry& geometry, const CallPolic
   problem.deterministic = flags.deterministic;
   problem.allow_tf32 = flags.allow_tf32;
   problem.allow_reduced_precision = flags.allow_reduced_precision;
-  if (!call.is_fused()) {
+  if (call.bias != nullptr) problem.addends |= ConvProblem::kBias;
+  if (call.residual != nullptr) problem.addends |= ConvProblem::kResidual;
+  problem.activation = call.activation;
+  if (!problem.has_epilogue()) {
     problem.x_alignment = call.x.alignment_in(call.format);
     problem.w_alignment = call.w.alignment_in(call.format);
     problem.y_alignment = call.y.alignment_in(call.format);
   }
-  if (call.bias != nullptr) problem.addends |= ConvProblem::kBias;
-  if (call.residual != nullptr) problem.addends |= ConvProblem::kResidual;
-  problem.activation = call.activation;
   key.policy.sampling = policy.sampling;
   key.policy.workspace_limit = policy.workspace_limit;
   key.policy.benchmark_limit = benchmark_limit_of_call();
@@ -112,7 +109,7 @@ at::Tensor compute(const Call& call, const ConvGeometry& geometry, const CallPol
       if (call.residual != nullptr) operands.residual = call.residual->contiguous(call.format);
       // cuDNN 9.19 runs fused engines on addresses that they are not made for ("misaligned
       // address" on an H200), whatever alignment the graph says.
-      if (call.is_fused()) operands.align();
+      if (key.problem.has_epilogue()) operands.align();
     }
     return operands;
   };

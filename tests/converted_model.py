@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from spread_model import steps_outputs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -24,7 +24,7 @@ class Standardized(nn.Conv2d):
 def trained(wrapping: str, when: str) -> tuple[list[float], list[float], int, bool]:
     """Outputs of training steps of the plain model and of the converted one, how many modules are
     served, and whether `revert` restores every class."""
-    plain = _trained(_wrapped(_model(), wrapping))
+    plain = steps_outputs(_wrapped(_model(), wrapping))
     model = _model()
     if when == "before":
         model = _wrapped(ca.convert(model), wrapping)
@@ -33,10 +33,10 @@ def trained(wrapping: str, when: str) -> tuple[list[float], list[float], int, bo
     kinds = [type(module) for module in model.modules()]
     if when == "after":
         ca.convert(model)
-    outputs = _trained(model)
+    outputs = steps_outputs(model)
     served = len(ca.conversion(model).served)
     ca.revert(model)
-    _trained(model)  # it can be trained on
+    steps_outputs(model)  # it can be trained on
     if when == "after":
         return plain, outputs, served, [type(module) for module in model.modules()] == kinds
     return plain, outputs, served, not ca.conversion(model).served
@@ -74,17 +74,3 @@ def _wrapped(model: nn.Module, wrapping: str) -> nn.Module:
     cpu = torch.device("cpu")
     layers[2] = FullyShardedDataParallel(layers[2], use_orig_params=True, device_id=cpu)
     return FullyShardedDataParallel(model, use_orig_params=True, device_id=cpu)
-
-
-def _trained(model: nn.Module) -> list[float]:
-    """Three steps, on other data on each rank."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    outputs = []
-    for step in range(3):
-        torch.manual_seed(10 * dist.get_rank() + step)
-        optimizer.zero_grad()
-        y = model(torch.randn(2, 3, 12, 12))
-        (y**2).mean().backward()
-        optimizer.step()
-        outputs.append(y.detach().norm().item())
-    return outputs

@@ -32,11 +32,11 @@ class Backwards(TorchDispatchMode):
 
 def trained(wrapping: str) -> tuple[list[tuple[bool, ...]], list[float], list[float]]:
     """What ``run_once`` asks for; outputs of training steps without it, and after it."""
-    plain = _trained(_model(wrapping))
+    plain = steps_outputs(_model(wrapping))
     model = _model(wrapping)
     with Backwards() as backwards:
         run_once(model, (torch.randn(2, 3, 12, 12),), {})
-    return backwards.masks, plain, _trained(model)
+    return backwards.masks, plain, steps_outputs(model)
 
 
 def _model(wrapping: str) -> nn.Module:
@@ -56,7 +56,7 @@ def _model(wrapping: str) -> nn.Module:
     return FullyShardedDataParallel(model, use_orig_params=True, device_id=cpu)
 
 
-def _trained(model: nn.Module) -> list[float]:
+def steps_outputs(model: nn.Module) -> list[float]:
     """Three steps, on other data on each rank."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     outputs = []

@@ -15,11 +15,10 @@ class ConvPlan::VariantPack {
   VariantPack(const ConvProblem& problem, const ConvPointers& pointers, void* workspace)
       : backend_(cudnn_backend()), pointers_(pointers), workspace_(workspace) {
     const Bindings bindings(problem, pointers);
-    const auto count = static_cast<int64_t>(bindings.uids.size());
     status_ = backend_.create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &descriptor_);
-    set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count,
+    set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, bindings.count,
         bindings.addresses.data());
-    set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, bindings.uids.data());
+    set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, bindings.count, bindings.uids.data());
     set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     if (status_ == CUDNN_STATUS_SUCCESS) status_ = backend_.finalize(descriptor_);
   }
@@ -50,12 +49,14 @@ class ConvPlan::VariantPack {
   cudnnStatus_t status_ = CUDNN_STATUS_SUCCESS;
 };
 
-Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers)
-    : uids{kUidX, kUidW, kUidY}, addresses{pointers.x, pointers.w, pointers.y} {
-  const auto add = [&](int64_t uid, void* address) {
-    uids.push_back(uid);
-    addresses.push_back(address);
+Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers) {
+  const auto add = [this](int64_t uid, void* address) {
+    uids[count] = uid;
+    addresses[count++] = address;
   };
+  add(kUidX, pointers.x);
+  add(kUidW, pointers.w);
+  add(kUidY, pointers.y);
   if (problem.has_bias()) add(kUidBias, pointers.bias);
   if (problem.has_residual()) add(kUidResidual, pointers.residual);
   if (problem.activation == Activation::hardswish) {

@@ -2,10 +2,10 @@
 
 #include <cudnn.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "core/conv_problem.h"
 #include "core/engine_config.h"
@@ -38,12 +38,14 @@ constexpr int64_t kUidResidual = 5;
 constexpr int64_t kUidThree = 6;
 constexpr int64_t kUidSixth = 7;
 
-// What a launch of a problem binds: unique ids, and an address for each.
+// What a launch of a problem binds: unique ids, and an address for each. It is made in calls, so it
+// needs no heap.
 struct Bindings {
   Bindings(const ConvProblem& problem, const ConvPointers& pointers);
 
-  std::vector<int64_t> uids;
-  std::vector<void*> addresses;
+  int64_t count = 0;
+  std::array<int64_t, kUidSixth> uids{};
+  std::array<void*, kUidSixth> addresses{};
 };
 
 // A built execution plan. Two threads may not use it at once (pytorch issue 103939).

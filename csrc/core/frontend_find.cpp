@@ -58,10 +58,9 @@ FindResult frontend_find(FindTechnique technique, cudnnHandle_t handle,
                          const ConvPointers& pointers, void* workspace, int64_t benchmark_limit) {
   if (plans.empty()) return {};
   Bindings bindings(plans[0]->problem(), pointers);
-  const auto count = static_cast<int64_t>(bindings.uids.size());
   const auto pack = fe::VariantPackBuilder()
-                        .setDataPointers(count, bindings.addresses.data())
-                        .setUids(count, bindings.uids.data())
+                        .setDataPointers(bindings.count, bindings.addresses.data())
+                        .setUids(bindings.count, bindings.uids.data())
                         .setWorkspacePointer(workspace)
                         .build();
   fe::executionPlans_t candidates;

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from cudnn_autotune.core.extension import _C, require_cuda_build
 from cudnn_autotune.core.json_node import shown
 
 OPERATIONS = ("fprop", "dgrad", "wgrad")
-ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh", "sigmoid", "hardswish")
-"""Those that a forward convolution can be fused with; gelu is the exact one, by erf."""
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
+    "hardswish": F.hardswish,
+}
+"""Those that a forward convolution can be fused with, as PyTorch's functions."""
 DTYPES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",

@@ -14,13 +14,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
 
 # Relative errors (Frobenius norm) above which an engine is wrong. In
 # tests/gpu/test_every_candidate.py right engines stay below a fifth of these, and wrong ones have
@@ -178,18 +176,7 @@ def _epilogue(
         sums = sums + added[0].to(sums.dtype)
     if problem.residual:
         sums = sums + _at(added[-1], places[:, 0], places[:, 1:]).to(sums.dtype)
-    return _ACTIVATIONS[problem.activation](sums)
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "": lambda sums: sums,
-    "relu": F.relu,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "sigmoid": torch.sigmoid,
-    "hardswish": F.hardswish,
-}
+    return ACTIVATIONS[problem.activation](sums) if problem.activation else sums
 
 
 def _dgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

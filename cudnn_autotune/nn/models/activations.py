@@ -7,7 +7,7 @@ decompositions, and the traced operators are looked for in the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,24 +17,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
+from cudnn_autotune.engines.problem import ACTIVATIONS
+
 Activation = Callable[[Tensor], Tensor]
 Decompositions = Mapping[Any, Callable[..., Any]]
 
-# Ways to write each of the ACTIVATIONS that a fused problem may have.
-_SPELLINGS: Mapping[str, Sequence[Activation]] = {
-    "relu": (lambda x: F.relu(x),),
-    "silu": (lambda x: F.silu(x), lambda x: x * torch.sigmoid(x)),
-    "gelu": (lambda x: F.gelu(x),),
-    "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"),),
-    "sigmoid": (lambda x: torch.sigmoid(x),),
-    "hardswish": (lambda x: F.hardswish(x), lambda x: x * F.relu6(x + 3) / 6),
+# Other ways to write some of the ACTIVATIONS.
+_OTHER_SPELLINGS: Mapping[str, Activation] = {
+    "silu": lambda x: x * torch.sigmoid(x),
+    "hardswish": lambda x: x * F.relu6(x + 3) / 6,
 }
 _COMMUTATIVE = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
-
-
-def function(activation: str) -> Activation:
-    """The activation of a fused problem, one of ACTIVATIONS or ``""``, as a function."""
-    return _SPELLINGS[activation][0] if activation else lambda x: x
 
 
 @dataclass(frozen=True)
@@ -85,15 +78,19 @@ def _traced(dtype: torch.dtype, decompositions: Decompositions) -> Iterable[tupl
     """The node that returns the result of each spelling of an activation, by its name."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
 
-    for name, spellings in _SPELLINGS.items():
-        for function in spellings:
-            with FakeTensorMode(), torch.no_grad():
-                example = torch.empty(2, 3, dtype=dtype)
-                traced = make_fx(function, decomposition_table=dict(decompositions))(example)
-            traced.graph.eliminate_dead_code()
-            result = traced.graph.output_node().args[0]
-            assert isinstance(result, Node)
-            yield name, result
+    for name, function in (*ACTIVATIONS.items(), *_OTHER_SPELLINGS.items()):
+        trace = make_fx(_of_one_argument(function), decomposition_table=dict(decompositions))
+        with FakeTensorMode(), torch.no_grad():
+            traced = trace(torch.empty(2, 3, dtype=dtype))
+        traced.graph.eliminate_dead_code()
+        result = traced.graph.output_node().args[0]
+        assert isinstance(result, Node)
+        yield name, result
+
+
+def _of_one_argument(function: Activation) -> Activation:
+    """The function without its options, which would be traced as well."""
+    return lambda x: function(x)
 
 
 def _match(pattern: Any, value: Any, bound: dict[Node, Node]) -> dict[Node, Node] | None:

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +23,6 @@ from torch.fx import GraphModule
 
 from cudnn_autotune.core.after_import import after_import
 from cudnn_autotune.core.versions import version
-from cudnn_autotune.nn import functional
 from cudnn_autotune.nn.models.comparison import Program, compare
 from cudnn_autotune.nn.models.frozen_weights import (
     FrozenWeights,
@@ -33,6 +32,7 @@ from cudnn_autotune.nn.models.frozen_weights import (
 )
 from cudnn_autotune.nn.models.groups import GroupReport, find_groups
 from cudnn_autotune.nn.models.judging import JUDGES, Judge, fuse_judged
+from cudnn_autotune.nn.models.routing import ROUTED
 from cudnn_autotune.tuning.settings import check_policy
 
 NAME = "cudnn_autotune"
@@ -41,13 +41,6 @@ _log = logging.getLogger(__name__)
 
 _MOST_RECORDS = 256
 _MOST_REFREEZINGS = 3
-
-_CONVOLUTIONS = {
-    getattr(torch, name): getattr(functional, name)
-    for dims in (1, 2, 3)
-    for name in (f"conv{dims}d", f"conv_transpose{dims}d")
-    if hasattr(functional, name)
-}
 
 
 @dataclass
@@ -98,7 +91,7 @@ class _Options:
         if mode not in (None, "default"):
             theirs.update(torch._inductor.list_mode_options(mode))
         known = set(torch._inductor.list_options())
-        own = {"sampling", "workspace_limit", "freezing", "compare", "fuse"}
+        own = {field.name for field in fields(cls)} - {"inductor"}
         for key, value in (options or {}).items():
             name = key.replace("-", "_")
             if name not in own | known:
@@ -165,7 +158,7 @@ def _why_plain(
         operators.conv_transpose.default,
     }
     targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
-    if not targets & {*ours, *_CONVOLUTIONS}:
+    if not targets & {*ours, *ROUTED}:
         return "the graph has no convolution"
     if settings.fuse != "always" and not any(tensor.is_cuda for tensor in tensors):
         return "no tensor is on a CUDA device"
@@ -179,8 +172,8 @@ def _with_our_convolutions(graph: GraphModule, settings: _Options) -> GraphModul
     graph = copied(graph)
     policy = {"sampling": settings.sampling, "workspace_limit": settings.workspace_limit}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in _CONVOLUTIONS:
-            node.target = _CONVOLUTIONS[node.target]
+        if node.op == "call_function" and node.target in ROUTED:
+            node.target = ROUTED[node.target]
             node.kwargs = {**node.kwargs, **policy}
     graph.recompile()
     return graph

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from cudnn_autotune.engines.problem import same_padding
 from cudnn_autotune.nn.fake import pad, split_padding
 from cudnn_autotune.nn.models.comparison import difference
+from cudnn_autotune.nn.models.example_input import call_arguments
 from cudnn_autotune.nn.models.groups import GroupReport, find_groups
 from cudnn_autotune.nn.models.judging import Judge, Measured, always, fuse_judged, never
 from cudnn_autotune.tuning.settings import check_policy
@@ -102,7 +103,8 @@ def fuse(
             rounding explains.
         Exception: whatever ``torch.export.export`` raises.
     """
-    args, kwargs = _check_arguments(model, example_input, groups)
+    _check(model, groups)
+    args, kwargs = call_arguments(example_input)
     check_policy(sampling, workspace_limit)
     policy = (sampling or "", -1 if workspace_limit is None else workspace_limit)
     with torch.no_grad():
@@ -123,10 +125,7 @@ def fuse(
     return fused
 
 
-def _check_arguments(
-    model: object, example_input: object, groups: object
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments that ``example_input`` stands for."""
+def _check(model: object, groups: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
@@ -135,16 +134,6 @@ def _check_arguments(
         raise ValueError("model must be in eval mode: call model.eval() before")
     if groups not in _JUDGES:
         raise ValueError(f"groups must be one of {', '.join(_JUDGES)}, got {groups!r}")
-    if isinstance(example_input, Tensor):
-        return (example_input,), {}
-    if isinstance(example_input, tuple):
-        return example_input, {}
-    if isinstance(example_input, Mapping):
-        return (), dict(example_input)
-    raise TypeError(
-        "example_input must be a tensor, a tuple of positional arguments, or a dict of keyword "
-        f"arguments, got {type(example_input).__name__}"
-    )
 
 
 def _outputs(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.nn.models.activations import function
+from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
 from cudnn_autotune.nn.models.groups import Group, GroupReport, Groups, fuse_groups, hint
 from cudnn_autotune.timers.measuring import Operands, added_operands, cold_sets, operands
 
@@ -99,10 +98,10 @@ class Measured:
         self, problem: ConvProblem, is_stored: bool
     ) -> Callable[[Tensor, Tensor | None], object]:
         """What runs after the convolution if the group is not fused."""
-        activation = function(problem.activation)
 
         def eager(y: Tensor, residual: Tensor | None) -> object:
-            return activation(y if residual is None else y + residual)
+            total = y if residual is None else y + residual
+            return ACTIVATIONS[problem.activation](total) if problem.activation else total
 
         def one_kernel(y: Tensor, residual: Tensor | None) -> object:
             # It reads and writes what a generated kernel would, at the speed of the memory.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cudnn_autotune.nn.models.comparison import difference, time_in_turns
+from cudnn_autotune.nn.models.example_input import call_arguments
 from cudnn_autotune.nn.untouched import (
     check_initialized,
     generators_kept,
@@ -69,16 +70,7 @@ def check_arguments(
             "example_input must be given for memory_format='auto': a tensor, a tuple of positional "
             "arguments, or a dict of keyword arguments"
         )
-    if isinstance(example_input, Tensor):
-        return (example_input,), {}
-    if isinstance(example_input, tuple):
-        return example_input, {}
-    if isinstance(example_input, Mapping):
-        return (), dict(example_input)
-    raise TypeError(
-        "example_input must be a tensor, a tuple of positional arguments, or a dict of keyword "
-        f"arguments, got {type(example_input).__name__}"
-    )
+    return call_arguments(example_input)
 
 
 def apply(model: nn.Module, memory_format: torch.memory_format) -> None:
