@@ -306,7 +306,8 @@ class _Batch:
         self.calls = max(1, min(math.ceil(target_ms / call_ms), _MOST_CALLS))
         if call_ms < _GRAPH_BELOW_MS:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # Without a stream PyTorch takes one that it keeps, on the GPU of the first capture.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
                 self._enqueue_all()
             self._graph = graph
             graph.replay()

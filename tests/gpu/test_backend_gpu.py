@@ -90,7 +90,7 @@ def test_a_fused_model_is_right(activation: str, dtype: torch.dtype) -> None:
         output = compiled(model)(input)
     assert len(last().fused) == 3
     # Three roundings to the dtype follow one another.
-    assert_close(output, expected, 3 * tolerance(dtype, allow_tf32=True))
+    assert_close(output, expected, 3 * tolerance(dtype, True, activation))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)

@@ -65,7 +65,7 @@ def test_a_fused_model_is_right(
     # As PyTorch's convolutions do, those in float64 give contiguous outputs.
     kept = torch.contiguous_format if dtype is torch.float64 else layout
     assert output.is_contiguous(memory_format=kept)
-    assert_close(output, expected, 2 * tolerance(dtype, allow_tf32=True))
+    assert_close(output, expected, 2 * tolerance(dtype, True, activation))
 
 
 def test_a_group_is_fused_if_it_is_measured_to_be_faster() -> None:

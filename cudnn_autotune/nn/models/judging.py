@@ -121,8 +121,10 @@ def _times_ms(
     for program in programs:
         program(sets[0])
         graph = torch.cuda.CUDAGraph()
-        # Other threads may compile kernels meanwhile, and load them.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        # Without a stream PyTorch takes one that it keeps, on the GPU of the first capture. Other
+        # threads may compile kernels meanwhile, and load them.
+        stream = torch.cuda.Stream()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for i in range(_CALLS):
                 program(sets[i % len(sets)])
         graphs.append(graph)
