@@ -9,7 +9,8 @@ and marked.
 
 PyTorch's   eager; compile: `torch.compile`; compile_frozen: with Inductor's freezing; compile_max:
             with max-autotune-no-cudagraphs
-ours        convert: `cudnn_autotune.convert` in eager; fuse: `cudnn_autotune.fuse` in eager;
+ours        convert: `cudnn_autotune.convert` in eager, convert_last and convert_auto: to
+            channels_last and with `memory_format="auto"`; fuse: `cudnn_autotune.fuse` in eager;
             backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_compare: in
             the faster of that and Inductor's; compile_ours: `torch.compile` of a converted model
 
@@ -18,7 +19,8 @@ a process of its own: the first of `--pytorch` runs all ways, the others eager a
 which their times are compared. No process tunes what an earlier one has chosen. `--at-once`
 processes compile models and engines side by side, on the CPU; one at a time has the GPU, for
 whatever runs on it: of those that wait, the earliest case. Cases are recorded as they end, larger
-batches first. First steps find an empty folder of Inductor's.
+batches first. First steps find an empty folder of Inductor's. A way that might not end before the
+process must is left out, and those that are ready take turns.
 
 Outputs, and the gradients of the convolutions' weights, are compared with those of float32.
 
@@ -26,7 +28,7 @@ Outputs, and the gradients of the convolutions' weights, are compared with those
 
 What takes longest is tuning, so few batches and one of PyTorch's modes are the cheapest subset:
 
-    python benchmarks/models.py --models resnet50,densenet121 --steps infer --batches 64 \\
+    python benchmarks/models.py --models resnet50,densenet121 --steps infer --batches largest \\
         --pytorch pytorch_on_10 --at-once 2 --time-limit 380 --json few.json
 
 With two GPUs, each measures its share of the models, and the page has one section for both records:
@@ -64,7 +66,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--share", default="1/1", metavar="I/N", help="every N-th model from the I-th")
     p.add_argument("--steps", default=",".join(STEPS), help="of: %(default)s")
     p.add_argument("--layouts", default="channels_last", help="of: " + ",".join(LAYOUTS))
-    p.add_argument("--batches", type=arguments.counts, help="else those of each model and step")
+    p.add_argument(
+        "--batches", type=batches, help="numbers, or largest or smallest of each model's; else all"
+    )
     p.add_argument("--ways", default=",".join(DEFAULT), help="%(default)s; of: " + ",".join(WAYS))
     p.add_argument("--pytorch", default=",".join(PYTORCH), help="of: %(default)s")
     p.add_argument("--sampling", choices=OUR_MODES, default="race", help="ours; %(default)s")
@@ -77,6 +81,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--time-limit", type=float, default=3000, help="seconds for all; %(default)s")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     return p
+
+
+def batches(text: str) -> list[int] | str:
+    return text if text in ("largest", "smallest") else arguments.counts(text)
 
 
 def share(text: str, models: list[str]) -> list[str]:
@@ -115,18 +123,18 @@ def main() -> int:
         requests: dict[str, dict[str, Any]] = {}
         for mode in modes:
             for case in cases(models, steps, layouts):
-                batches = options.batches or case.batches()
+                asked = case.batches(options.batches)
                 mine = [
                     name
                     for name in ways
                     if (mode == modes[0] or name in EVERYWHERE)
                     and (WAYS[name].trains or not case.is_training)
                 ]
-                if batches and mine:
+                if asked and mine:
                     requests[f"{mode}:{case.id}"] = {
                         **{name: getattr(options, name) for name in ASKED},
                         "case": dataclasses.asdict(case),
-                        "batches": batches,
+                        "batches": asked,
                         "ways": mine,
                         "pytorch": mode,
                         "lock": str(folder / "gpu"),

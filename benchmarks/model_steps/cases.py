@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,14 @@ class Case:
     def is_training(self) -> bool:
         return self.step == "train"
 
-    def batches(self) -> tuple[int, ...]:
-        return getattr(MODELS.get(self.model, Model()), self.step)
+    def batches(self, asked: Sequence[int] | str | None) -> Sequence[int]:
+        """Those that were asked for, or the model's own: all, the largest or the smallest."""
+        if asked and not isinstance(asked, str):
+            return asked
+        own: tuple[int, ...] = getattr(MODELS.get(self.model, Model()), self.step)
+        if not own or asked is None:
+            return own
+        return [max(own) if asked == "largest" else min(own)]
 
 
 def cases(models: Sequence[str], steps: Sequence[str], layouts: Sequence[str]) -> Iterator[Case]:
@@ -69,6 +75,8 @@ class Way:
     label: str
     prepare: str = ""
     """``cudnn_autotune.convert`` or ``fuse``, called on the model first."""
+    memory_format: Literal["", "auto", "channels_last"] = ""
+    """What ``convert`` gets; else the layout stays."""
     compile: dict[str, Any] | None = None
     """The arguments of ``torch.compile``; None: eager."""
     freezing: bool = False
@@ -96,12 +104,15 @@ WAYS = {
         times_while_compiling=True,
     ),
     "convert": Way("convert", "convert"),
+    # For a contiguous case: the layout is a part of what is chosen.
+    "convert_last": Way("convert, channels_last", "convert", "channels_last"),
+    "convert_auto": Way("convert, layout auto", "convert", "auto"),
     "fuse": Way("fuse", "fuse", trains=False),
     "backend": Way("backend", compile=_BACKEND | {"options": {"compare": False}}),
     "backend_compare": Way("backend, comparing", compile=_BACKEND),
-    "compile_ours": Way("compile of convert", "convert", {}),
+    "compile_ours": Way("compile of convert", "convert", compile={}),
 }
-DEFAULT = ("eager", "compile", "compile_frozen", "convert", "fuse", "backend")
+DEFAULT = ("eager", "compile", "compile_frozen", "convert", "backend", "fuse")
 # Run in every process, so that what PyTorch's modes take can be compared.
 EVERYWHERE = ("eager", "convert")
 

@@ -25,6 +25,8 @@ Part = dict[str, Any]
 
 # A way's relative error may be this many times that of PyTorch's layers, and this much more.
 TIMES, MORE = 2.0, 1e-3
+# The seconds that capturing, turns and the comparison of a batch may take.
+_TURNS_S = 15.0
 
 
 def measure(request: dict[str, Any]) -> Iterator[Part]:
@@ -33,6 +35,7 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     set_torch_mode(request["pytorch"])
     ca.set_sampling(request["sampling"])
     ca.set_store(request["store"], mode="read_write")
+    left = TimeLeft(request["limit_s"])
     lock = GpuLock(request["lock"], request["place"])
     lock.take_back_for_groups()
     lock.lend_while_building()
@@ -41,7 +44,7 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     for batch in sorted(request["batches"], reverse=True):
         torch._dynamo.reset()
         try:
-            for part in _measured(subject, batch, request, lock):
+            for part in _measured(subject, batch, request, lock, left):
                 yield {"batch": batch, **part}
         except Exception as error:  # the other batches are measured all the same
             yield {"batch": batch, **_failed("the batch", error)}
@@ -50,13 +53,17 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
 
 
 def _measured(
-    subject: Subject, batch: int, request: dict[str, Any], lock: GpuLock
+    subject: Subject, batch: int, request: dict[str, Any], lock: GpuLock, left: TimeLeft
 ) -> Iterator[Part]:
     device = request["device"]
     steps: dict[str, Step] = {}
     for name in request["ways"]:
+        if left.is_short():
+            yield {"part": "failed", "step": name, "error": "no time was left for it"}
+            continue
         try:
-            steps[name], part = _first_step(subject, name, batch, lock)
+            with left.of_a_way():
+                steps[name], part = _first_step(subject, name, batch, lock)
         except Exception as error:  # the other ways are measured all the same
             yield _failed(name, error)
             continue
@@ -92,7 +99,30 @@ def _measured(
             "peak_bytes": memory,
             "by_calls": called,
         }
-    yield compared(results, subject.reference(batch))
+    if results:
+        yield compared(results, subject.reference(batch))
+
+
+class TimeLeft:
+    """Of a process that is killed after ``limit_s`` seconds. The ways that it has by then are
+    measured in turns only if no other is begun too late."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._end = time.monotonic() + limit_s
+        self._longest_s = 0.0
+
+    @contextlib.contextmanager
+    def of_a_way(self) -> Iterator[None]:
+        """Notes how long the first step of a way takes, with its waiting."""
+        begin = time.monotonic()
+        yield
+        self._longest_s = max(self._longest_s, time.monotonic() - begin)
+
+    def is_short(self) -> bool:
+        """Whether a way that takes half as long again as the longest one leaves no time for turns.
+        Never before the first way."""
+        needed_s = 1.5 * self._longest_s + _TURNS_S
+        return self._longest_s > 0 and self._end - time.monotonic() < needed_s
 
 
 def _begun(request: dict[str, Any], lock: GpuLock) -> Subject:

@@ -57,7 +57,7 @@ class Run:
         worker = Worker(self._script, name, {_THREADS: str(threads)})
         entries: dict[int, dict[str, Any]] = {}
         try:
-            for part in worker.run(request, time_limit_s=limit_s):
+            for part in worker.run({**request, "limit_s": limit_s}, time_limit_s=limit_s):
                 with self._recording:
                     self._keep(name, request, entries, part)
                     self._record.save(telemetry=self._telemetry.summary())

@@ -20,34 +20,58 @@ def _count(run: Run) -> int:
 
 
 class Row:
-    """A case, with what measured it by PyTorch's mode; the first that ran the most ways is
-    the main one."""
+    """A case, with the processes that measured it; the first that ran the most ways is the main
+    one. What only another one has is brought to the main one's times: multiplied by what a way took
+    in the main one, over what it took there, one of ours if there is any."""
 
-    def __init__(self, key: tuple[str, str, str, int], runs: dict[str, Run]) -> None:
+    def __init__(self, key: tuple[str, str, str, int], runs: list[Run]) -> None:
         model, self.step, layout, self.batch = key
         self.case = (model, f"{STEPS[self.step]}, {layout}, {self.batch}")
-        self.runs = runs
-        self.main = max(filter(runs.__contains__, PYTORCH), key=lambda mode: _count(runs[mode]))
-        self.ours = {w: ms for w, ms in self.times(self.main).items() if WAYS[w].is_ours}
+        order = list(PYTORCH)
+        runs = sorted(runs, key=lambda run: (-_count(run), order.index(run["pytorch"])))
+        self.ways: dict[str, dict[str, Any]] = {}
+        """What is known of each way beside its times, from the first process that has it."""
+        self.peak_bytes: dict[str, int] = {}
+        self._called: set[tuple[str, str]] = set()
+        self._times: dict[tuple[str, str], float] = {}
+        for run in runs:
+            self._add(run, is_main=run is runs[0])
 
-    def times(self, mode: str) -> dict[str, float]:
-        """Way -> milliseconds a step in one process: medians."""
-        found = self.runs[mode].get("times_ms", {})
-        return {way: numbers.median(times) for way, times in found.items()}
+    def _add(self, run: Run, *, is_main: bool) -> None:
+        found = run.get("times_ms", {})
+        here = {self._key(way, run): numbers.median(times) for way, times in found.items()}
+        shared = sorted(
+            self._times.keys() & here.keys(), key=lambda key: (key[1], list(WAYS).index(key[0]))
+        )
+        if not is_main and not shared:
+            return
+        scale = 1.0 if is_main else self._times[shared[0]] / here[shared[0]]
+        for key, ms in here.items():
+            if key not in self._times:
+                self._times[key] = ms * scale
+                if key[0] in run.get("by_calls", ()):
+                    self._called.add(key)
+        self.ways = {**run["ways"], **self.ways}
+        self.peak_bytes = {**run.get("peak_bytes", {}), **self.peak_bytes}
+
+    @staticmethod
+    def _key(way: str, run: Run) -> tuple[str, str]:
+        """PyTorch's modes make no difference to ours."""
+        return way, "" if WAYS[way].is_ours else run["pytorch"]
+
+    @property
+    def ours(self) -> dict[str, float]:
+        """Our way -> milliseconds a step."""
+        return {way: ms for (way, mode), ms in self._times.items() if not mode}
 
     def pytorch(self) -> dict[tuple[str, str], float]:
-        """(way of PyTorch's, mode) -> milliseconds a step. What another process than the main one
-        timed is multiplied by what one of our ways took in the main one, over what it took there.
-        """
-        found = {}
-        for mode in self.runs:
-            here = self.times(mode)
-            scales = [1.0] if mode == self.main else []
-            scales += [ms / here[way] for way, ms in self.ours.items() if way in here]
-            if scales:
-                theirs = {way: ms for way, ms in here.items() if not WAYS[way].is_ours}
-                found |= {(way, mode): ms * scales[0] for way, ms in theirs.items()}
-        return found
+        """(way of PyTorch's, mode) -> milliseconds a step."""
+        return {key: ms for key, ms in self._times.items() if key[1]}
+
+    def cell(self, way: str, mode: str = "") -> str:
+        """The milliseconds of a way, and a star if they are those of calls."""
+        key = (way, mode)
+        return number(self._times.get(key)) + ("*" if key in self._called else "")
 
     def best(self, *, compiled: bool = False) -> float | None:
         """Milliseconds a step of PyTorch's fastest way, or of its fastest compiled one."""
@@ -63,12 +87,10 @@ class Row:
 
 
 def rows(data: dict[str, Any]) -> list[Row]:
-    found: dict[Any, dict[str, Run]] = {}
+    found: dict[Any, list[Run]] = {}
     for run in data["results"].get("runs", []):
         batch = run.get("batch", data["arguments"].get("batch"))  # one for all in older records
-        mine = found.setdefault((run["model"], run["step"], run["layout"], batch), {})
-        if _count(run) >= _count(mine.get(run["pytorch"], {})):
-            mine[run["pytorch"]] = run
+        found.setdefault((run["model"], run["step"], run["layout"], batch), []).append(run)
     return [Row(key, runs) for key, runs in found.items()]
 
 
@@ -93,6 +115,9 @@ def _means(found: list[Row]) -> Table:
         for way in ("backend", "compile_ours"):
             text = f"best torch.compile / {WAYS[way].label}"
             wanted.append((text, row.best(compiled=True), way))
+        layouts = [row.ours[way] for way in ("convert", "convert_last") if way in row.ours]
+        better = min(layouts) if len(layouts) == 2 else None
+        wanted.append(("convert in the better layout / layout auto", better, "convert_auto"))
         for text, theirs, way in wanted:
             if theirs is not None and way in row.ours:
                 ratios.setdefault(text, {})[row] = theirs / row.ours[way]
@@ -134,28 +159,23 @@ def _steps(data: dict[str, Any], found: list[Row]) -> Table:
         ],
         note="Inference in float16, training (forward and backward) in bfloat16 by autocast. CUDA "
         f"graphs of whole steps in turns, {asked['rounds']} blocks of {asked['block_ms']:.0f} ms "
-        f"each; medians. Ours by {asked['sampling']}. Times of PyTorch's other modes are of their "
-        "own processes, brought to the first one's by what one of our ways took in both. *: plain "
-        "calls, since no graph was captured." + dry_run_note(data),
+        f"each; medians. Ours by {asked['sampling']}. Times of other processes, as of "
+        "PyTorch's other modes, are brought to the first one's by what a way took in both. "
+        "*: plain calls, since no graph was captured." + dry_run_note(data),
         texts=len(_CASE),
     )
     for row in found:
-        times, best = row.pytorch(), row.best()
-        cells = [number(times.get((w, mode))) + _mark(row.runs.get(mode), w) for w, mode in theirs]
-        cells += [number(row.ours.get(way)) + _mark(row.runs[row.main], way) for way in ours]
+        best = row.best()
+        cells = [row.cell(way, mode) for way, mode in theirs]
+        cells += [row.cell(way) for way in ours]
         cells += [number(best / row.ours[w] if best and w in row.ours else None) for w in ours]
         table.rows.append((*row.case, *cells))
     return table
 
 
-def _mark(run: Run | None, way: str) -> str:
-    return "*" if run and way in run.get("by_calls", ()) else ""
-
-
 def _by_way(found: list[Row]) -> list[Table]:
-    """What the main processes tell of each way, beside the times of its steps."""
-    mains = [(row.case, row.runs[row.main]) for row in found]
-    ways = [way for way in WAYS if any(way in run["ways"] for _, run in mains)]
+    """What is known of each way beside the times of its steps."""
+    ways = [way for way in WAYS if any(way in row.ways for row in found)]
     labels = [WAYS[way].label for way in ways]
     first = Table(
         "The first step, and the memory of a later one",
@@ -172,16 +192,16 @@ def _by_way(found: list[Row]) -> list[Table]:
         "outputs; in training, of the gradients of the convolutions' weights too (their median).",
         texts=len(_CASE),
     )
-    for case, run in mains:
-        seconds = [run["ways"].get(way, {}).get("first_step_s") for way in ways]
-        memory = [run.get("peak_bytes", {}).get(way) for way in ways]
+    for row in found:
+        seconds = [row.ways.get(way, {}).get("first_step_s") for way in ways]
+        memory = [row.peak_bytes.get(way) for way in ways]
         cells = [number(None if size is None else size / 2**20, 0) for size in memory]
-        first.rows.append((*case, *(number(value, 1) for value in seconds), *cells))
-        errors = {way: dict(run["ways"].get(way, {}).get("errors", {})) for way in ways}
+        first.rows.append((*row.case, *(number(value, 1) for value in seconds), *cells))
+        errors = {way: dict(row.ways.get(way, {}).get("errors", {})) for way in ways}
         beyond = [(way, mine.pop("beyond", [])) for way, mine in errors.items()]
         texts = (f"{way}: {', '.join(names)}" for way, names in beyond if names)
         cells = ["; ".join(map(_error, mine.values())) or NONE for mine in errors.values()]
-        off.rows.append((*case, *cells, "; ".join(texts) or "none"))
+        off.rows.append((*row.case, *cells, "; ".join(texts) or "none"))
     return [first, off]
 
 

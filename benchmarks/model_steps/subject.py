@@ -62,19 +62,30 @@ class Subject:
         inputs = [x[:batch] for x in self.inputs]
         run: Any = model
         if way.prepare == "convert":
-            ca.convert(model)
+            formats: Any = {
+                "": {},
+                "auto": {"memory_format": "auto", "example_input": tuple(inputs)},
+                "channels_last": {"memory_format": torch.channels_last},
+            }
+            with self.autocast():
+                ca.convert(model, **formats[way.memory_format])
         elif way.prepare == "fuse":
             run = ca.fuse(model, tuple(inputs))
         if way.compile is not None:
             # dynamic=False: another module of the same class is not a graph of unknown sizes.
             run = torch.compile(model, dynamic=False, **way.compile)
-        return Step(self, model, run, inputs, autocast=self.device == "cuda")
+        return Step(self, model, run, inputs, self.autocast())
+
+    def autocast(self, enabled: bool = True) -> torch.autocast:
+        """Bfloat16, for training on a GPU; nothing else, or if it is not enabled."""
+        enabled = enabled and self.device == "cuda" and self.case.is_training
+        return torch.autocast(self.device, torch.bfloat16, enabled=enabled)
 
     def reference(self, batch: int) -> dict[str, Tensor]:
         """What the step computes in float32, without TF32 and without the compiler."""
         model = copy.deepcopy(self.model).float()
         inputs = [x[:batch].float() for x in self.inputs]
-        step = Step(self, model, model, inputs, autocast=False)
+        step = Step(self, model, model, inputs, self.autocast(False))
         # fp32_precision is the newer name of allow_tf32; None leaves it alone.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False, fp32_precision=None):
             step()
@@ -85,10 +96,15 @@ class Step:
     """A forward, and in training its backward, of a whole batch."""
 
     def __init__(
-        self, subject: Subject, model: nn.Module, run: Any, inputs: list[Tensor], autocast: bool
+        self,
+        subject: Subject,
+        model: nn.Module,
+        run: Any,
+        inputs: list[Tensor],
+        autocast: torch.autocast,
     ) -> None:
         self._subject, self.model, self._run, self._inputs = subject, model, run, inputs
-        self._autocasts = autocast and subject.case.is_training
+        self._autocast = autocast
         self._outputs: list[Tensor] = []
 
     def __call__(self) -> None:
@@ -97,7 +113,7 @@ class Step:
                 self._outputs = _listed(self._run(*self._inputs))
             return
         self.model.zero_grad(set_to_none=True)
-        with torch.autocast(self._subject.device, torch.bfloat16, enabled=self._autocasts):
+        with self._autocast:
             outputs = _listed(self._run(*self._inputs))
             loss = torch.stack([x.float().square().mean() for x in outputs]).sum()
         loss.backward()

@@ -154,6 +154,7 @@ def request_for(modules: None, tmp_path: Path) -> dict[str, Any]:
     """What a worker is asked: eager steps of a miniature, in two batches."""
     case = {"model": "any", "step": "infer", "layout": "contiguous"}
     asked = {"case": case, "batches": [1, 2], "ways": ["eager", "convert"], "device": "cpu"}
+    asked["limit_s"] = 1000.0
     asked |= {"pytorch": "pytorch_off", "sampling": "race", "store": str(tmp_path)}
     return asked | {
         "lock": str(tmp_path / "lock"),
@@ -162,6 +163,62 @@ def request_for(modules: None, tmp_path: Path) -> dict[str, Any]:
         "block_ms": 0.01,
         "settle_s": 0,
     }
+
+
+def test_what_is_ready_takes_turns_before_the_time_is_up(request_for: dict[str, Any]) -> None:
+    """As little time is left as turns may take, so nothing is begun after the first way."""
+    from model_steps import measure
+
+    parts = list(measure.measure(request_for | {"limit_s": measure._TURNS_S}))
+    kinds = [(part["batch"], part["part"]) for part in parts]
+    assert kinds == [
+        *((2, "way"), (2, "failed"), (2, "turns"), (2, "compared")),
+        *((1, "failed"), (1, "failed")),
+    ]
+    assert {part["error"] for part in parts if part["part"] == "failed"} == {
+        "no time was left for it"
+    }
+    assert list(parts[2]["times_ms"]) == ["eager"]
+
+
+def test_the_layout_of_a_converted_model(request_for: dict[str, Any]) -> None:
+    from model_steps import measure
+    from model_steps.cases import WAYS as KNOWN
+    from model_steps.cases import Case
+    from model_steps.subject import Subject
+
+    ways = ["convert", "convert_last", "convert_auto"]
+    for name in ("infer", "train"):
+        subject = Subject(Case("any", name, "contiguous"), 2, "cpu")
+        steps = {way: subject.step(KNOWN[way], 2) for way in ways}
+        channels_last = {
+            way: all(
+                weight.is_contiguous(memory_format=torch.channels_last)
+                for weight in step.model.parameters()
+                if weight.dim() == 4
+            )
+            for way, step in steps.items()
+        }
+        assert not channels_last["convert"]
+        assert channels_last["convert_last"]
+        chosen = ca.conversion(steps["convert_auto"].model).memory_format
+        assert chosen is not None
+        assert len(chosen.times_ms) == 2
+    parts = list(measure.measure(request_for | {"ways": ["eager", *ways], "batches": [1]}))
+    assert not [part for part in parts if part["part"] == "failed"]
+
+
+def test_batches_that_are_asked_for(modules: None) -> None:
+    from model_steps.cases import Case
+
+    unet, training = (Case("sd_unet", step, "contiguous") for step in ("infer", "train"))
+    decoder = Case("sd_vae_decoder", "train", "contiguous")
+    assert list(unet.batches(None)) == [1, 8]
+    assert unet.batches("largest") == [8]
+    assert unet.batches("smallest") == [1]
+    assert training.batches("smallest") == [8]
+    assert not decoder.batches("largest")
+    assert decoder.batches([4]) == [4]
 
 
 def test_every_compiled_way_has_a_program_of_its_own(
@@ -342,6 +399,40 @@ def test_times_of_other_processes_are_compared_by_what_ours_took(modules: None) 
     assert "one failed." in errors.note
 
 
+def test_ways_of_another_run_in_the_same_mode_are_added(modules: None) -> None:
+    """The second run is twice as fast, and measured again what the first one has; the third shares
+    no way with them."""
+    from model_steps.report import rows, tables
+
+    first = {"eager": 4.0, "compile": 3.0, "convert": 2.0}
+    again = {"eager": 1.9, "compile_max": 1.25, "convert": 1.0}
+    data = report_data(
+        measured("a", "pytorch_on_10", again | {"fuse": 0.75}, peak_bytes={"fuse": 2**21}),
+        measured("a", "pytorch_on_10", first | {"backend": 1.75, "backend_compare": 1.75}),
+        measured("a", "pytorch_on_10", {"compile_frozen": 1.0}),
+    )
+    (row,) = rows(data)
+    assert row.pytorch() == {
+        (way, "pytorch_on_10"): ms
+        for way, ms in {"eager": 4.0, "compile": 3.0, "compile_max": 2.5}.items()
+    }
+    assert row.ours == {"convert": 2.0, "backend": 1.75, "backend_compare": 1.75, "fuse": 1.5}
+    assert row.peak_bytes == {"fuse": 2**21}
+    assert row.best(compiled=True) == 2.5
+    means, *_ = tables(data)
+    ratios = dict(zip(means.columns, means.rows[0], strict=True))
+    assert ratios["best of PyTorch's / fuse"].startswith("1.667 ")
+
+
+def test_the_layout_that_was_chosen_is_compared_with_the_better_one(modules: None) -> None:
+    from model_steps.report import tables
+
+    times = {"eager": 5.0, "convert": 4.0, "convert_last": 2.0, "convert_auto": 2.5}
+    means, *_ = tables(report_data(measured("a", "pytorch_on_10", times)))
+    ratios = dict(zip(means.columns, means.rows[0], strict=True))
+    assert ratios["convert in the better layout / layout auto"].startswith("0.800 ")
+
+
 def test_means_are_geometric_and_count_what_is_slower(modules: None) -> None:
     from model_steps.report import tables
 
@@ -470,7 +561,7 @@ def test_networks_take_all_their_steps(modules: None, name: str) -> None:
 
     for step in ("infer", "train"):
         case = Case(name, step, "channels_last")
-        if not case.batches():
+        if not case.batches(None):
             continue
         subject = Subject(case, 2, "cpu")
         assert [x.dim() for x in subject.inputs] == [1 + len(s) for s in MODELS[name].inputs]
