@@ -54,18 +54,21 @@ def read(junit: Path) -> dict[str, tuple[str, str]]:
 
 
 def run(options: Any, enabled: bool, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The outcomes of one run, and the counts that the plugin left.
+    """The outcomes of one run, and the sums of the counts that the plugin left.
 
     Raises:
         SystemExit: pytest left no report.
     """
-    junit, counts = folder / f"junit_{enabled}.xml", folder / "counts.json"
+    junit, counts = folder / f"junit_{enabled}.xml", folder / f"counts_{enabled}"
+    counts.mkdir()
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # not the checkout's
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
     command += ["-c", str(folder / "pytest.ini"), "-W", "ignore", "--tb=short"]
     command += [str(options.checkout / TESTS), f"--junitxml={junit}"]
     if options.select:
         command += ["-k", options.select]
+    if options.workers > 1:
+        command += ["-n", str(options.workers), "--dist", "worksteal"]
     settings = {
         "device": options.device,
         "sampling": options.sampling,
@@ -87,7 +90,13 @@ def run(options: Any, enabled: bool, folder: Path) -> tuple[dict[str, Any], dict
         done = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log)
     if not junit.exists():
         sys.exit(f"pytest ended with {done.returncode} and left no report")
-    return read(junit), json.loads(counts.read_text()) if enabled else {}
+    fallbacks: Counter[str] = Counter()
+    sums: dict[str, Any] = {"problems": 0, "fallbacks": fallbacks} if enabled else {}
+    for file in counts.iterdir():
+        part = json.loads(file.read_text(encoding="utf-8"))
+        sums["problems"] += part["problems"]
+        fallbacks.update(part["fallbacks"])
+    return read(junit), sums
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, str]]:
@@ -140,6 +149,9 @@ def main() -> int:
     p.add_argument("--sampling", choices=modes, default="sample_once", help="%(default)s")
     p.add_argument(
         "--benchmark-limit", type=int, default=4, help="candidates to time; 0: all (%(default)s)"
+    )
+    p.add_argument(
+        "--workers", type=int, default=1, help="processes, by pytest-xdist (%(default)s)"
     )
     p.add_argument("--select", help="run only tests that match this expression of pytest's -k")
     p.add_argument("--log", type=Path, help="append pytest's output here (default: show it)")

@@ -1,7 +1,8 @@
 """A plugin of pytest: ``enable()`` for the whole session. Loaded by pytorch_tests.py.
 
 PYTORCH_SUITE holds, as JSON: ``device``, ``sampling``, ``benchmark_limit``, and ``counts``, the
-file to which the numbers of tuned problems and of PyTorch's own calls are written.
+folder in which each process writes a file: the numbers of tuned problems and of PyTorch's own
+calls.
 """
 
 from __future__ import annotations
@@ -31,4 +32,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         "problems": len(cudnn_autotune.choices()),
         "fallbacks": cudnn_autotune.fallbacks(),
     }
-    Path(OPTIONS["counts"]).write_text(json.dumps(counts), encoding="utf-8")
+    file = Path(OPTIONS["counts"], f"{os.getpid()}.json")
+    file.write_text(json.dumps(counts), encoding="utf-8")
