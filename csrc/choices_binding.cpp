@@ -15,6 +15,7 @@
 #include "engine_dispatch.h"
 #include "online_trial.h"
 #include "settings.h"
+#include "torch_bridge.h"
 
 namespace py = pybind11;
 
@@ -26,16 +27,8 @@ using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
 // An OnlineTrial::Implementation as Python sees it: (text, Plan or None).
 using Implementation = std::pair<std::string, std::shared_ptr<ConvPlan>>;
 
-// A thread's plan cache, and with it a trial's preparation step, may outlive the interpreter.
-bool is_interpreter_gone() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
-#else
-  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
-#endif
-}
-
-// Keeps a Python function alive. The last copy may be destroyed on a thread without the GIL.
+// Keeps a Python function alive. The last copy may be destroyed on a thread without the GIL, and
+// after the interpreter has ended.
 std::shared_ptr<py::function> hold(const py::function& function) {
   return {new py::function(function), [](py::function* last) {
             if (is_interpreter_gone()) return;

@@ -44,14 +44,14 @@ ChosenPath build(const ConvProblem& problem, const std::string& text) {
   path.is_matmul = text == kMatmul && is_matmul(problem);
   if (text != kAten && !path.is_matmul) {
     const DuringCapture guard;
-    path.plan = EngineSearch(problem, current_handle()).build(text);
+    path.plan = EngineSearch(problem, &current_handle).build(text);
   }
   return path;
 }
 
 // The first config of cuDNN's heuristics that builds; null if there is none.
 std::shared_ptr<ConvPlan> heuristic_plan(const ChoiceKey& key) {
-  EngineSearch search(key.problem, current_handle());
+  EngineSearch search(key.problem, &current_handle);
   for (const char* mode : {"A", "FALLBACK"}) {
     for (const auto& candidate : search.query(mode)) {
       if (!is_allowed(candidate, key.problem, key.policy.workspace_limit)) continue;

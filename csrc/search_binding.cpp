@@ -18,6 +18,7 @@
 #include "core/cudnn_library.h"
 #include "core/engine_search.h"
 #include "core/errata.h"
+#include "core/kept_plans.h"
 #include "torch_bridge.h"
 
 namespace py = pybind11;
@@ -165,7 +166,7 @@ std::unique_ptr<Search> search_on_device(const ConvProblem& problem, int device)
   const auto index = static_cast<c10::DeviceIndex>(device);
   const c10::cuda::CUDAGuard guard(index);
   return std::make_unique<Search>(
-      Search{std::make_unique<EngineSearch>(problem, current_handle()), index});
+      Search{std::make_unique<EngineSearch>(problem, &current_handle), index});
 }
 
 std::unique_ptr<Search> search_by_properties(const ConvProblem& problem, const std::string& json) {
@@ -195,7 +196,8 @@ void bind_engine_search(py::module_& m) {
 
   py::class_<ConvPlan, std::shared_ptr<ConvPlan>>(m, "Plan")
       .def_property_readonly("text", [](const ConvPlan& plan) { return plan.config().text(); })
-      .def_property_readonly("workspace_bytes", &ConvPlan::workspace_bytes);
+      .def_property_readonly("workspace_bytes", &ConvPlan::workspace_bytes)
+      .def_property_readonly("is_read_back", &ConvPlan::is_read_back);
 
   py::class_<Search>(m, "EngineSearch")
       .def_static("on_device", &search_on_device, py::arg("problem"), py::arg("device"),
@@ -247,6 +249,51 @@ void bind_engine_search(py::module_& m) {
   });
 }
 
+// Calls a Python function that raises nothing but KeyboardInterrupt, which is raised again once the
+// main thread runs Python.
+template <typename Call>
+void call_python(const Call& call) {
+  if (is_interpreter_gone()) return;
+  const py::gil_scoped_acquire gil;
+  try {
+    call();
+  } catch (py::error_already_set& error) {
+    if (error.matches(PyExc_KeyboardInterrupt)) {
+      PyErr_SetInterrupt();
+    } else {
+      error.discard_as_unraisable("kept plans");
+    }
+  }
+}
+
+py::tuple python_name(const PlanName& name) {
+  const py::object gpu = name.gpu.empty()
+                             ? py::object(py::int_(static_cast<int>(c10::cuda::current_device())))
+                             : py::object(py::str(name.gpu));
+  return py::make_tuple(name.problem, name.engine, gpu);
+}
+
+// The functions are never released, because plans may be built as long as the process lives.
+std::shared_ptr<const KeptPlans> make_kept_plans(const std::string& behavior_note,
+                                                 const py::function& find,
+                                                 const py::function& keep) {
+  auto kept = std::make_shared<KeptPlans>();
+  kept->behavior_note = behavior_note;
+  kept->find = [function = new py::function(find)](const PlanName& name) {
+    std::optional<std::string> found;
+    call_python([&] {
+      const py::object answer = (*function)(*python_name(name));
+      if (!answer.is_none()) found = answer.cast<std::string>();
+    });
+    return found;
+  };
+  kept->keep = [function = new py::function(keep)](const PlanName& name,
+                                                   const std::string& serialized) {
+    call_python([&] { (*function)(*python_name(name), py::bytes(serialized)); });
+  };
+  return kept;
+}
+
 }  // namespace
 
 void bind_search(py::module_& m) {
@@ -256,6 +303,12 @@ void bind_search(py::module_& m) {
   m.def("cudnn_frontend_version", &cudnn_frontend_version);
   bind_problem(m);
   bind_engine_search(m);
+  m.def(
+      "keep_plans",
+      [](const std::string& behavior_note, const py::function& find, const py::function& keep) {
+        set_kept_plans(make_kept_plans(behavior_note, find, keep));
+      },
+      py::arg("behavior_note"), py::arg("find"), py::arg("keep"));
 }
 
 }  // namespace cudnn_autotune

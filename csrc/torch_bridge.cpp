@@ -76,6 +76,14 @@ void execute(ConvPlan& plan, const ConvPointers& pointers, bool captures) {
   plan.execute(current_handle(), pointers, workspace.get());
 }
 
+bool is_interpreter_gone() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
 WithoutGil::WithoutGil() {
   if (PyGILState_Check()) state_ = PyEval_SaveThread();
 }

@@ -44,6 +44,9 @@ c10::DataPtr workspace_of(const ConvPlan& plan, bool captures);
 // c10::OutOfMemoryError, CudnnError.
 void execute(ConvPlan& plan, const ConvPointers& pointers, bool captures);
 
+// Whether Python has ended or is about to: its GIL must not be taken any more.
+bool is_interpreter_gone();
+
 // Releases the GIL while it lives, if this thread holds it.
 class WithoutGil {
  public:

@@ -159,6 +159,21 @@ class Plan:
     def text(self) -> str: ...
     @property
     def workspace_bytes(self) -> int: ...
+    @property
+    def is_read_back(self) -> bool:
+        """Whether it was read from a kept plan, so that nothing was compiled."""
+
+def keep_plans(
+    behavior_note: str,
+    find: Callable[[str, str, int | str], bytes | None],
+    keep: Callable[[str, str, int | str, bytes], None],
+) -> None:
+    """Sets what keeps the plans of engines that have this note, or of all if it is empty.
+
+    Both functions take the texts of the problem and of the engine config, and the GPU: the index of
+    a CUDA device, or the JSON description of one that need not be here. They are called on any
+    thread, and must not raise.
+    """
 
 class EngineSearch:
     @staticmethod

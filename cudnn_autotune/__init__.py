@@ -35,7 +35,7 @@ from cudnn_autotune.nn.modules import (
     LazyConvTranspose2d,
     LazyConvTranspose3d,
 )
-from cudnn_autotune.store import Store
+from cudnn_autotune.store import Store, kept_plans
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.settings import get_store, set_store
 from cudnn_autotune.timers.measuring import execute, measure
@@ -63,6 +63,7 @@ if extension_available():
     CudnnError: type[RuntimeError] = _C.CudnnError
     _C.set_miss_handler(miss.choose)
     _C.set_capture_miss_handler(serving.during_capture)
+    _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)
 else:
     CudnnError = RuntimeError
 

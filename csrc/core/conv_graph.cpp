@@ -245,9 +245,26 @@ std::shared_ptr<ConvPlan> ConvGraph::build(const EngineConfig& config,
   try {
     auto impl = std::make_unique<ConvPlan::Impl>(ConvPlan::Impl{
         fe::ExecutionPlanBuilder().setEngineConfig(descriptor, operation_graph->getTag()).build()});
-    return std::make_shared<ConvPlan>(std::move(impl), problem_, config);
+    return std::make_shared<ConvPlan>(std::move(impl), problem_, config, /*is_read_back=*/false);
   } catch (const fe::cudnnException& exception) {
     throw CudnnError("building a plan of " + config.text(), exception.what(), problem_.text());
+  }
+}
+
+std::shared_ptr<ConvPlan> ConvGraph::read_back(const EngineConfig& config,
+                                               const std::string& serialized,
+                                               cudnnHandle_t handle) const {
+  try {
+    fe::ExecutionPlanBuilder builder;
+    if (handle != nullptr) {
+      builder.setHandle(handle);
+    } else {
+      builder.setDeviceProperties(device_properties);
+    }
+    auto impl = std::make_unique<ConvPlan::Impl>(ConvPlan::Impl{builder.loadFromJson(serialized)});
+    return std::make_shared<ConvPlan>(std::move(impl), problem_, config, /*is_read_back=*/true);
+  } catch (const fe::cudnnException& exception) {
+    throw CudnnError("reading back a plan of " + config.text(), exception.what(), problem_.text());
   }
 }
 

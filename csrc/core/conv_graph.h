@@ -39,6 +39,13 @@ class ConvGraph : private cudnn_frontend::graph::Graph {
   std::shared_ptr<ConvPlan> build(const EngineConfig& config,
                                   const cudnn_frontend::ManagedOpaqueDescriptor& descriptor) const;
 
+  // Makes a plan of what ConvPlan::serialized() returned for the same problem and config, on the
+  // same GPU and with the same cuDNN. It compiles nothing. `handle` is that of the calling thread,
+  // or null if the GPU is given by a description. Safe to call from several threads. Throws
+  // CudnnError.
+  std::shared_ptr<ConvPlan> read_back(const EngineConfig& config, const std::string& serialized,
+                                      cudnnHandle_t handle) const;
+
  private:
   using Tensor = std::shared_ptr<cudnn_frontend::graph::Tensor_attributes>;
 

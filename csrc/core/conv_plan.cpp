@@ -71,13 +71,25 @@ Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers) {
   }
 }
 
-ConvPlan::ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config)
-    : impl_(std::move(impl)), problem_(problem), config_(std::move(config)) {
+ConvPlan::ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config,
+                   bool is_read_back)
+    : impl_(std::move(impl)),
+      problem_(problem),
+      config_(std::move(config)),
+      is_read_back_(is_read_back) {
   descriptor_ = impl_->plan.get_raw_desc();
   workspace_bytes_ = impl_->plan.getWorkspaceSize();
 }
 
 ConvPlan::~ConvPlan() = default;
+
+std::string ConvPlan::serialized() const {
+  try {
+    return impl_->plan.getJsonRepresentation();
+  } catch (const cudnn_frontend::cudnnException& exception) {
+    throw CudnnError("serializing a plan of " + config_.text(), exception.what(), problem_.text());
+  }
+}
 
 void ConvPlan::execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace) {
   if (pack_ == nullptr || !pack_->is_for(pointers, workspace)) {

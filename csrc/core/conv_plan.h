@@ -54,15 +54,21 @@ class ConvPlan {
   // Holds the frontend's plan, whose headers are slow to compile and stay out of this one.
   struct Impl;
 
-  ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config);
+  ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, EngineConfig config,
+           bool is_read_back);
   ~ConvPlan();
   ConvPlan(const ConvPlan&) = delete;
   ConvPlan& operator=(const ConvPlan&) = delete;
 
+  // Whether it was read back, and not built.
+  bool is_read_back() const { return is_read_back_; }
   const EngineConfig& config() const { return config_; }
   const ConvProblem& problem() const { return problem_; }
   int64_t workspace_bytes() const { return workspace_bytes_; }
   const Impl& impl() const { return *impl_; }
+
+  // The plan with its compiled code, for ConvGraph::read_back(). Throws CudnnError.
+  std::string serialized() const;
 
   // Enqueues the plan on the handle's stream. `workspace` is device memory of workspace_bytes() or
   // more. Throws CudnnError.
@@ -76,6 +82,7 @@ class ConvPlan {
   EngineConfig config_;
   cudnnBackendDescriptor_t descriptor_ = nullptr;
   int64_t workspace_bytes_ = 0;
+  bool is_read_back_;
   // The addresses of the last launch, which are mostly those of the next one.
   std::unique_ptr<VariantPack> pack_;
 };

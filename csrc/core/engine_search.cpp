@@ -13,6 +13,7 @@
 #include "core/conv_graph.h"
 #include "core/cudnn_library.h"
 #include "core/errata.h"
+#include "core/kept_plans.h"
 #include "core/knob_names.h"
 
 namespace cudnn_autotune {
@@ -64,14 +65,8 @@ EngineConfig engine_config(const fe::ManagedOpaqueDescriptor& descriptor,
   return config;
 }
 
-Candidate candidate_of(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
-                       const ConvProblem& problem, const std::string& mode) {
-  Candidate candidate;
-  candidate.config = std::move(config);
-  candidate.heuristic_mode = mode;
-  auto managed = descriptor;
-  CUDNN_AUTOTUNE_CHECK_FRONTEND(fe::detail::get_workspace_size(managed, candidate.workspace_bytes),
-                                problem);
+fe::ManagedOpaqueDescriptor engine_of(const fe::ManagedOpaqueDescriptor& descriptor,
+                                      const ConvProblem& problem) {
   auto engine = fe::make_shared_backend_pointer(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t raw_engine = engine->get_backend_descriptor();
   int64_t count = 0;
@@ -82,21 +77,39 @@ Candidate candidate_of(const fe::ManagedOpaqueDescriptor& descriptor, EngineConf
     throw CudnnError("reading the engine of a config", fe::detail::get_error_string(status),
                      problem.text());
   }
-  candidate.numerical_notes = notes<cudnnBackendNumericalNote_t>(
-      raw_engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-      CUDNN_NUMERICAL_NOTE_TYPE_COUNT, problem);
-  candidate.behavior_notes = notes<cudnnBackendBehaviorNote_t>(
-      raw_engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
+  return engine;
+}
+
+std::vector<std::string> behavior_notes(const fe::ManagedOpaqueDescriptor& engine,
+                                        const ConvProblem& problem) {
+  return notes<cudnnBackendBehaviorNote_t>(
+      engine->get_backend_descriptor(), CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
       CUDNN_BEHAVIOR_NOTE_TYPE_COUNT, problem);
+}
+
+bool has(const std::vector<std::string>& notes, const std::string& note) {
+  return std::find(notes.begin(), notes.end(), note) != notes.end();
+}
+
+Candidate candidate_of(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
+                       const ConvProblem& problem, const std::string& mode) {
+  Candidate candidate;
+  candidate.config = std::move(config);
+  candidate.heuristic_mode = mode;
+  auto managed = descriptor;
+  CUDNN_AUTOTUNE_CHECK_FRONTEND(fe::detail::get_workspace_size(managed, candidate.workspace_bytes),
+                                problem);
+  const auto engine = engine_of(descriptor, problem);
+  candidate.numerical_notes = notes<cudnnBackendNumericalNote_t>(
+      engine->get_backend_descriptor(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+      CUDNN_NUMERICAL_NOTE_TYPE_COUNT, problem);
+  candidate.behavior_notes = behavior_notes(engine, problem);
   return candidate;
 }
 
 }  // namespace
 
 bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t workspace_limit) {
-  const auto has = [](const std::vector<std::string>& notes, const char* note) {
-    return std::find(notes.begin(), notes.end(), note) != notes.end();
-  };
   if (workspace_limit >= 0 && candidate.workspace_bytes > workspace_limit) return false;
   if (problem.deterministic && has(candidate.numerical_notes, "NONDETERMINISTIC")) return false;
   if (has(candidate.numerical_notes, "DOWN_CONVERT_INPUTS")) return false;
@@ -110,8 +123,10 @@ bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t 
 }
 
 struct EngineSearch::Impl {
-  Impl(const ConvProblem& problem, cudnnHandle_t handle, DevicePropertiesPtr device)
-      : graph(problem, handle, std::move(device)) {}
+  Impl(const ConvProblem& problem, HandleOfThread handle)
+      : graph(problem, handle(), nullptr), handle(handle) {}
+  Impl(const ConvProblem& problem, const std::string& device_json)
+      : graph(problem, nullptr, parse_device_properties(device_json)), gpu(device_json) {}
 
   const fe::ManagedOpaqueDescriptor& descriptor(const EngineConfig& config) {
     const auto known = descriptors.find(config);
@@ -119,16 +134,49 @@ struct EngineSearch::Impl {
     return descriptors.emplace(config, graph.descriptor(config)).first->second;
   }
 
+  bool is_kept(const KeptPlans& kept, const fe::ManagedOpaqueDescriptor& descriptor) const {
+    const auto& problem = graph.problem();
+    return kept.behavior_note.empty() ||
+           has(behavior_notes(engine_of(descriptor, problem), problem), kept.behavior_note);
+  }
+
+  // Safe to call from several threads.
+  std::shared_ptr<ConvPlan> build(const EngineConfig& config,
+                                  const fe::ManagedOpaqueDescriptor& descriptor) const {
+    const auto kept = kept_plans();
+    if (kept == nullptr || !is_kept(*kept, descriptor)) {
+      return graph.build(config, descriptor);
+    }
+    const PlanName name{graph.problem().text(), config.text(), gpu};
+    try {
+      if (const auto serialized = kept->find(name)) {
+        return graph.read_back(config, *serialized, handle == nullptr ? nullptr : handle());
+      }
+    } catch (const std::exception&) {
+      // cuDNN does not take what was kept, or gives this thread no handle. The plan is compiled,
+      // and kept in its place.
+    }
+    auto plan = graph.build(config, descriptor);
+    try {
+      kept->keep(name, plan->serialized());
+    } catch (const CudnnError&) {
+      // cuDNN cannot serialize it, so the next process compiles it again.
+    }
+    return plan;
+  }
+
   ConvGraph graph;
+  HandleOfThread handle = nullptr;  // null: `gpu` describes the GPU
+  std::string gpu;
   std::map<EngineConfig, fe::ManagedOpaqueDescriptor> descriptors;
   std::set<EngineConfig> listed;
 };
 
-EngineSearch::EngineSearch(const ConvProblem& problem, cudnnHandle_t handle)
-    : impl_(std::make_unique<Impl>(problem, handle, nullptr)) {}
+EngineSearch::EngineSearch(const ConvProblem& problem, HandleOfThread handle)
+    : impl_(std::make_unique<Impl>(problem, handle)) {}
 
 EngineSearch::EngineSearch(const ConvProblem& problem, const std::string& device_json)
-    : impl_(std::make_unique<Impl>(problem, nullptr, parse_device_properties(device_json))) {}
+    : impl_(std::make_unique<Impl>(problem, device_json)) {}
 
 EngineSearch::~EngineSearch() = default;
 
@@ -146,7 +194,7 @@ std::vector<Candidate> EngineSearch::query(const std::string& mode) {
 }
 
 std::shared_ptr<ConvPlan> EngineSearch::build(const EngineConfig& config) {
-  return impl_->graph.build(config, impl_->descriptor(config));
+  return impl_->build(config, impl_->descriptor(config));
 }
 
 EngineConfig EngineSearch::parse(const std::string& engine_text) const {
@@ -187,7 +235,7 @@ std::vector<EngineSearch::BuildResult> EngineSearch::build(
     for (size_t i = next++; i < count; i = next++) {
       if (!descriptors[i]) continue;
       try {
-        results[i].plan = impl_->graph.build(configs[i], descriptors[i]);
+        results[i].plan = impl_->build(configs[i], descriptors[i]);
       } catch (const std::exception& exception) {
         results[i].error = exception.what();
       }

@@ -34,7 +34,10 @@ bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t 
 // not use an EngineSearch at once.
 class EngineSearch {
  public:
-  EngineSearch(const ConvProblem& problem, cudnnHandle_t handle);
+  // Returns the calling thread's handle of the current device.
+  using HandleOfThread = cudnnHandle_t (*)();
+
+  EngineSearch(const ConvProblem& problem, HandleOfThread handle);
   EngineSearch(const ConvProblem& problem, const std::string& device_json);
   ~EngineSearch();
   EngineSearch(const EngineSearch&) = delete;
@@ -47,7 +50,8 @@ class EngineSearch {
   // CudnnError.
   std::vector<Candidate> query(const std::string& heuristic_mode);
 
-  // Throws CudnnError if the config does not exist or does not build.
+  // Builds a plan, or reads it back if it is kept (kept_plans.h). Throws CudnnError if the config
+  // does not exist or does not build.
   std::shared_ptr<ConvPlan> build(const EngineConfig& config);
 
   // Builds a config that is given as text. Another version of cuDNN or of this library may have

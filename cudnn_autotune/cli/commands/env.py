@@ -17,7 +17,8 @@ from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.core import versions
 from cudnn_autotune.store import Environment, disk_file
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.folder import FOLDER_VARIABLE, file_in
+from cudnn_autotune.store.folder import FOLDER_VARIABLE, default_folder, file_in
+from cudnn_autotune.store.plan_files import folder_beside
 from cudnn_autotune.tuning import settings
 
 _PREFIX = "CUDNN_AUTOTUNE_"
@@ -37,6 +38,7 @@ def env(store_path: Path | None, as_json: bool) -> None:
     facts = {
         "environment": Environment.of().to_json(),
         "store": _store(store_path),
+        "compiled plans": _compiled_plans(store_path),
         "versions": versions.environment(),
         "settings": _settings(),
         "variables": variables,
@@ -75,6 +77,12 @@ def _store(store_path: Path | None) -> dict[str, Any]:
     except click.BadParameter as error:
         found["not readable"] = [*found.get("not readable", []), error.message]
     return found
+
+
+def _compiled_plans(store_path: Path | None) -> dict[str, Any]:
+    folder = folder_beside(store_path or default_folder())
+    files = folder.entries()
+    return {"path": str(folder.path), "files": len(files), "bytes": sum(f.size for f in files)}
 
 
 def _not_understood(variables: Mapping[str, str]) -> dict[str, str]:

@@ -21,8 +21,11 @@ from cudnn_autotune.cli.stores import (
     store_option,
 )
 from cudnn_autotune.cli.terminal import say
-from cudnn_autotune.cli.wording import count
+from cudnn_autotune.cli.wording import count, printable
 from cudnn_autotune.store import Decision, Environment, Store, disk_file
+from cudnn_autotune.store.folder import default_folder
+from cudnn_autotune.store.plan_files import folder_beside
+from cudnn_autotune.store.private_folder import PrivateFolder
 from cudnn_autotune.store.provenance import utc_text
 
 _THIS, _OTHER, _ANY = "this", "other-than-this", "any"
@@ -43,6 +46,7 @@ _THIS, _OTHER, _ANY = "this", "other-than-this", "any"
     help="Only what holds for this machine as it is now, or for any other. [default: any]",
 )
 @filter_options
+@click.option("--compiled-plans", is_flag=True, help="Remove all compiled plans beside it, too.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would go.")
 def prune(
@@ -50,6 +54,7 @@ def prune(
     age: timedelta | None,
     environment: str | None,
     wanted: Filter,
+    compiled_plans: bool,
     yes: bool,
     dry_run: bool,
 ) -> None:
@@ -57,13 +62,18 @@ def prune(
 
     A file that is left without decisions is deleted.
     """
-    if age is None and environment is None and not wanted.words:
+    names_decisions = age is not None or environment is not None or bool(wanted.words)
+    if not names_decisions and not compiled_plans:
         raise click.UsageError(
             "say what is to go: --older-than, --environment, --contains, --op, --dtype, --engine, "
-            "--sampling"
+            "--sampling, --compiled-plans"
         )
     if store_path is not None and not kind_of(store_path):
         raise refuse("--store", f"{store_path} does not exist")
+    if compiled_plans:
+        _prune_plans(folder_beside(store_path or default_folder()), yes, dry_run)
+    if not names_decisions:
+        return
     files = files_of(store_path)
     if not files:
         click.echo(nothing_there(store_path))
@@ -97,6 +107,18 @@ def prune(
     click.echo(f"removed {count(removed, 'decision')}")
     if removed < total:
         click.echo(f"{count(total - removed, 'decision')} changed meanwhile, and stayed")
+
+
+def _prune_plans(folder: PrivateFolder, yes: bool, dry_run: bool) -> None:
+    files = folder.entries()
+    total = f"{count(len(files), 'compiled plan')} from {printable(str(folder.path))}"
+    if dry_run:
+        click.echo(f"would remove {total}")
+        return
+    if files and not yes:
+        click.confirm(f"Remove {total}?", abort=True)
+    removed = sum(folder.remove(file.name) for file in files)
+    click.echo(f"removed {count(removed, 'compiled plan')}")
 
 
 def _removed(file: StoreFile, decisions: Sequence[Decision]) -> int:

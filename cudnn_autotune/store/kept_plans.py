@@ -1,0 +1,93 @@
+"""The compiled plans of this process: found in the user's private folder, or kept there.
+
+The functions are called by C++, on any thread, for plans whose engine cuDNN compiles at run time.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from cudnn_autotune.core import versions
+from cudnn_autotune.store import settings
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.folder import default_folder
+from cudnn_autotune.store.plan_files import PlanFiles
+
+Gpu = int | str
+"""The index of a CUDA device, or the JSON description of a GPU that need not be here."""
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_counts: Counter[str] = Counter()
+
+
+def find(problem: str, engine: str, gpu: Gpu) -> bytes | None:
+    """Returns the serialized plan of an engine config for a problem; None if none is kept.
+
+    Args:
+        problem, engine: Their texts.
+    """
+    try:
+        files = _files_for(gpu)
+        data = files and files.find(problem, engine)
+    except Exception:
+        _log.warning("%s of %s is compiled", engine, problem, exc_info=True)
+        return None
+    if data:
+        _count("read")
+    return data or None
+
+
+def keep(problem: str, engine: str, gpu: Gpu, data: bytes) -> None:
+    """Keeps a plan that was just compiled."""
+    _count("compiled")
+    try:
+        files = _files_for(gpu)
+        if files:
+            files.keep(problem, engine, data)
+    except Exception:
+        _log.warning("%s of %s is not kept", engine, problem, exc_info=True)
+
+
+def counts() -> dict[str, int]:
+    """Returns how many plans this process has ``read`` back, and how many it has ``compiled``."""
+    with _lock:
+        return {"read": _counts["read"], "compiled": _counts["compiled"]}
+
+
+def _count(what: str) -> None:
+    with _lock:
+        _counts[what] += 1
+
+
+def _files_for(gpu: Gpu) -> PlanFiles | None:
+    """Returns the files for a GPU under the present settings; None if nothing is kept."""
+    chosen = settings.get_store_settings()
+    if chosen.mode == "off":
+        return None
+    return _files(chosen.path or default_folder(), settings.is_read(), settings.is_written(), gpu)
+
+
+@functools.lru_cache(maxsize=64)
+def _files(place: Path, is_read: bool, is_written: bool, gpu: Gpu) -> PlanFiles | None:
+    environment = _environment(gpu)
+    if environment is None:
+        return None
+    return PlanFiles(place, environment, is_read=is_read, is_written=is_written)
+
+
+def _environment(gpu: Gpu) -> dict[str, object] | None:
+    """What every compiled plan for a GPU depends on; None if the driver's version is unknown."""
+    found = versions.environment(None if isinstance(gpu, str) else gpu)
+    here = Environment.from_versions(found).to_json()
+    if isinstance(gpu, str):
+        return {**here, "cuda": torch.version.cuda, "gpu": gpu}
+    if found["driver"] is None:
+        return None
+    return {**here, "cuda": torch.version.cuda, "driver": found["driver"]}

@@ -1,0 +1,136 @@
+"""A folder whose files only this user can have written.
+
+What is in its files may be executed (compiled plans) or believed (checked outputs). So a file is
+read only if this user owns it and its folder, and nobody else may write to either.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import NamedTuple
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_PARTIAL = ".part"
+
+
+class Entry(NamedTuple):
+    """A file of the folder."""
+
+    name: str
+    size: int
+    mtime_ns: int
+
+
+class PrivateFolder:
+    """A folder below ``parent`` for this user's files. It is created by the first write.
+
+    Each user has a folder of their own, because several may share the one above.
+    """
+
+    def __init__(self, parent: Path, name: str) -> None:
+        self.path = parent / f"{name}-{os.geteuid()}"
+
+    def read(self, name: str, most_bytes: int) -> bytes | None:
+        """Returns the content of a file, or None if there is no such file.
+
+        Raises:
+            OSError: The file cannot be read, is larger than ``most_bytes``, or could have been
+                written by another user.
+        """
+        try:
+            with self._opened() as folder:
+                # O_NONBLOCK: opening a named pipe would otherwise wait for its writer.
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                with open(os.open(name, flags, dir_fd=folder), "rb") as file:
+                    status = os.fstat(file.fileno())
+                    _check_owner(status, f"{self.path}/{name}")
+                    if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+                        raise OSError(
+                            f"{self.path}/{name} is no file of at most {most_bytes} bytes"
+                        )
+                    return file.read(most_bytes)
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Creates or replaces a file in one step.
+
+        After a power failure the file may be damaged, which its reader must be able to recognise.
+
+        Raises:
+            OSError: The file cannot be written, and is as it was.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        with self._opened() as folder:
+            partial = f".{name}.{os.getpid()}-{token_hex(4)}{_PARTIAL}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                with open(os.open(partial, flags, 0o600, dir_fd=folder), "wb") as file:
+                    file.write(data)
+                os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(partial, dir_fd=folder)
+                raise
+
+    def mark_used(self, name: str) -> None:
+        """Makes a file the one that was used last; does nothing if that is not possible."""
+        with suppress(OSError), self._opened() as folder:
+            os.utime(name, dir_fd=folder, follow_symlinks=False)
+
+    def entries(self) -> list[Entry]:
+        """Returns the files, the one that was used last first; none if they cannot be listed.
+
+        Files that killed writers have left are among them.
+        """
+        found = []
+        with suppress(OSError), self._opened() as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        found.append(Entry(entry.name, status.st_size, status.st_mtime_ns))
+        return sorted(found, key=lambda entry: entry.mtime_ns, reverse=True)
+
+    def remove(self, name: str) -> bool:
+        """Removes a file, and returns whether it did."""
+        try:
+            with self._opened() as folder:
+                os.unlink(name, dir_fd=folder)
+        except OSError:
+            return False
+        return True
+
+    def trim(self, most_bytes: int) -> None:
+        """Removes the files that were not used for longest, until the others fit."""
+        left = most_bytes
+        for entry in self.entries():
+            left -= entry.size
+            if left < 0:
+                self.remove(entry.name)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Opens the folder itself, so that nobody can exchange it meanwhile."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = os.open(self.path, flags)
+        try:
+            _check_owner(os.fstat(folder), str(self.path))
+            yield folder
+        finally:
+            os.close(folder)
+
+
+def _check_owner(status: os.stat_result, path: str) -> None:
+    if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
+        raise PermissionError(
+            f"{path} is not used: another user owns it or may write to it "
+            f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):03o})"
+        )

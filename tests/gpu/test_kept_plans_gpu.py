@@ -1,0 +1,198 @@
+"""On a GPU: engines that cuDNN compiles at run time are compiled once, not in each process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from references import assert_close
+from subprocesses import evaluate
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C
+from cudnn_autotune.engines.configs import open_search
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.store import Decision, Store, kept_plans
+from cudnn_autotune.timers.measuring import operands, run_operator
+
+pytestmark = pytest.mark.gpu
+
+ALLOWED = 2e-2
+TESTS = str(Path(__file__).parents[1])
+# SiLU is computed by no other engines than those that are compiled.
+FUSED = ca.ConvProblem(
+    "fprop",
+    (4, 32, 20, 20),
+    (48, 32, 3, 3),
+    padding=1,
+    dtype=torch.float16,
+    memory_format=torch.channels_last,
+    bias=True,
+    activation="silu",
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Path:
+    ca.set_store(tmp_path, mode="read_write")
+    return tmp_path
+
+
+def compiled(problem: ca.ConvProblem) -> list[ca.Candidate]:
+    return [c for c in ca.candidates(problem, device="cuda") if c.is_compiled]
+
+
+def builds(problem: ca.ConvProblem) -> ca.Candidate:
+    """The first compiled candidate that builds."""
+    found = compiled(problem)
+    search = open_search(problem)
+    plans = search.build_many([candidate.text for candidate in found], 8)
+    return next(c for c, (plan, _) in zip(found, plans, strict=True) if plan is not None)
+
+
+def remember(folder: Path, problem: ca.ConvProblem, candidate: ca.Candidate) -> None:
+    """Stores a decision for the candidate, as if it had won."""
+    selection = Selection((Measurement(candidate, 0.1, 9),), 9)
+    Store(folder).add([Decision(problem, "race", 0, None, selection, 1e-4)])
+
+
+def expected(data: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    x, w, _, bias = (tensor.double() for tensor in data)
+    return F.silu(F.conv2d(x, w, bias, padding=1))
+
+
+def problems() -> Iterator[ca.ConvProblem]:
+    yield FUSED
+    shapes = [
+        ((4, 32, 20, 20), (48, 32, 3, 3), 1),
+        ((8, 128, 28, 28), (128, 128, 3, 3), 1),
+        ((8, 48, 28, 28), (48, 24, 3, 3), 2),
+    ]
+    for (x, w, groups), op in itertools.product(shapes, ("fprop", "dgrad", "wgrad")):
+        yield ca.ConvProblem(
+            op,
+            x,
+            w,
+            padding=1,
+            groups=groups,
+            dtype=torch.float16,
+            memory_format=torch.channels_last,
+        )
+
+
+@pytest.mark.parametrize("problem", list(problems()), ids=lambda problem: problem.text)
+def test_a_plan_that_is_read_back_computes_the_same(problem: ca.ConvProblem) -> None:
+    """With up to three configs of each engine."""
+    data = operands(problem, torch.device("cuda"))
+    output = data["xwy".index({"fprop": "y", "dgrad": "x", "wgrad": "w"}[problem.op])]
+    tried = 0
+    by_engine = itertools.groupby(compiled(problem), lambda candidate: candidate.engine)
+    for candidate in (c for _, some in by_engine for c in itertools.islice(some, 3)):
+        outputs = []
+        for is_read_back in (False, True):
+            try:
+                plan = open_search(problem).build(candidate.text)
+            except ca.CudnnError:
+                break
+            assert plan.is_read_back is is_read_back, candidate.text
+            output.fill_(float("nan"))
+            _C.execute(plan, *data)
+            outputs.append(output.clone())
+        if len(outputs) < 2:
+            continue
+        tried += 1
+        assert outputs[1].isfinite().all()
+        if "NONDETERMINISTIC" in candidate.numerical_notes:
+            assert_close(outputs[1], outputs[0].double(), ALLOWED)
+        else:
+            assert torch.equal(*outputs), candidate.text
+    if not tried:
+        pytest.skip("no engine for it is compiled at run time")
+
+
+def test_threads_read_back_at_once() -> None:
+    wanted = [candidate.text for candidate in compiled(FUSED)][:8]
+    first = [plan for plan, _ in open_search(FUSED).build_many(wanted, 4) if plan]
+    again = [plan for plan, _ in open_search(FUSED).build_many(wanted, 4) if plan]
+    assert first
+    assert [plan.text for plan in again] == [plan.text for plan in first]
+    assert not any(plan.is_read_back for plan in first)
+    assert all(plan.is_read_back for plan in again)
+    data = operands(FUSED, torch.device("cuda"))
+    for plan in again:
+        _C.execute(plan, *data)
+        assert_close(data[2], expected(data), ALLOWED)
+
+
+SECOND = f"""
+import json, sys
+sys.path.insert(0, {TESTS!r})
+import torch
+import cudnn_autotune as ca
+from cudnn_autotune.store import kept_plans
+from cudnn_autotune.timers.measuring import operands, run_operator
+(problem,) = (known.problem for known in ca.get_store())
+run_operator(problem, operands(problem, torch.device("cuda")), "race")
+torch.cuda.synchronize()
+(choice,) = ca.choices()
+print(json.dumps([choice.text, choice.origin, kept_plans.counts()]))
+"""
+
+
+def test_a_second_process_compiles_nothing(folder: Path, tmp_path: Path) -> None:
+    candidate = builds(FUSED)
+    place = tmp_path / "another"
+    remember(place, FUSED, candidate)
+    env = {"CUDNN_AUTOTUNE_CACHE": "read_write", "CUDNN_AUTOTUNE_CACHE_DIR": str(place)}
+    for counts in ({"read": 0, "compiled": 1}, {"read": 1, "compiled": 0}):
+        assert json.loads(evaluate(SECOND, env)) == [candidate.text, "store", counts]
+
+
+def test_a_search_reads_candidates_back() -> None:
+    data = operands(FUSED, torch.device("cuda"))
+    run_operator(FUSED, data, "race")
+    first = kept_plans.counts()
+    assert first["compiled"] > 0
+    store = ca.get_store()
+    store.discard(list(store))
+    ca.forget()
+    run_operator(FUSED, data, "race")
+    (choice,) = ca.choices()
+    assert choice.origin == "tuned"
+    second = kept_plans.counts()
+    # A race may ask for some candidates that the one before did not ask for.
+    assert second["read"] - first["read"] > second["compiled"] - first["compiled"]
+
+
+def test_a_capture_reads_a_plan_back(folder: Path) -> None:
+    remember(folder, FUSED, builds(FUSED))
+    data = operands(FUSED, torch.device("cuda"))
+    before = kept_plans.counts()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        output = run_operator(FUSED, data, "race")
+    output.fill_(float("nan"))
+    graph.replay()
+    assert_close(output, expected(data), ALLOWED)
+    assert kept_plans.counts() == {**before, "read": before["read"] + 1}
+
+
+def test_another_thread_reads_it_back_too(folder: Path) -> None:
+    """Each thread has its own plans, because two may not use one at once."""
+    remember(folder, FUSED, builds(FUSED))
+    data = operands(FUSED, torch.device("cuda"))
+    before = kept_plans.counts()
+    outputs = [run_operator(FUSED, data, "race")]
+    thread = threading.Thread(target=lambda: outputs.append(run_operator(FUSED, data, "race")))
+    thread.start()
+    thread.join()
+    for output in outputs:
+        assert_close(output, expected(data), ALLOWED)
+    assert kept_plans.counts() == {**before, "read": before["read"] + 2}
