@@ -95,14 +95,19 @@ def layer(op: str = "fprop", channels: int = 64, **changes: Any) -> ConvProblem:
 
 @functools.cache
 def decisions() -> tuple[Decision, ...]:
-    """Six, as a store gives them back: three of recordings, three of simulations."""
+    """Six, as a store gives them back: three of recordings, three of simulations.
+
+    They have all the evidence that a mode gathers, under the name of the default mode."""
     made = (
-        *map(recorded, recordings.names()),
-        simulation("h200-capped", layer("dgrad")),
-        simulation("depthwise", layer("wgrad", 128)),
-        simulation("quiet", layer("fprop", 256, allow_tf32=False, dtype=torch.float32)),
+        *(recorded(name, "sustained") for name in recordings.names()),
+        simulation("h200-capped", layer("dgrad"), "sustained"),
+        simulation("depthwise", layer("wgrad", 128), "sustained"),
+        simulation(
+            "quiet", layer("fprop", 256, allow_tf32=False, dtype=torch.float32), "sustained"
+        ),
     )
-    return tuple(entry.decode(entry.encode(one, H200), H200) for one in made)
+    named = (replace(one, sampling="auto") for one in made)
+    return tuple(entry.decode(entry.encode(one, H200), H200) for one in named)
 
 
 def fill(

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from cudnn_autotune.engines.configs import Candidate
-
-
-@dataclass(frozen=True)
-class Work:
-    """The work of one call of a problem, which does not depend on the candidate."""
-
-    flops: float
-    bytes: float
-    """Size of the three tensors."""
-    device: str
-    dtype: str
 
 
 class Candidates(Protocol):
@@ -41,7 +29,3 @@ class Candidates(Protocol):
     @property
     def aten_uses_cudnn(self) -> bool:
         """Whether PyTorch's own path for the problem is cuDNN (its heuristics' first plan)."""
-
-    @property
-    def work(self) -> Work | None:
-        """The work of a call; None if it is unknown."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.candidates import Work
 from cudnn_autotune.engines.configs import HEURISTIC_MODES, Candidate, described, query
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.unlisted import other_kernels, without_cudnn
@@ -59,7 +57,12 @@ class QueriedCandidates:
         return [c for mode in HEURISTIC_MODES for c in self.of_mode(mode)]
 
     def beyond(self) -> Sequence[Candidate]:
-        return [*without_cudnn(self._problem.native()), *other_kernels(self.all())]
+        """Returns those that use no cuDNN, and the other kernels of the engines that modes A and
+        FALLBACK list, and mode B if it was asked before: a query of it takes long."""
+        self.of_mode("A")
+        self.of_mode("FALLBACK")
+        listed = [c for some in self._by_mode.values() for c in some]
+        return [*without_cudnn(self._problem.native()), *other_kernels(listed)]
 
     def similar(self) -> Sequence[Candidate]:
         """Returns candidates as listed by a query, if one was made that lists them; else as cuDNN
@@ -86,14 +89,3 @@ class QueriedCandidates:
             None,
         )
         return str(backend).endswith(".Cudnn")
-
-    @property
-    def work(self) -> Work:
-        problem = self._problem
-        x, w, y = problem.input_shape, problem.weight_shape, problem.output_shape
-        return Work(
-            flops=problem.flops,
-            bytes=float(sum(map(math.prod, (x, w, y))) * problem.dtype.itemsize),
-            device=str(self._operands[0].device),
-            dtype=str(problem.dtype),
-        )

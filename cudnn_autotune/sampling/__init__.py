@@ -6,7 +6,7 @@ import os
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines.candidates import Candidates, Work
+from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
@@ -29,7 +29,6 @@ __all__ = [
     "Selection",
     "Strategy",
     "Timer",
-    "Work",
     "get",
     "names",
     "register",

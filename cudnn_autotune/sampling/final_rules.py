@@ -37,6 +37,3 @@ class FinalRules:
     """The weight of log(time in the race) beside log(steady time). Both count, because in a model a
     layer shares the clock with others. With this weight a candidate that is 5 % slower in the race
     but 2 % faster in sustained runs wins."""
-    is_patient: bool = False
-    """Whether every run goes on until its time is steady, even on a board whose clock settles at
-    once."""

@@ -65,7 +65,7 @@ class SteadyFinal:
         # clock is higher.
         self._slower = max(1.0, probe.steady_ms / leader_ms)
         # A board on which the leader's clock settled at once does the same for the contenders.
-        self._is_patient = rules.is_patient or not probe.settled_at_once
+        self._is_patient = not probe.settled_at_once
         self._reports_throttling = found.timer.state().reports_throttling
 
     def run(self) -> SteadyTimes:

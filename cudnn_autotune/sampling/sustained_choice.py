@@ -15,12 +15,11 @@ from cudnn_autotune.sampling.steady_final import SteadyFinal
 from cudnn_autotune.sampling.steady_times import SteadyTimes
 from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms
 
-PROBE_CHUNKS = 4
-"""Chunks of 40 ms in the sustained run of the race's leader that shows whether the board
-throttles."""
+# The sustained run that shows whether the board throttles has so many chunks of 40 ms.
+_PROBE_CHUNKS = 4
 
 
-def probe_leader(found: SearchState, chunks: int) -> SustainedRun | None:
+def probe_leader(found: SearchState) -> SustainedRun | None:
     """Runs the race's leader alone, or the next best where it fails.
 
     Returns:
@@ -29,10 +28,10 @@ def probe_leader(found: SearchState, chunks: int) -> SustainedRun | None:
     """
     while found.last.survivors:
         leader = found.leader
-        if not found.budget.affords(run_ms(chunks, found.ms(leader) or 1.0)):
+        if not found.budget.affords(run_ms(_PROBE_CHUNKS, found.ms(leader) or 1.0)):
             found.remarks.append("the budget left no time to see whether the board throttles")
             return None
-        run = found.run_alone(leader, chunks)
+        run = found.run_alone(leader, _PROBE_CHUNKS)
         if run is not None:
             found.sustained_ms[leader] = run.steady_ms
             return run

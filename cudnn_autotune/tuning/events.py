@@ -60,8 +60,8 @@ def announce(choice: Choice) -> None:
 
 
 class SlowSearches:
-    """Warns once that searches make a process slow: during a search, as soon as all searches
-    together have taken ``after_s`` seconds. Only one search runs at a time."""
+    """Warns once that first calls make a process wait: as soon as all of them together have taken
+    ``after_s`` seconds, while the call still waits. Only one call tunes at a time."""
 
     def __init__(self, after_s: float = 2.0) -> None:
         self._after_s = after_s
@@ -71,7 +71,7 @@ class SlowSearches:
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        """A context that lasts as long as one search."""
+        """A context that lasts as long as one first call chooses its engine."""
         begin_s = time.perf_counter()
         timer = threading.Timer(self._after_s - self._took_s, self._warn)
         timer.daemon = True
@@ -98,15 +98,17 @@ class SlowSearches:
         if not self._is_due:
             return
         self._is_due = False
+        each = f", {self._took_s / self._done:.2g} s each" if self._done else ""
         _log.warning(
-            "This process has searched for fast convolution engines for %.3g s: %d convolutions "
-            "are tuned, and more are under way. Each new shape is searched for at its first call. "
-            "To wait less: sampling='race' instead of 'auto', or cudnn_autotune.set_budget_ms(); "
-            "to time nothing: sampling='heuristic'; to tune beforehand: cudnn-autotune tune.",
+            "The first calls of convolutions have waited %.3g s so far for engines to be compiled "
+            "and timed: %d convolutions are ready%s. Every new shape waits like this once. To "
+            "wait less: sampling='online', or cudnn_autotune.set_budget_ms(); to time nothing: "
+            "sampling='heuristic'; to tune beforehand: cudnn-autotune tune.",
             self._after_s,
             self._done,
+            each,
         )
 
 
 SEARCHES = SlowSearches()
-"""The searches of this process."""
+"""The first calls of this process."""

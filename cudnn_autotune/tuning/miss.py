@@ -82,7 +82,7 @@ def choose(
         the mode ``online``; and a function to call once other threads may tune.
     """
     miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, tensors)
-    with deferred.put_off() as changes:
+    with deferred.put_off() as changes, events.SEARCHES.searching():
         served, trial = _choose(miss)
     afterwards = partial(deferred.make_all, changes) if changes else None
     return served.choice.text, served.plan, trial, afterwards
@@ -98,8 +98,7 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
     trial = strategy = None
     if served is None:
         strategy = sampling.get(probing.MODE if miss.is_probe else miss.mode)
-        with events.SEARCHES.searching():
-            served = _search(miss, strategy)
+        served = _search(miss, strategy)
     tuning_ms = (time.perf_counter() - start_s) * 1e3
     served = replace(served, choice=replace(served.choice, tuning_ms=tuning_ms))
     if miss.is_probe:

@@ -246,13 +246,12 @@ def test_what_ran_before_does_not_count() -> None:
             assert least <= len(block.at_limit_ms) <= least + 1
 
 
-@pytest.mark.parametrize("mode", ["auto", "sustained"])
-def test_a_choice_says_that_it_rests_on_readings(mode: str) -> None:
+def test_a_choice_says_that_it_rests_on_readings() -> None:
     for every_ms in (0.0, 100.0):
         scene = simulation.preset("h200-capped", 1)
         gpu = replace(scene.gpu, power_reading_every_ms=every_ms)
         timer = simulation.SimulatedTimer(gpu, scene.engines, 1)
-        chosen = sampling.get(mode).select(timer.candidates, timer, Limits())
+        chosen = sampling.get("sustained").select(timer.candidates, timer, Limits())
         assert chosen is not None
         values = [r for r in chosen.evidence.remarks if "of the board's power" in r]
         assert bool(values) == bool(every_ms)

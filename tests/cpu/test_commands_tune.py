@@ -422,7 +422,7 @@ def failing(**changes: Any) -> Callable[[str], SimulatedTimer]:
 
 
 def test_the_gpu_is_lost(tmp_path: Path) -> None:
-    sound, lost = preset, failing(lost_at_ms=50.0)
+    sound, lost = preset, failing(lost_at_ms=10.0)
     gpu = Simulated(lambda name: (lost if name == SCENES["dgrad"] else sound)(name))
     message = refused("tune", *LAYER, "--store", tmp_path, status=1, obj=gpu.bench)
     assert "the GPU fails" in message
@@ -434,7 +434,7 @@ def test_the_gpu_is_lost(tmp_path: Path) -> None:
 
 
 def test_one_problem_cannot_be_tuned(tmp_path: Path) -> None:
-    sound, full = preset, failing(out_of_memory_at_ms=50.0)
+    sound, full = preset, failing(out_of_memory_at_ms=10.0)
     gpu = Simulated(lambda name: (full if name == SCENES["dgrad"] else sound)(name))
     done = run("tune", *LAYER, "--store", tmp_path, obj=gpu.bench)
     assert done.exit_code == 1

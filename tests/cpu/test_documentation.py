@@ -55,10 +55,11 @@ def test_the_readmes_commands_are_those_of_ci() -> None:
 
 
 def test_regrets() -> None:
+    """The records call ``auto`` what is ``sustained`` now."""
     text = answer("audit_layers_1of4")
     modes = [record(f"audit_layers_{share}of4")["modes"] for share in (1, 2, 3, 4)]
     for mode, named, digits in (
-        ("auto", "`auto`: ", 4),
+        ("auto", "`sustained`: ", 4),
         ("pytorch_on_10", "with benchmark: ", 3),
         ("pytorch_off", "without: ", 3),
     ):
@@ -104,7 +105,7 @@ def test_power_limit() -> None:
     assert len(losses) == 3
     assert f"three layers the engine that wins in short runs is {min(losses)} to" in text
     assert f"to {max(losses)} % slower in long ones" in text
-    assert f"`auto` is within {100 * (max(regrets) - 1):.1f} %" in text
+    assert f"`sustained` is within {100 * (max(regrets) - 1):.1f} %" in text
 
 
 def test_workspace_place() -> None:

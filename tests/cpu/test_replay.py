@@ -202,19 +202,19 @@ def test_the_hot_cache_shows_in_a_trace_of_the_cold_one(tmp_path: Path) -> None:
     assert timer.truth("sustained", "hot")["a"] == pytest.approx(0.801, rel=1e-3)
 
 
-def test_the_default_mode_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> None:
-    """auto's runs of 160 ms go by the readings of the power; a recording of version 1 has none,
+def test_sustained_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> None:
+    """Its runs of 160 ms go by the readings of the power; a recording of version 1 has none,
     which is said."""
     live = simulation.preset("h200-capped", 1)
     recording = record(live, live.candidates, PROBLEM)
-    auto: Any = replace(sampling.get("auto"), seed=1)  # type: ignore[type-var]
+    mode: Any = replace(sampling.get("sustained"), seed=1)  # type: ignore[type-var]
     for timer in (simulation.preset("h200-capped", 2), ReplayTimer(recording, 2)):
-        found = auto.select(timer.candidates, timer, Limits())
+        found = mode.select(timer.candidates, timer, Limits())
         assert "of the board's power" in " ".join(found.evidence.remarks)
         assert timer.state().reports_throttling
     solo = [replace(trace, power_w=(None,) * len(trace.at_ms)) for trace in recording.solo]
     old = ReplayTimer(replace(recording, solo=tuple(solo), remarks=(NO_POWER,)), 2)
-    found = auto.select(old.candidates, old, Limits())
+    found = mode.select(old.candidates, old, Limits())
     assert "of the board's power" not in " ".join(found.evidence.remarks)
     assert NO_POWER in old.missing
 

@@ -146,7 +146,7 @@ def test_every_decision_is_told(parsed: Page) -> None:
 
 def test_rows_of_a_decision() -> None:
     """All that the page is to say of a decision: numbers as they are in it."""
-    decision = recorded("h200_resnet50_fprop")
+    decision = recorded("h200_resnet50_fprop", "sustained")
     parsed = Page(rendered([decision]))
     (chosen, tied), evidence = decision.selection.ranking[:2], decision.selection.evidence
     assert evidence.tied == (chosen.candidate.text, tied.candidate.text)
@@ -174,7 +174,7 @@ def test_rows_of_a_decision() -> None:
 
 
 def test_marks_lie_where_their_times_are() -> None:
-    decision = recorded("h200_resnet50_fprop")
+    decision = recorded("h200_resnet50_fprop", "sustained")
     html = rendered([decision])
     places = [
         tuple(map(float, found))

@@ -22,8 +22,8 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.sampling.sustained import Sustained
 
 
 def stored(selection: Selection) -> Any:
@@ -324,8 +324,8 @@ def test_the_reach_of_sustained_runs_is_a_factor(wrong: float) -> None:
         Selection.from_json({**stored(simple()), "evidence": {"sustained_reach": wrong}})
 
 
-def test_where_the_reach_is_not_stored_the_mode_was_auto() -> None:
-    assert Evidence().sustained_reach == Auto().final_rules.reach
+def test_where_the_reach_is_not_stored_it_is_that_of_sustained() -> None:
+    assert Evidence().sustained_reach == Sustained().final_rules.reach
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.5, math.nan])

@@ -29,11 +29,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("mode", ["auto", "sustained"])
 @pytest.mark.parametrize("name", recordings.names())
-def test_a_decision_takes_two_kilobytes_at_most(name: str, mode: str, tmp_path: Path) -> None:
+def test_a_decision_takes_two_kilobytes_at_most(name: str, tmp_path: Path) -> None:
     """Of dozens of candidates, those that a later question needs are kept."""
-    whole = recorded(name, mode)
+    whole = recorded(name, "sustained")
     store = Store(tmp_path, H200)
     store.add([whole])
     line = store.path.read_bytes().splitlines()[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_a_file_that_was_written_then(tmp_path: Path) -> None:
     path = tmp_path / H200.file_name
     shutil.copy(WRITTEN, path)
     data = path.read_bytes()
-    simulated = simulation("h200-capped", layer("dgrad"))
+    simulated = replace(simulation("h200-capped", layer("dgrad"), "sustained"), sampling="auto")
     rejected = decision(1, rejected=(("strict", 0.5), ("slow", float("inf"))))
     capped = at_limit(1 << 12, size=2)
     strict = at_limit(None, size=2, deterministic=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudnn_autotune.engines.candidates import Work
 from cudnn_autotune.engines.configs import ATEN, Candidate
 
 
@@ -47,9 +46,3 @@ class StaticCandidates:
     @property
     def aten_uses_cudnn(self) -> bool:
         return self._aten_uses_cudnn
-
-    @property
-    def work(self) -> Work | None:
-        """None, so that ``auto`` does not carry what it observed of the board from one run to the
-        next."""
-        return None
