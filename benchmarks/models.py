@@ -12,7 +12,8 @@ PyTorch's   eager; compile: `torch.compile`; compile_frozen: with Inductor's fre
 ours        convert: `cudnn_autotune.convert` in eager, convert_last and convert_auto: to
             channels_last and with `memory_format="auto"`; fuse: `cudnn_autotune.fuse` in eager;
             backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_compare: in
-            the faster of that and Inductor's; compile_ours: `torch.compile` of a converted model
+            the faster of that and Inductor's, backend_auto: in the other layout too;
+            compile_ours: `torch.compile` of a converted model
 
 PyTorch keeps what `cudnn.benchmark` found for as long as a process lives, so each of its modes has
 a process of its own: the first of `--pytorch` runs all ways, the others eager and convert, through

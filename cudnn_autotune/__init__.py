@@ -17,7 +17,8 @@ from cudnn_autotune.nn import fake as fake
 from cudnn_autotune.nn import flops as flops
 from cudnn_autotune.nn import functional
 from cudnn_autotune.nn import inductor as inductor
-from cudnn_autotune.nn.models.backend import Compilation, compilations
+from cudnn_autotune.nn.models.backend import compilations
+from cudnn_autotune.nn.models.compiled_graph import Compilation
 from cudnn_autotune.nn.models.convert import Conversion, conversion, convert, revert
 from cudnn_autotune.nn.models.fuse import FusedModel, fuse
 from cudnn_autotune.nn.models.process_wide import disable, enable

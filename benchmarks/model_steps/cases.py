@@ -110,6 +110,9 @@ WAYS = {
     "fuse": Way("fuse", "fuse", trains=False),
     "backend": Way("backend", compile=_BACKEND | {"options": {"compare": False}}),
     "backend_compare": Way("backend, comparing", compile=_BACKEND),
+    "backend_auto": Way(
+        "backend, layout auto", compile=_BACKEND | {"options": {"memory_format": "auto"}}
+    ),
     "compile_ours": Way("compile of convert", "convert", compile={}),
 }
 DEFAULT = ("eager", "compile", "compile_frozen", "convert", "backend", "fuse")

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from cudnn_autotune.nn.models import backend
+from cudnn_autotune.nn.models import programs
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 
 # Of Dynamo's callbacks: what is not among them may be timed on the GPU.
@@ -94,7 +94,7 @@ class GpuLock:
 
     def take_back_for_groups(self) -> None:
         """From now on, this process has the GPU while our backend times the groups of a graph."""
-        judged = backend.fuse_judged
+        judged = programs.fuse_judged
 
         def run(*args: Any, **more: Any) -> Any:
             if not self._is_lent:
@@ -105,7 +105,7 @@ class GpuLock:
             finally:
                 self.release()
 
-        backend.fuse_judged = run
+        programs.fuse_judged = run
 
     def lend_while_building(self) -> None:
         """From now on, another process has the GPU while engines are compiled for a search."""

@@ -26,6 +26,8 @@ from torch._inductor.utils import run_and_get_code
 import cudnn_autotune as ca
 from cudnn_autotune.engines.problem import ACTIVATIONS
 from cudnn_autotune.nn.models import backend as backend_module
+from cudnn_autotune.nn.models import compiled_graph
+from cudnn_autotune.nn.models.backend_options import Options
 
 FUSED = {"fuse": "always", "cpp.weight_prepack": False, "compare": False}
 
@@ -221,8 +223,9 @@ class TestWeights:
             record, compiled_once = last(), len(ca.compilations())
             block.first.weight.mul_(-2)
             with monkeypatch.context() as capture:
-                capture.setattr(backend_module, "_is_capturing", lambda: True)
-                capture.setattr(backend_module._Inference, "_compile_ours", None)
+                for module in (backend_module, compiled_graph):
+                    capture.setattr(module, "is_capturing", lambda: True)
+                capture.setattr(compiled_graph, "compile_fused", None)
                 torch.testing.assert_close(model(input), block(input))
                 torch._dynamo.reset()
                 torch.testing.assert_close(compiled(block)(input), block(input))
@@ -271,8 +274,8 @@ class TestComparison:
             programs[name] = lambda *given: (time.sleep(0.01), program(*given))[1]
             return compare(programs, *rest)
 
-        compare = backend_module.compare
-        monkeypatch.setattr(backend_module, "compare", slowed)
+        compare = compiled_graph.compare
+        monkeypatch.setattr(compiled_graph, "compare", slowed)
         with torch.no_grad():
             output = compiled(block, compare=True)(input)
             torch.testing.assert_close(output, block(input))
@@ -311,7 +314,7 @@ class TestComparison:
         def fails(*_: Any) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(backend_module, "compare", fails)
+        monkeypatch.setattr(compiled_graph, "compare", fails)
         with torch.no_grad():
             torch.testing.assert_close(compiled(block, compare=True)(input), block(input))
         assert (last().chosen, last().is_frozen) == ("inductor", False)
@@ -326,6 +329,174 @@ class TestComparison:
             torch.set_rng_state(state)
             model(input)
         assert torch.equal(torch.get_rng_state(), after)
+
+
+class TestLayout:
+    """memory_format="auto". On a CPU Inductor makes every graph channels_last, if it may."""
+
+    @staticmethod
+    def options(other: str) -> dict[str, Any]:
+        """With which the program that is not Inductor's choice is in the layout ``other``."""
+        options = {"memory_format": "auto", "compare": True}
+        return options if other == "contiguous" else {**options, "layout_optimization": False}
+
+    @staticmethod
+    def win(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+        """Makes the program in the layout ``other`` the fastest; outputs are compared all the
+        same."""
+        from dataclasses import replace
+
+        def compared(programs: Any, *rest: Any) -> Any:
+            found = compare(programs, *rest)
+            name = f"cudnn_autotune, {other}"
+            assert name in found.times_ms, found.wrong
+            return replace(found, times_ms={**found.times_ms, name: 0.0})
+
+        compare = compiled_graph.compare
+        monkeypatch.setattr(compiled_graph, "compare", compared)
+
+    @pytest.mark.parametrize(
+        ("given", "other"),
+        [
+            (torch.contiguous_format, "contiguous"),
+            (torch.channels_last, "contiguous"),
+            (torch.contiguous_format, "channels_last"),
+        ],
+    )
+    def test_a_program_in_the_other_layout_takes_part(
+        self,
+        given: torch.memory_format,
+        other: str,
+        block: nn.Module,
+        input: Tensor,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """It computes in the layout, whatever that of the model, and gives the model's strides."""
+        from cudnn_autotune.nn.models import judging
+
+        formats: list[torch.memory_format] = []
+
+        def judge(group: Any, *, channels_last: bool) -> Any:
+            formats.append(group.problem(channels_last=channels_last).memory_format)
+            return judging.always(group, channels_last=channels_last)
+
+        monkeypatch.setitem(judging.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
+        self.win(monkeypatch, other)
+        block, input = block.to(memory_format=given), input.to(memory_format=given)
+        model = compiled(block, **self.options(other))
+        with torch.no_grad():
+            for _ in range(2):
+                expected, output = block(input), model(input)
+                torch.testing.assert_close(output, expected)
+                assert output.stride() == expected.stride()
+        first = other == "contiguous"
+        layouts = [torch.contiguous_format, torch.channels_last]
+        assert formats == [layouts[first]] * 3 + [layouts[not first]] * 3
+        assert list(last().times_ms) == [
+            *("inductor", "cudnn_autotune", "inductor, frozen"),
+            f"cudnn_autotune, {other}",
+        ]
+        assert last().chosen == f"cudnn_autotune, {other}"
+        assert (len(last().fused), last().is_frozen, last().note) == (3, True, "")
+
+    def test_outputs_of_any_dimensions_have_the_strides_of_the_model(
+        self, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv, self.volume = nn.Conv2d(12, 12, 3), nn.Conv3d(2, 4, 3)
+
+            def forward(self, x: Tensor, volume: Tensor) -> dict[str, Tensor]:
+                y = self.conv(x)
+                z = self.volume(volume).relu()
+                tokens = y.sigmoid().flatten(2).transpose(1, 2)
+                return {"y": y.relu(), "tokens": tokens, "z": z, "part": y.tanh()[:, 2:5]}
+
+        self.win(monkeypatch, "contiguous")
+        block = Model().eval()
+        volume = torch.randn(2, 2, 6, 5, 4).to(memory_format=torch.channels_last_3d)
+        model = compiled(block, **self.options("contiguous"))
+        with torch.no_grad():
+            expected, outputs = block(input, volume), model(input, volume)
+        torch.testing.assert_close(outputs, expected)
+        for name, output in outputs.items():
+            assert output.stride() == expected[name].stride(), name
+        assert last().chosen == "cudnn_autotune, contiguous"
+
+    def test_a_changed_weight_is_seen(
+        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.win(monkeypatch, "contiguous")
+        model = compiled(block, **self.options("contiguous"))
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(model(input), block(input))
+                assert last().chosen == "cudnn_autotune, contiguous"
+                block.first.weight.mul_(-2)
+        assert list(last().times_ms) == ["inductor", "cudnn_autotune, contiguous"]
+
+    def test_without_freezing(
+        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.win(monkeypatch, "contiguous")
+        model = compiled(block, **self.options("contiguous"), freezing=False)
+        with torch.no_grad():
+            for _ in range(2):
+                torch.testing.assert_close(model(input), block(input))
+                block.first.weight.mul_(-2)
+        assert last().chosen == "cudnn_autotune, contiguous"
+
+    @pytest.mark.parametrize(
+        ("tail", "reason"),
+        [
+            (lambda x, y: y.view(len(y), -1), "view"),
+            (lambda x, y: (x[:1], y), "an output shares memory with an input or another output"),
+            (lambda x, y: (y, y[0]), "an output shares memory with an input or another output"),
+        ],
+    )
+    def test_where_there_is_no_other_program_the_record_says_why(
+        self, tail: Callable[[Tensor, Tensor], Any], reason: str, input: Tensor
+    ) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(12, 12, 3)
+
+            def forward(self, x: Tensor) -> Any:
+                return tail(x, self.conv(x).relu())
+
+        block = Model().eval()
+        with torch.no_grad():
+            output = compiled(block, **self.options("channels_last"))(input)
+            torch.testing.assert_close(output, block(input))
+        assert last().note.startswith("no cudnn_autotune, channels_last: ")
+        assert reason in last().note
+        assert list(last().times_ms) == ["inductor", "cudnn_autotune", "inductor, frozen"]
+
+    def test_dynamic_sizes_stay_in_inductors_layout(self, block: nn.Module) -> None:
+        options = {**FUSED, **self.options("contiguous")}
+        model = torch.compile(block, backend="cudnn_autotune", options=options, dynamic=True)
+        with torch.no_grad():
+            for batch in (2, 3):
+                input = torch.randn(batch, 12, 9, 8)
+                torch.testing.assert_close(model(input), block(input))
+        assert last().note == "no cudnn_autotune, contiguous: sizes are dynamic"
+
+    def test_a_layer_that_has_no_layout(self) -> None:
+        block = nn.Sequential(nn.Conv1d(12, 12, 3), nn.ReLU()).eval()
+        with torch.no_grad():
+            compiled(block, **self.options("contiguous"))(torch.randn(2, 12, 9))
+        assert list(last().times_ms) == ["inductor", "cudnn_autotune", "inductor, frozen"]
+        assert last().note == ""
+
+    def test_a_training_graph_says_what_to_do(
+        self, block: nn.Module, input: Tensor, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        compiled(block.train(), **self.options("contiguous"))(input).sum().backward()
+        assert last().mode == "training"
+        assert "convert(model, memory_format='auto', example_input=...)" in last().note
+        assert last().note in caplog.text
 
 
 class TestCallers:
@@ -396,9 +567,15 @@ class TestOptions:
         ("options", "text"),
         [
             ({"nonsense": 1}, "nonsense"),
-            ({"fuse": "perhaps"}, "measure, always, never"),
+            ({"fuse": "perhaps"}, "'measure', 'always', 'never', got 'perhaps'"),
             ({"freezing": 1}, "freezing"),
             ({"compare": "yes"}, "compare"),
+            (
+                {"memory_format": "channels_last"},
+                "must be one of None, 'auto', got 'channels_last'",
+            ),
+            ({"memory_format": torch.channels_last}, "must be one of None, 'auto', got torch"),
+            ({"memory_format": "auto", "compare": False}, "compares programs in both layouts"),
             ({"sampling": "no mode"}, "sampling"),
             ({"workspace_limit": -5}, "workspace_limit"),
         ],
@@ -411,7 +588,7 @@ class TestOptions:
         assert "ValueError" in str(raised.value)
 
     def test_a_mode_is_taken(self, block: nn.Module, input: Tensor) -> None:
-        options = backend_module._Options.read("reduce-overhead", None)
+        options = Options.read("reduce-overhead", None)
         assert options.inductor == {"triton.cudagraphs": True}
         with torch.no_grad():
             model = torch.compile(block, backend="cudnn_autotune", mode="reduce-overhead")

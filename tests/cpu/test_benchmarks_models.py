@@ -617,7 +617,7 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
     from model_steps.gpu_lock import GpuLock
     from torch._inductor import compile_fx
 
-    from cudnn_autotune.nn.models import backend, fuse, judging
+    from cudnn_autotune.nn.models import fuse, judging, programs
 
     path = tmp_path / "lock"
     seen: list[tuple[str, bool]] = []
@@ -629,7 +629,7 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
 
         return look
 
-    for module in (backend, fuse):
+    for module in (programs, fuse):
         monkeypatch.setattr(module, "find_groups", looking("find", module.find_groups))
         monkeypatch.setattr(module, "fuse_judged", judging.fuse_judged)
     inner = looking("compile", compile_fx.compile_fx_inner)

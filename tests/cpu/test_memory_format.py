@@ -103,6 +103,14 @@ def test_revert_keeps_the_layout(model: Net) -> None:
     assert type(model.stem) is nn.Conv2d
 
 
+def test_steps_are_not_marked_for_the_caller(model: Net, x: Tensor) -> None:
+    """After a mark, the CUDA graphs of programs would begin no step by themselves."""
+    from torch._inductor.cudagraph_trees import MarkStepBox
+
+    ca.convert(model, memory_format="auto", example_input=x)
+    assert MarkStepBox.mark_step_counter == 0
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_measuring_leaves_no_trace(model: Net, x: Tensor, training: bool) -> None:
     """By the real clock: the layout is open, the rest is not."""

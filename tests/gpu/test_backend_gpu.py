@@ -146,6 +146,46 @@ def test_a_group_is_fused_if_it_is_measured_to_be_faster() -> None:
     assert "relative error" not in record.note
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_program_in_the_other_layout_takes_part(
+    is_last: bool, dims: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever program runs is right, and so are its strides."""
+    from cudnn_autotune.nn.models import compiled_graph
+
+    convolution = {2: nn.Conv2d, 3: nn.Conv3d}[dims]
+    model = nn.Sequential(convolution(16, 32, 3, padding=1), nn.ReLU(), convolution(32, 16, 1))
+    model = model.eval().cuda().half()
+    input = torch.randn(4, 16, *[12] * dims, device="cuda", dtype=torch.float16)
+    layout = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
+    if is_last:
+        model, input = model.to(memory_format=layout), input.to(memory_format=layout)
+    programs: dict[str, Any] = {}
+    compare = compiled_graph.compare
+
+    def compared(given: Any, *rest: Any) -> Any:
+        programs.update(given)
+        found = compare(given, *rest)
+        assert not found.wrong
+        for program in given.values():
+            (output,) = program(*rest[0])
+            assert output.stride() == expected.stride()
+        return found
+
+    monkeypatch.setattr(compiled_graph, "compare", compared)
+    options = {"fuse": "always", "sampling": "heuristic", "memory_format": "auto"}
+    with torch.no_grad():
+        expected = model(input)
+        output = torch.compile(model, backend="cudnn_autotune", options=options)(input)
+    assert_close(output, expected.double(), 2 * tolerance(torch.float16))
+    assert output.stride() == expected.stride()
+    assert len(programs) == len(last().times_ms) == 4
+    assert last().chosen == min(last().times_ms, key=last().times_ms.__getitem__)
+    formats = {choice.problem.memory_format for choice in ca.choices()}
+    assert formats == {torch.contiguous_format, layout}
+
+
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_modes_of_torch_compile(mode: str) -> None:
     model, input, expected = block()

@@ -193,6 +193,24 @@ def test_the_layout_is_measured_and_nothing_else_changes(
     assert len(ca.choices()) == known
 
 
+def test_a_model_with_cuda_graphs_of_its_own_begins_its_steps_itself() -> None:
+    """After it was measured, nothing is recorded again in later calls."""
+    model = nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1) for _ in range(3))).cuda().half().eval()
+    compiled = torch.compile(model, mode="reduce-overhead")
+    x = torch.randn(4, 16, 28, 28, device="cuda", dtype=torch.float16)
+    ca.convert(compiled, "heuristic", memory_format="auto", example_input=x)
+    with torch.no_grad():
+        expected = model(x)
+        for _ in range(4):
+            output = compiled(x).clone()
+        torch.testing.assert_close(output, expected, rtol=2e-2, atol=2e-2)
+        manager = torch._inductor.cudagraph_trees.get_manager(0)
+        recorded = manager.new_graph_id()
+        for _ in range(5):
+            output = compiled(x)
+        assert manager.new_graph_id().id == recorded.id + 1
+
+
 def test_half_precision_on_tensor_cores_prefers_channels_last() -> None:
     """With many channels it is far faster, since engines for contiguous tensors transpose."""
     model = nn.Sequential(*(nn.Conv2d(128, 128, 3, padding=1) for _ in range(4))).cuda().half()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+
+from cudnn_autotune.nn.models.cuda_graph_steps import begin_step, own_steps
 
 Program = Callable[..., Any]
 
@@ -80,7 +81,7 @@ def compare(
         given = [data.get(i, value) for i, value in enumerate(inputs)]
         return _outputs(programs[reference], given)
 
-    with torch.random.fork_rng(indices), torch.no_grad():
+    with torch.random.fork_rng(indices), torch.no_grad(), own_steps():
         outputs = {name: _outputs(program, inputs) for name, program in programs.items()}
         differences = {
             name: difference(outputs[reference], outputs[name], of_reference, data)
@@ -100,7 +101,7 @@ def _outputs(program: Program, inputs: Sequence[Any]) -> list[Tensor]:
     A copy outlives the replay of a CUDA graph that would overwrite the output.
     """
     torch.manual_seed(0)
-    _new_step()
+    begin_step()
     results = [leaf for leaf in tree_leaves(program(*inputs)) if isinstance(leaf, Tensor)]
     return [result.detach().clone() for result in results]
 
@@ -203,28 +204,23 @@ def _perturbed(value: Any, least_step: float) -> Any:
     return changed.as_strided(value.shape, value.stride(), 0)
 
 
-def _new_step() -> None:
-    """Lets Inductor's CUDA graphs, if there are any, overwrite the outputs of the last call."""
-    if "torch._inductor.cudagraph_trees" in sys.modules:  # importing it takes seconds
-        torch.compiler.cudagraph_mark_step_begin()
-
-
 def time_in_turns(
     programs: Mapping[str, Program], inputs: Sequence[Any], on_gpu: bool
 ) -> dict[str, float]:
     """The median time of a call of each program, in milliseconds, after some calls of each."""
     calls = {}
-    for name, program in programs.items():
-        for _ in range(_WARMUP_CALLS):
-            _batch_ms(program, inputs, 1, on_gpu)
-        once = max(_batch_ms(program, inputs, 1, on_gpu), 1e-3)
-        calls[name] = max(1, min(math.ceil(_BATCH_MS / once), _MOST_CALLS))
     samples: dict[str, list[float]] = {name: [] for name in programs}
-    for round in range(_ROUNDS):
-        names = list(programs)
-        for name in names if round % 2 else reversed(names):
-            batch = _batch_ms(programs[name], inputs, calls[name], on_gpu)
-            samples[name].append(batch / calls[name])
+    with own_steps():
+        for name, program in programs.items():
+            for _ in range(_WARMUP_CALLS):
+                _batch_ms(program, inputs, 1, on_gpu)
+            once = max(_batch_ms(program, inputs, 1, on_gpu), 1e-3)
+            calls[name] = max(1, min(math.ceil(_BATCH_MS / once), _MOST_CALLS))
+        for round in range(_ROUNDS):
+            names = list(programs)
+            for name in names if round % 2 else reversed(names):
+                batch = _batch_ms(programs[name], inputs, calls[name], on_gpu)
+                samples[name].append(batch / calls[name])
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
@@ -234,7 +230,7 @@ def _batch_ms(program: Program, inputs: Sequence[Any], calls: int, on_gpu: bool)
         torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(calls):
-        _new_step()
+        begin_step()
         program(*inputs)
     if on_gpu:
         torch.cuda.synchronize()

@@ -1,0 +1,178 @@
+"""A compiled graph that needs no gradient: which of its programs runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from cudnn_autotune.nn.models.backend_options import Options
+from cudnn_autotune.nn.models.comparison import compare
+from cudnn_autotune.nn.models.cuda_graph_steps import is_capturing, is_within_step
+from cudnn_autotune.nn.models.frozen_weights import copied, weights_of
+from cudnn_autotune.nn.models.graph_layout import OTHER
+from cudnn_autotune.nn.models.groups import GroupReport
+from cudnn_autotune.nn.models.programs import (
+    Compiled,
+    compile_frozen,
+    compile_fused,
+    compile_plain,
+)
+
+OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"
+
+_log = logging.getLogger(__name__)
+
+_MOST_REFREEZINGS = 3
+
+
+@dataclass
+class Compilation:
+    """What the backend made of one graph."""
+
+    mode: str
+    """``"inference"``, ``"training"``, or ``"plain"``: Inductor's own, for a reason in ``note``."""
+    groups: list[GroupReport] = field(default_factory=list)
+    """The convolutions of an inference graph, in its order."""
+    is_frozen: bool = False
+    """Whether weights are constants of the program, with batch norms folded into convolutions."""
+    times_ms: dict[str, float] = field(default_factory=dict)
+    """Medians by program, if they were compared: ``"inductor"``, ``"cudnn_autotune"``,
+    ``"inductor, frozen"``, and with ``memory_format="auto"`` ``"cudnn_autotune, contiguous"`` or
+    ``"cudnn_autotune, channels_last"``, whichever the program ``"cudnn_autotune"`` is not."""
+    chosen: str = OURS
+    """The program that runs."""
+    note: str = ""
+
+    @property
+    def fused(self) -> list[GroupReport]:
+        return [group for group in self.groups if group.is_fused]
+
+
+class CompiledGraph:
+    """A compiled graph that needs no gradient. It runs the fastest of its programs."""
+
+    def __init__(
+        self, graph: GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
+    ) -> None:
+        self._graph = graph
+        self._options = options
+        self._record = record
+        on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
+        self._device: torch.device | None = next(on_gpu, None)
+        self._has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
+        self._refreezings = 0
+        self._plain: Compiled | None = None
+        self._contenders: dict[str, Compiled] = {}
+        """What is compared at the next call outside of captures and of the caller's steps."""
+        ours = compile_fused(graph, inputs, options)
+        self._use(OURS, ours)
+        if ours.weights is not None and self._has_symbols:
+            self._plain_program(
+                inputs
+            )  # what symbols stand for is known while Dynamo compiles only
+        if not options.compare:
+            return
+        if ours.writes:
+            record.note = "not compared: the graph writes into its inputs"
+            _log.info("a compiled graph was %s", record.note)
+            return
+        self._contenders = {PLAIN: self._plain_program(inputs), OURS: ours}
+        if ours.weights is not None:
+            self._contenders[FROZEN] = self._built(FROZEN, inputs)
+        if options.memory_format == "auto" and ours.memory_format is not None:
+            self._add(f"{OURS}, {OTHER[ours.memory_format]}", inputs)
+
+    def _use(self, name: str, program: Compiled) -> None:
+        """From now on this program runs."""
+        self._current = program
+        self._record.chosen, self._record.is_frozen = name, program.weights is not None
+        if program.groups:
+            self._record.groups = list(program.groups)
+
+    def _built(self, name: str, inputs: Sequence[Any]) -> Compiled:
+        if name == PLAIN:
+            return self._plain_program(inputs)
+        if name == FROZEN:
+            return compile_frozen(self._graph, inputs, self._options)
+        _, _, memory_format = name.partition(", ")
+        return compile_fused(self._graph, inputs, self._options, memory_format or None)
+
+    def _plain_program(self, inputs: Sequence[Any]) -> Compiled:
+        if self._plain is None:
+            patches = {**self._options.inductor, "freezing": False}
+            self._plain = Compiled(compile_plain(copied(self._graph), inputs, patches))
+        return self._plain
+
+    def _add(self, name: str, inputs: Sequence[Any]) -> None:
+        """Adds a contender, if it can be compiled."""
+        try:
+            self._contenders[name] = self._built(name, inputs)
+        except Exception as failure:  # of the user's graph: a view that the layout does not allow
+            self._record.note = f"no {name}: {failure}".partition("\n")[0]
+            _log.info("a compiled graph has %s", self._record.note)
+
+    def __call__(self, *inputs: Any) -> Any:
+        weights = self._current.weights
+        if weights is not None and not weights.are_those_of(inputs):
+            if is_capturing():
+                # Weights that are folded in a capture have values after a replay only.
+                return self._plain_program(inputs).run(*inputs)
+            self._follow_weights(inputs)
+        if self._contenders and not is_capturing():
+            with self._on_device():
+                is_free = not is_within_step()
+            if is_free:
+                self._choose(inputs)
+        return self._current.run(*inputs)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """The program's device is the current one, which is synchronised to time programs."""
+        return nullcontext() if self._device is None else torch.cuda.device(self._device)
+
+    def _choose(self, inputs: Sequence[Any]) -> None:
+        """Keeps the fastest of the programs that are right."""
+        contenders, self._contenders = self._contenders, {}
+        programs = {name: program.run for name, program in contenders.items()}
+        record = self._record
+        try:
+            with self._on_device():
+                comparison = compare(programs, inputs, weights_of(self._graph, inputs))
+        except torch.OutOfMemoryError:
+            record.note = "not compared: there was not enough memory"
+            _log.warning("a compiled graph was %s; it runs as Inductor makes it", record.note)
+            self._use(PLAIN, contenders[PLAIN])
+            return
+        record.times_ms = dict(comparison.times_ms)
+        for name, reason in comparison.wrong.items():
+            _log.warning("the compiled program %r is not used: %s", name, reason)
+            record.note = f"{name}: {reason}"
+        self._use(comparison.fastest, contenders[comparison.fastest])
+        times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in record.times_ms.items())
+        fused = len(record.fused)
+        _log.info("chose %s (%s; %d groups fused)", record.chosen, times, fused)
+
+    def _follow_weights(self, inputs: Sequence[Any]) -> None:
+        """Compiles the program again where its weights have changed, or leaves them variable."""
+        self._refreezings += 1
+        if self._refreezings <= _MOST_REFREEZINGS and not self._has_symbols:
+            _log.info("the weights of a compiled graph have changed: it is compiled again")
+            chosen, compares = self._record.chosen, bool(self._record.times_ms)
+            names = list(self._contenders) or ([PLAIN, chosen] if compares else [chosen])
+            built = {name: self._built(name, inputs) for name in names}
+            self._contenders = built if len(built) > 1 else {}
+            self._use(chosen, built[chosen])
+            return
+        _log.warning(
+            "the weights of a compiled graph have changed%s: from now on it runs without folded "
+            "batch norms and fused groups",
+            "" if self._has_symbols else f" more than {_MOST_REFREEZINGS} times",
+        )
+        self._contenders = {}
+        self._use(PLAIN, self._plain_program(inputs))

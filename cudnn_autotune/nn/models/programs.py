@@ -1,0 +1,214 @@
+"""Makes programs of a graph of Dynamo by Inductor: as it is, with constant weights, with fused
+groups."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from cudnn_autotune.core.versions import version
+from cudnn_autotune.nn.fake import conv_memory_format
+from cudnn_autotune.nn.models.backend_options import Options
+from cudnn_autotune.nn.models.comparison import Program
+from cudnn_autotune.nn.models.frozen_weights import (
+    FrozenWeights,
+    copied,
+    weights_of,
+    with_constants,
+)
+from cudnn_autotune.nn.models.graph_layout import in_layout
+from cudnn_autotune.nn.models.groups import GroupReport, find_groups
+from cudnn_autotune.nn.models.judging import JUDGES, Judge, fuse_judged
+from cudnn_autotune.nn.models.routing import ROUTED
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, and what is known of it."""
+
+    run: Program
+    weights: FrozenWeights | None = None
+    """Those that are constants of the program; None if there are none."""
+    groups: Sequence[GroupReport] = ()
+    writes: bool = False
+    """Whether it writes into its inputs."""
+    memory_format: str | None = None
+    """``"channels_last"`` or ``"contiguous"``, what its convolutions compute in; None if they have
+    no choice, or it is not known."""
+
+
+def compile_plain(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    inner_compile: Callable[..., Any] | None = None,
+) -> Program:
+    """Compiles a graph, which Inductor may change, by Inductor.
+
+    Args:
+        patches: of Inductor's configuration.
+        inner_compile: Inductor's compiler of ATen graphs, or one around it.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    inner = inner_compile or compile_fx_inner
+    program: Any = compile_fx(graph, list(inputs), inner, config_patches=dict(patches))
+    return program
+
+
+def compile_frozen(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Compiled:
+    """Compiles a graph, which stays what it is, with its weights as constants."""
+    positions = weights_of(graph, inputs)
+    run = _with_weights_frozen(graph, inputs, positions, options.inductor)
+    return Compiled(run, FrozenWeights(positions, inputs))
+
+
+def compile_fused(
+    graph: GraphModule, inputs: Sequence[Any], options: Options, memory_format: str | None = None
+) -> Compiled:
+    """Compiles a graph, which stays what it is, with this package's convolutions and fused groups.
+
+    Args:
+        memory_format: as of ``graph_layout.in_layout``; None leaves the layout to Inductor.
+
+    Raises:
+        Exception: whatever the graph raises in another layout.
+    """
+    ours, patches = with_our_convolutions(graph, options), dict(options.inductor)
+    if memory_format is not None:
+        ours = in_layout(ours, memory_format)
+        patches["layout_optimization"] = False
+    positions = weights_of(graph, inputs) if options.freezing else []
+    compiler = _FusingCompiler(JUDGES[options.fuse]())
+    run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
+    if any(compiler.written[: len(positions)]):
+        # A batch norm in training mode, for example.
+        positions, compiler = [], _FusingCompiler(JUDGES[options.fuse]())
+        run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
+    return Compiled(
+        run,
+        FrozenWeights(positions, inputs) if positions else None,
+        compiler.groups,
+        any(compiler.written),
+        compiler.memory_format,
+    )
+
+
+def with_our_convolutions(graph: GraphModule, options: Options) -> GraphModule:
+    """Returns a copy of a graph of Dynamo in which PyTorch's convolutions are this package's."""
+    graph = copied(graph)
+    policy = {"sampling": options.sampling, "workspace_limit": options.workspace_limit}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target in ROUTED:
+            node.target = ROUTED[node.target]
+            node.kwargs = {**node.kwargs, **policy}
+    graph.recompile()
+    return graph
+
+
+class _FusingCompiler:
+    """Inductor's compiler of inference graphs, which fuses groups before."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.groups: list[GroupReport] = []
+        self.written: tuple[bool, ...] = ()
+        """Which inputs of the graph, weights that are constants first, the graph writes into."""
+        self.memory_format: str | None = None
+
+    def __call__(self, graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+        from torch._inductor import config
+        from torch._inductor.compile_fx import compile_fx_inner
+        from torch._inductor.decomposition import select_decomp_table
+        from torch._inductor.graph import GraphLowering
+
+        metadata = torch._guards.TracingContext.get().fw_metadata
+        assert metadata is not None
+        self.written = tuple(info.mutates_data for info in metadata.input_info)
+        channels_last = GraphLowering.decide_layout_opt(graph, is_inference=True)
+        self.memory_format = _memory_format(graph, channels_last)
+        groups = find_groups(graph.graph, select_decomp_table())
+        self.groups = fuse_judged(graph, groups, self._judge, channels_last=channels_last)
+        with ExitStack() as stack:
+            # Another version of this package may lower the operator in another way.
+            tag = f"{torch.compiler.config.cache_key_tag} cudnn_autotune {version()}"
+            tagged = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+            stack.enter_context(tagged)
+            if any(group.is_fused for group in self.groups):
+                # Inductor would decide again on the layout, by what is left of ATen's convolutions.
+                decision = config.patch(
+                    layout_optimization=channels_last, force_layout_optimization=channels_last
+                )
+                stack.enter_context(decision)
+            return compile_fx_inner(graph, inputs, **arguments)
+
+
+def _memory_format(graph: GraphModule, channels_last: bool) -> str | None:
+    """What the convolutions of an ATen graph compute in, as ``Compiled`` has it.
+
+    Args:
+        channels_last: Inductor makes the 2-d ones channels_last.
+    """
+    nodes = graph.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.convolution.default, sort=False
+    )
+    operands = [[node.args[i].meta["val"] for i in (0, 1)] for node in nodes]
+    free = [(x, w) for x, w in operands if w.dim() > 3 and x.dtype != torch.float64]
+    if not free:
+        return None
+    is_last = any(
+        (channels_last and w.dim() == 4) or conv_memory_format(x, w) != torch.contiguous_format
+        for x, w in free
+    )
+    return "channels_last" if is_last else "contiguous"
+
+
+def _with_weights_frozen(
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    positions: Sequence[int],
+    patches: Mapping[str, Any],
+    inner_compile: Callable[..., Any] | None = None,
+) -> Program:
+    """Compiles a graph with constants in place of the inputs at ``positions``."""
+    import torch._functorch.config
+    from torch._inductor.codecache import PyCodeCache
+
+    patches = {**patches, "freezing": bool(positions)}
+    with ExitStack() as stack:
+        # Nothing requires a gradient. Inductor makes weights constants only without gradients.
+        stack.enter_context(torch.no_grad())
+        if inner_compile is not None:
+            # The cache's key does not say that groups are fused.
+            uncached = torch._functorch.config.patch(enable_autograd_cache=False)
+            stack.enter_context(uncached)
+        if not positions:
+            return compile_plain(copied(graph), inputs, patches, inner_compile)
+        frozen = with_constants(graph, inputs, positions)
+        constant = set(positions)
+        others = [i for i in range(len(inputs)) if i not in constant]
+        loaded = len(PyCodeCache.modules)
+        program = compile_plain(frozen, [inputs[i] for i in others], patches, inner_compile)
+
+    def run(*given: Any) -> Any:
+        return program(*[given[i] for i in others])
+
+    weakref.finalize(run, _drop_constants, PyCodeCache.modules[loaded:])
+    return run
+
+
+def _drop_constants(modules: Sequence[ModuleType]) -> None:
+    """Frees the folded weights of a program that is not used any more. Inductor keeps the modules
+    that it generates, which have them as attributes, as long as the process lives."""
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor):
+                delattr(module, name)
