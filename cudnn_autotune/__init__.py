@@ -39,7 +39,7 @@ from cudnn_autotune.nn.modules import (
 from cudnn_autotune.store import Store, kept_plans
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.settings import get_store, set_store
-from cudnn_autotune.timers.measuring import execute, measure
+from cudnn_autotune.timers.by_name import execute, measure
 from cudnn_autotune.tuning import settings
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices, fallbacks

@@ -11,7 +11,8 @@ from cudnn_autotune.audit.judging import JudgedTurns
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Ratio
 from cudnn_autotune.audit.oracle import CACHE_OF, burst_truths
 from cudnn_autotune.audit.pairing import relative_error
-from cudnn_autotune.engines.configs import ATEN, Candidate, parse_engine_text
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.timers.by_name import named
 from cudnn_autotune.timers.timer import Timer
 
 
@@ -58,8 +59,5 @@ def candidate_of(text: str, known: list[Candidate]) -> Candidate:
     Raises:
         ValueError: the text is neither.
     """
-    for candidate in known:
-        if candidate.text == text:
-            return candidate
-    engine, knobs = parse_engine_text(text)
-    return Candidate(engine, knobs, 0, (), (), text, "", len(known))
+    listed = next((candidate for candidate in known if candidate.text == text), None)
+    return listed or named(text, len(known))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.configs import Candidate, cuda_index, open_search
+from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.timers import board_power
@@ -70,7 +70,7 @@ class GpuTimer:
         self._errors: dict[str, str] = {}
 
     @classmethod
-    def open(cls, problem: ConvProblem, device: torch.device | int | str = "cuda") -> GpuTimer:
+    def open(cls, problem: ConvProblem, device: Device = "cuda") -> GpuTimer:
         """Opens a timer on normal random operands; raises ValueError for another device."""
         index = cuda_index(device)
         if index is None:

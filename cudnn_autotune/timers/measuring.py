@@ -1,29 +1,15 @@
-"""Runs and measures engine configs by name, for users, benchmarks and audits."""
+"""Operands of a problem to measure with, and the copies that keep the L2 cache cold."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from cudnn_autotune.core.extension import _C, require_cuda_build
-from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines.configs import (
-    Device,
-    build_plan,
-    check_engine_text,
-    cuda_index,
-    open_search,
-    parse_engine_text,
-)
-from cudnn_autotune.engines.problem import ConvProblem, check_problem
+from cudnn_autotune.engines.problem import ConvProblem
 
-# Shorter calls are replayed from a CUDA graph: the host could not enqueue them fast enough.
-_GRAPH_BELOW_MS = 0.05
-_MOST_CALLS = 1000
 # The share of free memory that the copies for a cold cache may use.
 _MEMORY_SHARE = 0.25
 # After traffic of this many times its size the L2 cache holds no earlier data.
@@ -50,7 +36,7 @@ def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") ->
     """
     shapes = [problem.input_shape, problem.weight_shape, problem.output_shape]
     alignments = list(problem.alignment)
-    for added in _added_shapes(problem):
+    for added in added_shapes(problem):
         shapes.append(added)
         alignments.append(MOST_ALIGNED)
     size = problem.dtype.itemsize
@@ -68,7 +54,7 @@ def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") ->
     return tuple(found)
 
 
-def _added_shapes(problem: ConvProblem) -> list[tuple[int, ...]]:
+def added_shapes(problem: ConvProblem) -> list[tuple[int, ...]]:
     """The shapes of the bias and of the residual that the problem has."""
     bias = [(problem.weight_shape[0],)] if problem.bias else []
     return [*bias, *([problem.output_shape] if problem.residual else [])]
@@ -113,138 +99,6 @@ def run_operator(problem: ConvProblem, data: Operands, sampling: str) -> Tensor:
     return output
 
 
-def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added: Tensor) -> Tensor:
-    """Runs one engine config once. The output is filled with NaN before.
-
-    Args:
-        problem: the convolution, on the device of ``a``.
-        engine_text: the config, as in :attr:`Candidate.text`.
-        a, b: input and weight for fprop, grad_output and weight for dgrad, grad_output and input
-            for wgrad, in the problem's shapes and dtype, and in any layout.
-        added: the bias, of shape ``(K,)``, and the residual, of the output's shape, of a fused
-            problem that has them.
-
-    Returns:
-        The output (fprop), the input's gradient (dgrad) or the weight's (wgrad).
-
-    Raises:
-        TypeError: an argument is not a ConvProblem, a str or a tensor.
-        ValueError: a tensor has another shape, dtype or device.
-        CudnnError: the config does not build, as in :func:`build_plan`.
-    """
-    check_problem(problem)
-    check_engine_text(engine_text)
-    expected_count = int(problem.bias) + int(problem.residual)
-    if len(added) != expected_count:
-        raise ValueError(f"added must be {expected_count} tensors, got {len(added)}")
-    for argument, tensor in (("a", a), ("b", b), *(("added", tensor) for tensor in added)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{argument} must be a tensor, got {shown(tensor)}")
-    shapes = {
-        "x": problem.input_shape,
-        "w": problem.weight_shape,
-        "y": problem.output_shape,
-    }
-    roles = {"fprop": ("x", "w", "y"), "dgrad": ("y", "w", "x"), "wgrad": ("y", "x", "w")}
-    first, second, written = roles[problem.op]
-    given = {}
-    for argument, name, tensor in (("a", first, a), ("b", second, b)):
-        expected = (shapes[name], problem.dtype, a.device)
-        if (tuple(tensor.shape), tensor.dtype, tensor.device) != expected or not tensor.is_cuda:
-            raise ValueError(
-                f"{argument} must be a CUDA tensor of shape {shapes[name]} and {problem.dtype}, "
-                f"got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
-            )
-        given[name] = tensor.contiguous(memory_format=problem.memory_format)
-    more = []
-    for tensor, shape in zip(added, _added_shapes(problem), strict=True):
-        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (shape, problem.dtype, a.device):
-            raise ValueError(
-                f"added must be of shape {shape} and {problem.dtype} on {a.device}, "
-                f"got {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}"
-            )
-        is_bias = len(shape) == 1
-        layout = torch.contiguous_format if is_bias else problem.memory_format
-        more.append(tensor.contiguous(memory_format=layout))
-    given[written] = torch.full(
-        shapes[written], math.nan, dtype=problem.dtype, device=a.device
-    ).contiguous(memory_format=problem.memory_format)
-    plan = build_plan(problem, engine_text, a.device)
-    tensors = (given["x"], given["w"], given["y"], *more)
-    if problem.is_fused:  # its engines fail on other addresses than those that they were made for
-        tensors = tuple(t if t.data_ptr() % MOST_ALIGNED == 0 else t.clone() for t in tensors)
-    require_cuda_build().execute(plan, *tensors)
-    return given[written]
-
-
-def measure(
-    problem: ConvProblem,
-    texts: Iterable[str],
-    *,
-    rounds: int = 10,
-    target_ms: float = 1.0,
-    device: Device = "cuda",
-    cache: str = "hot",
-) -> dict[str, list[float]]:
-    """Times engine configs side by side, in rounds of one batch of calls each, in random order.
-
-    Since they take turns, the configs share every drift of the clock. A batch lies between two CUDA
-    events without synchronisation; calls under 50 microseconds are replayed from a CUDA graph.
-
-    Args:
-        problem: the convolution, which runs on normal random data.
-        texts: engine configs, as in :attr:`Candidate.text`.
-        rounds: number of samples of each config.
-        target_ms: about how long a batch should take, in milliseconds.
-        device: a CUDA device of this machine.
-        cache: ``"hot"`` runs on one set of tensors. ``"cold"`` rotates over so many copies of what
-            is read that they fill five times the L2 cache (within a quarter of free memory), and
-            writes to one result.
-
-    Returns:
-        ``{text: [milliseconds a call, one for each round]}``.
-
-    Raises:
-        TypeError: ``problem`` is not a ConvProblem, or ``texts`` is not a list of str.
-        ValueError: another argument is not allowed.
-        CudnnError: a config does not build.
-    """
-    check_problem(problem)
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
-        raise TypeError(f"texts must be a list of engine configs' texts, got {shown(texts)}")
-    texts = list(dict.fromkeys(texts))
-    for text in texts:
-        check_engine_text(text, "each of texts")
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
-        raise ValueError(f"rounds must be an int of 1 or more, got {shown(rounds)}")
-    if not isinstance(target_ms, (int, float)) or not 0 < target_ms < math.inf:
-        raise ValueError(
-            f"target_ms must be a finite number of milliseconds above 0, got {shown(target_ms)}"
-        )
-    if cache not in ("hot", "cold"):
-        raise ValueError(f"cache must be 'hot' or 'cold', got {cache!r}")
-    index = cuda_index(device)
-    if index is None:
-        raise ValueError(f"device must be a CUDA device that is here, got {device!r}")
-    for text in texts:
-        parse_engine_text(text)
-    search = open_search(problem, index)
-    plans = {text: search.build(text) for text in texts}
-    with torch.cuda.device(index):
-        data = operands(problem, index)
-        tensors = cold_sets(problem, data) if cache == "cold" else [data]
-        batches = {text: _Batch(plan, tensors, target_ms) for text, plan in plans.items()}
-        times: dict[str, list[float]] = {text: [] for text in batches}
-        for _ in range(rounds):
-            order = list(batches)
-            random.shuffle(order)
-            events = {text: batches[text].run() for text in order}
-            torch.cuda.synchronize()
-            for text, (start, end) in events.items():
-                times[text].append(start.elapsed_time(end) / batches[text].calls)
-    return times
-
-
 def fills_cache(problem: ConvProblem, data: Operands) -> bool:
     """Returns whether one call reads so much that it replaces all earlier data in the L2 cache."""
     return _read_bytes(problem, data) >= _wanted_bytes(data[0].device)
@@ -287,41 +141,3 @@ def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) ->
     except torch.OutOfMemoryError:
         del sets[(len(sets) - 1) // 2 + 1 :]  # leaves some memory for the caller
     return sets
-
-
-class _Batch:
-    """Some calls of one plan between two events; a warm-up determines how many."""
-
-    def __init__(self, plan: _C.Plan, tensors: list[Operands], target_ms: float) -> None:
-        extension = require_cuda_build()
-        self._enqueue: Callable[[int], None] = lambda i: extension.execute(
-            plan, *tensors[i % len(tensors)]
-        )
-        self.calls = 1
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._enqueue(0)
-        start, end = self.run()
-        torch.cuda.synchronize()
-        call_ms = max(start.elapsed_time(end), 1e-3)
-        self.calls = max(1, min(math.ceil(target_ms / call_ms), _MOST_CALLS))
-        if call_ms < _GRAPH_BELOW_MS:
-            graph = torch.cuda.CUDAGraph()
-            # Without a stream PyTorch takes one that it keeps, on the GPU of the first capture.
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-                self._enqueue_all()
-            self._graph = graph
-            graph.replay()
-
-    def _enqueue_all(self) -> None:
-        for i in range(self.calls):
-            self._enqueue(i)
-
-    def run(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        if self._graph is not None:
-            self._graph.replay()
-        else:
-            self._enqueue_all()
-        end.record()
-        return start, end

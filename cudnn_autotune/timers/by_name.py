@@ -1,0 +1,159 @@
+"""Runs and measures engine configs by name."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune.core.extension import require_cuda_build
+from cudnn_autotune.core.json_node import shown
+from cudnn_autotune.engines.configs import (
+    Candidate,
+    Device,
+    build_plan,
+    check_engine_text,
+    parse_engine_text,
+)
+from cudnn_autotune.engines.problem import ConvProblem, check_problem
+from cudnn_autotune.timers.gpu_timer import GpuTimer
+from cudnn_autotune.timers.measuring import MOST_ALIGNED, added_shapes
+from cudnn_autotune.timers.timer import Cache
+from cudnn_autotune.timers.turns import Turns
+
+
+def named(engine_text: str, rank: int = 0) -> Candidate:
+    """Returns the candidate of a config that need not be listed by a heuristic; its workspace and
+    notes are left out.
+
+    Raises:
+        ValueError: ``engine_text`` names no config.
+    """
+    engine, knobs = parse_engine_text(engine_text)
+    return Candidate(engine, knobs, 0, (), (), engine_text, "", rank)
+
+
+def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added: Tensor) -> Tensor:
+    """Runs one engine config once. The output is filled with NaN before.
+
+    Args:
+        problem: the convolution, on the device of ``a``.
+        engine_text: the config, as in :attr:`Candidate.text`.
+        a, b: input and weight for fprop, grad_output and weight for dgrad, grad_output and input
+            for wgrad, in the problem's shapes and dtype, and in any layout.
+        added: the bias, of shape ``(K,)``, and the residual, of the output's shape, of a fused
+            problem that has them.
+
+    Returns:
+        The output (fprop), the input's gradient (dgrad) or the weight's (wgrad).
+
+    Raises:
+        TypeError: an argument is not a ConvProblem, a str or a tensor.
+        ValueError: a tensor has another shape, dtype or device.
+        CudnnError: the config does not build, as in :func:`build_plan`.
+    """
+    check_problem(problem)
+    check_engine_text(engine_text)
+    expected_count = int(problem.bias) + int(problem.residual)
+    if len(added) != expected_count:
+        raise ValueError(f"added must be {expected_count} tensors, got {len(added)}")
+    shapes = {"x": problem.input_shape, "w": problem.weight_shape, "y": problem.output_shape}
+    roles = {"fprop": ("x", "w", "y"), "dgrad": ("y", "w", "x"), "wgrad": ("y", "x", "w")}
+    first, second, written = roles[problem.op]
+    given = [("a", shapes[first], a), ("b", shapes[second], b)]
+    given += [("added", *pair) for pair in zip(added_shapes(problem), added, strict=True)]
+    for argument, _, tensor in given:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{argument} must be a tensor, got {shown(tensor)}")
+    read = []
+    for argument, shape, tensor in given:
+        found = (tuple(tensor.shape), tensor.dtype, tensor.device)
+        if found != (shape, problem.dtype, a.device) or not tensor.is_cuda:
+            raise ValueError(
+                f"{argument} must be a CUDA tensor of shape {shape} and {problem.dtype}, on the "
+                f"device of a, got {found[0]}, {tensor.dtype} on {tensor.device}"
+            )
+        is_bias = len(shape) == 1
+        layout = torch.contiguous_format if is_bias else problem.memory_format
+        read.append(tensor.contiguous(memory_format=layout))
+    output = torch.full(shapes[written], math.nan, dtype=problem.dtype, device=a.device).contiguous(
+        memory_format=problem.memory_format
+    )
+    plan = build_plan(problem, engine_text, a.device)
+    named_tensors = {first: read[0], second: read[1], written: output}
+    tensors = (*(named_tensors[name] for name in "xwy"), *read[2:])
+    if problem.is_fused:  # its engines fail on other addresses than those that they were made for
+        tensors = tuple(t if t.data_ptr() % MOST_ALIGNED == 0 else t.clone() for t in tensors)
+    require_cuda_build().execute(plan, *tensors)
+    return output
+
+
+def measure(
+    problem: ConvProblem,
+    texts: Iterable[str],
+    *,
+    rounds: int = 10,
+    target_ms: float = 1.0,
+    device: Device = "cuda",
+    cache: Cache = "hot",
+) -> dict[str, list[float]]:
+    """Times engine configs side by side, in rounds of one batch of calls each, in random order.
+
+    Since they take turns, the configs share every drift of the clock. They are measured as the
+    sampling modes measure them (see :class:`.GpuTimer`).
+
+    Args:
+        problem: the convolution, which runs on normal random data.
+        texts: engine configs, as in :attr:`Candidate.text`.
+        rounds: number of samples of each config.
+        target_ms: about how long a batch should take, in milliseconds.
+        device: a CUDA device of this machine.
+        cache: ``"hot"`` runs on one set of tensors. ``"cold"`` rotates over copies of what is read
+            (within a quarter of free memory), so that no call finds its operands in the L2 cache,
+            and writes to one result.
+
+    Returns:
+        ``{text: [milliseconds a call, one for each round]}``.
+
+    Raises:
+        TypeError: ``problem`` is not a ConvProblem, or ``texts`` is not a list of str.
+        ValueError: another argument is not allowed.
+        CudnnError: a config does not build.
+        RuntimeError: a config does not run, or there is no memory for its workspace.
+    """
+    check_problem(problem)
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise TypeError(f"texts must be a list of engine configs' texts, got {shown(texts)}")
+    texts = list(dict.fromkeys(texts))
+    for text in texts:
+        check_engine_text(text, "each of texts")
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+        raise ValueError(f"rounds must be an int of 1 or more, got {shown(rounds)}")
+    if not isinstance(target_ms, (int, float)) or not 0 < target_ms < math.inf:
+        raise ValueError(
+            f"target_ms must be a finite number of milliseconds above 0, got {shown(target_ms)}"
+        )
+    if cache not in ("hot", "cold"):
+        raise ValueError(f"cache must be 'hot' or 'cold', got {cache!r}")
+    configs = [named(text) for text in texts]
+    timer = GpuTimer.open(problem, device)
+    turns = Turns(timer, random.getrandbits(32))
+    times: dict[str, list[float]] = {text: [] for text in texts}
+    try:
+        for text in set(texts) - {config.text for config in timer.runnable(configs)}:
+            build_plan(problem, text, device)  # says why it does not build
+            raise RuntimeError(f"{text}: there is no memory for its workspace")
+        for config in configs * 2:  # the first run, which loads the kernel, is not typical
+            if sample := turns.once(config):
+                turns.rough_ms[config.text] = sample.time_ms
+        for _ in range(rounds):
+            if turns.failed:
+                raise RuntimeError("; ".join(f"{text}: {e}" for text, e in turns.failed.items()))
+            for text, sample in turns.round(turns.next_order(configs), cache, target_ms).items():
+                times[text].append(sample.time_ms)
+    finally:
+        timer.close()
+    return times
