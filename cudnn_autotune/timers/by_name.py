@@ -151,9 +151,11 @@ def measure(
                 turns.rough_ms[config.text] = sample.time_ms
         for _ in range(rounds):
             if turns.failed:
-                raise RuntimeError("; ".join(f"{text}: {e}" for text, e in turns.failed.items()))
+                break
             for text, sample in turns.round(turns.next_order(configs), cache, target_ms).items():
                 times[text].append(sample.time_ms)
+        if turns.failed:
+            raise RuntimeError("; ".join(f"{text}: {why}" for text, why in turns.failed.items()))
     finally:
         timer.close()
     return times
