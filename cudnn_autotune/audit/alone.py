@@ -1,6 +1,4 @@
-"""Sustained runs: each candidate runs alone until the clock is steady. A power controller
-oscillates, so that a run draws somewhat more or less than the power limit. If the power was read
-meanwhile, the times of runs are corrected to one power (``steady_time.at_one_power``).
+"""Sustained runs: each candidate runs alone until the clock is steady.
 
 This file shares no loop with ``sampling``: the oracle must not inherit the eliminations of the
 modes that it judges, or their bugs.
@@ -15,7 +13,7 @@ from cudnn_autotune.audit.judging import CACHES, JudgedTurns
 from cudnn_autotune.audit.model import Truth
 from cudnn_autotune.audit.pairing import of_blocks
 from cudnn_autotune.audit.run_criterion import STRETCH, RunCriterion
-from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power, steady_time
+from cudnn_autotune.audit.steady_time import SteadyTime, steady_time
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
@@ -61,10 +59,9 @@ class Alone:
 
         Candidates near the fastest, and those that were picked, then run twice again.
         """
-        blocks: dict[str, list[SteadyTime]] = {c.text: [] for c in candidates}
+        blocks: dict[str, list[float]] = {c.text: [] for c in candidates}
         self._pass(candidates, blocks)
-        pairs = at_one_power({text: some for text, some in blocks.items() if len(some) == 2})
-        means = {text: math.prod(times) ** 0.5 for text, times in pairs.items()}
+        means = {text: math.prod(some) ** 0.5 for text, some in blocks.items() if len(some) == 2}
         if not means:
             return None
         limit = _NEAR * min(means.values())
@@ -76,14 +73,14 @@ class Alone:
         if len(again) > 1:
             self._pass(again, blocks)
         complete = {c.text: blocks[c.text] for c in candidates if len(blocks[c.text]) > 1}
-        return of_blocks(at_one_power(complete))
+        return of_blocks(complete)
 
-    def _pass(self, candidates: Sequence[Candidate], blocks: dict[str, list[SteadyTime]]) -> None:
+    def _pass(self, candidates: Sequence[Candidate], blocks: dict[str, list[float]]) -> None:
         least_ms = self.turns.settings.solo_ms
         for candidate in (*candidates, *reversed(candidates)):
             block = self._block(candidate, least_ms, 3 * least_ms)
             if block is not None:
-                blocks[candidate.text].append(block)
+                blocks[candidate.text].append(block.time_ms)
                 if block.clock_mhz is not None:
                     self.clocks_mhz.append(block.clock_mhz)
 
@@ -117,4 +114,4 @@ class Alone:
             ran += new
             criterion.add_measurement(new)
             round_ms = criterion.spent_ms * len(CACHES) / len(ran)
-        return steady_time(ran)
+        return steady_time(ran, self.turns.timer.state())

@@ -17,8 +17,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.model import SUSTAINED
 from cudnn_autotune.audit.oracle import measure
-from cudnn_autotune.audit.pairing import of_blocks
-from cudnn_autotune.audit.steady_time import SteadyTime, at_one_power
+from cudnn_autotune.audit.steady_time import steady_time
 from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_alone
@@ -33,7 +32,7 @@ from cudnn_autotune.timers.board_power import (
     of_batches,
 )
 from cudnn_autotune.timers.telemetry import Gpu, GpuState, PowerReading, PowerWatch
-from cudnn_autotune.timers.timer import Batch, Sample
+from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 BOARD = GpuState(power_limit_w=700.0, max_clock_mhz=1980.0)
 HELD_W = 0.99 * 700.0
@@ -290,37 +289,28 @@ def test_where_there_are_no_readings_nothing_watches() -> None:
     assert gpu._seen == 1
 
 
-def test_the_judge_brings_blocks_to_one_power() -> None:
-    """By the slope that they show themselves; none of the limit's own is assumed."""
-    rng = np.random.default_rng(0)
-    exact = {"a": 0.5, "b": 0.51}
-    found: dict[str, list[SteadyTime]] = {text: [] for text in exact}
-    for text, time_ms in exact.items():
-        for power_w in rng.normal(694.0, 20.0, 40):
-            found[text].append(SteadyTime(time_ms * (power_w / 694.0) ** -0.6, 1400.0, power_w))
-    raw = of_blocks({text: [b.time_ms for b in some] for text, some in found.items()})
-    judged = of_blocks(at_one_power(found))
-    assert judged.times_ms["b"] / judged.times_ms["a"] == pytest.approx(1.02, abs=2e-4)
-    assert judged.errors["b"] < raw.errors["b"] / 10
+def lone_run(power_w: float) -> list[tuple[Cache, Sample]]:
+    """A run whose clock lets a call draw this much power, which was read in some batches."""
+    clock = (power_w / HELD_W) ** (1 / EXPONENT)
+    times_ms: dict[Cache, float] = {"cold": 0.6, "hot": 0.5}
+    return [
+        (cache, Sample(ms / clock, 1400.0 * clock, power_w=power_w if i == 5 else None))
+        for i in range(10)
+        for cache, ms in times_ms.items()
+    ]
 
 
-def test_the_judge_leaves_who_waits_for_memory_as_it_was() -> None:
-    bound = [SteadyTime(0.5 * (w / 694.0) ** -0.6, 1400.0, w) for w in (680.0, 690.0, 705.0)]
-    waiting = [SteadyTime(0.7, 1400.0, w, sensitivity=0.0) for w in (675.0, 694.0, 710.0)]
-    judged = at_one_power({"bound": bound, "waiting": waiting})
-    assert judged["waiting"] == [0.7] * 3
-    assert max(judged["bound"]) / min(judged["bound"]) < 1.005
-    assert max(b.time_ms for b in bound) / min(b.time_ms for b in bound) > 1.02
+@pytest.mark.parametrize("power_w", [0.9 * HELD_W, HELD_W, 1.05 * HELD_W])
+def test_the_judge_brings_runs_to_the_limit(power_w: float) -> None:
+    found = steady_time(lone_run(power_w), BOARD)
+    assert found.time_ms == pytest.approx(math.sqrt(0.6 * 0.5), rel=1e-6)
 
 
-def test_blocks_of_another_power_or_of_none_stay() -> None:
-    held = [SteadyTime(0.5, 1400.0, 690.0), SteadyTime(0.49, 1400.0, 710.0)]
-    calm = [SteadyTime(0.6, 1980.0, 500.0), SteadyTime(0.61, 1980.0, None)]
-    judged = at_one_power({"held": held, "calm": calm})
-    assert judged["calm"] == [0.6, 0.61]
-    assert judged["held"][0] < 0.5
-    assert judged["held"][1] > 0.49
-    assert at_one_power({"calm": calm[1:]}) == {"calm": [0.61]}
+def test_the_judge_leaves_runs_far_from_the_limit_as_they_were() -> None:
+    found = steady_time(lone_run(0.5 * HELD_W), BOARD)
+    clock = 0.5 ** (1 / EXPONENT)
+    assert found.time_ms == pytest.approx(math.sqrt(0.6 * 0.5) / clock, rel=1e-6)
+    assert found.clock_mhz == pytest.approx(1400.0 * clock)
 
 
 def test_the_judge_is_surer_with_readings() -> None:
