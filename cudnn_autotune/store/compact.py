@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from cudnn_autotune.core import json_dataclass
-from cudnn_autotune.core.json_node import MOST, shown
+from cudnn_autotune.core.json_node import Node
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
@@ -50,13 +50,10 @@ _ENGINE = re.compile(r"eng(\d{1,18})(?::(\w+=-?\d{1,18}(?:,\w+=-?\d{1,18})*))?",
 
 
 def encode(decision: Decision, most_bytes: int) -> str:
-    """Returns the decision as one line of JSON in ASCII.
+    """Returns the decision as one line of JSON in ASCII; that of :func:`decode` is the same again.
 
-    Encoding the result of :func:`decode` gives the same text again.
-
-    Args:
-        most_bytes: The size to which the ranking is shortened. The text exceeds it only if the
-            chosen candidate and the evidence alone do.
+    The ranking is shortened to ``most_bytes``, which the text exceeds only if the chosen candidate
+    and the evidence alone do.
     """
     rows = [_dumped(_row(entry)) for entry in decision.selection.ranking]
     text = _joined(decision, rows, range(len(rows)))
@@ -84,7 +81,8 @@ def decode(tree: Any, problem: ConvProblem, sampling: str, benchmark_limit: int)
         ranking = tuple(map(_timed, tree["ranking"]))
         limit = tree.get("workspace_limit")
         rejected = [
-            (_text(text), _number_or_null(e, "rejected")) for text, e in tree.get("rejected", ())
+            (_text(text, "rejected"), _number(error, "rejected"))
+            for text, error in tree.get("rejected", ())
         ]
         return Decision(
             problem=problem,
@@ -94,7 +92,7 @@ def decode(tree: Any, problem: ConvProblem, sampling: str, benchmark_limit: int)
             selection=Selection(
                 ranking, _count(tree["samples"], "samples"), _evidence(tree["evidence"], ranking)
             ),
-            relative_error=_number_or_null(tree.get("relative_error"), "relative_error"),
+            relative_error=_number(tree.get("relative_error"), "relative_error"),
             rejected=tuple((text, math.inf if e is None else e) for text, e in rejected),
             provenance=json_dataclass.decode(Provenance, tree["provenance"], "provenance"),
             omitted=_count(tree.get("omitted", 0), "omitted"),
@@ -154,11 +152,8 @@ def _by_importance(decision: Decision) -> Iterator[Measurement]:
 
 
 def _tighter(selection: Selection, chosen: Measurement | None) -> Iterator[tuple[int, bool]]:
-    """Yields the tighter constraints for which another candidate may be chosen.
-
-    Each is a pair of a workspace limit in bytes and whether determinism is asked for; the loosest
-    limit comes first.
-    """
+    """Yields tighter constraints for which another candidate may be chosen, the loosest limit
+    first: a workspace limit in bytes, and whether determinism is asked for."""
     if chosen is None:
         return
     sizes = {entry.candidate.workspace_bytes for entry in selection.ranking}
@@ -196,30 +191,23 @@ def _timed(row: Sequence[Any]) -> Measurement:
     text, workspace_bytes, mode, rank, numerical, behavior, samples, *times = full[:11]
     eliminated, runs, engine, knobs = full[11:]
     if knobs is None:
-        engine, knobs = _parsed(_text(text))
+        engine, knobs = _parsed(_text(text, "text"))
     else:
-        knobs = {_text(name): _count(value, "knobs", -(2**63)) for name, value in knobs.items()}
+        knobs = {name: Node(value, "knobs").integer(-(2**63)) for name, value in knobs.items()}
     candidate = Candidate(
         engine=None if engine is None else _count(engine, "engine"),
         knobs=dict(knobs),
         workspace_bytes=_count(workspace_bytes, "workspace_bytes"),
-        numerical_notes=tuple(map(_text, numerical)),
-        behavior_notes=tuple(map(_text, behavior)),
-        text=_text(text),
-        heuristic_mode=_text(mode),
+        numerical_notes=tuple(_text(note, "numerical_notes") for note in numerical),
+        behavior_notes=tuple(_text(note, "behavior_notes") for note in behavior),
+        text=_text(text, "text"),
+        heuristic_mode=_text(mode, "heuristic_mode"),
         rank=_count(rank, "rank"),
     )
-    time_ms, low_ms, high_ms, sustained_ms = map(_number_or_null, times, COLUMNS[7:])
-    return Measurement(
-        candidate,
-        time_ms,
-        _count(samples, "samples"),
-        low_ms,
-        high_ms,
-        sustained_ms,
-        _text(eliminated),
-        _text(runs),
-    )
+    time_ms, low_ms, high_ms, sustained_ms = map(_number, times, COLUMNS[7:])
+    samples, eliminated = _count(samples, "samples"), _text(eliminated, "eliminated")
+    alone = (low_ms, high_ms, sustained_ms)
+    return Measurement(candidate, time_ms, samples, *alone, eliminated, _text(runs, "runs"))
 
 
 @lru_cache(maxsize=4096)
@@ -232,21 +220,13 @@ def _parsed(text: str) -> tuple[int | None, Mapping[str, int]]:
     return int(match[1]), {name: int(value) for name, value in knobs}
 
 
-def _text(value: Any) -> str:
-    if type(value) is str:
-        return value
-    raise ValueError(f"must be a text, got {shown(value)}")
+def _text(value: Any, name: str) -> str:
+    return Node(value, name).text()
 
 
-def _count(value: Any, name: str, least: int = 0) -> int:
-    if type(value) is int and least <= value < 2**63:
-        return value
-    raise ValueError(f"{name} must be a whole number from {least} to 2**63 - 1, got {shown(value)}")
+def _count(value: Any, name: str) -> int:
+    return Node(value, name).integer()
 
 
-def _number_or_null(value: Any, name: str) -> float | None:
-    if value is None:
-        return None
-    if type(value) in (int, float) and 0 <= value <= MOST:
-        return float(value)
-    raise ValueError(f"{name} must be a number from 0 to {MOST:g}, got {shown(value)}")
+def _number(value: Any, name: str) -> float | None:
+    return Node(value, name).number_or_null()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from filelock import FileLock
 
@@ -33,45 +33,21 @@ class Stamp(NamedTuple):
     ctime_ns: int
 
 
-def stamp(path: Path) -> Stamp | None:
-    """Returns the stamp of the file, or None if there is no file.
+def stamp(file: Path | int) -> Stamp | None:
+    """Returns the stamp of a file or a descriptor, or None if there is no file.
 
     Raises:
         OSError: The file cannot be examined.
     """
     try:
-        status = os.stat(path)
+        status = os.stat(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return _stamp(status)
-
-
-def _stamp(status: os.stat_result) -> Stamp:
     return Stamp(status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)
 
 
-class OpenFile:
-    """A file that is open for reading. It stays the same file if another one replaces it."""
-
-    def __init__(self, descriptor: int, stamp: Stamp) -> None:
-        self._descriptor = descriptor
-        self.stamp = stamp
-
-    def read(self, begin: int = 0, size: int | None = None) -> bytes:
-        """Returns up to ``size`` bytes from the position ``begin`` on.
-
-        If ``size`` is None, it returns all bytes that were there when ``stamp`` was taken.
-        """
-        size = self.stamp.size - begin if size is None else size
-        parts = []
-        while size > 0 and (part := os.pread(self._descriptor, size, begin)):
-            parts.append(part)
-            begin, size = begin + len(part), size - len(part)
-        return b"".join(parts)
-
-
 @contextmanager
-def opened(path: Path) -> Iterator[OpenFile | None]:
+def opened(path: Path) -> Iterator[BinaryIO | None]:
     """Opens a file for reading; yields None if it does not exist.
 
     Raises:
@@ -89,7 +65,8 @@ def opened(path: Path) -> Iterator[OpenFile | None]:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
         _check_size(status.st_size)
-        yield OpenFile(descriptor, _stamp(status))
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file
     finally:
         os.close(descriptor)
 
@@ -100,10 +77,9 @@ def read(path: Path) -> bytes | None:
         return None if file is None else file.read()
 
 
-def append(path: Path, data: bytes, end: int) -> Stamp:
-    """Replaces everything behind the first ``end`` bytes of a file by ``data``.
-
-    The caller must hold the lock. The data is on the disk when this returns.
+def append(path: Path, data: bytes, end: int) -> Stamp | None:
+    """Replaces everything behind the first ``end`` bytes of a file by ``data``, and returns the
+    file's stamp once the data is on the disk. The caller must hold the lock.
 
     Raises:
         PermissionError: The file is read-only, or its permissions do not allow it.
@@ -124,23 +100,18 @@ def append(path: Path, data: bytes, end: int) -> Stamp:
             with suppress(OSError):
                 os.ftruncate(descriptor, end)
             raise
-        return _stamp(os.fstat(descriptor))
+        return stamp(descriptor)
     finally:
         os.close(descriptor)
 
 
 @contextmanager
 def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
-    """Holds the lock file ``<path>.lock`` against other processes and threads.
-
-    It creates the folder if it does not exist. The lock of a process that dies is released.
-
-    Args:
-        path: The file to lock.
-        timeout_s: Seconds to wait for the lock; None means ``LOCK_TIMEOUT_S``.
+    """Holds the lock file ``<path>.lock`` against other processes and threads, and creates its
+    folder. The lock of a process that dies is released.
 
     Raises:
-        TimeoutError: The lock was not released in time.
+        TimeoutError: The lock was not released within ``timeout_s`` (None: ``LOCK_TIMEOUT_S``).
         OSError: The lock file cannot be created or locked.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,9 +127,7 @@ def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
 
 
 def replace(path: Path, data: bytes) -> Stamp | None:
-    """Replaces the file by one that holds ``data``, atomically, and returns its stamp.
-
-    The caller must hold the lock.
+    """Replaces the file atomically, and returns its stamp. The caller must hold the lock.
 
     Raises:
         OSError: The file cannot be written, or ``data`` exceeds ``MOST_BYTES`` and so could not be

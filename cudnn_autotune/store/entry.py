@@ -30,10 +30,8 @@ _DETERMINISTIC = " deterministic"
 
 
 def names(key: str) -> tuple[bytes, bytes]:
-    """Returns the names of the two entries of a ``Decision.key`` in a file, as quoted JSON.
-
-    The first is for a decision that was measured without determinism, the second with it.
-    """
+    """Returns the names of a key's two entries in a file, as quoted JSON: of a decision that was
+    measured without determinism, and of one that was measured with it."""
     problem, _, policy = key.partition(_POLICY)
     return _quoted(key), _quoted(f"{problem}{_DETERMINISTIC}{_POLICY}{policy}")
 
@@ -69,11 +67,8 @@ def seed(environment: Environment) -> int:
 
 
 def encode(decision: Decision, environment: Environment) -> bytes:
-    """Returns the line of a decision, without a line feed.
-
-    Raises:
-        ValueError: A number of the decision is not finite, so JSON cannot represent it.
-    """
+    """Returns the line of a decision, without a line feed. Raises ValueError for a number that is
+    not finite."""
     if is_as_read(decision, environment):
         return decision.__dict__[_READ][1]
     name = name_of(decision)
@@ -93,10 +88,8 @@ def sealed(name: bytes, value: bytes, environment: Environment) -> bytes:
 
 
 def name_in(line: bytes, seed: int) -> bytes | None:
-    """Returns the name in a line, or None if the line's checksum is wrong.
-
-    The line has no line feed, and ``seed`` is that of its environment.
-    """
+    """Returns the name in a line without line feed, or None if its checksum is wrong; ``seed`` is
+    that of its environment."""
     checksum = b"%08x" % zlib.crc32(line[_CHECKED:], seed)
     if line[len(_BEGIN) : _CHECKED] != checksum or not line.startswith(_BEGIN):
         return None
@@ -113,8 +106,7 @@ def decode(line: bytes, environment: Environment) -> Decision:
     """Returns the decision in a line that passed :func:`name_in`, or in a line of version 1.
 
     Raises:
-        ValueError: The line holds no decision, or its name is not that of the decision's problem;
-            the message says which.
+        ValueError: The line holds no decision, or one of another name.
     """
     if version1.is_entry(line):
         decision, begin = version1.decode(line), 0
@@ -145,17 +137,11 @@ def _decoded(line: bytes) -> Decision:
 
 
 def is_as_read(decision: Decision, environment: Environment) -> bool:
-    """Returns whether the decision was read from a line of this environment.
-
-    Such a decision remembers its line, so that writing it again changes nothing.
-    """
+    """Returns whether the decision was read from a line of this environment, which it then
+    remembers, so that writing it again changes nothing."""
     return _READ in decision.__dict__ and decision.__dict__[_READ][0] == environment
 
 
 def of_this_version(line: bytes, environment: Environment) -> bytes:
-    """Returns the line in the present version of the format.
-
-    Raises:
-        ValueError: The line is of version 1, and its decision cannot be read.
-    """
+    """Returns the line in the present version of the format. Raises as :func:`decode`."""
     return encode(decode(line, environment), environment) if version1.is_entry(line) else line

@@ -107,11 +107,8 @@ class Content:
 
 
 def encode(environment: Environment, lines: Iterable[bytes], identity: str = "") -> bytes:
-    """Returns the bytes of a file that holds these entries.
-
-    The header has an ``identity``, which distinguishes this file from others that begin with the
-    same entries; if it is empty, a checksum of the entries is used.
-    """
+    """Returns the bytes of a file that holds these entries. Its ``identity`` (by default a checksum
+    of the entries) distinguishes it from others that begin with the same entries."""
     lines = list(lines)
     body = b"".join(line + b"\n" for line in lines)
     header = {
@@ -128,12 +125,8 @@ def encode(environment: Environment, lines: Iterable[bytes], identity: str = "")
 def decode(data: bytes, environment: Environment | None = None) -> Content:
     """Returns the content of a file. It raises nothing, whatever ``data`` is.
 
-    A file that cannot be read is DAMAGED if it is recognisable as a store's, else NO_STORE.
-
-    Args:
-        data: The bytes of the file.
-        environment: The environment whose decisions are wanted; None means the one that the file's
-            header names.
+    A file that cannot be read is DAMAGED if it is recognisable as a store's, else NO_STORE. With
+    ``environment`` None, the decisions are of the environment that the header names.
     """
     if not data:
         return Content(State.ABSENT, _NO_STORE)

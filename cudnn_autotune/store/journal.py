@@ -1,6 +1,6 @@
-"""Reading and changing a store's file, which is a journal.
+"""Reading and changing a store's file, which is a journal: a change appends lines, and once most
+lines are out of date, the live ones are written to a new file.
 
-A change appends lines; once most lines are out of date, the live ones are written to a new file.
 Whatever is wrong with the file causes one warning and no exception.
 """
 
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
+from typing import BinaryIO
 
 from filelock import Timeout
 
@@ -34,14 +35,9 @@ _FEW_LINES = 64
 
 
 class Journal:
-    """A store's file, with the content that this process last read.
+    """A store's file, which need not exist, with the content that this process last read.
 
     Only one thread may use it at a time, except for :meth:`locked`.
-
-    Args:
-        path: The file; it need not exist.
-        environment: The environment of its decisions.
-        read_only: Whether the file is only read, and never changed.
     """
 
     def __init__(self, path: Path, environment: Environment, read_only: bool) -> None:
@@ -88,19 +84,15 @@ class Journal:
             self._warn_blocked()
         return self.content.state in _BLOCKED
 
-    @contextmanager
-    def locked(self) -> Iterator[OSError | None]:
-        """Waits for the file's lock and holds it, for a call of :meth:`update`.
+    def locked(self) -> AbstractContextManager[OSError | None]:
+        """Waits for the file's lock and holds it, for a call of :meth:`update`; not to be called if
+        :meth:`is_left_alone`. It gives the error because of which the lock is not held, or None.
 
-        It must not be called if :meth:`is_left_alone`. A hanging process may hold the lock for
-        long, so this method may be called while another thread uses the other methods.
-
-        Yields:
-            None, or the error because of which the lock is not held.
+        A hanging process may hold the lock for long, so other threads may use the other methods
+        meanwhile.
         """
         # A process that has timed out once waits less at its next changes.
-        with _held(self.path, _RETRY_TIMEOUT_S if self._has_failed else None) as failure:
-            yield failure
+        return _held(self.path, _RETRY_TIMEOUT_S if self._has_failed else None)
 
     def update(
         self, changes_of: Callable[[Mapping[bytes, bytes]], Changes], failure: OSError | None
@@ -109,11 +101,10 @@ class Journal:
 
         Args:
             changes_of: Returns the changes to make, given the entries that the file has now.
-            failure: What :meth:`locked` has yielded.
+            failure: What :meth:`locked` gave.
 
         Returns:
-            True if the changes are on the disk; False if they could not be written, in which case
-            a warning has said why.
+            Whether the changes are on the disk; if they are not, a warning has said why.
         """
         try:
             if failure is not None:
@@ -147,12 +138,14 @@ class Journal:
                 if file is None:
                     self.content, self._stamp = Content(State.ABSENT), None
                     return
-                if file.stamp == self._stamp and before.state is not State.UNREADABLE:
+                stamp = disk_file.stamp(file.fileno())
+                if stamp == self._stamp and before.state is not State.UNREADABLE:
                     return
                 is_longer = _is_continued(before, file)
-                if not is_longer or before.extend(file.read(before.end)):
+                if not is_longer or before.extend(file.read()):
+                    file.seek(0)
                     self.content = file_format.decode(file.read(), self._environment)
-                self._stamp = file.stamp
+                self._stamp = stamp
         except OSError as error:
             # The entries that were read before are kept, and are still served.
             why = str(error)
@@ -228,18 +221,17 @@ class Journal:
         warn_once((self.path, state), f"{self.path} {done}: {why}")
 
 
-def _is_continued(known: Content, file: disk_file.OpenFile) -> bool:
-    """Returns whether the file begins with the known content, so that only lines were added.
+def _is_continued(known: Content, file: BinaryIO) -> bool:
+    """Returns whether the file begins with the known content, and leaves it positioned behind that.
 
     It compares the header, which identifies the file, and the last known line.
     """
-    last = known.end - len(known.last)
-    return (
-        known.state is State.SOUND
-        and known.head != b""
-        and file.read(0, len(known.head)) == known.head
-        and file.read(last, len(known.last)) == known.last
-    )
+    if known.state is not State.SOUND or not known.head:
+        return False
+    if file.read(len(known.head)) != known.head:
+        return False
+    file.seek(known.end - len(known.last))
+    return file.read(len(known.last)) == known.last
 
 
 @contextmanager

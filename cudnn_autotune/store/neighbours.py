@@ -36,7 +36,6 @@ def nearest(problem: ConvProblem, keys: Iterable[str], most: int = 3) -> list[st
     logarithms of the ratios of batch size, input channels, output channels and spatial sizes.
 
     Args:
-        problem: The new problem.
         keys: Keys of decisions (``Decision.key``); a key that names no problem is skipped.
         most: The most keys to return.
     """
@@ -61,10 +60,8 @@ def nearest(problem: ConvProblem, keys: Iterable[str], most: int = 3) -> list[st
 
 
 def _described(text: str) -> _Described | None:
-    """Returns what similar problems share, and the sizes that may differ.
-
-    The result is None if ``text`` does not describe a problem.
-    """
+    """Returns what similar problems share, and the sizes that may differ; None if ``text`` does not
+    describe a problem."""
     match = _PROBLEM.fullmatch(text)
     if match is None:
         return None

@@ -21,12 +21,8 @@ _INSIDE = tuple(
 
 
 def warn_once(about: Hashable, message: str) -> None:
-    """Gives a UserWarning, and logs it at level INFO, unless this process has given it before.
-
-    Args:
-        about: Identifies the warning. Two warnings with equal ``about`` count as the same one.
-        message: The text of the warning.
-    """
+    """Gives a UserWarning, and logs it at level INFO, unless this process has given one with an
+    equal ``about`` before."""
     with LOCK:
         if about in _given:
             return

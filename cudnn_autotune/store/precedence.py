@@ -40,18 +40,15 @@ def prevailing(decisions: Iterable[Decision]) -> list[Decision]:
 def measured_at(decision: Decision) -> tuple[int, str]:
     """Returns the revision and the UTC time of the measurement, a pair that sorts chronologically.
 
-    A time in the future comes from a wrong clock and says nothing about when the measurement was
-    made. It is replaced by an empty text, which sorts before every time.
+    A time in the future comes from a wrong clock. An empty text, which sorts first, replaces it.
     """
     revision, time = _stated_time(decision)
     return revision, time if time <= utc_text(datetime.now(UTC)) else ""
 
 
 def as_latest(decision: Decision, known: Iterable[Decision]) -> Decision:
-    """Returns ``decision``, with a revision that makes it later than all ``known`` ones for good.
-
-    A decision that is already among ``known`` is returned as it is there.
-    """
+    """Returns ``decision`` as it is among ``known``, or else with a revision that makes it later
+    than all of them for good."""
     stated = []
     for other in known:
         if _with_revision(other, decision.provenance.revision) == decision:

@@ -34,11 +34,10 @@ def reconciled(
     """Returns the changes to make to a file, and what they add, replace and remove.
 
     Args:
-        entries: Entry name to line, as the file holds them.
+        entries: What the file holds, name to line.
         unwritten: Changes of earlier calls that are not in the file yet.
         given: Decisions to add where they prevail.
-        gone: Entry name to decision: the entry is removed if it still holds this decision.
-        environment: The environment of the store.
+        gone: Name to decision: the entry is removed if it still holds this decision.
         decode: Returns the decision of a line, or None if there is none that can be served.
         are_latest: Whether ``given`` were measured after everything that the file holds.
     """

@@ -28,10 +28,8 @@ def restricted_to(
     entries within ``ties.TIE_WIDTH`` of the best.
 
     Args:
-        selection: The measured ranking.
         chosen: The entry of ``selection`` that was chosen without the constraints.
         rejected: Texts of the candidates whose output was wrong.
-        deterministic: Whether only deterministic candidates are allowed.
         workspace_limit: The most bytes of workspace; None means no limit.
 
     Returns:

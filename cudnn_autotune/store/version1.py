@@ -51,11 +51,7 @@ def is_entry(line: bytes) -> bool:
 
 
 def decode(line: bytes) -> Decision:
-    """Returns the decision in a line of this version.
-
-    Raises:
-        ValueError: The line holds no decision; the message says why.
-    """
+    """Returns the decision in a line of this version. Raises ValueError if it holds none."""
     try:
         (tree,) = json.loads(b"{%s}" % line).values()
         problem = problem_from_json(tree["problem"])

@@ -12,7 +12,6 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -155,12 +154,10 @@ class Recording:
                 raise ValueError(f"candidates[{i}].{why}")
             texts.add(candidate.text)
         for name, rounds in (("cold", self.cold), ("hot", self.hot)):
-            _check_length(f"{name}.calls", rounds.calls, len(texts))
-            _check_rows(f"{name}.time_ms", rounds.time_ms, len(texts))
-            _check_rows(f"{name}.clock_mhz", rounds.clock_mhz, len(texts))
-            _check_length(f"{name}.clock_mhz", rounds.clock_mhz, len(rounds.time_ms))
-            _check_calls(name, rounds)
-        _check_rows("lone", self.lone, len(texts))
+            _check(f"{name}.time_ms", rounds.time_ms, (None, len(texts)))
+            _check(f"{name}.clock_mhz", rounds.clock_mhz, (len(rounds.time_ms), len(texts)))
+            _check_calls(name, rounds, len(texts))
+        _check("lone", self.lone, (None, len(texts)))
         ran = {c.text for c in self.candidates if c.first_run_ms is not None}
         for i, trace in enumerate(self.solo):
             if trace.text not in ran:
@@ -170,8 +167,7 @@ class Recording:
             if not trace.at_ms:
                 raise ValueError(f"solo[{i}].at_ms: must not be empty")
             for name in ("time_ms", "clock_mhz", "power_w"):
-                _check_length(f"solo[{i}].{name}", getattr(trace, name), len(trace.at_ms))
-                _check_times(f"solo[{i}].{name}", getattr(trace, name))
+                _check(f"solo[{i}].{name}", getattr(trace, name), (len(trace.at_ms),))
         if not 1 <= self.build_threads <= _MOST_THREADS:
             most = f"must be a whole number from 1 to {_MOST_THREADS}"
             raise ValueError(f"build_threads: {most}, got {self.build_threads}")
@@ -255,24 +251,21 @@ def _wrong(candidate: RecordedCandidate, texts: set[str]) -> str:
     return ""
 
 
-def _check_length(place: str, values: tuple[Any, ...], length: int) -> None:
-    if len(values) != length:
-        raise ValueError(f"{place}: must have {length} entries, got {len(values)}")
-
-
-def _check_rows(place: str, rows: tuple[Row, ...], length: int) -> None:
-    for i, row in enumerate(rows):
-        _check_length(f"{place}[{i}]", row, length)
-        _check_times(f"{place}[{i}]", row)
-
-
-def _check_times(place: str, values: Iterable[float | None]) -> None:
-    for j, value in enumerate(values):
+def _check(place: str, value: Any, lengths: tuple[int | None, ...]) -> None:
+    """Checks numbers in nested tuples of these lengths, of which None stands for any."""
+    if not lengths:
         if value is not None and not _LEAST < value < math.inf:
-            raise ValueError(f"{place}[{j}]: must be a number above {_LEAST:g}, got {value}")
+            raise ValueError(f"{place}: must be a number above {_LEAST:g}, got {value}")
+        return
+    if lengths[0] not in (None, len(value)):
+        raise ValueError(f"{place}: must have {lengths[0]} entries, got {len(value)}")
+    for i, item in enumerate(value):
+        _check(f"{place}[{i}]", item, lengths[1:])
 
 
-def _check_calls(name: str, rounds: Rounds) -> None:
+def _check_calls(name: str, rounds: Rounds, count: int) -> None:
+    if len(rounds.calls) != count:
+        raise ValueError(f"{name}.calls: must have {count} entries, got {len(rounds.calls)}")
     for j, calls in enumerate(rounds.calls):
         if calls < 0:
             raise ValueError(f"{name}.calls[{j}]: must be a whole number from 0, got {calls}")
