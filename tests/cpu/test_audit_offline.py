@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     timer = simulation.preset("h200-capped", 1)
     path = tmp_path_factory.mktemp("recordings") / "capped.json.gz"
     environment = {"gpu": timer.gpu.name}
-    record_samples(timer, timer.candidates, PROBLEM, solo=3, environment=environment).save(path)
+    made = record_samples(timer, timer.candidates, PROBLEM, solo=3)
+    replace(made, environment=made.environment | environment).save(path)
     return path
 
 

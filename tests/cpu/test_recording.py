@@ -60,8 +60,8 @@ def tree(small: Recording, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.mark.parametrize("name", simulation.preset_names())
 def test_every_preset_can_be_recorded(name: str) -> None:
     timer = simulation.preset(name, 1)
-    recording = recorded(timer, environment={"gpu": timer.gpu.name})
-    assert recording.environment["gpu"] == timer.gpu.name
+    recording = recorded(timer)
+
     assert set(ENVIRONMENT) <= set(recording.environment)
     assert [r.candidate for r in recording.candidates] == [
         *timer.candidates.all(),
@@ -184,19 +184,9 @@ def test_a_candidate_that_fails_half_way_is_left_out_from_there_on() -> None:
     assert not recording.candidates[0].error
 
 
-@pytest.mark.parametrize("field", ["lost_at_ms", "out_of_memory_at_ms"])
-def test_what_was_measured_before_the_device_was_lost_is_kept(field: str, tmp_path: Path) -> None:
-    timer = timer_of(engine("a", 1.0), gpu=replace(GPU, **{field: 70.0}), built=False)
-    recording = recorded(timer)
-    assert 1 <= len(recording.hot.time_ms) < 40
-    assert len(recording.cold.time_ms) == len(recording.hot.time_ms)
-    assert "CUDA" in recording.remarks[-1]
-    recording.save(tmp_path / "r.json")
-    Recording.load(tmp_path / "r.json")
-
-
-def test_a_device_that_is_lost_at_once_is_an_error() -> None:
-    timer = timer_of(engine("a", 1.0), gpu=replace(GPU, lost_at_ms=1.0), built=False)
+@pytest.mark.parametrize("at_ms", [1.0, 70.0])
+def test_a_device_that_is_lost_is_an_error(at_ms: float) -> None:
+    timer = timer_of(engine("a", 1.0), gpu=replace(GPU, lost_at_ms=at_ms), built=False)
     with pytest.raises(RuntimeError, match="CUDA error"):
         recorded(timer)
 
@@ -207,15 +197,6 @@ def test_nothing_runs() -> None:
     assert [r.error != "" for r in recording.candidates] == [True, True]
     assert recording.solo == ()
     assert recording.cold.calls == (0, 0)
-
-
-def test_no_more_threads_are_believed_in_than_there_are_builds() -> None:
-    compiled = [
-        SimulatedEngine(candidate(text, rank, 0, "RUNTIME_COMPILATION"), 1.0, 10.0, build_ms=ms)
-        for rank, (text, ms) in enumerate([("a", 3e6), ("b", 1.0), ("c", 1.0)])
-    ]
-    recording = recorded(timer_of(*compiled, built=False), rounds=1, solo=0, time_limit_ms=1e8)
-    assert recording.build_threads == 2
 
 
 def test_no_candidates() -> None:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import datetime
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 from cudnn_autotune.core.versions import environment as this_environment
 from cudnn_autotune.engines.candidates import Candidates
@@ -60,7 +59,6 @@ def record(
     batch_ms: float = 1.0,
     time_limit_ms: float = 20_000.0,
     seed: int = 0,
-    environment: Mapping[str, str | int | float | None] | None = None,
 ) -> Recording:
     """Measures all candidates of ``problem``, PyTorch's own path included.
 
@@ -78,32 +76,20 @@ def record(
             remark says so. Screening stops at it, cuDNN's search at 30 %, the rounds at 60 % of it;
             one pass and one round are always measured.
         seed: determines the order of candidates.
-        environment: added to, or instead of, what ``cudnn_autotune.environment()`` finds.
-
-    Returns:
-        What was measured; if the timer raises RuntimeError (device lost, out of memory) after the
-        first round, what was measured until then.
 
     Raises:
         ValueError: there is no candidate.
-        RuntimeError: the timer's, before the first round was complete.
+        RuntimeError: the timer's (device lost, out of memory).
     """
     every = [*candidates.all(), *candidates.beyond()]
     if not every:
         raise ValueError("candidates must not be empty")
     recorder = _Recorder(timer, every, batch_ms, time_limit_ms, seed)
     recorder.screen()
-    try:
-        recorder.run_passes(time_limit_ms * _PASSES_SHARE)
-        recorder.run_rounds(rounds, time_limit_ms * (_ROUNDS_SHARE if solo else 1))
-        recorder.run_solo(solo, solo_ms)
-    except RuntimeError as error:
-        if not recorder.complete_rounds and recorder.running:
-            raise
-        recorder.remarks.append(f"stopped by {type(error).__name__}: {error}")
-    found: dict[str, Any] = {**dict.fromkeys(ENVIRONMENT), **this_environment()}
-    found["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return recorder.recording({**found, **(environment or {})}, problem, candidates)
+    recorder.run_passes(time_limit_ms * _PASSES_SHARE)
+    recorder.run_rounds(rounds, time_limit_ms * (_ROUNDS_SHARE if solo else 1))
+    recorder.run_solo(solo, solo_ms)
+    return recorder.recording(problem, candidates)
 
 
 class _Recorder:
@@ -129,12 +115,7 @@ class _Recorder:
         self._solo: list[SoloTrace] = []
         self._readings: list[Reading] = []
         self._overheads: list[float] = []
-        self._build_threads = 1
-        self.remarks: list[str] = []
-
-    @property
-    def complete_rounds(self) -> int:
-        return len(self._rows["hot"])
+        self._remarks: list[str] = []
 
     @property
     def running(self) -> list[Candidate]:
@@ -151,16 +132,13 @@ class _Recorder:
                 self._run_first(candidate, build_ms, candidate in built)
         compiled = [c for c in self._all if c.is_compiled and self._has_time(c)]
         build_ms, built = self._build(compiled[:1])
-        together_ms, others = self._build(compiled[1:])
-        if together_ms:
-            count = len(compiled) - 1
-            self._build_threads = max(1, round(min(build_ms / together_ms, 1) * count))
+        built += self._timer.runnable(compiled[1:])
         for candidate in compiled:
             if self._has_time(candidate):
-                self._run_first(candidate, build_ms, candidate in [*built, *others])
+                self._run_first(candidate, build_ms, candidate in built)
         untried = sum(r.build_ms is None for r in self._screened.values())
         if untried:
-            self.remarks.append(f"time limit: {untried} candidates were not tried")
+            self._remarks.append(f"time limit: {untried} candidates were not tried")
         # PyTorch's own path does not count here: even if it is far ahead, cuDNN's own techniques
         # compare only engines, so their order matters.
         warm_ms = {c.text: self._turns.rough_ms[c.text] for c in self.running}
@@ -239,7 +217,7 @@ class _Recorder:
     def run_rounds(self, rounds: int, until_ms: float) -> None:
         for number in range(rounds):
             if number and self._timer.elapsed_ms() >= until_ms:
-                self.remarks.append(f"time limit: {number} of {rounds} rounds")
+                self._remarks.append(f"time limit: {number} of {rounds} rounds")
                 break
             order = self._turns.next_order(self._of_round(number))
             for cache in ("cold", "hot"):
@@ -278,7 +256,7 @@ class _Recorder:
         for number, candidate in enumerate(leading):
             left_ms = self._limit_ms - self._timer.elapsed_ms()
             if left_ms < min(_CHUNK_MS, longest_ms):
-                self.remarks.append(f"time limit: {number} of {len(leading)} sustained runs")
+                self._remarks.append(f"time limit: {number} of {len(leading)} sustained runs")
                 break
             for _ in range(_ROUNDS_BEFORE_SOLO):
                 self._round(self._of_round(_SLOW_ROUNDS), "cold")
@@ -320,21 +298,20 @@ class _Recorder:
 
     def _drop(self, text: str) -> None:
         """Records the failure of a candidate, which then does not run again."""
-        failed = f"failed after {self.complete_rounds} rounds: {self._turns.failed[text]}"
+        failed = f"failed after {len(self._rows['hot'])} rounds: {self._turns.failed[text]}"
         self._screened[text] = replace(self._screened[text], error=failed)
-        self.remarks.append(f"{text} {failed}")
+        self._remarks.append(f"{text} {failed}")
 
     def _read(self, phase: str) -> None:
         state = self._timer.state()
         values = {f.name: getattr(state, f.name) for f in fields(state)}
         self._readings.append(Reading(at_ms=self._timer.elapsed_ms(), phase=phase, **values))
 
-    def recording(
-        self, environment: dict[str, Any], problem: ConvProblem, candidates: Candidates
-    ) -> Recording:
+    def recording(self, problem: ConvProblem, candidates: Candidates) -> Recording:
         """Returns everything that was measured."""
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return Recording(
-            environment=environment,
+            environment={**dict.fromkeys(ENVIRONMENT), **this_environment(), "date": date},
             problem=problem,
             aten_uses_cudnn=candidates.aten_uses_cudnn,
             candidates=tuple(self._screened[c.text] for c in self._all),
@@ -343,14 +320,13 @@ class _Recorder:
             lone=tuple(tuple(p.get(c.text) for c in self._all) for p in self._lone),
             solo=tuple(self._solo),
             readings=tuple(self._readings),
-            build_threads=self._build_threads,
+            build_threads=self._timer.build_threads,
             run_overhead_ms=statistics.median(self._overheads) if self._overheads else 0.0,
-            remarks=tuple(self.remarks),
+            remarks=tuple(self._remarks),
         )
 
     def _rounds(self, cache: Cache) -> Rounds:
-        """Returns the complete rounds: there are as many cold as hot ones."""
-        rows = self._rows[cache][: self.complete_rounds]
+        rows = self._rows[cache]
         times: list[Row] = []
         clocks: list[Row] = []
         for row in rows:
