@@ -14,8 +14,6 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.store import Decision
 
 _PIPE_WIDTH = 150
-# In a narrower terminal the columns of small facts become lines of the other columns.
-_WIDE = 120
 
 
 def console() -> Console:
@@ -25,23 +23,18 @@ def console() -> Console:
 
 
 def show(console: Console, decisions: Iterable[Decision], title: str, note: str = "") -> None:
-    """Prints the table in the columns that the console has room for."""
+    """Prints the table."""
     made = Table(title=Text(wording.printable(title)), title_justify="left", caption_justify="left")
     made.caption = Text(wording.printable(note), overflow="fold") if note else None
     made.add_column("problem", overflow="fold", ratio=3)
     made.add_column("engine, and why", overflow="fold", ratio=4)
     made.add_column("time, ms", justify="right", no_wrap=True)
-    is_wide = console.width >= _WIDE
-    if is_wide:
-        made.add_column("alone, ms", justify="right", no_wrap=True)
-        made.add_column("workspace", justify="right", no_wrap=True)
-        made.add_column("by, when", no_wrap=True)
     for decision in decisions:
-        made.add_row(*(_cell(*lines) for lines in _cells(decision, is_wide)))
+        made.add_row(*(_cell(*lines) for lines in _cells(decision)))
     console.print(made)
 
 
-def _cells(decision: Decision, is_wide: bool) -> list[tuple[str, ...]]:
+def _cells(decision: Decision) -> list[tuple[str, ...]]:
     """The lines of each cell in a decision's row."""
     problem, chosen = decision.problem, decision.chosen
     candidate = chosen.candidate if chosen else ATEN
@@ -50,17 +43,11 @@ def _cells(decision: Decision, is_wide: bool) -> list[tuple[str, ...]]:
     time = wording.milliseconds(chosen.time_ms if chosen else None)
     interval = wording.interval(chosen.low_ms, chosen.high_ms) if chosen else ""
     alone = wording.milliseconds(chosen.sustained_ms if chosen else None)
-    workspace = wording.size(candidate.workspace_bytes)
-    measured_at = when(decision.provenance.time).removesuffix(" UTC")
     name = f"{problem.op} {wording.shapes(problem)}"
     first = (name, ", ".join([types, *_constraints(decision)]))
-    if is_wide:
-        engine = (candidate.text, rule)
-        measured = (decision.sampling, measured_at)
-        return [first, engine, (time, interval), (alone,), (workspace,), measured]
-    facts = [decision.sampling, measured_at]
+    facts = [decision.sampling, when(decision.provenance.time)]
     if candidate.workspace_bytes:
-        facts.insert(0, f"workspace {workspace}")
+        facts.insert(0, f"workspace {wording.size(candidate.workspace_bytes)}")
     times = (time, interval, "" if alone == wording.NONE else f"alone {alone}")
     return [first, (candidate.text, rule, ", ".join(facts)), times]
 

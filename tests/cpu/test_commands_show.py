@@ -223,7 +223,7 @@ def test_constraints_are_told(tmp_path: Path) -> None:
     made = simulation("quiet", layer(deterministic=True, alignment=(16, 32, 32)))
     file = fill(tmp_path, [replace(made, workspace_limit=3 << 20, benchmark_limit=5)])
     rows = [line.split("│") for line in run("show", "--store", file).stdout.splitlines()]
-    problem = " ".join(" ".join(row[1].split()) for row in rows if len(row) > 2)
+    problem = " ".join(" ".join(row[1].split()) for row in rows if len(row) > 2).strip()
     assert problem == (
         "fprop 16×64×28×28, 64 of 3×3, padding 1 float16 nhwc, alignment 16,32,32, deterministic, "
         "at most 3.0 MiB, benchmark limit 5"
