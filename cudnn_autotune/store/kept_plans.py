@@ -76,14 +76,15 @@ def _files_for(gpu: Gpu) -> PlanFiles | None:
 
 @functools.lru_cache(maxsize=64)
 def _files(place: Path, is_read: bool, is_written: bool, gpu: Gpu) -> PlanFiles | None:
-    environment = _environment(gpu)
+    environment = environment_of(gpu)
     if environment is None:
         return None
     return PlanFiles(place, environment, is_read=is_read, is_written=is_written)
 
 
-def _environment(gpu: Gpu) -> dict[str, object] | None:
-    """What every compiled plan for a GPU depends on; None if the driver's version is unknown."""
+def environment_of(gpu: Gpu) -> dict[str, object] | None:
+    """Returns what every compiled plan for a GPU depends on, as plain JSON; None if the driver's
+    version is unknown."""
     found = versions.environment(None if isinstance(gpu, str) else gpu)
     here = Environment.from_versions(found).to_json()
     if isinstance(gpu, str):

@@ -65,10 +65,7 @@ class PrivateFolder:
         Raises:
             OSError: The file cannot be written, and is as it was.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            self.path.mkdir(mode=0o700)
-        with self._opened() as folder:
+        with self._made() as folder:
             partial = f".{name}.{os.getpid()}-{token_hex(4)}{_PARTIAL}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
@@ -79,6 +76,24 @@ class PrivateFolder:
                 with suppress(OSError):
                     os.unlink(partial, dir_fd=folder)
                 raise
+
+    def append(self, name: str, line: bytes) -> int:
+        """Adds a line to a file, which need not exist, and returns the size of the file.
+
+        Lines of several processes do not mix. A file that this user does not own is not changed.
+
+        Raises:
+            OSError: The line cannot be written; a part of it may be there.
+        """
+        with self._made() as folder:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            file = os.open(name, flags | os.O_CLOEXEC, 0o600, dir_fd=folder)
+            try:
+                _check_owner(os.fstat(file), f"{self.path}/{name}")
+                os.write(file, line)
+                return os.fstat(file).st_size
+            finally:
+                os.close(file)
 
     def mark_used(self, name: str) -> None:
         """Makes a file the one that was used last; does nothing if that is not possible."""
@@ -115,6 +130,15 @@ class PrivateFolder:
             left -= entry.size
             if left < 0:
                 self.remove(entry.name)
+
+    @contextmanager
+    def _made(self) -> Iterator[int]:
+        """As :meth:`_opened`; creates the folder if it does not exist."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        with self._opened() as folder:
+            yield folder
 
     @contextmanager
     def _opened(self) -> Iterator[int]:

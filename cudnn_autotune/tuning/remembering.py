@@ -16,11 +16,12 @@ from cudnn_autotune.engines.configs import ATEN, Candidate, parse_engine_text
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, checked_outputs
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import key_of
 from cudnn_autotune.store.neighbours import nearest
 from cudnn_autotune.tuning import choice_log, deferred, events, probing
+from cudnn_autotune.tuning.checking import tolerance
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.pins import pinned
 
@@ -101,8 +102,8 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
 
 
 def commit(choice: Choice, since: int | None = None) -> None:
-    """Records a choice, stores it if it was measured here, and announces it; does nothing if its
-    problem was forgotten meanwhile.
+    """Records a choice, stores it if it was measured here, and that its output was right if this
+    process has checked it, and announces it; does nothing if its problem was forgotten meanwhile.
 
     Args:
         since: the problem's ``choice_log.generation`` when the choice was begun; None stands for
@@ -110,6 +111,10 @@ def commit(choice: Choice, since: int | None = None) -> None:
     """
     if not choice_log.record(choice, since):
         return
+    error = choice.relative_error
+    if error is not None and error <= tolerance(choice.problem):
+        found = (choice.problem.text, choice.text, choice.device, error)
+        deferred.change(partial(checked_outputs.remember, *found))
     if choice.origin == "tuned":
         deferred.change(partial(_store, [choice.decision], choice.device))
     events.announce(choice)

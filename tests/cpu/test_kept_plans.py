@@ -273,9 +273,9 @@ def test_without_the_drivers_version_nothing_is_kept(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kept_plans.versions, "_driver", lambda: None)
     found = {**ca.environment(), "gpu": "NVIDIA H200", "driver": None}
     monkeypatch.setattr(kept_plans.versions, "environment", lambda device: found)
-    assert kept_plans._environment(0) is None
+    assert kept_plans.environment_of(0) is None
     found["driver"] = "580.82.07"
-    known = kept_plans._environment(0)
+    known = kept_plans.environment_of(0)
     assert known is not None
     assert known["driver"] == "580.82.07"
     assert known["gpu"] == "NVIDIA H200"

@@ -23,7 +23,7 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.store import Decision, Store
 from cudnn_autotune.timers.measuring import WRITTEN
-from cudnn_autotune.tuning import remembering, serving, tune_problem
+from cudnn_autotune.tuning import output_check, remembering, serving, tune_problem
 
 pytestmark = pytest.mark.gpu
 
@@ -315,6 +315,31 @@ def test_what_was_captured_unchecked_is_checked_at_the_next_call_outside() -> No
     call(x, w)
     assert only().origin == "store"
     assert only().relative_error is not None
+
+
+def test_what_was_right_is_not_checked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = operands()
+    call(x, w)
+    checks: list[object] = []
+    is_right = output_check.OutputChecks.is_right
+
+    def counted(*arguments: Any) -> bool:
+        checks.append(arguments)
+        return is_right(*arguments)
+
+    monkeypatch.setattr(output_check.OutputChecks, "is_right", counted)
+    ca.forget()
+    y = call(x, w)
+    assert only().origin == "store"
+    assert only().relative_error is not None
+    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
+    assert checks == []
+    # Another store has another folder, in which nothing was found right.
+    (decision,) = ca.get_store()
+    spoilt(folder, decision)
+    call(x, w)
+    assert only().origin == "store"
+    assert len(checks) == 1
 
 
 def test_a_bad_neighbour_does_no_harm(folder: Path) -> None:

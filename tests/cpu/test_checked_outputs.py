@@ -1,0 +1,241 @@
+"""An output that was right is not checked again by this user, on this GPU and with these versions.
+
+There is no GPU here, so the tests say which one there is.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.engines.unlisted import MATMUL
+from cudnn_autotune.store import Decision, checked_outputs, kept_plans
+from cudnn_autotune.store.checked_outputs import CheckedOutputs
+from cudnn_autotune.timers.measuring import operands
+from cudnn_autotune.tuning import remembering, serving
+from cudnn_autotune.tuning.choice import Choice
+
+pytestmark = pytest.mark.search
+
+POINTWISE = ca.ConvProblem(
+    "fprop", (2, 16, 6, 5), (8, 16, 1, 1), dtype=torch.float16, memory_format=torch.channels_last
+)
+HERE = {**ca.environment(), "gpu": "NVIDIA H200", "multiprocessors": 132, "driver": "580.82.07"}
+
+
+def use_environment(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+    monkeypatch.setattr(kept_plans.versions, "environment", lambda device=None: {**HERE, **changes})
+    checked_outputs._file_at.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    use_environment(monkeypatch)
+    ca.set_store(tmp_path, mode="read_write")
+    yield tmp_path
+    checked_outputs._file_at.cache_clear()
+
+
+def new_process() -> None:
+    """What this process has read is forgotten, as if it were another one."""
+    checked_outputs._file_at.cache_clear()
+    ca.forget()
+
+
+def choice(origin: str = "store") -> Choice:
+    selection = Selection((Measurement(MATMUL, 1.0, 9),), 9)
+    return Choice(Decision(POINTWISE, "race", 0, None, selection, 1e-5), 0, origin)
+
+
+def serve(*, right: bool = True, origin: str = "store") -> Choice | None:
+    """Serves the choice, on tensors for which its output is right or wrong."""
+    x, w, y = operands(POINTWISE, "cpu")
+    if not right:  # in another layout than the problem says, the product's rows lie elsewhere
+        y = torch.empty(y.shape, dtype=y.dtype)
+    found = serving.serve(choice(origin), POINTWISE.native(), -1, (x, w, y))
+    if found is None:
+        return None
+    remembering.commit(found.choice)
+    return found.choice
+
+
+def is_checked() -> bool:
+    """Whether the output is checked: then a wrong one is noticed."""
+    return serve(right=False) is None
+
+
+def test_what_was_right_is_not_checked_again() -> None:
+    first = serve()
+    assert first is not None
+    assert not is_checked()
+    new_process()
+    again = serve(right=False)
+    assert again is not None
+    assert again.relative_error == pytest.approx(first.relative_error, rel=1e-5)
+
+
+def test_what_was_wrong_is_checked_again() -> None:
+    assert is_checked()
+    assert is_checked()
+    # A pinned one serves all the same, and is not remembered as right.
+    assert serve(right=False, origin="pinned") is not None
+    assert is_checked()
+
+
+def test_what_could_not_be_checked_is_checked_again() -> None:
+    x, w, y = operands(POINTWISE, "cpu")
+    x[0, 0, 0, 0] = float("nan")
+    found = serving.serve(choice(), POINTWISE.native(), -1, (x, w, y))
+    assert found is not None
+    assert found.choice.relative_error is None
+    remembering.commit(found.choice)
+    assert is_checked()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"gpu": "NVIDIA H100"}, {"driver": "580.99"}, {"cudnn": "9.20.0"}, {"driver": None}],
+)
+def test_in_another_environment_it_is_checked(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
+) -> None:
+    serve()
+    use_environment(monkeypatch, **changes)
+    assert is_checked()
+    use_environment(monkeypatch)
+    assert not is_checked()
+
+
+def test_with_another_version_of_this_package_it_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve()
+    new_process()
+    monkeypatch.setattr(checked_outputs.versions, "version", lambda: "99")
+    assert is_checked()
+
+
+def test_another_problem_or_engine_is_checked() -> None:
+    serve()
+    text = POINTWISE.text
+    assert checked_outputs.error_of(text, "matmul", 0) is not None
+    assert checked_outputs.error_of(text, "eng0", 0) is None
+    assert checked_outputs.error_of(text + " deterministic", "matmul", 0) is None
+
+
+@pytest.mark.parametrize("mode", ["off", "read", "retune"])
+def test_modes_of_the_store(mode: str) -> None:
+    serve()
+    ca.set_store(mode=mode)
+    assert is_checked() is (mode != "read")
+
+
+@pytest.mark.parametrize("mode", ["off", "read"])
+def test_modes_that_write_nothing(folder: Path, mode: str) -> None:
+    ca.set_store(mode=mode)
+    serve()
+    assert list(folder.iterdir()) == []
+
+
+def file_in(folder: Path) -> Path:
+    return folder / f"plans-{os.geteuid()}" / "checked-outputs"
+
+
+def loosen(file: Path) -> None:
+    file.chmod(0o666)
+
+
+def loosen_folder(file: Path) -> None:
+    file.parent.chmod(0o775)
+
+
+def link(file: Path) -> None:
+    elsewhere = file.parents[1] / "elsewhere"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:50])
+
+
+def negative(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b" ", b" -"))
+
+
+def not_a_number(file: Path) -> None:
+    file.write_bytes(file.read_bytes().split()[0] + b" nan\n")
+
+
+@pytest.mark.parametrize("change", [loosen, loosen_folder, link, cut, negative, not_a_number])
+def test_what_is_damaged_or_of_others_is_not_believed(
+    folder: Path, change: Callable[[Path], None]
+) -> None:
+    serve()
+    change(file_in(folder))
+    new_process()
+    assert is_checked()
+    assert serve() is not None  # nor does it harm
+
+
+def test_a_line_that_was_torn_costs_no_others(tmp_path: Path) -> None:
+    """As a process leaves it that is killed, or finds the disk full."""
+    kept = CheckedOutputs(tmp_path, HERE)
+    kept.add("problem", "eng1", 1e-3)
+    kept.add("problem", "eng2", 2e-3)
+    whole = file_in(tmp_path).read_bytes()
+    rng = random.Random(0)
+    for _ in range(100):
+        file_in(tmp_path).write_bytes(whole[: rng.randrange(len(whole) + 1)])
+        CheckedOutputs(tmp_path, HERE).add("problem", "eng3", 3e-3)
+        CheckedOutputs(tmp_path, HERE).add("problem", "eng4", 4e-3)
+        fresh = CheckedOutputs(tmp_path, HERE)
+        assert fresh.error_of("problem", "eng4") == 4e-3
+        known = {fresh.error_of("problem", f"eng{n}") for n in (1, 2, 3)}
+        assert known <= {None, 1e-3, 2e-3, 3e-3}
+
+
+def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_outputs, "_MOST_BYTES", 2000)
+    kept = CheckedOutputs(tmp_path, HERE)
+    for number in range(200):
+        kept.add("problem", f"eng{number}", 1e-3)
+        assert file_in(tmp_path).stat().st_size <= 2000
+    fresh = CheckedOutputs(tmp_path, HERE)
+    left = [n for n in range(200) if fresh.error_of("problem", f"eng{n}") is not None]
+    assert left == list(range(200 - len(left), 200))
+    assert len(left) >= 10
+
+
+def test_processes_lose_no_lines(tmp_path: Path) -> None:
+    children = []
+    for process in range(6):
+        child = os.fork()
+        if child == 0:
+            kept = CheckedOutputs(tmp_path, HERE)
+            for number in range(100):
+                kept.add("problem", f"eng{process}.{number}", 1e-3)
+            os._exit(0)
+        children.append(child)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+    fresh = CheckedOutputs(tmp_path, HERE)
+    names = [f"eng{process}.{number}" for process in range(6) for number in range(100)]
+    assert all(fresh.error_of("problem", name) == 1e-3 for name in names)
+
+
+def test_what_cannot_be_written_is_known_in_this_process(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    ca.set_store(tmp_path / "file" / "below")
+    with pytest.warns(UserWarning, match="cannot be written"):
+        ca.get_store().add([choice().decision])
+    serve()
+    assert not is_checked()
+    new_process()
+    assert is_checked()
