@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 from cudnn_autotune.audit.model import (
     BURST,
@@ -105,20 +104,6 @@ def missed(truth: Truth | None, text: str | None) -> list[str]:
     limit = truth.times_ms[text] / (1 + WITHIN)
     faster = [other for other, ms in truth.times_ms.items() if ms < limit]
     return sorted(faster, key=truth.times_ms.__getitem__)
-
-
-def keep_missed(record: Record, case: str) -> None:
-    """Drops the modes' reasons for passing over slower candidates, once a case is judged. That
-    keeps the record small.
-    """
-    truth = truth_of(record.oracle.get(case), STEADY)
-    for runs in record.picks.values():
-        for by_case in runs.values():
-            pick = by_case.get(case)
-            if truth and pick and pick.passed_over and pick.text in truth.times_ms:
-                said = {text: pick.passed_over.get(text, "") for text in missed(truth, pick.text)}
-                kept = {text: why for text, why in said.items() if why}
-                by_case[case] = replace(pick, passed_over=kept)
 
 
 def ratio_of(row: PytorchRow, name: str) -> Ratio | None:

@@ -7,7 +7,7 @@ direction and dtype. A candidate goes by its text.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 BURST_COLD = "burst cold"
 """Short batches that take turns; each call reads operands that left the L2 cache long ago."""
@@ -80,6 +80,7 @@ class Oracle:
 class Pick:
     """What one run of a mode chose for a case; if ``text`` is None, ``error`` says why."""
 
+    FORMER_FIELDS: ClassVar[tuple[str, ...]] = ("passed_over",)
     text: str | None = None
     tuning_ms: float | None = None
     """Wall time that the first call spends on choosing, plan building included."""
@@ -103,9 +104,6 @@ class Pick:
     """Memory that the first call took beyond its operands, in MiB; None if not measured."""
     rejected: dict[str, float | None] = field(default_factory=dict)
     """Relative errors of faster candidates whose output was wrong; None stands for infinity."""
-    passed_over: dict[str, str] = field(default_factory=dict)
-    """The mode's reasons for not choosing other candidates; once the case is judged, only for those
-    that were faster (``analysis.keep_missed``)."""
     lacking: tuple[str, ...] = ()
     """The samples that the mode needed and the recording lacks."""
     remarks: tuple[str, ...] = ()

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from cudnn_autotune import sampling
-from cudnn_autotune.audit.analysis import keep_missed
 from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Pick, Record, Truth
 from cudnn_autotune.audit.pairing import relative_error
 from cudnn_autotune.audit.picks import pick_of
@@ -159,7 +158,6 @@ def audit(
         by_case = record.picks.setdefault(mode, {}).setdefault(str(run), {})
         for place, case in enumerate(cases):
             by_case[case.id] = pick(case, mode, seed_of(seed, case.id, mode, run), limits)
-            keep_missed(record, case.id)
             progress(index * len(cases) + place + 1, total)
     else:
         record.complete = True

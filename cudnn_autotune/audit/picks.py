@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudnn_autotune.audit.model import BURST, SUSTAINED, Pick
-from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.engines.selection import Selection
 
 
 def pick_of(selection: Selection | None, tuning_ms: float) -> Pick:
@@ -27,20 +27,5 @@ def pick_of(selection: Selection | None, tuning_ms: float) -> Pick:
         sustained_clock_mhz=evidence.sustained_clock_mhz,
         throttle_reasons=evidence.throttle_reasons,
         disturbed=evidence.disturbed,
-        passed_over={
-            timed.candidate.text: _why_not(timed, winner)
-            for timed in selection.ranking
-            if timed.candidate != winner.candidate
-        },
         remarks=evidence.remarks,
     )
-
-
-def _why_not(measured: Measurement, winner: Measurement) -> str:
-    """The mode's reason for not choosing a candidate."""
-    alone = (" alone", measured.sustained_ms, winner.sustained_ms)
-    for how, ms, winners_ms in (alone, ("", measured.time_ms, winner.time_ms)):
-        if ms and winners_ms:
-            behind = f"{100 * (ms / winners_ms - 1):+.1f} %{how}"
-            return f"{measured.eliminated} ({behind})" if measured.eliminated else behind
-    return measured.eliminated or "not timed"

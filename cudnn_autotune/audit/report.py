@@ -184,12 +184,12 @@ def _picked(record: Record) -> Table:
 
 
 def _missed(record: Record) -> Table:
-    """Shows where the reference mode missed the best candidate, and its reason."""
+    """Shows where the reference mode missed the best candidate."""
     mode = record.settings.get("reference", "auto")
     runs = record.picks.get(mode, {})
     table = Table(
         f"What {mode} missed by more than 1 %",
-        ("case", "taken, instead of: what the mode says of that one", "runs", "slower"),
+        ("case", "taken, instead of", "runs", "slower"),
         texts=2,
     )
     for case in shared_cases(record):
@@ -199,15 +199,8 @@ def _missed(record: Record) -> Table:
             better = missed(truth, text)
             if truth is None or text is None or not better:
                 continue
-            said = Counter(
-                by_case[case].passed_over.get(better[0], "")
-                for by_case in runs.values()
-                if by_case[case].text == text
-            )
             slower = truth.times_ms[text] / truth.times_ms[better[0]] - 1
             pick = f"{text}, instead of {better[0]}"
-            if why := "; ".join(filter(None, said)):
-                pick += f": {why}"
             share = f"{count} of {picks.total()}"
             table.rows.append((case, pick, share, f"{100 * slower:.1f} %"))
     hidden = len(table.rows) - _MOST_LEFT_OUT

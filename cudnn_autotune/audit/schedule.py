@@ -15,7 +15,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from cudnn_autotune.audit.analysis import keep_missed, truth_of
+from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.config import SOLO, AuditConfig
 from cudnn_autotune.audit.model import BURST, Oracle, Pick, PytorchRow, Record
 from cudnn_autotune.audit.processes import CaseFailure, Process, ProcessFailure, started_ahead
@@ -99,7 +99,6 @@ class Session:
         else:
             by_run = self.record.picks.setdefault(step.mode, {})
             by_run.setdefault(str(step.run), {})[case] = row
-        keep_missed(self.record, case)
 
     def _lacks(self, step: Step, case: str) -> bool:
         row = self._rows(step).get(case)

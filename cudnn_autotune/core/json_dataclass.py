@@ -40,7 +40,8 @@ def encode(value: Any, digits: int = _DIGITS) -> Any:
 def decode(kind: type[T], tree: Any, where: str = "") -> T:
     """The inverse of :func:`encode` for a dataclass ``kind``, whose floats are 0 or more.
 
-    A field whose value is already an instance of its dataclass is taken as it is.
+    A field whose value is already an instance of its dataclass is taken as it is. What a class
+    lists as ``FORMER_FIELDS`` is ignored.
 
     Raises:
         ValueError: a field is wrong; the message names it (after ``where``), what it must be and
@@ -87,7 +88,8 @@ def _decode(kind: Any, node: Node) -> Any:
 
 
 def _decode_fields(kind: Any, node: Node) -> Any:
-    given = node.object()
+    former = getattr(kind, "FORMER_FIELDS", ())
+    given = {name: item for name, item in node.object().items() if name not in former}
     types_of = _types_of(kind)
     for name, item in given.items():
         if name not in types_of:

@@ -123,26 +123,23 @@ class Node:
             raise self.error("true or false")
         return self.value
 
-    def integer(self, least: int = 0, most: int = 2**63 - 1) -> int:
+    def integer(self, least: int = 0) -> int:
         value = self.value
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not least <= value <= most:
-            highest = "2**63 - 1" if most == 2**63 - 1 else most
-            raise self.error(f"a whole number from {least} to {highest}")
+        if not whole or not least <= value < 2**63:
+            raise self.error(f"a whole number from {least} to 2**63 - 1")
         return int(value)
 
-    def number(self, *, above: float | None = None) -> float:
-        """A number of at most 1e15 that is at least 0, or more than ``above``."""
+    def number(self) -> float:
+        """A number from 0 to 1e15."""
         value = self.value
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        # NaN fails every comparison.
-        if is_number and (value >= 0 if above is None else above < value) and value <= MOST:
-            return float(value)
-        limit = "from 0" if above is None else f"above {above:g}"
-        raise self.error(f"a number {limit} to {MOST:g}")
+        if not is_number or not 0 <= value <= MOST:  # NaN fails every comparison
+            raise self.error(f"a number from 0 to {MOST:g}")
+        return float(value)
 
-    def number_or_null(self, *, above: float | None = None) -> float | None:
-        return None if self.value is None else self.number(above=above)
+    def number_or_null(self) -> float | None:
+        return None if self.value is None else self.number()
 
     def _under(self, name: str) -> str:
         return f"{self.place}.{cut(name)}" if self.place else cut(name)

@@ -327,6 +327,12 @@ def test_round_trip(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["modes"]["auto"]["picked"] == {"a": 2}
 
 
+def test_what_earlier_versions_told_of_others_is_left_out() -> None:
+    found = tree()
+    found["picks"]["auto"]["1"]["case0"]["passed_over"] = {"b": "+1.0 %"}
+    assert record_file.from_json(found) == record(auto=[["a"]])
+
+
 def test_a_compressed_record(tmp_path: Path) -> None:
     found = record(auto=[["a", "c"]])
     path = tmp_path / "record.json.gz"
