@@ -29,6 +29,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.timers.offline.recorded_times import smoothed
 from cudnn_autotune.timers.offline.recorder import record
 from cudnn_autotune.timers.offline.recording import NO_POWER, Recording, SoloTrace
 from cudnn_autotune.timers.offline.replay import ReplayTimer
@@ -164,10 +165,10 @@ def test_a_long_run_follows_the_solo_trace(forum: Recording) -> None:
     samples = timer.run([Batch(candidate, 3)] * 120)
     assert timer.missing == ()
     at_ms = list(itertools.accumulate(3 * s.time_ms for s in samples))
+    curve = smoothed(trace.time_ms)
     for at, sample in zip(at_ms, samples, strict=True):
-        near = min(range(len(trace.at_ms)), key=lambda i: abs(trace.at_ms[i] - at))
-        around = trace.time_ms[max(0, near - 6) : near + 7]
-        assert 0.99 * min(around) <= sample.time_ms <= 1.01 * max(around)
+        near = min(range(len(curve)), key=lambda i: abs(trace.at_ms[i] - at))
+        assert sample.time_ms == pytest.approx(curve[near], rel=0.08)
     assert samples[-1].time_ms == pytest.approx(5.77, rel=0.05)
     assert samples[-1].clock_mhz == pytest.approx(trace.clock_mhz[-1], rel=0.02)
     assert timer.state().throttle_reasons == ("sw_power_cap",)

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from cudnn_autotune.timers.offline.recording import Recording, Rounds, SoloTrace
 from cudnn_autotune.timers.timer import Cache
 
+_SMOOTHED = 4
+"""A trace's curve is smoothed over this many batches on either side."""
+
 Bursts = Mapping[Cache, Mapping[str, float]]
 """What :func:`burst_ms` returns, by cache state."""
 
@@ -107,3 +110,13 @@ def call_overhead_ms(recording: Recording) -> float:
     ]
     middle = statistics.median(launches) if launches else 0.0
     return recording.run_overhead_ms / middle if middle else 0.0
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Returns the running median of nine values; near the ends of fewer, with as many before as
+    after."""
+    curve = []
+    for i in range(len(values)):
+        reach = min(_SMOOTHED, i, len(values) - 1 - i)
+        curve.append(statistics.median(values[i - reach : i + reach + 1]))
+    return curve

@@ -40,7 +40,7 @@ class ReplayTimer:
     Candidates that take turns get times of one recorded round, then of the next, so that the
     disturbance of a round affects all of it. After eight rounds the replay jumps to another one (a
     block bootstrap: Künsch, Annals of Statistics 17, 1989). A candidate in a sustained run follows
-    its recorded trace, with neighbouring samples in a new order. A candidate without a trace
+    its recorded trace, with the trace's own scatter in a new order. A candidate without a trace
     follows the trace whose slowdown is the median, scaled by the two candidates' times in the
     rounds. (If it ran alone as fast as in the rounds, it would beat every candidate that was
     recorded alone on a board that throttles.)

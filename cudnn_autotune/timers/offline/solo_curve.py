@@ -1,4 +1,4 @@
-"""Replays the trace of a recorded sustained run, with neighbouring samples in a new order."""
+"""Replays the trace of a recorded sustained run, with its scatter in a new order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from cudnn_autotune.timers.timer import Cache
 
 MOST_AVERAGED = 16
 """A long batch is the mean of at most this many recorded ones; more would not reduce the noise."""
-_NEAR = 4
-"""Samples up to this many places before or behind are drawn for one another."""
 
 
 class Played(NamedTuple):
@@ -27,10 +25,12 @@ class Played(NamedTuple):
 
 
 class SoloCurve:
-    """The trace of a sustained run."""
+    """The trace of a sustained run, split into a smooth curve and the scatter around it."""
 
     def __init__(self, trace: SoloTrace, bursts: Bursts) -> None:
         self._trace = trace
+        self._curve = recorded_times.smoothed(trace.time_ms)
+        self._scatter = [t / c for t, c in zip(trace.time_ms, self._curve, strict=True)]
         self._factor = {c: recorded_times.cache_factor(trace, c, bursts) for c in bursts}
         self._burst_ms = bursts
         last_ms = statistics.median(recorded_times.last_third(trace))
@@ -49,17 +49,15 @@ class SoloCurve:
 
     def play(self, rng: random.Random, at_ms: float, duration_ms: float, cache: Cache) -> Played:
         """Returns a batch that begins ``at_ms`` after the run began."""
-        trace, count = self._trace, len(self._trace.time_ms)
+        trace, count = self._trace, len(self._curve)
         index = bisect.bisect_left(trace.at_ms, at_ms + duration_ms / 2)
         power_w = None
         if index >= count:  # beyond the end of the trace, the time stays as it was there
             index = rng.randrange(count - max(1, count // 4), count)
         else:
             power_w = trace.power_w[index]
-        # As many before as after, so that a slope of the trace does not shift the mean.
-        reach = min(_NEAR, index, count - 1 - index)
-        near = trace.time_ms[index - reach : index + reach + 1]
-        batches = duration_ms / (trace.calls * trace.time_ms[index])
-        drawn = rng.choices(near, k=min(max(1, round(batches)), MOST_AVERAGED))
-        time_ms = statistics.fmean(drawn) * self._factor[cache]
+        batches = duration_ms / (trace.calls * self._curve[index])
+        drawn = min(max(1, round(batches)), MOST_AVERAGED)
+        scatter = statistics.fmean(rng.choice(self._scatter) for _ in range(drawn))
+        time_ms = self._curve[index] * scatter * self._factor[cache]
         return Played(time_ms, trace.clock_mhz[index], power_w)
