@@ -43,12 +43,6 @@ inline bool bias_fits(const at::Tensor& bias, const at::Tensor& input, int64_t c
          bias.device() == input.device();
 }
 
-inline void add_bias(const at::Tensor& y, const at::Tensor& bias) {
-  std::vector<int64_t> over_channels(y.dim(), 1);
-  over_channels[1] = bias.size(0);
-  y.add_(bias.view(over_channels));
-}
-
 // The size of the output of a transposed convolution; nothing if the arguments make none, or one
 // that is not the gradient of a convolution (an output padding of a stride or more).
 inline std::optional<std::vector<int64_t>> transposed_output_size(

@@ -14,6 +14,7 @@
 #include "conv_ops.h"
 #include "engine_dispatch.h"
 #include "fallback_counts.h"
+#include "plan_launch.h"
 #include "settings.h"
 #include "torch_bridge.h"
 
@@ -51,6 +52,11 @@ struct Call {
   Activation activation = Activation::none;
 
   const at::Tensor& first_operand() const { return *(op == ConvOp::fprop ? x : y).given; }
+  // Whether no tensor has to be copied for a problem with an epilogue, which asks for kMostAligned.
+  bool is_aligned() const {
+    return x.alignment_in(format) == kMostAligned && w.alignment_in(format) == kMostAligned &&
+           (bias == nullptr || Part{bias}.alignment_in(at::MemoryFormat::Contiguous) == kMostAligned);
+  }
 };
 
 // The key of the call's choice.
@@ -147,10 +153,14 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
   const c10::cuda::CUDAGuard device(input.device());
   const auto format = conv_memory_format(input, weight);
   const auto output_size = geometry.output_size();
-  const auto y = compute({ConvOp::fprop, {&input}, {&weight}, {nullptr, output_size}, format},
-                         geometry, policy);
+  Call call{ConvOp::fprop, {&input}, {&weight}, {nullptr, output_size}, format};
+  if (has_bias) call.bias = &*bias;
+  // Copies would take longer than a kernel that adds the bias.
+  const bool adds_bias = has_bias && !call.is_aligned();
+  if (adds_bias) call.bias = nullptr;
+  const auto y = compute(call, geometry, policy);
   if (!y.defined()) return aten();
-  if (has_bias) add_bias(y, *bias);
+  if (adds_bias) add_bias(y, *bias);
   return y;
 }
 
@@ -164,7 +174,7 @@ at::Tensor conv_fused_cuda(const at::Tensor& input, const at::Tensor& weight,
   const Activation kind = activation_of_call(activation);
   const bool has_bias = bias && bias->defined();
   const bool has_residual = residual && residual->defined();
-  if (!has_bias && !has_residual && kind == Activation::none) {
+  if (!has_residual && kind == Activation::none) {
     return conv_fprop_cuda(input, weight, bias, stride, padding, dilation, groups, sampling,
                            workspace_limit);
   }

@@ -16,6 +16,7 @@
 #include "fallback_counts.h"
 #include "non_cudnn_paths.h"
 #include "online_trial.h"
+#include "plan_launch.h"
 #include "settings.h"
 #include "torch_bridge.h"
 
@@ -211,7 +212,7 @@ bool run(const ChosenPath& path, const ChoiceKey& key, const Operands& operands)
     } else {
       const bool captures = is_capturing();
       if (captures) keep_for_graphs(path.plan);
-      execute(*path.plan, operands.pointers(), captures);
+      execute(*path.plan, operands, captures);
     }
     return true;
   } catch (const c10::OutOfMemoryError&) {

@@ -15,6 +15,7 @@
 
 #include "core/frontend_find.h"
 #include "non_cudnn_paths.h"
+#include "plan_launch.h"
 #include "plan_timer.h"
 #include "torch_bridge.h"
 #include "workspace_pages.h"
@@ -51,7 +52,8 @@ void bind_frontend_find(py::module_& m) {
         const Operands operands = Operands::from_list(plans[0]->problem(), tensors);
         const c10::cuda::CUDAGuard guard(operands.x.device());
         return frontend_find(technique(name), current_handle(), plans, operands.pointers(),
-                             workspace ? workspace->data_ptr() : nullptr, benchmark_limit);
+                             workspace ? workspace->data_ptr() : nullptr, benchmark_limit,
+                             [&] { add_bias(operands.y, operands.bias); });
       },
       py::arg("technique"), py::arg("plans"), py::arg("tensors"), py::arg("workspace"),
       py::arg("benchmark_limit"), WithoutGilCall());
@@ -136,7 +138,7 @@ void bind_paths(py::module_& m) {
         const Operands operands = operands_of(plan.problem(), tensors);
         const py::gil_scoped_release without_gil;
         const c10::cuda::CUDAGuard guard(operands.x.device());
-        execute(plan, operands.pointers(), is_capturing());
+        execute(plan, operands, is_capturing());
       },
       py::arg("plan"));
   m.def("is_matmul", &is_matmul, py::arg("problem"));

@@ -1,5 +1,6 @@
 #include "non_cudnn_paths.h"
 
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -68,7 +69,7 @@ bool is_matmul(const ConvProblem& problem) {
   }
   // A deterministic problem is left out, because cuBLAS is deterministic only under conditions of
   // its own.
-  return problem.groups == 1 && !problem.has_epilogue() &&
+  return problem.groups == 1 && (!problem.has_epilogue() || problem.has_only_bias()) &&
          problem.layout == Layout::channels_last && !problem.deterministic &&
          (problem.dtype == DataType::float16 || problem.dtype == DataType::bfloat16);
 }
@@ -80,7 +81,11 @@ void run_matmul(const ConvProblem& problem, const Operands& operands) {
   at::Tensor outputs = as_rows(operands.y);
   switch (problem.op) {
     case ConvOp::fprop:
-      at::mm_out(outputs, inputs, weights.t());
+      if (operands.bias.defined()) {
+        at::addmm_out(outputs, operands.bias, inputs, weights.t());
+      } else {
+        at::mm_out(outputs, inputs, weights.t());
+      }
       return;
     case ConvOp::dgrad:
       at::mm_out(inputs, outputs, weights);

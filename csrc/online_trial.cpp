@@ -12,6 +12,7 @@
 #include "captured_plans.h"
 #include "core/check.h"
 #include "non_cudnn_paths.h"
+#include "plan_launch.h"
 
 namespace cudnn_autotune {
 
@@ -187,7 +188,7 @@ void OnlineTrial::launch(const Implementation& implementation, const ConvProblem
   if (timing != nullptr) C10_CUDA_CHECK(cudaEventRecord(timing->begin, stream));
   at::Tensor result;
   if (implementation.plan != nullptr) {
-    implementation.plan->execute(handle, operands.pointers(), workspace.get());
+    cudnn_autotune::launch(*implementation.plan, handle, operands, workspace.get());
   } else if (implementation.text == kMatmul) {
     run_matmul(problem, operands);
   } else {

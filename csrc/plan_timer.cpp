@@ -16,6 +16,7 @@
 #include "core/check.h"
 #include "core/choice_table.h"
 #include "non_cudnn_paths.h"
+#include "plan_launch.h"
 #include "torch_bridge.h"
 #include "workspace_pages.h"
 
@@ -119,7 +120,7 @@ void* PlanTimer::workspace_for(Candidate& candidate) const {
 
 void PlanTimer::launch(Candidate& candidate, const Operands& operands) {
   if (candidate.plan != nullptr) {
-    candidate.plan->execute(current_handle(), operands.pointers(), workspace_for(candidate));
+    cudnn_autotune::launch(*candidate.plan, current_handle(), operands, workspace_for(candidate));
   } else if (candidate.text == kMatmul) {
     run_matmul(problem_, operands);
   } else {

@@ -24,6 +24,7 @@
 #include "conv_layout.h"
 #include "conv_ops.h"
 #include "fallback_counts.h"
+#include "plan_launch.h"
 
 namespace cudnn_autotune {
 namespace {

@@ -71,11 +71,6 @@ c10::DataPtr workspace_of(const ConvPlan& plan, bool captures) {
   return c10::cuda::CUDACachingAllocator::get()->allocate(plan.workspace_bytes());
 }
 
-void execute(ConvPlan& plan, const ConvPointers& pointers, bool captures) {
-  const c10::DataPtr workspace = workspace_of(plan, captures);
-  plan.execute(current_handle(), pointers, workspace.get());
-}
-
 bool is_interpreter_gone() {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;

@@ -40,10 +40,6 @@ bool is_capturing();
 // (workspace_pages.h), a larger one from torch's caching allocator. Throws c10::OutOfMemoryError.
 c10::DataPtr workspace_of(const ConvPlan& plan, bool captures);
 
-// Runs the plan on the current stream, with a workspace from workspace_of(). Throws
-// c10::OutOfMemoryError, CudnnError.
-void execute(ConvPlan& plan, const ConvPointers& pointers, bool captures);
-
 // Whether Python has ended or is about to: its GIL must not be taken any more.
 bool is_interpreter_gone();
 

@@ -92,7 +92,8 @@ DevicePropertiesPtr parse_device_properties(const std::string& json) {
   return properties;
 }
 
-ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePropertiesPtr device)
+ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePropertiesPtr device,
+                     bool is_unfused)
     : problem_(problem) {
   const bool is_double = problem.dtype == DataType::float64;
   set_io_data_type(data_type(problem.dtype));
@@ -118,11 +119,12 @@ ConvGraph::ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePro
         .set_data_type(like.get_data_type());
   };
   switch (problem.op) {
-    case ConvOp::fprop:
-      set_output(add_epilogue(conv_fprop(Graph::tensor(x), Graph::tensor(w),
-                                         convolution<fe::graph::Conv_fprop_attributes>(problem))),
-                 y);
+    case ConvOp::fprop: {
+      const auto result = conv_fprop(Graph::tensor(x), Graph::tensor(w),
+                                     convolution<fe::graph::Conv_fprop_attributes>(problem));
+      set_output(is_unfused ? result : add_epilogue(result), y);
       break;
+    }
     case ConvOp::dgrad:
       set_output(conv_dgrad(Graph::tensor(y), Graph::tensor(w),
                             convolution<fe::graph::Conv_dgrad_attributes>(problem)),

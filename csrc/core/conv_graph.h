@@ -23,8 +23,10 @@ DevicePropertiesPtr parse_device_properties(const std::string& json);
 class ConvGraph : private cudnn_frontend::graph::Graph {
  public:
   // Builds the graph for the GPU of `handle`, or for the one that `device` describes; then `handle`
-  // is null. Throws CudnnError.
-  ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePropertiesPtr device);
+  // is null. With `is_unfused` the graph is that of the convolution without the problem's epilogue.
+  // Throws CudnnError.
+  ConvGraph(const ConvProblem& problem, cudnnHandle_t handle, DevicePropertiesPtr device,
+            bool is_unfused = false);
 
   const ConvProblem& problem() const { return problem_; }
 

@@ -12,9 +12,8 @@ namespace cudnn_autotune {
 // not be made, status() tells why.
 class ConvPlan::VariantPack {
  public:
-  VariantPack(const ConvProblem& problem, const ConvPointers& pointers, void* workspace)
+  VariantPack(const Bindings& bindings, const ConvPointers& pointers, void* workspace)
       : backend_(cudnn_backend()), pointers_(pointers), workspace_(workspace) {
-    const Bindings bindings(problem, pointers);
     status_ = backend_.create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &descriptor_);
     set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, bindings.count,
         bindings.addresses.data());
@@ -49,7 +48,7 @@ class ConvPlan::VariantPack {
   cudnnStatus_t status_ = CUDNN_STATUS_SUCCESS;
 };
 
-Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers) {
+Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers, bool is_unfused) {
   const auto add = [this](int64_t uid, void* address) {
     uids[count] = uid;
     addresses[count++] = address;
@@ -57,6 +56,7 @@ Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers) {
   add(kUidX, pointers.x);
   add(kUidW, pointers.w);
   add(kUidY, pointers.y);
+  if (is_unfused) return;
   if (problem.has_bias()) add(kUidBias, pointers.bias);
   if (problem.has_residual()) add(kUidResidual, pointers.residual);
   if (problem.activation == Activation::hardswish) {
@@ -93,7 +93,8 @@ std::string ConvPlan::serialized() const {
 
 void ConvPlan::execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace) {
   if (pack_ == nullptr || !pack_->is_for(pointers, workspace)) {
-    pack_ = std::make_unique<VariantPack>(problem_, pointers, workspace);
+    const Bindings bindings(problem_, pointers, config_.is_unfused);
+    pack_ = std::make_unique<VariantPack>(bindings, pointers, workspace);
   }
   cudnnStatus_t status = pack_->status();
   if (status == CUDNN_STATUS_SUCCESS) {

@@ -41,7 +41,8 @@ constexpr int64_t kUidSixth = 7;
 // What a launch of a problem binds: unique ids, and an address for each. It is made in calls, so it
 // needs no heap.
 struct Bindings {
-  Bindings(const ConvProblem& problem, const ConvPointers& pointers);
+  // Without the problem's epilogue if `is_unfused`.
+  Bindings(const ConvProblem& problem, const ConvPointers& pointers, bool is_unfused);
 
   int64_t count = 0;
   std::array<int64_t, kUidSixth> uids{};
@@ -71,7 +72,7 @@ class ConvPlan {
   std::string serialized() const;
 
   // Enqueues the plan on the handle's stream. `workspace` is device memory of workspace_bytes() or
-  // more. Throws CudnnError.
+  // more. If the config is unfused, the caller adds the bias. Throws CudnnError.
   void execute(cudnnHandle_t handle, const ConvPointers& pointers, void* workspace);
 
  private:

@@ -58,6 +58,7 @@ struct ConvProblem {
   bool has_bias() const { return (addends & kBias) != 0; }
   bool has_residual() const { return (addends & kResidual) != 0; }
   bool has_epilogue() const { return addends != 0 || activation != Activation::none; }
+  bool has_only_bias() const { return addends == kBias && activation == Activation::none; }
 
   int dims() const { return 2 + spatial_dims; }
   int64_t output_size(int spatial_dim) const;

@@ -2,11 +2,14 @@
 
 #include <charconv>
 #include <stdexcept>
+#include <string_view>
 
 #include "core/knob_names.h"
 
 namespace cudnn_autotune {
 namespace {
+
+constexpr std::string_view kUnfused = "unfused:";
 
 [[noreturn]] void does_not_parse(const std::string& text, const std::string& why) {
   throw std::invalid_argument("engine_text: '" + text + "' does not parse: " + why +
@@ -25,7 +28,8 @@ int64_t parse_number(const std::string& text, const char* begin, const char* end
 }  // namespace
 
 std::string EngineConfig::text() const {
-  std::string t = "eng" + std::to_string(engine);
+  std::string t(is_unfused ? kUnfused : "");
+  t += "eng" + std::to_string(engine);
   char separator = ':';
   for (const auto& [knob, value] : knobs) {
     t += separator + knob + "=" + std::to_string(value);
@@ -35,11 +39,13 @@ std::string EngineConfig::text() const {
 }
 
 EngineConfig EngineConfig::parse(const std::string& text) {
-  if (text.rfind("eng", 0) != 0) does_not_parse(text, "it does not begin with 'eng'");
-  const size_t colon = text.find(':');
-  const size_t engine_end = colon == std::string::npos ? text.size() : colon;
   EngineConfig config;
-  config.engine = parse_number(text, text.data() + 3, text.data() + engine_end);
+  config.is_unfused = text.rfind(kUnfused, 0) == 0;
+  const size_t start = config.is_unfused ? kUnfused.size() : 0;
+  if (text.compare(start, 3, "eng") != 0) does_not_parse(text, "it does not begin with 'eng'");
+  const size_t colon = text.find(':', start);
+  const size_t engine_end = colon == std::string::npos ? text.size() : colon;
+  config.engine = parse_number(text, text.data() + start + 3, text.data() + engine_end);
   if (config.engine < 0) does_not_parse(text, "an engine's number is 0 or more");
   if (colon == std::string::npos) return config;
   size_t begin = colon + 1;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <system_error>
@@ -53,8 +54,9 @@ std::vector<std::string> notes(cudnnBackendDescriptor_t engine, cudnnBackendAttr
 }
 
 EngineConfig engine_config(const fe::ManagedOpaqueDescriptor& descriptor,
-                           const ConvProblem& problem) {
+                           const ConvProblem& problem, bool is_unfused) {
   EngineConfig config;
+  config.is_unfused = is_unfused;
   std::vector<std::pair<cudnnBackendKnobType_t, int64_t>> knobs;
   const auto status = fe::detail::get_engine_id_and_knobs(descriptor, config.engine, knobs);
   if (status != CUDNN_STATUS_SUCCESS) {
@@ -123,19 +125,38 @@ bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t 
 }
 
 struct EngineSearch::Impl {
-  Impl(const ConvProblem& problem, HandleOfThread handle)
-      : graph(problem, handle(), nullptr), handle(handle) {}
+  Impl(const ConvProblem& problem, HandleOfThread handle) : problem(problem), handle(handle) {
+    make_graphs(handle(), nullptr);
+  }
   Impl(const ConvProblem& problem, const std::string& device_json)
-      : graph(problem, nullptr, parse_device_properties(device_json)), gpu(device_json) {}
+      : problem(problem), gpu(device_json) {
+    make_graphs(nullptr, parse_device_properties(device_json));
+  }
+
+  void make_graphs(cudnnHandle_t own_handle, const DevicePropertiesPtr& device) {
+    if (problem.has_only_bias()) unfused.emplace(problem, own_handle, device, /*is_unfused=*/true);
+    try {
+      whole.emplace(problem, own_handle, device);
+    } catch (const CudnnError&) {
+      if (!unfused) throw;
+    }
+  }
+
+  const ConvGraph& graph_of(const EngineConfig& config) const {
+    const auto& graph = config.is_unfused ? unfused : whole;
+    if (!graph) {
+      throw CudnnError("finding " + config.text(), "cuDNN has no such graph", problem.text());
+    }
+    return *graph;
+  }
 
   const fe::ManagedOpaqueDescriptor& descriptor(const EngineConfig& config) {
     const auto known = descriptors.find(config);
     if (known != descriptors.end()) return known->second;
-    return descriptors.emplace(config, graph.descriptor(config)).first->second;
+    return descriptors.emplace(config, graph_of(config).descriptor(config)).first->second;
   }
 
   bool is_kept(const KeptPlans& kept, const fe::ManagedOpaqueDescriptor& descriptor) const {
-    const auto& problem = graph.problem();
     return kept.behavior_note.empty() ||
            has(behavior_notes(engine_of(descriptor, problem), problem), kept.behavior_note);
   }
@@ -143,11 +164,12 @@ struct EngineSearch::Impl {
   // Safe to call from several threads.
   std::shared_ptr<ConvPlan> build(const EngineConfig& config,
                                   const fe::ManagedOpaqueDescriptor& descriptor) const {
+    const ConvGraph& graph = graph_of(config);
     const auto kept = kept_plans();
     if (kept == nullptr || !is_kept(*kept, descriptor)) {
       return graph.build(config, descriptor);
     }
-    const PlanName name{graph.problem().text(), config.text(), gpu};
+    const PlanName name{problem.text(), config.text(), gpu};
     try {
       if (const auto serialized = kept->find(name)) {
         return graph.read_back(config, *serialized, handle == nullptr ? nullptr : handle());
@@ -165,8 +187,23 @@ struct EngineSearch::Impl {
     return plan;
   }
 
-  ConvGraph graph;
-  HandleOfThread handle = nullptr;  // null: `gpu` describes the GPU
+  // The configs of one graph that no earlier query has listed.
+  std::vector<Candidate> list(const std::optional<ConvGraph>& graph, const std::string& mode) {
+    std::vector<Candidate> candidates;
+    if (!graph) return candidates;
+    for (const auto& descriptor : graph->query(heuristic_mode(mode))) {
+      auto config = engine_config(descriptor, problem, &graph == &unfused);
+      if (!listed.insert(config).second) continue;
+      descriptors.emplace(config, descriptor);
+      candidates.push_back(candidate_of(descriptor, std::move(config), problem, mode));
+    }
+    return candidates;
+  }
+
+  ConvProblem problem;
+  std::optional<ConvGraph> whole;    // empty if cuDNN cannot express the problem with its bias
+  std::optional<ConvGraph> unfused;  // of a problem whose epilogue is a bias alone
+  HandleOfThread handle = nullptr;   // null: `gpu` describes the GPU
   std::string gpu;
   std::map<EngineConfig, fe::ManagedOpaqueDescriptor> descriptors;
   std::set<EngineConfig> listed;
@@ -180,15 +217,15 @@ EngineSearch::EngineSearch(const ConvProblem& problem, const std::string& device
 
 EngineSearch::~EngineSearch() = default;
 
-const ConvProblem& EngineSearch::problem() const { return impl_->graph.problem(); }
+const ConvProblem& EngineSearch::problem() const { return impl_->problem; }
 
 std::vector<Candidate> EngineSearch::query(const std::string& mode) {
+  auto unfused = impl_->list(impl_->unfused, mode);
+  auto whole = impl_->list(impl_->whole, mode);
   std::vector<Candidate> candidates;
-  for (const auto& descriptor : impl_->graph.query(heuristic_mode(mode))) {
-    auto config = engine_config(descriptor, problem());
-    if (!impl_->listed.insert(config).second) continue;
-    impl_->descriptors.emplace(config, descriptor);
-    candidates.push_back(candidate_of(descriptor, std::move(config), problem(), mode));
+  for (size_t i = 0; i < std::max(unfused.size(), whole.size()); ++i) {
+    if (i < unfused.size()) candidates.push_back(std::move(unfused[i]));
+    if (i < whole.size()) candidates.push_back(std::move(whole[i]));
   }
   return candidates;
 }

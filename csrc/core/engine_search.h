@@ -32,6 +32,9 @@ bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t 
 // Lists the engine configs that cuDNN offers for one problem, and builds their plans. The GPU is
 // that of a handle, or one that is not here and is given by its JSON description. Two threads may
 // not use an EngineSearch at once.
+//
+// A problem whose epilogue is a bias alone has two kinds of configs: those of the graph that adds
+// the bias, and unfused ones (EngineConfig::is_unfused).
 class EngineSearch {
  public:
   // Returns the calling thread's handle of the current device.
@@ -46,7 +49,8 @@ class EngineSearch {
   const ConvProblem& problem() const;
 
   // The configs of a heuristic mode ("A", "B" or "FALLBACK") in cuDNN's order, without those that
-  // an earlier query of this object has listed. Throws std::invalid_argument for another mode, and
+  // an earlier query of this object has listed. Where there are two kinds they alternate, and an
+  // unfused one comes first: PyTorch runs that. Throws std::invalid_argument for another mode, and
   // CudnnError.
   std::vector<Candidate> query(const std::string& heuristic_mode);
 

@@ -2,6 +2,8 @@
 
 #include <cudnn_frontend.h>
 
+#include <algorithm>
+#include <functional>
 #include <limits>
 #include <unordered_map>
 
@@ -13,11 +15,15 @@ namespace {
 // The number of launches of each plan, in the search that runs on this thread. The frontend does
 // not report how many samples TILL_STABLE took.
 thread_local std::unordered_map<cudnnBackendDescriptor_t, int64_t> launches;
+// What follows each launch in that search; may be empty.
+thread_local std::function<void()> after_launch;
 
 cudnnStatus_t counted_execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                               cudnnBackendDescriptor_t variant_pack) {
   ++launches[plan];
-  return execute(handle, plan, variant_pack);
+  const cudnnStatus_t status = execute(handle, plan, variant_pack);
+  if (after_launch) after_launch();
+  return status;
 }
 
 }  // namespace
@@ -51,36 +57,50 @@ fe::executionPlans_t time_sorted(FindTechnique technique, cudnnHandle_t handle,
                                                                         pack, limit);
 }
 
-}  // namespace
-
-FindResult frontend_find(FindTechnique technique, cudnnHandle_t handle,
-                         const std::vector<std::shared_ptr<ConvPlan>>& plans,
-                         const ConvPointers& pointers, void* workspace, int64_t benchmark_limit) {
-  if (plans.empty()) return {};
-  Bindings bindings(plans[0]->problem(), pointers);
+// Appends what is found among the unfused plans, or among the others.
+void find_among(bool is_unfused, FindTechnique technique, cudnnHandle_t handle,
+                const std::vector<std::shared_ptr<ConvPlan>>& plans, const ConvPointers& pointers,
+                void* workspace, int64_t benchmark_limit, FindResult& result) {
+  fe::executionPlans_t candidates;
+  std::unordered_map<cudnnBackendDescriptor_t, size_t> index_of;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    if (plans[i]->config().is_unfused != is_unfused) continue;
+    candidates.push_back(plans[i]->impl().plan);
+    index_of[candidates.back().get_raw_desc()] = i;
+  }
+  if (candidates.empty()) return;
+  Bindings bindings(plans[0]->problem(), pointers, is_unfused);
   const auto pack = fe::VariantPackBuilder()
                         .setDataPointers(bindings.count, bindings.addresses.data())
                         .setUids(bindings.count, bindings.uids.data())
                         .setWorkspacePointer(workspace)
                         .build();
-  fe::executionPlans_t candidates;
-  std::unordered_map<cudnnBackendDescriptor_t, size_t> index_of;
-  for (size_t i = 0; i < plans.size(); ++i) {
-    candidates.push_back(plans[i]->impl().plan);
-    index_of[candidates.back().get_raw_desc()] = i;
-  }
   auto& launches = fe::detail::launches;
   launches.clear();
   const uint64_t limit = benchmark_limit > 0 ? static_cast<uint64_t>(benchmark_limit)
                                              : std::numeric_limits<uint64_t>::max();
   const auto sorted = time_sorted(technique, handle, std::move(candidates), pack, limit);
-  FindResult result;
   for (const auto& plan : sorted) {
     // The first launch of each plan is a warm-up and not a sample.
     result.plans.push_back({index_of.at(plan.get_raw_desc()), plan.getExecutionTime(),
                             launches.at(plan.get_raw_desc()) - 1});
   }
   for (const auto& [plan, count] : launches) result.total_samples += count - 1;
+}
+
+}  // namespace
+
+FindResult frontend_find(FindTechnique technique, cudnnHandle_t handle,
+                         const std::vector<std::shared_ptr<ConvPlan>>& plans,
+                         const ConvPointers& pointers, void* workspace, int64_t benchmark_limit,
+                         const std::function<void()>& add_bias) {
+  FindResult result;
+  for (const bool is_unfused : {true, false}) {
+    fe::detail::after_launch = is_unfused ? add_bias : nullptr;
+    find_among(is_unfused, technique, handle, plans, pointers, workspace, benchmark_limit, result);
+  }
+  std::stable_sort(result.plans.begin(), result.plans.end(),
+                   [](const auto& a, const auto& b) { return a.time_ms < b.time_ms; });
   return result;
 }
 

@@ -44,9 +44,10 @@ class JudgedTurns(Turns):
     def screen(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Runs candidates once or twice; returns those that run and are not far behind."""
         best = math.inf
-        slow_in_a_row: Counter[int | None] = Counter()
+        slow_in_a_row: Counter[str] = Counter()
         for candidate in candidates:
-            if slow_in_a_row[candidate.engine] > 1 and candidate.text not in self.picked:
+            engine = candidate.engine_name
+            if slow_in_a_row[engine] > 1 and candidate.text not in self.picked:
                 continue
             sample = self.once(candidate)
             if sample and sample.time_ms <= _HOPELESS_FIRST_RUN * best + _FIRST_RUN_MS:
@@ -56,7 +57,7 @@ class JudgedTurns(Turns):
                 continue
             self.rough_ms[candidate.text] = sample.time_ms
             is_slow = sample.time_ms > _HOPELESS * best and candidate.engine is not None
-            slow_in_a_row[candidate.engine] = slow_in_a_row[candidate.engine] + 1 if is_slow else 0
+            slow_in_a_row[engine] = slow_in_a_row[engine] + 1 if is_slow else 0
         return [
             c
             for c in candidates

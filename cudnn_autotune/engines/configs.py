@@ -15,6 +15,10 @@ from cudnn_autotune.engines.problem import ConvProblem, check_problem
 
 HEURISTIC_MODES = ("A", "B", "FALLBACK")
 
+UNFUSED = "unfused:"
+"""The beginning of the text of an engine config of the convolution alone, for a problem with a bias
+(csrc/core/engine_config.h)."""
+
 # The knobs that name a config's tile or kernel.
 _FAMILY_KNOBS = ("TILE_SIZE", "KERNEL_CFG")
 
@@ -33,8 +37,9 @@ class Candidate:
     behavior_notes: tuple[str, ...]
     text: str
     """The config as a text, such as ``eng67:KERNEL_CFG=3,WORKSPACE=0``, from which
-    :func:`build_plan` builds the same plan. It is ``aten`` or ``matmul`` if the candidate does not
-    use cuDNN."""
+    :func:`build_plan` builds the same plan. It begins with ``unfused:`` where the engine computes
+    the convolution of a problem with a bias, and a kernel of PyTorch's adds the bias. It is
+    ``aten`` or ``matmul`` if the candidate does not use cuDNN."""
     heuristic_mode: str
     """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``. It is empty
     where none does."""
@@ -50,6 +55,19 @@ class Candidate:
         return HEURISTIC_MODES.index(mode) if mode in HEURISTIC_MODES else behind, self.rank
 
     @property
+    def is_unfused(self) -> bool:
+        """Whether a kernel of PyTorch's adds the bias behind the engine."""
+        return self.text.startswith(UNFUSED)
+
+    @property
+    def engine_name(self) -> str:
+        """The text without the knobs: ``eng67``, ``unfused:eng67``, ``aten``. cuDNN numbers the
+        engines with a bias and those without one independently."""
+        if self.engine is None:
+            return self.text
+        return f"{UNFUSED if self.is_unfused else ''}eng{self.engine}"
+
+    @property
     def is_compiled(self) -> bool:
         """Whether cuDNN compiles its plan at run time, which takes some 0.3 s on one core."""
         return "RUNTIME_COMPILATION" in self.behavior_notes
@@ -60,7 +78,7 @@ class Candidate:
         (clusters, splits, workspace), and their times differ by some percent, in a race and in
         sustained runs. A candidate without such a knob is its own family."""
         named = tuple(self.knobs.get(knob) for knob in _FAMILY_KNOBS)
-        return (self.engine, *named) if any(k is not None for k in named) else (self.text,)
+        return (self.engine_name, *named) if any(k is not None for k in named) else (self.text,)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -190,7 +208,9 @@ def candidates(
     """Returns the engine configs that cuDNN's heuristics list for ``problem``, best guess first.
 
     Modes A, B and FALLBACK follow in this order, with each config once. Nothing is built or run, so
-    that a config may still turn out not to build.
+    that a config may still turn out not to build. For a problem with a bias and nothing else behind
+    the convolution, the configs that add the bias themselves alternate with those of the
+    convolution alone (``Candidate.is_unfused``).
 
     Args:
         problem: the convolution.
@@ -249,7 +269,8 @@ def check_engine_text(text: object, argument: str = "engine_text") -> None:
 
 
 def parse_engine_text(text: str) -> tuple[int, dict[str, int]]:
-    """Parses ``"eng67:KERNEL_CFG=3"`` to ``(67, {"KERNEL_CFG": 3})``.
+    """Parses ``"eng67:KERNEL_CFG=3"`` to ``(67, {"KERNEL_CFG": 3})``, and so it does
+    ``"unfused:eng67:KERNEL_CFG=3"``.
 
     Raises:
         TypeError: ``text`` is not a str.

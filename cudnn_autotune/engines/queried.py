@@ -75,8 +75,9 @@ class QueriedCandidates:
     @property
     def aten_uses_cudnn(self) -> bool:
         problem, n = self._problem, self._problem.spatial_dims
-        if problem.is_fused:
+        if problem.residual or problem.activation:
             return False  # it runs kernels of its own behind cuDNN's
+        # A bias is added by a kernel of PyTorch's here too, as behind the first of mode A.
         backend = torch._C._select_conv_backend(
             *self._operands[:2],
             None,

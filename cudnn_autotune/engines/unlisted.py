@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.configs import ATEN, Candidate, engine_text
+from cudnn_autotune.engines.configs import ATEN, UNFUSED, Candidate, engine_text
 
 MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
 """A 1x1 convolution as one matrix product over all pixels, by cuBLAS."""
@@ -45,7 +45,8 @@ def other_kernels(listed: Iterable[Candidate]) -> list[Candidate]:
             continue
         for value in portfolios.get(candidate.engine, ()):
             knobs = {**candidate.knobs, _KNOB: value}
-            text = engine_text(candidate.engine, knobs)
+            prefix = UNFUSED if candidate.is_unfused else ""
+            text = prefix + engine_text(candidate.engine, knobs)
             if text in known:
                 continue
             known.add(text)

@@ -71,15 +71,15 @@ def screen(candidates: Sequence[Candidate], timer: Timer, budget: Budget, found:
         candidates: runnable candidates, the most promising first.
         found: the screening so far, which is continued.
     """
-    of_engine: dict[int, list[float]] = {}
+    of_engine: dict[str, list[float]] = {}
     for candidate in candidates:
         if found.rough_ms and budget.is_spent():
             found.eliminate_for_budget(candidate)
             continue
-        engine = candidate.engine
-        siblings = [] if engine is None else of_engine.setdefault(engine, [])
+        engine = candidate.engine_name
+        siblings = of_engine.setdefault(engine, []) if candidate.engine is not None else []
         if _are_slow(siblings, found):
-            why = f"engine {engine} is more than {_ENGINE_SLOW:g} times slower"
+            why = f"{engine} is more than {_ENGINE_SLOW:g} times slower"
             found.eliminate([candidate], why)
             continue
         _look_at(candidate, _DISTURBED_MS if siblings else _HELD_UP_MS, timer, budget, found)

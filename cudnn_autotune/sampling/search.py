@@ -49,6 +49,8 @@ class _Groups:
     """Candidates compiled at run time and often the fastest (docs/findings/kernel-portfolio.md)."""
     seldom: list[Candidate]
     """Candidates compiled at run time and seldom the fastest."""
+    has_unfused: bool
+    """Whether cuDNN lists plans that leave a bias to PyTorch, and others that do not."""
 
 
 def search(
@@ -125,6 +127,7 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
         last=[c for c in listed if c in last and not c.is_compiled],
         often=[c for c in _without_doubles(often) if c.text not in at_once],
         seldom=[c for c in listed if c in seldom],
+        has_unfused=any(c.is_unfused for c in listed),
     )
 
 
@@ -133,10 +136,12 @@ def _screen_precompiled(groups: _Groups, found: SearchState) -> None:
     timer, budget, screening = found.timer, found.budget, found.screening
     without_engine = groups.without_engine
     ready = timer.runnable(groups.of_a)
-    if found.aten_is_cudnn and ready:
+    # PyTorch has no plan that adds a bias.
+    atens = [c for c in ready if c.is_unfused or not groups.has_unfused]
+    if found.aten_is_cudnn and atens:
         # PyTorch would run cuDNN's first plan, which is among these already, so timing it costs
         # only its build.
-        found.atens_plan = ready[0]
+        found.atens_plan = atens[0]
         without_engine = [c for c in without_engine if c.text != ATEN.text]
     similar = timer.runnable(groups.similar)
     ready = _without_doubles([*similar, *ready, *timer.runnable(without_engine)])

@@ -17,7 +17,7 @@ from typing import Any
 
 from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.json_node import Node
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import ATEN, UNFUSED, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import rerank
@@ -46,7 +46,9 @@ left out. The engine and its knobs default to those that the text names."""
 _DEFAULTS: tuple[Any, ...] = (None, None, None, None, "", "", None, None)
 _OMITTED_BYTES = 24
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-_ENGINE = re.compile(r"eng(\d{1,18})(?::(\w+=-?\d{1,18}(?:,\w+=-?\d{1,18})*))?", re.ASCII)
+_ENGINE = re.compile(
+    rf"(?:{UNFUSED})?" r"eng(\d{1,18})(?::(\w+=-?\d{1,18}(?:,\w+=-?\d{1,18})*))?", re.ASCII
+)
 
 
 def encode(decision: Decision, most_bytes: int) -> str:
