@@ -55,7 +55,8 @@ struct Call {
   // Whether no tensor has to be copied for a problem with an epilogue, which asks for kMostAligned.
   bool is_aligned() const {
     return x.alignment_in(format) == kMostAligned && w.alignment_in(format) == kMostAligned &&
-           (bias == nullptr || Part{bias}.alignment_in(at::MemoryFormat::Contiguous) == kMostAligned);
+           (bias == nullptr ||
+            Part{bias}.alignment_in(at::MemoryFormat::Contiguous) == kMostAligned);
   }
 };
 

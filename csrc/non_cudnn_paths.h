@@ -19,8 +19,8 @@ constexpr const char* kMatmul = "matmul";
 at::Tensor run_aten(const ConvProblem& problem, const Operands& operands);
 
 // Whether a problem can be computed as one matrix product over all pixels: its kernel is 1x1,
-// without stride, padding, groups or an epilogue other than a bias, its layout is channels last, and
-// its dtype is a half type (in float32 cuBLAS obeys another TF32 switch than cuDNN).
+// without stride, padding, groups or an epilogue other than a bias, its layout is channels last,
+// and its dtype is a half type (in float32 cuBLAS obeys another TF32 switch than cuDNN).
 bool is_matmul(const ConvProblem& problem);
 
 // Writes the operation's result (y, x or w) by cuBLAS, through ATen. is_matmul(problem) must hold.

@@ -9,8 +9,8 @@ namespace cudnn_autotune {
 
 // An engine of cuDNN with the values of its knobs. Knobs are given by name (knob_names.h), because
 // the frontend numbers them in another way than the backend. The text form is
-// `eng67:KERNEL_CFG=3,WORKSPACE=0` or `eng0`, with the knobs in alphabetical order, or the same after
-// `unfused:`.
+// `eng67:KERNEL_CFG=3,WORKSPACE=0` or `eng0`, with the knobs in alphabetical order, or the same
+// after `unfused:`.
 struct EngineConfig {
   int64_t engine = -1;
   std::map<std::string, int64_t> knobs;

@@ -28,9 +28,9 @@ struct FindResult {
 
 // Calls the frontend's own `cudnn_frontend::time_sorted_plan` on the handle's stream, and waits for
 // it. `workspace` is device memory for the largest workspace of the plans. The search ends after
-// `benchmark_limit` plans have run; 0: all of them run. Unfused plans are searched apart, since they
-// take other tensors; `add_bias` is called after each launch of one and enqueues the rest of the
-// problem, so that it is timed too.
+// `benchmark_limit` plans have run; 0: all of them run. Unfused plans are searched apart, since
+// they take other tensors; `add_bias` is called after each launch of one and enqueues the rest of
+// the problem, so that it is timed too.
 FindResult frontend_find(FindTechnique technique, cudnnHandle_t handle,
                          const std::vector<std::shared_ptr<ConvPlan>>& plans,
                          const ConvPointers& pointers, void* workspace, int64_t benchmark_limit,

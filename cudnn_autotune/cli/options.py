@@ -145,6 +145,7 @@ shape_options = group(
     click.option("--padding", type=PADDING, metavar="A[,B,...]", help="Or same, or valid."),
     click.option("--dilation", type=SIZES, metavar="A[,B,...]", help="A layer's dilation."),
     click.option("--groups", type=click.IntRange(1), help="A layer's groups."),
+    click.option("--bias", flag_value=True, default=None, type=bool, help="The layer adds a bias."),
     click.option(
         "--dtype", type=click.Choice(list(DTYPES.values())), default="float32", show_default=True
     ),

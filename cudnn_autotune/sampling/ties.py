@@ -16,6 +16,7 @@ _INDISTINGUISHABLE = 0.002
 _ADVANTAGES: tuple[tuple[str, Callable[[Candidate], object]], ...] = (
     ("deterministic", lambda c: "NONDETERMINISTIC" in c.numerical_notes),
     ("an engine of cuDNN", lambda c: c.engine is None),
+    ("one kernel", lambda c: c.is_unfused),
     ("less workspace", lambda c: c.workspace_bytes),
 )
 _RULES = (

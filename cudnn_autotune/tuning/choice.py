@@ -60,8 +60,8 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """The engine config; ``"aten"`` for PyTorch's own path, ``"matmul"`` for a matrix
-        product."""
+        """The engine config, as ``Candidate.text``; ``"aten"`` for PyTorch's own path, ``"matmul"``
+        for a matrix product."""
         return self.chosen.candidate.text if self.chosen else ATEN.text
 
     @property

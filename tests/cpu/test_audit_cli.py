@@ -251,6 +251,7 @@ def test_bad_input_to_record(arguments: tuple[str, ...], message: str) -> None:
         ("--padding", "same", "--op", "dgrad"),
         ("--dtype", "bfloat16", "--channels-last", "--stride", "2,1", "--op", "fprop"),
         ("--op", "wgrad", "--dilation", "2", "--padding", "1,0"),
+        ("--op", "fprop", "--bias"),
     ],
 )
 def test_tune_and_record_read_a_layer_alike(more: tuple[str, ...]) -> None:

@@ -239,6 +239,16 @@ def test_geometry(gpu: Simulated, tmp_path: Path) -> None:
         assert gpu.tuned[-1][0] == ConvProblem("fprop", (2, 8, 9), (6, 8, 4), padding=padding)
 
 
+def test_a_bias_is_of_the_forward(gpu: Simulated, tmp_path: Path) -> None:
+    succeeded("tune", *LAYER, "--bias", "--store", tmp_path, obj=gpu.bench)
+    assert [(p.op, p.bias) for p, _ in gpu.tuned] == [
+        ("fprop", True),
+        ("dgrad", False),
+        ("wgrad", False),
+    ]
+    assert "'--bias'" in refused("tune", "my:net", "--input", "4,4,8,8", "--bias")
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current one, with a user's module in it."""

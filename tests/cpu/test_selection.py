@@ -228,6 +228,7 @@ RULES = {
         0.995,
     ),
     "an engine of cuDNN": (config("b", engine=None, rank=0, workspace_bytes=0), 0.995),
+    "one kernel": (config("unfused:b", rank=0, workspace_bytes=0), 0.995),
     "less workspace": (config("c", workspace_bytes=9, rank=0), 0.995),
     "faster": (config("d", rank=0), 1.0021),
     "earlier in cuDNN's list": (config("e", rank=6), 1.0),

@@ -87,7 +87,8 @@ def test_what_is_not_fused_is_tuned() -> None:
     assert len(fused.unfused) == 2
     problems = [choice.problem for choice in ca.choices()]
     assert len(problems) == 2
-    assert not any(problem.is_fused for problem in problems)
+    assert not any(problem.activation or problem.residual for problem in problems)
+    assert all(problem.bias for problem in problems), "that of the folded batch norm"
 
 
 def test_a_fused_model_is_captured_in_a_cuda_graph() -> None:

@@ -237,11 +237,15 @@ def test_another_problem_is_another_entry(change: str, operands: tuple[Tensor, T
     assert len({c.problem for c in ca.choices()}) == 2
 
 
-def test_bias_and_values_are_no_part_of_the_problem(operands: tuple[Tensor, Tensor]) -> None:
+def test_values_are_no_part_of_the_problem_and_a_bias_is(operands: tuple[Tensor, Tensor]) -> None:
     input, weight = operands
     ca.functional.conv2d(input, weight, sampling="heuristic")
-    ca.functional.conv2d(2 * input, weight, input[0, :, 0, 0].repeat(2)[:24], sampling="heuristic")
-    only_choice()
+    ca.functional.conv2d(2 * input, weight, sampling="heuristic")
+    assert not only_choice().problem.bias
+    for factor in (1, 2):
+        bias = factor * torch.ones(24, device="cuda", dtype=torch.float16)
+        ca.functional.conv2d(input, weight, bias, sampling="heuristic")
+    assert [choice.problem.bias for choice in ca.choices()] == [False, True]
 
 
 def test_fallbacks_are_counted_with_their_reason(

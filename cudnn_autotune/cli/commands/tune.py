@@ -26,7 +26,7 @@ from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.tuning import settings, tune_problem
 
-_OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups")
+_OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups", "bias")
 
 
 @dataclass(frozen=True)

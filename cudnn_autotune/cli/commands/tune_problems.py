@@ -48,7 +48,10 @@ def of_layer(given: dict[str, Any]) -> list[ConvProblem]:
     if isinstance(given["padding"], str):
         fields["padding"] = given["padding"]
     try:
-        return [ConvProblem(op, **fields) for op in given["op"] or OPERATIONS]
+        return [
+            ConvProblem(op, **fields, bias=bool(given["bias"]) and op == "fprop")
+            for op in given["op"] or OPERATIONS
+        ]
     except ValueError as error:
         name = str(error).split()[0].rstrip(":")
         raise refuse(_OPTIONS.get(name, f"--{name}"), str(error)) from error

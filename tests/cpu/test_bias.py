@@ -1,0 +1,316 @@
+"""A convolution with a bias: engines that add it, and unfused ones, in one list and one race."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from decisions import decision as decision_of
+from problems import PROBLEMS, SHIPPED_GPUS, make
+from references import assert_close
+from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C, sampling
+from cudnn_autotune.engines.configs import ATEN, Candidate, open_search
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.engines.unlisted import MATMUL, other_kernels, without_cudnn
+from cudnn_autotune.sampling import Batch, Limits, Sample, screening, ties
+from cudnn_autotune.store import compact
+from cudnn_autotune.timers.measuring import operands
+from cudnn_autotune.tuning import remembering, serving
+from cudnn_autotune.tuning.choice import Choice
+
+pytestmark = pytest.mark.search
+
+CL = torch.channels_last
+PLAIN = make("resnet_fp16_nhwc")
+BIASED = make("resnet_fp16_nhwc", bias=True)
+POINTWISE: dict[str, Any] = {
+    "input_shape": (4, 64, 14, 14),
+    "weight_shape": (96, 64, 1, 1),
+    "dtype": torch.float16,
+    "memory_format": CL,
+}
+
+
+@functools.cache
+def listed(problem: ca.ConvProblem, device: str = "h200") -> list[Candidate]:
+    return ca.candidates(problem, device)
+
+
+def first(is_unfused: bool) -> Candidate:
+    return next(c for c in listed(BIASED) if c.is_unfused == is_unfused)
+
+
+# What cuDNN lists
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("device", SHIPPED_GPUS)
+def test_what_serves_without_a_bias_serves_with_one(name: str, device: str) -> None:
+    """Nothing that a layer with a bias ran before is missing now."""
+    plain = listed(make(name), device)
+    mixed = listed(make(name, bias=True), device)
+    unfused = [c for c in mixed if c.is_unfused]
+    assert [c.text for c in unfused] == [f"unfused:{c.text}" for c in plain]
+    for one, other in zip(unfused, plain, strict=True):
+        changed = {"text": other.text, "rank": other.rank}
+        assert replace(one, **changed) == other
+    assert mixed[0].is_unfused, "PyTorch runs the first"
+    assert [c.rank for c in mixed] == list(range(len(mixed)))
+    assert len({c.text for c in mixed}) == len(mixed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_both_kinds_alternate(dtype: torch.dtype) -> None:
+    """So a limit on the number of candidates leaves some of each."""
+    problem = make("resnet_fp16_nhwc", bias=True, dtype=dtype)
+    kinds = [c.is_unfused for c in listed(problem) if c.heuristic_mode == "A"]
+    both = 2 * min(kinds.count(True), kinds.count(False))
+    assert both > 0
+    assert kinds[:both] == [True, False] * (both // 2)
+
+
+@pytest.mark.parametrize(
+    "epilogue",
+    [
+        {},
+        {"bias": True, "activation": "relu"},
+        {"residual": True},
+        {"bias": True, "residual": True},
+    ],
+    ids=str,
+)
+def test_only_a_lone_bias_is_added_apart(epilogue: dict[str, Any]) -> None:
+    problem = make("resnet_fp16_nhwc", **epilogue)
+    assert not any(c.is_unfused for c in listed(problem))
+    with pytest.raises(ca.CudnnError, match="unfused:eng0"):
+        ca.build_plan(problem, "unfused:eng0", "h200")
+
+
+@pytest.mark.parametrize("is_unfused", [True, False])
+def test_a_config_is_built_from_its_text(is_unfused: bool) -> None:
+    one = first(is_unfused)
+    plan = ca.build_plan(BIASED, one.text, "h200")
+    assert (plan.text, plan.workspace_bytes) == (one.text, one.workspace_bytes)
+    assert ca.parse_engine_text(one.text) == (one.engine, one.knobs)
+    assert one.text.startswith(one.engine_name)
+    assert one.engine_name == ("unfused:" if is_unfused else "") + f"eng{one.engine}"
+
+
+@pytest.mark.parametrize("text", ["unfused:", "unfused:aten", "unfused", "unfused:unfused:eng0"])
+def test_a_malformed_text_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match=f"'{text}' does not parse"):
+        ca.parse_engine_text(text)
+
+
+def test_limits_hold_for_both_kinds() -> None:
+    small = ca.candidates(BIASED, "h200", workspace_limit=0)
+    assert {c.is_unfused for c in small} == {True, False}
+    assert all(c.workspace_bytes == 0 for c in small)
+    exact = make("forum_fp32_nchw", bias=True, allow_tf32=False)
+    assert not any("TENSOR_CORE" in c.numerical_notes for c in listed(exact))
+    strict = make("resnet_fp16_nhwc", bias=True, deterministic=True)
+    assert not any("NONDETERMINISTIC" in c.numerical_notes for c in listed(strict))
+
+
+def test_families_and_names_tell_the_kinds_apart() -> None:
+    one = replace(first(True), engine=41, knobs={}, text="unfused:eng41")
+    other = replace(one, text="eng41")
+    assert one.engine_name != other.engine_name
+    tiled = [replace(c, knobs={"TILE_SIZE": 1}) for c in (one, other)]
+    assert tiled[0].config_family != tiled[1].config_family
+
+
+def test_another_kernel_of_an_unfused_engine_is_unfused() -> None:
+    compiled = replace(
+        first(True),
+        engine=78,
+        knobs={"KERNEL_CFG": 99},
+        text="unfused:eng78:KERNEL_CFG=99",
+        behavior_notes=("RUNTIME_COMPILATION",),
+    )
+    found = other_kernels([compiled])
+    assert found
+    assert all(c.text == f"unfused:{ca.engine_text(78, c.knobs)}" for c in found)
+
+
+# The matrix product
+
+
+def test_a_pointwise_layer_with_a_bias_is_a_matrix_product() -> None:
+    problem = ca.ConvProblem("fprop", **POINTWISE, bias=True)
+    assert without_cudnn(problem.native()) == [ATEN, MATMUL]
+    for more in ({"activation": "relu"}, {"residual": True}):
+        assert not _C.is_matmul(ca.ConvProblem("fprop", **POINTWISE, bias=True, **more).native())
+
+
+@pytest.mark.parametrize("channels", [(64, 96), (24, 1), (1, 40)])
+def test_the_matrix_product_adds_the_bias(channels: tuple[int, int]) -> None:
+    c, k = channels
+    shapes = {"input_shape": (3, c, 7, 5), "weight_shape": (k, c, 1, 1)}
+    problem = ca.ConvProblem("fprop", **{**POINTWISE, **shapes, "dtype": torch.bfloat16}, bias=True)
+    x, w, y, bias = operands(problem, "cpu")
+    y.fill_(float("nan"))
+    _C.run_matmul(problem.native(), x, w, y, bias)
+    assert_close(y, F.conv2d(x.double(), w.double(), bias.double()), 1e-2)
+
+
+# The race
+
+
+def simulated(text: str, rank: int, time_ms: float, **fields: Any) -> SimulatedEngine:
+    number = text.removeprefix("unfused:").removeprefix("eng").split(":")[0]
+    one = replace(candidate(text, rank), engine=int(number) if number.isdecimal() else None)
+    if one.engine is None:
+        one = replace(one, heuristic_mode="")
+    return SimulatedEngine(one, time_ms, 100.0, **{"first_run_ms": 0.0, **fields})
+
+
+class Watched(SimulatedTimer):
+    """Records which candidates ran."""
+
+    def __init__(self, engines: Sequence[SimulatedEngine]) -> None:
+        super().__init__(GPU, engines, 0)
+        self.ran: set[str] = set()
+
+    def run(self, batches: Sequence[Batch]) -> list[Sample]:
+        self.ran |= {batch.candidate.text for batch in batches}
+        return super().run(batches)
+
+
+def chosen(
+    mode: str, *engines: SimulatedEngine, limits: Limits | None = None
+) -> tuple[Selection, set[str]]:
+    timer = Watched(engines)
+    found = sampling.get(mode).select(timer.candidates, timer, limits or Limits())
+    assert found is not None
+    return found, timer.ran
+
+
+@pytest.mark.parametrize("mode", ["race", "sustained", "auto"])
+@pytest.mark.parametrize(("fused_ms", "wins"), [(1.0, "eng41"), (2.2, "unfused:eng63")])
+def test_the_faster_kind_is_chosen(mode: str, fused_ms: float, wins: str) -> None:
+    found, ran = chosen(
+        mode,
+        simulated("unfused:eng62", 0, 2.0),
+        simulated("eng41", 1, fused_ms),
+        simulated("unfused:eng63", 2, 1.9),
+        simulated("aten", 9, 0.5),
+    )
+    assert found.winner.candidate.text == wins
+    # PyTorch's own path is the first unfused plan, which stands for it.
+    assert "aten" not in ran
+    own = next(entry for entry in found.ranking if entry.candidate.text == "aten")
+    assert own.runs == "unfused:eng62"
+
+
+def test_where_no_unfused_plan_builds_pytorchs_own_path_is_timed() -> None:
+    """A plan that adds the bias is none that PyTorch would run."""
+    found, ran = chosen(
+        "race",
+        simulated("unfused:eng62", 0, 2.0, builds=False),
+        simulated("eng41", 1, 1.0),
+        simulated("aten", 9, 0.9),
+    )
+    assert ran == {"eng41", "aten"}
+    assert found.winner.candidate.text == "aten"
+    assert found.winner.runs == ""
+
+
+def test_a_slow_engine_says_nothing_of_its_namesake() -> None:
+    slow = 500 * screening.SLOW
+    found, ran = chosen(
+        "race",
+        simulated("unfused:eng0", 0, 1.0),
+        simulated("eng1:TILE_SIZE=0", 1, slow),
+        simulated("eng1:TILE_SIZE=1", 2, slow),
+        simulated("unfused:eng1:TILE_SIZE=0", 3, 0.8),
+    )
+    assert "eng1:TILE_SIZE=1" not in ran
+    assert found.winner.candidate.text == "unfused:eng1:TILE_SIZE=0"
+
+
+def test_a_limit_on_candidates_leaves_some_of_each_kind() -> None:
+    engines = [
+        simulated(f"{'' if rank % 2 else 'unfused:'}eng{rank}", rank, 2.0 - rank / 10)
+        for rank in range(8)
+    ]
+    _, ran = chosen("race", *engines, limits=Limits(benchmark_limit=4))
+    assert ran == {"unfused:eng0", "eng1", "unfused:eng2", "eng3"}
+
+
+def test_heuristic_runs_what_pytorch_would() -> None:
+    found, ran = chosen("heuristic", simulated("unfused:eng62", 0, 2.0), simulated("eng41", 1, 1.0))
+    assert (found.winner.candidate.text, ran) == ("unfused:eng62", set())
+
+
+def test_of_equals_the_one_with_one_kernel_is_taken() -> None:
+    one, two = first(False), first(True)
+    assert ties.break_ties({two: 1.0, one: 1.004}) == ([one, two], "tie: one kernel")
+
+
+# What is remembered
+
+
+def remembered() -> Choice:
+    ranking = tuple(
+        Measurement(c, 1.0 + i, 9) for i, c in enumerate((first(True), first(False), ATEN))
+    )
+    decision = decision_of(problem=BIASED, selection=Selection(ranking, 27))
+    return Choice(decision, 0, "store")
+
+
+def test_a_decision_is_written_and_read() -> None:
+    known = remembered().decision
+    line = compact.encode(known, 2000)
+    assert '"knobs"' not in line
+    again = compact.decode(json.loads(line), BIASED, known.sampling, known.benchmark_limit)
+    assert again.selection.ranking == known.selection.ranking
+    assert compact.encode(again, 2000) == line
+
+
+def test_a_tighter_limit_is_answered_by_the_engines_own_workspaces() -> None:
+    known = remembered().decision
+    ranking = list(known.selection.ranking)
+    large = replace(ranking[0].candidate, workspace_bytes=1 << 20)
+    ranking[0] = replace(ranking[0], candidate=large)
+    known = replace(known, selection=replace(known.selection, ranking=tuple(ranking)))
+    found = known.restricted_to(False, 1 << 19)
+    assert found is not None
+    assert found.selection.winner.candidate == first(False)
+
+
+@pytest.mark.parametrize("is_unfused", [True, False])
+def test_a_remembered_choice_is_built_without_another(is_unfused: bool) -> None:
+    """An unfused one needs nothing that is known of the problem without a bias."""
+    known = remembered()
+    ranking = (Measurement(first(is_unfused), 1.0, 9),)
+    known = replace(known, decision=replace(known.decision, selection=Selection(ranking, 9)))
+    search = functools.partial(open_search, BIASED, "h200")
+    plan = serving.built(known, BIASED.native(), -1, search)
+    assert plan is not None
+    assert plan.text == first(is_unfused).text
+    plain = functools.partial(open_search, PLAIN, "h200")
+    if is_unfused:
+        with pytest.raises(serving.UnfitError, match="no longer builds"):
+            serving.built(known, PLAIN.native(), -1, plain)
+
+
+def test_a_pin_is_of_the_problem_with_its_bias() -> None:
+    ca.pin(BIASED, first(True).text)
+    found = remembering.find(BIASED, "auto", None, 0, 0)
+    assert found is not None
+    assert (found.text, found.origin, found.engine) == (
+        first(True).text,
+        "pinned",
+        first(True).engine,
+    )
+    assert remembering.find(PLAIN, "auto", None, 0, 0) is None
