@@ -156,7 +156,8 @@ at::Tensor conv_fprop_cuda(const at::Tensor& input, const at::Tensor& weight,
   const auto output_size = geometry.output_size();
   Call call{ConvOp::fprop, {&input}, {&weight}, {nullptr, output_size}, format};
   if (has_bias) call.bias = &*bias;
-  // Copies would take longer than a kernel that adds the bias.
+  // Engines that add a bias want aligned addresses (compute()). To copy the tensors in each call
+  // would mostly take longer than a kernel that adds the bias.
   const bool adds_bias = has_bias && !call.is_aligned();
   if (adds_bias) call.bias = nullptr;
   const auto y = compute(call, geometry, policy);
