@@ -1,9 +1,10 @@
 """``auto``, the default: a short race of the few candidates that usually win.
 
 A first call waits for it, so it costs about what PyTorch's benchmark mode costs. It looks at what
-PyTorch times by default, the first ten of cuDNN's list, and compiles one kernel of each engine that
-is compiled at run time. What seldom changes the choice is left to ``race`` and ``sustained``: the
-rest of the list, further kernels, and how the board throttles.
+PyTorch times by default, the first ten of cuDNN's list (with a bias: of each kind, see
+``Candidate.is_unfused``), and compiles one kernel of each engine that is compiled at run time. What
+seldom changes the choice is left to ``race`` and ``sustained``: the rest of the list, further
+kernels, and how the board throttles.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cudnn_autotune.sampling.search import search
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Timer
 
-# So many of mode A's precompiled candidates are timed. It is PyTorch's default for
+# So many of mode A's precompiled candidates are timed, of each kind. It is PyTorch's default for
 # torch.backends.cudnn.benchmark_limit.
 _MOST_LISTED = 10
 # Mode B hardly ever lists a faster one than these two, and a query of it takes twice as long.
@@ -42,11 +43,13 @@ class Shortlist:
         self._beyond = candidates.beyond()
         self._similar = candidates.similar()
         self.aten_uses_cudnn = candidates.aten_uses_cudnn
-        kernels: dict[int | None, Candidate] = {}
+        kernels: dict[str, Candidate] = {}
         for candidate in [*self._similar, *self._beyond, *listed]:
             if candidate.is_compiled:
-                kernels.setdefault(candidate.engine, candidate)
-        first = [c for c in self._of_mode["A"] if not c.is_compiled][:_MOST_LISTED]
+                kernels.setdefault(candidate.engine_name, candidate)
+        of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
+        first = [c for c in of_a if c.is_unfused][:_MOST_LISTED]
+        first += [c for c in of_a if not c.is_unfused][:_MOST_LISTED]
         last = [c for c in self._of_mode["FALLBACK"] if not c.is_compiled]
         pytorchs = listed[:1]
         kept = {c.text for c in [*pytorchs, *first, *last, *kernels.values()]}

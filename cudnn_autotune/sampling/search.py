@@ -94,8 +94,8 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     # compiled at run time are worth their time: engines with kernels beyond the listed one often
     # win, and another engine won by 21 % on a layer of 230 channels, where the others have to copy
     # the input first (docs/findings/fallback-mode.md).
-    swept = {c.engine for c in beyond if c.is_compiled}
-    last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine not in swept]
+    swept = {c.engine_name for c in beyond if c.is_compiled}
+    last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine_name not in swept]
     seldom = [c for c in last if c.is_compiled and c not in similar]
     at_once: set[str] = set()
     if budget.is_limited:

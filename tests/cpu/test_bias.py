@@ -247,6 +247,15 @@ def test_a_limit_on_candidates_leaves_some_of_each_kind() -> None:
     assert ran == {"unfused:eng0", "eng1", "unfused:eng2", "eng3"}
 
 
+def test_auto_times_as_many_of_each_kind_as_pytorch_does() -> None:
+    """With fewer unfused ones it could be slower than PyTorch's benchmark mode."""
+    engines = [
+        simulated(f"{'' if rank % 2 else 'unfused:'}eng{rank}", rank, 1.0) for rank in range(30)
+    ]
+    _, ran = chosen("auto", *engines)
+    assert ran == {engine.candidate.text for engine in engines[:20]}
+
+
 def test_heuristic_runs_what_pytorch_would() -> None:
     found, ran = chosen("heuristic", simulated("unfused:eng62", 0, 2.0), simulated("eng41", 1, 1.0))
     assert (found.winner.candidate.text, ran) == ("unfused:eng62", set())
