@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 from cudnn_autotune.nn.models import programs
+from cudnn_autotune.nn.models.compiling_ahead import CompilingAhead
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 
 # Of Dynamo's callbacks: what is not among them may be timed on the GPU.
@@ -108,7 +109,7 @@ class GpuLock:
         programs.fuse_judged = run
 
     def lend_while_building(self) -> None:
-        """From now on, another process has the GPU while engines are compiled for a search."""
+        """From now on, another process has the GPU while engines are compiled for searches."""
         built = GpuTimer._built
 
         def run(timer: GpuTimer, candidates: Any) -> Any:
@@ -118,6 +119,13 @@ class GpuLock:
                 return built(timer, candidates)
 
         GpuTimer._built = run  # type: ignore[method-assign]
+        wait = CompilingAhead.wait
+
+        def wait_for(ahead: CompilingAhead, *args: Any) -> None:
+            with self.lent():
+                wait(ahead, *args)
+
+        CompilingAhead.wait = wait_for  # type: ignore[method-assign]
 
     def lent_while_exporting(self) -> contextlib.AbstractContextManager[Any]:
         """Releases the lock, which is held, while ``torch.export`` traces a model."""

@@ -6,6 +6,7 @@ import copy
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from torch._inductor.utils import run_and_get_code
 import cudnn_autotune as ca
 from cudnn_autotune.engines.problem import ACTIVATIONS
 from cudnn_autotune.nn.models.frozen_weights import FrozenWeights
+from cudnn_autotune.store import kept_plans
 
 pytestmark = pytest.mark.gpu
 
@@ -144,6 +146,34 @@ def test_a_group_is_fused_if_it_is_measured_to_be_faster() -> None:
     assert set(record.times_ms) == {"inductor", "cudnn_autotune", "inductor, frozen"}
     assert record.chosen == min(record.times_ms, key=record.times_ms.__getitem__)
     assert "relative error" not in record.note
+
+
+@pytest.mark.parametrize("sampling", ["auto", "race"])
+def test_engines_of_all_groups_are_compiled_ahead_and_once(tmp_path: Path, sampling: str) -> None:
+    """SiLU is computed by no other engines than those that are compiled at run time."""
+    layers: list[nn.Module] = []
+    for width in (32, 48, 64):
+        layers += [
+            nn.Conv2d(16, width, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(width, 16, 1),
+            nn.SiLU(),
+        ]
+    model = nn.Sequential(*layers).eval().cuda().half().to(memory_format=torch.channels_last)
+    input = torch.randn(8, 16, 28, 28, device="cuda", dtype=torch.float16)
+    ca.set_store(tmp_path, mode="read_write")
+    before = kept_plans.counts()
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(input.double())
+        options = {"sampling": sampling, "compare": False}
+        output = torch.compile(model, backend="cudnn_autotune", options=options)(input)
+    assert_close(output, expected, 6 * tolerance(torch.float16))
+    assert len(last().groups) == 6
+    after = kept_plans.counts()
+    compiled = after["compiled"] - before["compiled"]
+    assert compiled == len(list(tmp_path.glob("plans-*/*"))), "nothing is compiled twice"
+    assert compiled >= 6
+    assert after["read"] - before["read"] >= 6, "the searches find what was compiled ahead"
 
 
 @pytest.mark.parametrize("dims", [2, 3])

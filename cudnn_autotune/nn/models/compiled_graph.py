@@ -18,6 +18,7 @@ from cudnn_autotune.nn.models.cuda_graph_steps import is_capturing, is_within_st
 from cudnn_autotune.nn.models.frozen_weights import copied, weights_of
 from cudnn_autotune.nn.models.graph_layout import OTHER
 from cudnn_autotune.nn.models.groups import GroupReport
+from cudnn_autotune.nn.models.judging import JUDGES
 from cudnn_autotune.nn.models.programs import (
     Compiled,
     compile_frozen,
@@ -71,7 +72,9 @@ class CompiledGraph:
         self._plain: Compiled | None = None
         self._contenders: dict[str, Compiled] = {}
         """What is compared at the next call outside of captures and of the caller's steps."""
-        ours = compile_fused(graph, inputs, options)
+        # It judges equal groups once, also when weights have changed.
+        self._judge = JUDGES[options.fuse]()
+        ours = self._built(OURS, inputs)
         self._use(OURS, ours)
         if ours.weights is not None and self._has_symbols:
             self._plain_program(
@@ -102,7 +105,7 @@ class CompiledGraph:
         if name == FROZEN:
             return compile_frozen(self._graph, inputs, self._options)
         _, _, memory_format = name.partition(", ")
-        return compile_fused(self._graph, inputs, self._options, memory_format or None)
+        return compile_fused(self._graph, inputs, self._options, self._judge, memory_format or None)
 
     def _plain_program(self, inputs: Sequence[Any]) -> Compiled:
         if self._plain is None:

@@ -61,6 +61,10 @@ class Group:
         return node.args[0] if node.target is _mark_input else node
 
     @property
+    def device(self) -> torch.device:
+        return self.input.meta["val"].device
+
+    @property
     def weight(self) -> Node:
         return self.convolution.args[1]  # type: ignore[return-value]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+from cudnn_autotune.nn.models.compiling_ahead import CompilingAhead
 from cudnn_autotune.nn.models.groups import Group, GroupReport, Groups, fuse_groups, hint
 from cudnn_autotune.timers.measuring import Operands, added_operands, cold_sets, operands
 
@@ -51,7 +53,7 @@ class Measured:
         self._known: dict[tuple[ConvProblem, bool, str, int], Verdict] = {}
 
     def __call__(self, group: Group, *, channels_last: bool) -> Verdict:
-        device = group.input.meta["val"].device
+        device = group.device
         if device.type != "cuda":
             return Verdict(False, f"it is on the device {device}")
         try:
@@ -64,6 +66,17 @@ class Measured:
             with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
                 self._known[key] = self._measure(group, problem, device)
         return self._known[key]
+
+    def problems(self, group: Group, *, channels_last: bool) -> list[ConvProblem]:
+        """Those that are searched to measure a group: its own, and that of its convolution."""
+        try:
+            problem = group.problem(channels_last=channels_last)
+        except ValueError:
+            return []
+        if group.device.type != "cuda":
+            return []
+        bias = problem.bias and not self._compiled  # Inductor adds it later
+        return [problem, replace(problem, bias=bias, residual=False, activation="")]
 
     def _measure(self, group: Group, problem: ConvProblem, device: torch.device) -> Verdict:
         policy = (group.sampling, group.workspace_limit)
@@ -81,7 +94,7 @@ class Measured:
             x, w, _, *added = data
             bias, residual = added_operands(problem, added)
             if self._compiled:
-                bias = None  # Inductor adds it later
+                bias = None
             rest(torch.ops.cudnn_autotune.conv_fprop(x, w, bias, *geometry, *policy), residual)
 
         try:
@@ -152,10 +165,20 @@ def fuse_judged(
         What became of each convolution, in the graph's order.
     """
     reports = {}
-    for group in groups.found:
-        verdict = judge(group, channels_last=channels_last)
-        shape = _hints(group.output.meta["val"])
-        reports[group.convolution] = GroupReport(group.text, shape, verdict.fuse, verdict.reason)
+    with CompilingAhead() as ahead:
+        needed: dict[Group, list[ConvProblem]] = {}
+        if isinstance(judge, Measured):
+            needed = {g: judge.problems(g, channels_last=channels_last) for g in groups.found}
+        for group, problems in needed.items():
+            limit = None if group.workspace_limit < 0 else group.workspace_limit
+            for problem in problems:
+                ahead.start(problem, group.device, group.sampling, limit)
+        for group in groups.found:
+            ahead.wait(needed.get(group, []), group.device)
+            verdict = judge(group, channels_last=channels_last)
+            shape = _hints(group.output.meta["val"])
+            report = GroupReport(group.text, shape, verdict.fuse, verdict.reason)
+            reports[group.convolution] = report
     for node, reason in groups.alone:
         reports[node] = GroupReport("conv", _hints(node.meta["val"]), False, reason)
     in_order = [reports[node] for node in graph.graph.nodes if node in reports]

@@ -26,7 +26,7 @@ from cudnn_autotune.nn.models.frozen_weights import (
 )
 from cudnn_autotune.nn.models.graph_layout import in_layout
 from cudnn_autotune.nn.models.groups import GroupReport, find_groups
-from cudnn_autotune.nn.models.judging import JUDGES, Judge, fuse_judged
+from cudnn_autotune.nn.models.judging import Judge, fuse_judged
 from cudnn_autotune.nn.models.routing import ROUTED
 
 
@@ -72,11 +72,16 @@ def compile_frozen(graph: GraphModule, inputs: Sequence[Any], options: Options) 
 
 
 def compile_fused(
-    graph: GraphModule, inputs: Sequence[Any], options: Options, memory_format: str | None = None
+    graph: GraphModule,
+    inputs: Sequence[Any],
+    options: Options,
+    judge: Judge,
+    memory_format: str | None = None,
 ) -> Compiled:
     """Compiles a graph, which stays what it is, with this package's convolutions and fused groups.
 
     Args:
+        judge: decides which groups are fused.
         memory_format: as of ``graph_layout.in_layout``; None leaves the layout to Inductor.
 
     Raises:
@@ -87,11 +92,11 @@ def compile_fused(
         ours = in_layout(ours, memory_format)
         patches["layout_optimization"] = False
     positions = weights_of(graph, inputs) if options.freezing else []
-    compiler = _FusingCompiler(JUDGES[options.fuse]())
+    compiler = _FusingCompiler(judge)
     run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
     if any(compiler.written[: len(positions)]):
         # A batch norm in training mode, for example.
-        positions, compiler = [], _FusingCompiler(JUDGES[options.fuse]())
+        positions, compiler = [], _FusingCompiler(judge)
         run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
     return Compiled(
         run,
