@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from typing import Any
 
 import pytest
@@ -201,9 +203,29 @@ def test_copies_and_modes(input: Tensor) -> None:
     assert fused.eval() is fused
     with pytest.raises(ValueError, match="inference only"):
         fused.train()
-    copied = copy.deepcopy(fused)
-    assert len(copied.groups) == 3
-    torch.testing.assert_close(copied(input), model(input))
+    copied, shared = copy.deepcopy(fused), copy.copy(fused)
+    with torch.no_grad():
+        expected = model(input)
+        for parameter in fused.parameters():
+            parameter.zero_()
+    assert len(copied.groups) == len(shared.groups) == 3
+    torch.testing.assert_close(copied(input), expected)
+    assert not torch.equal(shared(input), expected)
+
+
+def test_it_is_exported_where_it_cannot_be_pickled(input: Tensor) -> None:
+    model = Block().eval()
+    fused = ca.fuse(model, input, groups="always")
+    for save in (pickle.dumps, lambda one: torch.save(one, io.BytesIO())):
+        with pytest.raises(TypeError, match=r"cannot be pickled\. .* torch\.export\.save"):
+            save(fused)
+    file = io.BytesIO()
+    with torch.no_grad():
+        torch.export.save(torch.export.export(fused, (input,)), file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    assert "conv_fused" in str(loaded)
+    torch.testing.assert_close(loaded.module()(input), model(input))
 
 
 def test_a_converted_model_is_taken(input: Tensor) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,23 @@ class FusedModel(nn.Module):
         if mode:
             raise ValueError("a fused model is for inference only; train the one it was made of")
         return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a fused model cannot be pickled. Save what torch.export.export makes of it by "
+            "torch.export.save, or pickle the model that it was made of, and fuse that again"
+        )
+
+    def __copy__(self) -> FusedModel:
+        return self._with(vars(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedModel:
+        return self._with(copy.deepcopy(vars(self), memo))
+
+    def _with(self, attributes: Mapping[str, Any]) -> FusedModel:
+        made = type(self).__new__(type(self))
+        vars(made).update(attributes)
+        return made
 
     def extra_repr(self) -> str:
         return f"{len(self.groups) - len(self.unfused)} of {len(self.groups)} convolutions fused"
