@@ -55,9 +55,6 @@ def against_pytorch(
 
 def candidate_of(text: str, known: list[Candidate]) -> Candidate:
     """Returns the candidate of that text: one of ``known``, or a config that no heuristic lists.
-
-    Raises:
-        ValueError: the text is neither.
-    """
+    Raises ValueError if it is neither."""
     listed = next((candidate for candidate in known if candidate.text == text), None)
     return listed or named(text, len(known))

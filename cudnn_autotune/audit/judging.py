@@ -26,11 +26,8 @@ _RACE_ROUNDS = 2
 
 
 class JudgedTurns(Turns):
-    """The screening and the rounds of one case.
-
-    Args:
-        picked: texts of candidates that are never left out for being slow.
-    """
+    """The screening and the rounds of one case. Candidates whose texts are in ``picked`` are never
+    left out for being slow."""
 
     def __init__(
         self, timer: Timer, settings: OracleSettings, picked: Collection[str] = ()
@@ -84,12 +81,8 @@ class JudgedTurns(Turns):
     def interleaved(
         self, candidates: Sequence[Candidate], rounds: int
     ) -> dict[Cache, dict[str, list[float]]]:
-        """Runs rounds with a cold and with a hot cache.
-
-        Returns:
-            Milliseconds of a call by cache state, candidate and round; without the candidates that
-            failed in any round.
-        """
+        """Runs rounds with a cold and with a hot cache. Returns milliseconds of a call by cache
+        state, candidate and round, without the candidates that failed in any round."""
         times: dict[Cache, dict[str, list[float]]] = {cache: {} for cache in CACHES}
         for _ in range(rounds):
             order = self.next_order(candidates)

@@ -93,11 +93,8 @@ class Process:
         return self._process.pid
 
     def set_up(self, request: dict[str, Any]) -> None:
-        """Waits until the process is ready, and sends it its first message.
-
-        Raises:
-            ProcessFailure: it does not start, or cannot set itself up.
-        """
+        """Waits until the process is ready, and sends it its first message. Raises ProcessFailure
+        if it does not start, or cannot set itself up."""
         self.answer(START_LIMIT_S)
         try:
             self.ask(request, START_LIMIT_S)
@@ -158,11 +155,8 @@ class Process:
         self._answers.put(None)
 
     def answer(self, limit_s: float) -> dict[str, Any]:
-        """Returns the process's next message.
-
-        Raises:
-            ProcessFailure: it died, or says nothing within ``limit_s`` and was killed.
-        """
+        """Returns the process's next message. Raises ProcessFailure if it died, or says nothing
+        within ``limit_s`` and was killed."""
         try:
             line = self._answers.get(timeout=max(0.0, limit_s))
         except queue.Empty:

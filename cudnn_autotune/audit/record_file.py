@@ -38,11 +38,8 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def from_json(tree: Any) -> Record:
-    """Reads a tree that :func:`to_json` made.
-
-    Raises:
-        ValueError: the message names what is missing or malformed.
-    """
+    """Reads a tree that :func:`to_json` made. Raises ValueError for what is missing or
+    malformed."""
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise ValueError(f"not a record of {FORMAT!r}")
     if tree.get("version") != VERSION:
@@ -54,11 +51,8 @@ def from_json(tree: Any) -> Record:
 
 
 def save(record: Record, path: Path) -> None:
-    """Writes the file in one step, compressed if its name ends in ``.gz``.
-
-    Raises:
-        OSError: the file cannot be written; an older one is as it was.
-    """
+    """Writes the file in one step, compressed if its name ends in ``.gz``. If this raises OSError,
+    an older file is as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = (json_lines(to_json(record)) + "\n").encode()
     if path.suffix == ".gz":
@@ -67,11 +61,7 @@ def save(record: Record, path: Path) -> None:
 
 
 def load(path: Path) -> Record:
-    """Reads a file that :func:`save` wrote.
-
-    Raises:
-        ValueError: the message names the file and what is wrong with it.
-    """
+    """Reads a file that :func:`save` wrote. Raises ValueError that says what is wrong with it."""
     try:
         return from_json(read_json(path, _MOST_BYTES))
     except (OSError, ValueError) as error:

@@ -18,12 +18,8 @@ ones."""
 
 
 class RunCriterion(StoppingCriterion[Sequence[tuple[Cache, Sample]]]):
-    """Stops a run once the time is steady in every cache state, or after ``most_ms``.
-
-    Args:
-        calls: calls of each batch.
-        least_ms, most_ms: least and most GPU time of the run, in milliseconds.
-    """
+    """Stops a run of batches of ``calls`` calls once the time is steady in every cache state, after
+    ``least_ms`` of GPU time at the least and ``most_ms`` at the most."""
 
     def __init__(self, calls: int, least_ms: float, most_ms: float) -> None:
         self._calls = calls

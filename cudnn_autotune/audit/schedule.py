@@ -60,11 +60,8 @@ class Session:
         self.wanted = list(wanted)
 
     def run(self) -> None:
-        """Works through the cases, or as many as the time limit allows.
-
-        Raises:
-            ProcessFailure: not even the first process of the session can be set up.
-        """
+        """Works through the cases, or as many as the time limit allows. Raises ProcessFailure if
+        not even the first process of the session can be set up."""
         eligible = [case for case in self.wanted if not self.is_complete(case)]
         todo = [step for step in self.steps if any(self._lacks(step, case) for case in eligible)]
         try:
@@ -120,11 +117,8 @@ class Session:
         return self.config.time_limit_s - (time.monotonic() - self._begin)
 
     def _share(self, counts: Mapping[Step, int]) -> float:
-        """Returns the part of the time left that the first step needs beside the others.
-
-        Args:
-            counts: how many cases each of the steps to come is to do.
-        """
+        """Returns the part of the time left that the first of the steps to come needs beside the
+        others, given how many cases each of them is to do."""
         known, solo = self.record.seconds, self.config.oracle.solo
         needs = [START_S + s.seconds_of_case(known, solo) * n for s, n in counts.items()]
         return needs[0] / sum(needs)
@@ -176,11 +170,8 @@ class Session:
         )
 
     def _one(self, step: Step, process: Process, case: str) -> None:
-        """Does one case, and records its result or the error.
-
-        Raises:
-            ProcessFailure: the process died or hung at the case, which then counts as failed.
-        """
+        """Does one case, and records its result or the error. Raises ProcessFailure if the process
+        died or hung at the case, which then counts as failed."""
         kind: type[Row] = {ORACLE: Oracle, "pytorch": PytorchRow}.get(step.task, Pick)
         begin = time.monotonic()
         try:

@@ -117,11 +117,8 @@ def none_of(found: StoreFile, wanted: Filter) -> str:
 
 
 def passing(store_path: Path | None, wanted: Filter) -> tuple[StoreFile, list[Decision]]:
-    """The store's file that a command is about, and its decisions that pass.
-
-    Raises:
-        click.BadParameter: there is no such file, or no decision of it passes.
-    """
+    """The store's file that a command is about, and its decisions that pass; raises BadParameter if
+    there are none."""
     found = open_store(store_path, wanted.may_pass)
     if found is None:
         raise refuse("--store", nothing_there(store_path))

@@ -64,11 +64,8 @@ class StoreFile:
 
 
 def kind_of(place: Path, option: str = "--store") -> str:
-    """``file``, ``folder`` or ``other``; empty if nothing is there.
-
-    Raises:
-        click.BadParameter: it cannot be known, for want of permission or the like.
-    """
+    """``file``, ``folder`` or ``other``; empty if nothing is there. Raises BadParameter if it
+    cannot be known, for want of permission or the like."""
     try:
         mode = os.stat(place).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -85,11 +82,8 @@ def folder_of(store_path: Path | None) -> Path:
 
 
 def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
-    """The files that exist of a store's folder, or the one that is named.
-
-    Raises:
-        click.BadParameter: it cannot be known, for want of permission or the like.
-    """
+    """The files that exist of a store's folder, or the one that is named. Raises BadParameter if it
+    cannot be known."""
     place = default_folder() if store_path is None else store_path
     files = [place]
     if not names_file(place):
@@ -109,14 +103,8 @@ def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
 
 
 def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
-    """Reads a store's file.
-
-    Args:
-        may_pass: which decisions to parse; None stands for all.
-
-    Raises:
-        ValueError: the file cannot be read, or is no store.
-    """
+    """Reads a store's file, and parses the decisions that ``may_pass`` (None: all). Raises
+    ValueError if the file cannot be read, or is no store."""
     try:
         data = disk_file.read(path)
     except OSError as error:

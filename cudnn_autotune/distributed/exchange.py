@@ -78,12 +78,8 @@ class Exchange:
         return json.loads(self._wait(lambda: self.mailbox.peek(name)))
 
     def put_decision(self, name: str, decision: Decision) -> None:
-        """Sends a decision as the line that a store's file would hold.
-
-        Raises:
-            ValueError: no rank could read it, for example because a user's strategy returned
-                invalid evidence.
-        """
+        """Sends a decision as the line that a store's file would hold. Raises ValueError if no rank
+        could read it, for example because a user's strategy returned invalid evidence."""
         line = entry.encode(decision, self._environment)
         entry.decode(line, self._environment)
         self.put(name, line.decode())

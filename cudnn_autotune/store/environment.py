@@ -47,11 +47,8 @@ class Environment:
 
     @classmethod
     def of(cls, device: int | None = None) -> Environment:
-        """Returns the environment of a CUDA device, or of this machine if it has no GPU.
-
-        Args:
-            device: The device's index; None means the current device.
-        """
+        """Returns the environment of a CUDA device (None: the current one), or of this machine if
+        it has no GPU."""
         return cls.from_versions(versions.environment(device))
 
     @classmethod
@@ -96,11 +93,8 @@ class Environment:
 
     @classmethod
     def from_json(cls, tree: Any, place: str = "environment") -> Environment:
-        """Returns the environment that :meth:`to_json` described.
-
-        Raises:
-            ValueError: ``tree`` is not such JSON; the message names the place and what is allowed.
-        """
+        """Returns the environment that :meth:`to_json` described. Raises ValueError that names the
+        place and what is allowed."""
         return json_dataclass.decode(cls, tree, place)
 
 

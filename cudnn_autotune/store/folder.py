@@ -33,11 +33,8 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def located(path: str | os.PathLike[str], argument: str = "path") -> Path:
-    """Returns ``path`` as an absolute path, with a leading ``~`` expanded.
-
-    Raises:
-        TypeError: ``path`` is not a path; the message names ``argument``.
-    """
+    """Returns ``path`` as an absolute path, with a leading ``~`` expanded. Raises TypeError that
+    names ``argument`` if it is not a path."""
     try:
         return Path(os.path.expanduser(os.fsdecode(path))).absolute()
     except TypeError as error:
@@ -45,22 +42,13 @@ def located(path: str | os.PathLike[str], argument: str = "path") -> Path:
 
 
 def file_in(path: str | os.PathLike[str] | None, environment: Environment) -> Path:
-    """Returns the path of the file that holds the decisions of ``environment``.
-
-    Args:
-        path: A file (``*.json``), or a folder with one file for each environment; None means the
-            default folder.
-
-    Raises:
-        TypeError: ``path`` is not a path.
-    """
+    """Returns the path of the file that holds the decisions of ``environment``; ``path`` is that
+    file, or a folder (None: the default one). Raises as :func:`located`."""
     place = default_folder() if path is None else located(path)
     return place if names_file(place) else place / environment.file_name
 
 
 def names_file(place: Path) -> bool:
-    """Returns whether ``place`` is the path of one file of a store and not of its folder.
-
-    Neither needs to exist.
-    """
+    """Returns whether ``place`` is the path of one file of a store, which need not exist, and not
+    of its folder."""
     return place.suffix == SUFFIX and not os.path.isdir(place)

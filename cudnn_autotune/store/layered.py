@@ -12,15 +12,9 @@ from cudnn_autotune.store.file_store import Store
 
 
 class Layered:
-    """Asks the user's store first, then the shipped stores in order, and takes the first answer.
-
-    Args:
-        user: The user's store, to which changes are written.
-        shipped: Stores that came with an application.
-
-    Raises:
-        ValueError: The stores are not all of one environment.
-    """
+    """Asks the user's store first, to which changes are written, then the stores that an
+    application shipped in order, and takes the first answer. All must be of one environment
+    (ValueError)."""
 
     def __init__(self, user: Store, shipped: Sequence[Store] = ()) -> None:
         for store in shipped:
@@ -48,10 +42,8 @@ class Layered:
         return iter(dict.fromkeys(keys))
 
     def reject(self, answer: Decision) -> None:
-        """Calls ``Store.reject`` of every store.
-
-        A shipped store is read-only, so it remembers the rejection in this process only.
-        """
+        """Calls ``Store.reject`` of every store. Shipped ones, which are read-only, remember the
+        rejection in this process only."""
         for store in (self.user, *self.shipped):
             store.reject(answer)
 

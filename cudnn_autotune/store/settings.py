@@ -93,11 +93,8 @@ def _shipped(paths: Iterable[StorePath]) -> tuple[Path, ...]:
 
 
 def check_store_mode(mode: object, argument: str = "mode") -> str:
-    """Returns ``mode``.
-
-    Raises:
-        ValueError: It is not one of ``STORE_MODES``; the message names ``argument``.
-    """
+    """Returns ``mode``; raises ValueError that names ``argument`` if it is not in
+    ``STORE_MODES``."""
     if not isinstance(mode, str) or mode not in STORE_MODES:
         allowed = ", ".join(map(repr, STORE_MODES))
         raise ValueError(f"{argument} must be one of {allowed}, got {mode!r}")
@@ -142,10 +139,8 @@ def get_store(device: int | None = None) -> Store:
 
 
 def layers(device: int | None) -> Layered:
-    """Returns the user's store for a device, in front of the shipped stores.
-
-    The argument and the errors are those of :func:`get_store`.
-    """
+    """Returns the user's store, in front of the shipped ones. Arguments and errors: as
+    get_store."""
     index = _index(device)
     with LOCK:
         if index not in _stores:

@@ -26,12 +26,8 @@ from cudnn_autotune.timers.turns import Turns
 
 
 def named(engine_text: str, rank: int = 0) -> Candidate:
-    """Returns the candidate of a config that need not be listed by a heuristic; its workspace and
-    notes are left out.
-
-    Raises:
-        ValueError: ``engine_text`` names no config.
-    """
+    """Returns the candidate of a config that need not be listed by a heuristic, without workspace
+    and notes. Raises ValueError if ``engine_text`` names no config."""
     engine, knobs = parse_engine_text(engine_text)
     return Candidate(engine, knobs, 0, (), (), engine_text, "", rank)
 

@@ -181,13 +181,9 @@ class _Background:
 
 
 class Telemetry(_Background):
-    """Reads a GPU on a background thread between ``__enter__`` and ``__exit__``.
+    """Reads a GPU every ``period_s`` seconds on a background thread.
 
     It is meant for a process that only waits, so that it does not disturb what is measured.
-
-    Args:
-        gpu: the GPU to read.
-        period_s: seconds between two readings.
     """
 
     def __init__(self, gpu: Gpu, period_s: float = 0.1) -> None:
@@ -238,13 +234,10 @@ class PowerReading:
 
 
 class PowerWatch(_Background):
-    """Collects each new reading of a GPU's instant power on a background thread.
+    """Collects each new reading of a GPU's instant power on a background thread, which asks every
+    ``period_s`` seconds. If the GPU has no such readings there is no thread.
 
     A query takes some ten microseconds; an H200 has a new reading every 100 ms.
-
-    Args:
-        gpu: the GPU to read. If it has no such readings there is no thread.
-        period_s: seconds between two queries.
     """
 
     def __init__(self, gpu: Gpu, period_s: float = 0.001) -> None:

@@ -17,12 +17,8 @@ _MOST_CALLS = 500
 
 
 class Turns:
-    """Runs candidates in turns, and keeps their rough times and failures.
-
-    Args:
-        timer: a timer that has built the candidates.
-        seed: determines the order of turns.
-    """
+    """Runs candidates that the timer has built in turns, whose order ``seed`` determines, and keeps
+    their rough times and failures."""
 
     def __init__(self, timer: Timer, seed: int) -> None:
         self.timer = timer

@@ -79,11 +79,8 @@ def _between(a: Environment, b: Environment) -> Iterator[str]:
 
 
 def differences(a: Iterable[Decision], b: Iterable[Decision], tolerance: float) -> Iterator[str]:
-    """A line for each difference, in the order of ``a``, and then for what only ``b`` has.
-
-    Args:
-        tolerance: how much a time may differ, relative to the one in ``a``.
-    """
+    """A line for each difference, in the order of ``a``, and then for what only ``b`` has. Times
+    differ if they do by more than ``tolerance``, relative to the one in ``a``."""
     left = {entry.name_of(decision): decision for decision in a}
     right = {entry.name_of(decision): decision for decision in b}
     for name, decision in left.items():

@@ -173,12 +173,8 @@ class Recording:
             raise ValueError(f"build_threads: {most}, got {self.build_threads}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file in one step; if this raises, an older file is as it was.
-
-        Raises:
-            ValueError: the recording is larger than :meth:`load` reads.
-            OSError: the file cannot be written.
-        """
+        """Writes the file in one step; if this raises OSError, an older file is as it was. Raises
+        ValueError if the recording is larger than :meth:`load` reads."""
         tree = {"format": FORMAT, "version": VERSION, **encode(self)}
         tree["problem"] = problem_to_json(self.problem)
         data = (json.dumps(tree, separators=(",", ":"), allow_nan=False) + "\n").encode()
@@ -191,12 +187,8 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:
-        """Reads a file that :meth:`save` wrote, in any version.
-
-        Raises:
-            ValueError: the message names the file and the field, and says what is wrong with it.
-            OSError: the file cannot be read.
-        """
+        """Reads a file that :meth:`save` wrote, in any version. Raises OSError, or ValueError that
+        names the file and the field, and says what is wrong with it."""
         try:
             return _from_json(read_json(Path(path), _MOST_BYTES))
         except ValueError as error:

@@ -130,13 +130,9 @@ class ReplayTimer:
     def truth(
         self, kind: Literal["burst", "sustained"] = "sustained", cache: Cache = "cold"
     ) -> dict[str, float]:
-        """Returns milliseconds of a call, from all recorded samples, by the candidate's text.
-
-        Args:
-            kind: ``burst``: in the rounds; ``sustained``: alone for long, of the candidates that
-                have a solo trace.
-            cache: ``cold`` or ``hot``.
-        """
+        """Returns milliseconds of a call, from all recorded samples, by the candidate's text: in
+        the rounds (``burst``), or alone for long, of candidates with a solo trace
+        (``sustained``)."""
         if kind == "burst":
             return dict(self._bursts[cache])
         return recorded_times.sustained_ms(self.recording, cache, self._bursts)

@@ -28,24 +28,13 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Recording:
-    """Returns a shipped recording.
-
-    Args:
-        name: one of `names()`.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Returns a shipped recording. Raises ValueError for an unknown name."""
     with path(name) as file:
         return Recording.load(file)
 
 
 def path(name: str) -> AbstractContextManager[Path]:
-    """The file of a shipped recording, for as long as the context lasts.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """The file of a shipped recording, for as long as the context lasts. Raises as :func:`load`."""
     if name not in names():
         raise ValueError(f"name must be one of {', '.join(names())}, got {name!r}")
     return resources.as_file(_FILES / f"{name}{_SUFFIX}")
