@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from cudnn_autotune.audit.judging import CACHES, JudgedTurns
 from cudnn_autotune.audit.model import Truth
 from cudnn_autotune.audit.pairing import of_blocks
-from cudnn_autotune.audit.run_criterion import STRETCH, RunCriterion
 from cudnn_autotune.audit.steady_time import SteadyTime, steady_time
 from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.timers.run_criterion import STRETCH, RunCriterion
 from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 _BATCH_MS = 10.0
+_STEADY = 0.015
+"""The tolerance of a steady time. The power controller's oscillation makes an H200's runs differ by
+2 %, however long they are, so there are more runs rather than longer ones."""
 _NEAR = 1.04
 """Candidates slower than this, relative to the fastest after the first pass, are not measured
 again."""
@@ -97,7 +100,7 @@ class Alone:
     def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
         """Runs a candidate alone until its time is steady; returns None if it fails."""
         calls = self.turns.calls(candidate, _BATCH_MS)
-        criterion = RunCriterion(calls, least_ms, most_ms)
+        criterion = RunCriterion(calls, least_ms, most_ms, _STEADY)
         ran: list[tuple[Cache, Sample]] = []
         round_ms = len(CACHES) * calls * self.turns.rough_ms[candidate.text]
         while not criterion.is_finished():

@@ -17,9 +17,9 @@ from cudnn_autotune.sampling.standings import Standings
 from cudnn_autotune.sampling.steady_criterion import SteadyCriterion
 from cudnn_autotune.sampling.steady_times import SteadyLog, SteadyTimes
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.timers.offline.trace_criterion import TraceCriterion
+from cudnn_autotune.timers.run_criterion import RunCriterion
 from cudnn_autotune.timers.stopping_criterion import Reason
-from cudnn_autotune.timers.timer import Sample
+from cudnn_autotune.timers.timer import Cache, Sample
 
 A, B = candidate("a"), candidate("b", 1)
 RULES = RaceRules(tie_width=0.005, least_rounds=6, most_rounds=40, gpu_ms=100.0)
@@ -149,24 +149,27 @@ def test_a_final_ends_with_the_budget_or_without_finalists() -> None:
     assert final.reason is Reason.DECIDED
 
 
-def test_a_recorded_run_ends_once_its_quarters_agree() -> None:
-    def portion(time_ms: float, clock_mhz: float = 1500.0) -> list[Sample]:
-        return [Sample(time_ms=time_ms, clock_mhz=clock_mhz)] * 4
+def test_a_run_ends_once_its_thirds_agree_in_every_cache_state() -> None:
+    def portion(cold_ms: float, hot_ms: float = 1.0) -> list[tuple[Cache, Sample]]:
+        return [("cold", Sample(cold_ms)), ("hot", Sample(hot_ms))] * 5
 
-    criterion = TraceCriterion(calls=100)
-    for time_ms in (1.0, 1.2):  # 880 ms in all, still rising
-        criterion.add_measurement(portion(time_ms))
+    criterion = RunCriterion(calls=100, least_ms=1000.0, most_ms=1e6, tolerance=0.003)
+    for cold_ms in (1.0, 1.2, 1.2):  # the last third agrees with the one before
         assert not criterion.is_finished()
-    criterion.add_measurement(portion(1.2, 1400.0))  # the time is steady, the clock is not
-    assert not criterion.is_finished()
-    for _ in range(6):
-        criterion.add_measurement(portion(1.2, 1400.0))
+        criterion.add_measurement(portion(cold_ms))
     assert criterion.reason is Reason.DECIDED
+    criterion = RunCriterion(calls=100, least_ms=1000.0, most_ms=1e6, tolerance=0.003)
+    for hot_ms in (1.0, 1.0, 1.2):  # one cache state is steady, the other is not
+        criterion.add_measurement(portion(1.2, hot_ms))
+        assert not criterion.is_finished()
 
 
-def test_a_recorded_run_is_not_too_short() -> None:
-    criterion = TraceCriterion(calls=1)
-    criterion.add_measurement([Sample(time_ms=1.0, clock_mhz=1500.0)] * 599)
+def test_a_run_is_neither_too_short_nor_too_long() -> None:
+    criterion = RunCriterion(calls=1, least_ms=600.0, most_ms=700.0, tolerance=0.003)
+    criterion.add_measurement([("cold", Sample(1.0))] * 599)
     assert not criterion.is_finished()
-    criterion.add_measurement([Sample(time_ms=1.0, clock_mhz=1500.0)])
-    assert criterion.is_finished()
+    criterion.add_measurement([("cold", Sample(1.0))])
+    assert criterion.reason is Reason.DECIDED
+    criterion = RunCriterion(calls=1, least_ms=600.0, most_ms=700.0, tolerance=0.003)
+    criterion.add_measurement([("cold", Sample(1.0 + 0.01 * i)) for i in range(400)])
+    assert criterion.reason is Reason.LIMIT
