@@ -31,8 +31,6 @@ class Alone:
 
     def __init__(self, turns: JudgedTurns) -> None:
         self.turns = turns
-        self.clocks_mhz: list[float] = []
-        """The SM clock at the end of each run."""
         self.remarks: list[str] = []
 
     def sustained(self, candidates: Sequence[Candidate], burst: Truth) -> Truth | None:
@@ -84,8 +82,6 @@ class Alone:
             block = self._block(candidate, least_ms, 3 * least_ms)
             if block is not None:
                 blocks[candidate.text].append(block.time_ms)
-                if block.clock_mhz is not None:
-                    self.clocks_mhz.append(block.clock_mhz)
 
     def _throttled(self, probe: SteadyTime, burst: Truth) -> bool:
         known = [*self.turns.clocks_mhz]

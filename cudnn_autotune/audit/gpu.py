@@ -122,12 +122,8 @@ class GpuBackend:
         choice_log.forget()
         data = operands(problem)
         call = _our_call(problem, data, self._mode)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
         with settings.use_sampling(budget_ms=self._budget_ms):
             first_ms = _wall_ms(call)
-            peak = torch.cuda.max_memory_allocated() - held
             steady_ms = min(_wall_ms(call) for _ in range(_STEADY_CALLS))
             if isinstance(sampling.get(self._mode), Online) and not _decide(call):
                 return Pick(error=f"not decided after {_MOST_CALLS} calls or {_MOST_S:g} s")
@@ -136,7 +132,7 @@ class GpuBackend:
             others = [c.problem.text for c in choice_log.choices()]
             reasons = [*choice_log.fallbacks(), *(f"tuned as {text}" for text in others)]
             return Pick(error="no choice was made: " + ", ".join(reasons))
-        return _told(made[-1], max(0.0, first_ms - steady_ms), peak / 2**20)
+        return _told(made[-1], max(0.0, first_ms - steady_ms))
 
     def _pytorch(self, problem: ConvProblem, reference: str) -> PytorchRow:
         call = _pytorch_call(problem, operands(problem))
@@ -211,12 +207,10 @@ def _wall_ms(call: Call) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def _told(choice: Choice, tuning_ms: float, peak_mb: float) -> Pick:
+def _told(choice: Choice, tuning_ms: float) -> Pick:
     # The error is infinite if the output had a NaN, or if the engine failed.
     rejected = {text: error if 0 <= error <= MOST else None for text, error in choice.rejected}
-    pick = dataclasses.replace(
-        pick_of(choice.selection, tuning_ms), peak_mb=peak_mb, rejected=rejected
-    )
+    pick = dataclasses.replace(pick_of(choice.selection, tuning_ms), rejected=rejected)
     if pick.text == choice.text:
         return pick
     # The mode's choice was wrong, so that its claims refer to another candidate.

@@ -58,18 +58,15 @@ class Truth:
 class Oracle:
     """The outcome of a long measurement of one case; ``truths`` is empty if it failed."""
 
+    FORMER_FIELDS: ClassVar[tuple[str, ...]] = (
+        *("clock_mhz", "max_clock_mhz", "solo_clock_mhz", "wall_ms"),
+    )
     truths: dict[str, Truth] = field(default_factory=dict)
     """``burst cold``, ``burst hot`` and, if it was measured, ``sustained``."""
     candidates: int = 0
     """How many candidates there were."""
     failed: dict[str, str] = field(default_factory=dict)
     """Candidates that do not build or run, and why."""
-    wall_ms: float | None = None
-    clock_mhz: float | None = None
-    """Median SM clock of the short batches."""
-    solo_clock_mhz: float | None = None
-    """Lowest SM clock at the end of a sustained run."""
-    max_clock_mhz: float | None = None
     solo: str = "never"
     """When candidates get sustained runs (``OracleSettings.solo``)."""
     remarks: tuple[str, ...] = ()
@@ -80,28 +77,20 @@ class Oracle:
 class Pick:
     """What one run of a mode chose for a case; if ``text`` is None, ``error`` says why."""
 
-    FORMER_FIELDS: ClassVar[tuple[str, ...]] = ("passed_over",)
+    FORMER_FIELDS: ClassVar[tuple[str, ...]] = (
+        *("clock_mhz", "confidence", "disturbed", "gpu_ms", "passed_over", "peak_mb", "samples"),
+        *("sustained_clock_mhz", "throttle_reasons"),
+    )
     text: str | None = None
     tuning_ms: float | None = None
     """Wall time that the first call spends on choosing, plan building included."""
-    gpu_ms: float | None = None
-    """GPU time of all launches; None if the mode does not count it."""
     time_ms: float | None = None
     """Milliseconds of a call, as the mode measured it."""
-    samples: int = 0
-    """Timed launches of all candidates."""
     regret_bound: float | None = None
     """The mode claims to be at most this much slower than the best (0.01: 1 %)."""
     bound_truth: str = BURST
     """The truth to which the bound refers."""
-    confidence: float | None = None
     rule: str = ""
-    clock_mhz: float | None = None
-    sustained_clock_mhz: float | None = None
-    throttle_reasons: tuple[str, ...] = ()
-    disturbed: int = 0
-    peak_mb: float | None = None
-    """Memory that the first call took beyond its operands, in MiB; None if not measured."""
     rejected: dict[str, float | None] = field(default_factory=dict)
     """Relative errors of faster candidates whose output was wrong; None stands for infinity."""
     lacking: tuple[str, ...] = ()
@@ -142,6 +131,8 @@ class PytorchRow:
 class Record:
     """The results of an audit, to which it adds as it goes on."""
 
+    FORMER_FIELDS: ClassVar[tuple[str, ...]] = ("seconds",)
+
     kind: str
     """``gpu`` or ``replay``."""
     settings: dict[str, Any]
@@ -156,8 +147,6 @@ class Record:
     """By PyTorch's mode and case id."""
     failures: list[str] = field(default_factory=list)
     """One line for each process that died or hung."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Wall time of a case, by mode or ``oracle``; a session divides its time by it."""
     telemetry: dict[str, Any] | None = None
     """Clock, power, temperature and throttle reasons of the latest session."""
     sessions: list[dict[str, Any]] = field(default_factory=list)

@@ -16,10 +16,7 @@ noise (median polish), and errors are those of a candidate's distance from the f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
-
-import numpy as np
 
 from cudnn_autotune.audit.alone import Alone
 from cudnn_autotune.audit.analysis import truth_of
@@ -49,7 +46,6 @@ def measure(
         The truths, or an ``Oracle`` with an ``error`` if no candidate runs. What the timer raises
         (a lost device) is not caught.
     """
-    begin = time.perf_counter()
     turns = JudgedTurns(timer, settings or OracleSettings(), picked)
     alone = Alone(turns)
     runnable = timer.runnable(candidates)
@@ -62,15 +58,10 @@ def measure(
         sustained = alone.sustained(survivors, burst)
         if sustained is not None:
             truths[SUSTAINED] = sustained
-    clocks = turns.clocks_mhz
     return Oracle(
         truths,
         candidates=len(candidates),
         failed=turns.failed,
-        wall_ms=(time.perf_counter() - begin) * 1e3,
-        clock_mhz=float(np.median(clocks)) if clocks else None,
-        solo_clock_mhz=min(alone.clocks_mhz, default=None),
-        max_clock_mhz=timer.state().max_clock_mhz,
         solo=turns.settings.solo,
         remarks=tuple(alone.remarks),
         error="" if truths else "no candidate runs",

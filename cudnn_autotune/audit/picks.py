@@ -16,16 +16,9 @@ def pick_of(selection: Selection | None, tuning_ms: float) -> Pick:
     return Pick(
         text=winner.candidate.text,
         tuning_ms=tuning_ms,
-        gpu_ms=evidence.gpu_ms or None,
         time_ms=winner.time_ms,
-        samples=selection.total_samples,
         regret_bound=evidence.regret_bound,
         bound_truth=SUSTAINED if alone > 1 else BURST,
-        confidence=evidence.confidence,
         rule=evidence.rule,
-        clock_mhz=evidence.clock_mhz,
-        sustained_clock_mhz=evidence.sustained_clock_mhz,
-        throttle_reasons=evidence.throttle_reasons,
-        disturbed=evidence.disturbed,
         remarks=evidence.remarks,
     )

@@ -93,7 +93,7 @@ def resumed(path: Path | None, fresh: Record) -> Record:
         fresh.settings[name] = _union(earlier.settings.get(name), fresh.settings.get(name))
     fresh.cases = earlier.cases | fresh.cases
     fresh.oracle, fresh.picks, fresh.pytorch = earlier.oracle, earlier.picks, earlier.pytorch
-    fresh.failures, fresh.seconds = earlier.failures, earlier.seconds
+    fresh.failures = earlier.failures
     session = {"environment": earlier.environment, "telemetry": earlier.telemetry}
     fresh.sessions = [*earlier.sessions, session]
     return fresh

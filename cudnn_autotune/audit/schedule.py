@@ -119,8 +119,8 @@ class Session:
     def _share(self, counts: Mapping[Step, int]) -> float:
         """Returns the part of the time left that the first of the steps to come needs beside the
         others, given how many cases each of them is to do."""
-        known, solo = self.record.seconds, self.config.oracle.solo
-        needs = [START_S + s.seconds_of_case(known, solo) * n for s, n in counts.items()]
+        solo = self.config.oracle.solo
+        needs = [START_S + s.seconds_of_case(solo) * n for s, n in counts.items()]
         return needs[0] / sum(needs)
 
     def _work(
@@ -173,12 +173,10 @@ class Session:
         """Does one case, and records its result or the error. Raises ProcessFailure if the process
         died or hung at the case, which then counts as failed."""
         kind: type[Row] = {ORACLE: Oracle, "pytorch": PytorchRow}.get(step.task, Pick)
-        begin = time.monotonic()
         try:
             request = {"task": step.task, "case": self.record.cases[case]}
             result = process.ask(request | self._more(step, case), self.config.case_limit_s)
             row = decode(kind, result, f"{step.name}, {case}")
-            self._took(step, time.monotonic() - begin)
         except (CaseFailure, ValueError) as error:  # ValueError: the answer is not a valid row
             row = kind(error=str(error))
         except ProcessFailure as error:
@@ -200,9 +198,3 @@ class Session:
                 raise CaseFailure(f"{self.config.reference} picked nothing: {pick.error}")
             return {"reference": pick.text}
         return {}
-
-    def _took(self, step: Step, seconds: float) -> None:
-        """Updates the running mean of a case's seconds, in which the latest cases weigh most."""
-        known = self.record.seconds.get(step.mode)
-        mean = seconds if known is None else 0.9 * known + 0.1 * seconds
-        self.record.seconds[step.mode] = mean

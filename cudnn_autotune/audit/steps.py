@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cudnn_autotune.audit.config import AuditConfig, Solo
@@ -43,10 +42,8 @@ class Step:
             return ORACLE
         return "pytorch" if self.mode in PYTORCH_MODES else "pick"
 
-    def seconds_of_case(self, known: Mapping[str, float], solo: Solo) -> float:
-        """Wall seconds of one case: as earlier cases of the mode took (``known``), or a guess."""
-        if self.mode in known:
-            return known[self.mode]
+    def seconds_of_case(self, solo: Solo) -> float:
+        """Wall seconds of one case, about."""
         seconds = _SECONDS.get(self.mode, _SECONDS_OF_OTHERS)
         return seconds if solo == "never" else seconds + _SECONDS_ALONE.get(self.mode, 0.0)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 
 import numpy as np
 
@@ -108,11 +109,6 @@ def summarize(record: Record) -> dict[str, ModeSummary]:
     cases = shared_cases(record)
     found = {mode: _mode(record, mode, cases) for mode in record.picks}
     return found | {mode: _pytorch(record, mode, cases) for mode in record.pytorch}
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Returns the geometric mean of values above 0."""
-    return math.exp(float(np.mean(np.log(list(values)))))
 
 
 def _mode(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:

@@ -315,7 +315,7 @@ def test_round_trip(tmp_path: Path) -> None:
     found.pytorch = {"pytorch_on_0": {"case0": row(1.1, 1.2), "case1": PytorchRow(error="no")}}
     found.picks["auto"]["1"]["case1"] = Pick(
         text="c",
-        throttle_reasons=("sw_power_cap",),
+        rule="fastest",
         rejected={"x": 0.5, "y": None},
         regret_bound=0.01,
         remarks=("a remark",),
@@ -327,9 +327,11 @@ def test_round_trip(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["modes"]["auto"]["picked"] == {"a": 2}
 
 
-def test_what_earlier_versions_told_of_others_is_left_out() -> None:
+def test_what_only_earlier_versions_kept_is_left_out() -> None:
     found = tree()
-    found["picks"]["auto"]["1"]["case0"]["passed_over"] = {"b": "+1.0 %"}
+    found["picks"]["auto"]["1"]["case0"] |= {"passed_over": {"b": "+1.0 %"}, "samples": 7}
+    found["seconds"] = {"auto": 1.0}
+    found["oracle"]["case0"]["wall_ms"] = 500.0
     assert record_file.from_json(found) == record(auto=[["a"]])
 
 

@@ -127,14 +127,10 @@ def test_what_a_pick_keeps_of_the_evidence() -> None:
     assert picked == Pick(
         text=first.text,
         tuning_ms=12.0,
-        gpu_ms=7.0,
         time_ms=0.5,
-        samples=6,
         regret_bound=0.01,
         bound_truth=SUSTAINED,
-        confidence=0.95,
         rule="fastest",
-        disturbed=1,
     )
     # A leader with a sustained run but no contenders was chosen by the race.
     probed = pick_of(Selection((ranking[0], Measurement(second, 0.7, 3)), 6, evidence), 12.0)

@@ -145,9 +145,6 @@ def test_sustained_times_where_the_board_throttles(name: str, seed: int) -> None
         assert time_ms == pytest.approx(exact[text], rel=0.02), text
     if name == "forum-l4":
         assert "64x64" in truth.times_ms, "it was picked"
-    assert found.solo_clock_mhz is not None
-    assert found.max_clock_mhz is not None
-    assert found.solo_clock_mhz < 0.9 * found.max_clock_mhz
 
 
 def test_no_solo_blocks_where_the_clock_holds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from cudnn_autotune import sampling
 from cudnn_autotune.audit import offline_cases
 from cudnn_autotune.audit.analysis import raw_regret, truth_of
 from cudnn_autotune.audit.model import BURST, SUSTAINED
-from cudnn_autotune.audit.summary import geometric_mean
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.offline.recording import ENVIRONMENT

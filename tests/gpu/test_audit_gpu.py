@@ -73,10 +73,8 @@ def test_audit_and_its_continuation(tmp_path: Path) -> None:
     for case in shared_cases(record):
         oracle = record.oracle[case]
         assert oracle.candidates > 5, case
-        assert oracle.wall_ms is not None
         pick = record.picks["auto"]["1"][case]
-        assert pick.gpu_ms is not None
-        assert pick.samples > 0
+        assert pick.time_ms is not None
     assert plot.stat().st_size > 0
 
 

@@ -27,7 +27,7 @@ class StaticCandidates:
         self._beyond = sorted(
             (c for c in candidates if not c.heuristic_mode), key=lambda c: c.text != ATEN.text
         )
-        self._aten_uses_cudnn = aten_uses_cudnn
+        self.aten_uses_cudnn = aten_uses_cudnn
         self._similar = list(similar)
 
     def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
@@ -42,7 +42,3 @@ class StaticCandidates:
 
     def similar(self) -> Sequence[Candidate]:
         return list(self._similar)
-
-    @property
-    def aten_uses_cudnn(self) -> bool:
-        return self._aten_uses_cudnn
