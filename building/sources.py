@@ -11,6 +11,7 @@ CUDA_SOURCES = (
     "choices_binding.cpp",
     "conv_cuda.cpp",
     "engine_dispatch.cpp",
+    "kept_plans_binding.cpp",
     "measuring_binding.cpp",
     "non_cudnn_paths.cpp",
     "online_trial.cpp",

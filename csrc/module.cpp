@@ -9,6 +9,7 @@
 #include "settings.h"
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
 #include "choices_binding.h"
+#include "kept_plans_binding.h"
 #include "measuring_binding.h"
 #include "process_wide.h"
 #include "search_binding.h"
@@ -79,6 +80,7 @@ PYBIND11_MODULE(_C, m) {
   bind_search(m);
   bind_measuring(m);
   bind_choices(m);
+  bind_kept_plans(m);
   bind_process_wide(m);
 #endif
 }

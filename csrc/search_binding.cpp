@@ -18,7 +18,6 @@
 #include "core/cudnn_library.h"
 #include "core/engine_search.h"
 #include "core/errata.h"
-#include "core/kept_plans.h"
 #include "torch_bridge.h"
 
 namespace py = pybind11;
@@ -174,7 +173,32 @@ std::unique_ptr<Search> search_by_properties(const ConvProblem& problem, const s
       Search{std::make_unique<EngineSearch>(problem, json), std::nullopt});
 }
 
+std::shared_ptr<ConvPlan> build_ahead(Search& search, const std::string& text, bool may_compile) {
+  return may_compile ? search.engines->build(text) : search.engines->read_back(text);
+}
+
 using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
+
+void bind_build_ahead(py::module_& m) {
+  m.def(
+      "build_ahead",
+      [](const ConvProblem& problem, int device, const std::string& text, bool may_compile) {
+        const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+        const auto search = search_on_device(problem, device);
+        const auto guard = search->on_device();
+        return build_ahead(*search, text, may_compile);
+      },
+      py::arg("problem"), py::arg("gpu"), py::arg("engine_text"), py::arg("may_compile"),
+      WithoutGilCall());
+  m.def(
+      "build_ahead",
+      [](const ConvProblem& problem, const std::string& json, const std::string& text,
+         bool may_compile) {
+        return build_ahead(*search_by_properties(problem, json), text, may_compile);
+      },
+      py::arg("problem"), py::arg("gpu"), py::arg("engine_text"), py::arg("may_compile"),
+      WithoutGilCall());
+}
 
 void bind_engine_search(py::module_& m) {
   py::class_<Candidate>(m, "Candidate")
@@ -249,51 +273,6 @@ void bind_engine_search(py::module_& m) {
   });
 }
 
-// Calls a Python function that raises nothing but KeyboardInterrupt, which is raised again once the
-// main thread runs Python.
-template <typename Call>
-void call_python(const Call& call) {
-  if (is_interpreter_gone()) return;
-  const py::gil_scoped_acquire gil;
-  try {
-    call();
-  } catch (py::error_already_set& error) {
-    if (error.matches(PyExc_KeyboardInterrupt)) {
-      PyErr_SetInterrupt();
-    } else {
-      error.discard_as_unraisable("kept plans");
-    }
-  }
-}
-
-py::tuple python_name(const PlanName& name) {
-  const py::object gpu = name.gpu.empty()
-                             ? py::object(py::int_(static_cast<int>(c10::cuda::current_device())))
-                             : py::object(py::str(name.gpu));
-  return py::make_tuple(name.problem, name.engine, gpu);
-}
-
-// The functions are never released, because plans may be built as long as the process lives.
-std::shared_ptr<const KeptPlans> make_kept_plans(const std::string& behavior_note,
-                                                 const py::function& find,
-                                                 const py::function& keep) {
-  auto kept = std::make_shared<KeptPlans>();
-  kept->behavior_note = behavior_note;
-  kept->find = [function = new py::function(find)](const PlanName& name) {
-    std::optional<std::string> found;
-    call_python([&] {
-      const py::object answer = (*function)(*python_name(name));
-      if (!answer.is_none()) found = answer.cast<std::string>();
-    });
-    return found;
-  };
-  kept->keep = [function = new py::function(keep)](const PlanName& name,
-                                                   const std::string& serialized) {
-    call_python([&] { (*function)(*python_name(name), py::bytes(serialized)); });
-  };
-  return kept;
-}
-
 }  // namespace
 
 void bind_search(py::module_& m) {
@@ -303,12 +282,7 @@ void bind_search(py::module_& m) {
   m.def("cudnn_frontend_version", &cudnn_frontend_version);
   bind_problem(m);
   bind_engine_search(m);
-  m.def(
-      "keep_plans",
-      [](const std::string& behavior_note, const py::function& find, const py::function& keep) {
-        set_kept_plans(make_kept_plans(behavior_note, find, keep));
-      },
-      py::arg("behavior_note"), py::arg("find"), py::arg("keep"));
+  bind_build_ahead(m);
 }
 
 }  // namespace cudnn_autotune

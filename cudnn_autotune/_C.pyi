@@ -187,6 +187,15 @@ class EngineSearch:
         self, engine_texts: Sequence[str], threads: int
     ) -> list[tuple[Plan | None, str]]: ...
 
+def build_ahead(
+    problem: ConvProblem, gpu: int | str, engine_text: str, may_compile: bool
+) -> Plan | None:
+    """Builds a plan that another thread will use, and that may capture a CUDA graph meanwhile.
+
+    ``gpu`` is the index of a CUDA device, or a JSON description. If nothing may be compiled, the
+    result is the kept plan, or None. Raises CudnnError as ``EngineSearch.build`` does.
+    """
+
 def parse_engine_text(text: str) -> tuple[int, dict[str, int]]: ...
 def engine_text(engine: int, knobs: Mapping[str, int]) -> str: ...
 

@@ -36,6 +36,7 @@ from cudnn_autotune.nn.modules import (
     LazyConvTranspose2d,
     LazyConvTranspose3d,
 )
+from cudnn_autotune.nn.prefetch import Prefetched, prefetch
 from cudnn_autotune.store import Store, kept_plans
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.settings import get_store, set_store
@@ -98,6 +99,7 @@ __all__ = [
     "LazyConvTranspose1d",
     "LazyConvTranspose2d",
     "LazyConvTranspose3d",
+    "Prefetched",
     "Selection",
     "Store",
     "build_plan",
@@ -127,6 +129,7 @@ __all__ = [
     "parse_engine_text",
     "pin",
     "pins",
+    "prefetch",
     "revert",
     "sampling",
     "set_benchmark_limit",

@@ -156,31 +156,38 @@ struct EngineSearch::Impl {
     return descriptors.emplace(config, graph_of(config).descriptor(config)).first->second;
   }
 
-  bool is_kept(const KeptPlans& kept, const fe::ManagedOpaqueDescriptor& descriptor) const {
-    return kept.behavior_note.empty() ||
-           has(behavior_notes(engine_of(descriptor, problem), problem), kept.behavior_note);
+  // What keeps the plan of a config; null if nothing does.
+  std::shared_ptr<const KeptPlans> keeper(const fe::ManagedOpaqueDescriptor& descriptor) const {
+    auto kept = kept_plans();
+    if (kept == nullptr || kept->behavior_note.empty()) return kept;
+    const auto notes = behavior_notes(engine_of(descriptor, problem), problem);
+    return has(notes, kept->behavior_note) ? kept : nullptr;
+  }
+
+  PlanName name(const EngineConfig& config) const { return {problem.text(), config.text(), gpu}; }
+
+  // Null if no plan is kept, if cuDNN does not take it, or if this thread gets no handle.
+  std::shared_ptr<ConvPlan> read_back(const KeptPlans& kept, const EngineConfig& config) const {
+    try {
+      const auto serialized = kept.find(name(config));
+      if (!serialized) return nullptr;
+      auto* own_handle = handle == nullptr ? nullptr : handle();
+      return graph_of(config).read_back(config, *serialized, own_handle);
+    } catch (const std::exception&) {
+      return nullptr;
+    }
   }
 
   // Safe to call from several threads.
   std::shared_ptr<ConvPlan> build(const EngineConfig& config,
                                   const fe::ManagedOpaqueDescriptor& descriptor) const {
     const ConvGraph& graph = graph_of(config);
-    const auto kept = kept_plans();
-    if (kept == nullptr || !is_kept(*kept, descriptor)) {
-      return graph.build(config, descriptor);
-    }
-    const PlanName name{problem.text(), config.text(), gpu};
-    try {
-      if (const auto serialized = kept->find(name)) {
-        return graph.read_back(config, *serialized, handle == nullptr ? nullptr : handle());
-      }
-    } catch (const std::exception&) {
-      // cuDNN does not take what was kept, or gives this thread no handle. The plan is compiled,
-      // and kept in its place.
-    }
+    const auto kept = keeper(descriptor);
+    if (kept == nullptr) return graph.build(config, descriptor);
+    if (auto plan = read_back(*kept, config)) return plan;
     auto plan = graph.build(config, descriptor);
     try {
-      kept->keep(name, plan->serialized());
+      kept->keep(name(config), plan->serialized());
     } catch (const CudnnError&) {
       // cuDNN cannot serialize it, so the next process compiles it again.
     }
@@ -244,6 +251,12 @@ EngineConfig EngineSearch::parse(const std::string& engine_text) const {
 
 std::shared_ptr<ConvPlan> EngineSearch::build(const std::string& engine_text) {
   return build(parse(engine_text));
+}
+
+std::shared_ptr<ConvPlan> EngineSearch::read_back(const std::string& engine_text) {
+  const auto config = parse(engine_text);
+  const auto kept = impl_->keeper(impl_->descriptor(config));
+  return kept == nullptr ? nullptr : impl_->read_back(*kept, config);
 }
 
 Candidate EngineSearch::describe(const std::string& engine_text) {

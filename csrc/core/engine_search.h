@@ -61,6 +61,9 @@ class EngineSearch {
   // Builds a config that is given as text. Another version of cuDNN or of this library may have
   // written the text, so one that does not parse throws CudnnError too.
   std::shared_ptr<ConvPlan> build(const std::string& engine_text);
+  // The kept plan of a config; null if there is none. It compiles nothing. Throws CudnnError if the
+  // config does not exist.
+  std::shared_ptr<ConvPlan> read_back(const std::string& engine_text);
   // What this cuDNN says of a config; its heuristic_mode is "". Throws CudnnError if the config
   // does not exist.
   Candidate describe(const std::string& engine_text);

@@ -13,6 +13,7 @@ from torch import nn
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.modules import WithPolicy
 from cudnn_autotune.nn.untouched import run_once
+from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.probing import probe
 
 NOTHING_SERVED = (
@@ -29,6 +30,8 @@ class Found:
     problems: tuple[ConvProblem, ...]
     device: int | None
     """Index of the CUDA device that all of them run on; None if this package serves nothing."""
+    calls: tuple[Choice, ...] = ()
+    """The choices of the heuristics that served the run: the policies of the calls."""
 
 
 def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProblem]:
@@ -73,7 +76,7 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     if len(devices) > 1:
         raise ValueError(f"model must be on one CUDA device, and runs on {sorted(devices)}")
     problems = dict.fromkeys(choice.problem for choice in made if choice.origin != "pinned")
-    return Found(tuple(problems), devices.pop())
+    return Found(tuple(problems), devices.pop(), tuple(made))
 
 
 def _has_trained_weights(module: nn.Module) -> bool:

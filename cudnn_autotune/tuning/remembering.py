@@ -20,7 +20,7 @@ from cudnn_autotune.store import Decision, checked_outputs
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import key_of
 from cudnn_autotune.store.neighbours import nearest
-from cudnn_autotune.tuning import choice_log, deferred, events, probing
+from cudnn_autotune.tuning import choice_log, deferred, events, prefetching, probing
 from cudnn_autotune.tuning.checking import tolerance
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.pins import pinned
@@ -150,6 +150,7 @@ def forget() -> None:
     each shape looks them up again. Pins and stores are not touched."""
     with _lock:
         _agreed.clear()
+    prefetching.clear()
     choice_log.forget()
 
 

@@ -19,7 +19,7 @@ from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.store import checked_outputs
-from cudnn_autotune.tuning import remembering
+from cudnn_autotune.tuning import prefetching, remembering
 from cudnn_autotune.tuning.checking import tolerance
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.output_check import OutputChecks
@@ -68,6 +68,7 @@ def serve(
         CudnnError: a pinned engine does not build.
     """
     problem, text, checks = known.problem, known.text, OutputChecks()
+    prefetching.read_ahead(known)
     try:
         plan = built(known, native, workspace_limit, _search_on(native, known.device))
         error = checked_outputs.error_of(problem.text, text, known.device)
@@ -165,7 +166,7 @@ def built(
         here = search.describe(text)
         if not is_pinned and not _C.is_allowed(here, native, workspace_limit):
             raise UnfitError(NOT_ALLOWED, _needs(here.workspace_bytes, here.numerical_notes))
-        plan = search.build(text)
+        plan = prefetching.take(native, text, known.device) or search.build(text)
     except _C.CudnnError as failure:
         if is_pinned:
             raise

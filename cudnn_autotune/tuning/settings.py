@@ -17,6 +17,9 @@ is registered after the import; a search in a mode that is not registered raises
 A backward uses the mode and the workspace limit of its forward. Like
 ``torch.backends.cudnn.flags``, a context holds for all threads of the process.
 
+``CUDNN_AUTOTUNE_PREFETCH=off`` switches off that compiled plans of remembered choices are read back
+before a call asks for them (``tuning.prefetching``).
+
 ``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` (256) is how many built plans each thread keeps. A thread that
 cycles through more problems than that builds a plan at every call.
 """
@@ -38,6 +41,7 @@ from cudnn_autotune.store.notices import warn_once
 DEFAULT_SAMPLING = "auto"
 _INT32_MAX = 2**31 - 1
 _budget_ms: float | None = None
+_is_prefetching = True
 
 
 def check_sampling(name: object, argument: str = "sampling") -> str:
@@ -97,6 +101,11 @@ def get_benchmark_limit() -> int:
 def get_budget_ms() -> float | None:
     """Returns the wall time that one choice may take, in milliseconds; None: the mode's own."""
     return _budget_ms
+
+
+def is_prefetching() -> bool:
+    """Returns whether plans of remembered choices are read back before a call asks for them."""
+    return _is_prefetching
 
 
 # Each setting is set on its own, so that no thread undoes what another sets meanwhile.
@@ -190,6 +199,12 @@ def _number(kind: Callable[[str], Any], check: Callable[[Any, str], Any]) -> Cal
     return value_of
 
 
+def _switch(text: str, variable: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError(f"{variable} must be on or off, got {text!r}")
+    return text == "on"
+
+
 _VARIABLES: dict[str, Callable[[str, str], Any]] = {
     # Only the form is checked, since a mode may be registered after the import.
     sampling.VARIABLE: check_mode_name,
@@ -197,6 +212,7 @@ _VARIABLES: dict[str, Callable[[str, str], Any]] = {
     "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": _number(int, _check_benchmark_limit),
     "CUDNN_AUTOTUNE_BUDGET_MS": _number(float, _check_budget_ms),
     "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": _number(int, _plan_cache_limit),
+    "CUDNN_AUTOTUNE_PREFETCH": _switch,
 }
 VARIABLES = _VARIABLES | {sampling.VARIABLE: check_sampling}
 """Functions that turn the text and name of each environment variable into its value; they raise
@@ -214,10 +230,12 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
         except ValueError as error:
             values.append(None)
             warn_once((variable, text), f"{error}: it is passed over")
-    mode, workspace_limit, benchmark_limit, budget_ms, plans = values
+    mode, workspace_limit, benchmark_limit, budget_ms, plans, prefetch = values
     _C.set_sampling(mode or DEFAULT_SAMPLING)
     set_workspace_limit(workspace_limit)
     set_benchmark_limit(benchmark_limit or 0)
     set_budget_ms(budget_ms)
+    global _is_prefetching
+    _is_prefetching = prefetch is not False
     if plans and extension_available():
         _C.set_plan_cache_capacity(plans)

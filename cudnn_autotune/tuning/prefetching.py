@@ -1,0 +1,153 @@
+"""Plans of known choices that are made before a call asks for them, on threads of low priority.
+
+A store lists decisions in the order in which they were made, so those of one model lie together.
+When a decision serves, the compiled plans of those around it are read back in the background
+(:func:`read_ahead`); nothing is compiled. A plan has no effect until a call takes it, and then it
+is verified like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.store import Decision, Layered
+from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.kept_plans import Gpu
+from cudnn_autotune.store.process_lock import LOCK
+from cudnn_autotune.tuning import settings
+from cudnn_autotune.tuning.choice import Choice
+
+_THREADS = 4
+_PRIORITY = 10  # added to the niceness of these threads
+_BLOCK = 64
+# Plans that wait. Each takes some 0.2 MB or more; beyond this number the oldest are dropped.
+_MOST_WAITING = 256
+
+Built = Future["_C.Plan | None"]
+
+_waiting: OrderedDict[tuple[Gpu, bytes, str], Built] = OrderedDict()
+_readers: dict[int, Reader] = {}
+
+
+def read_ahead(known: Choice) -> None:
+    """Begins to read back the compiled plans of the decisions around ``known``, which comes from
+    the store. Does nothing if that has begun already, or is switched off."""
+    if known.origin != "store" or not settings.is_prefetching():
+        return
+    layers = store_settings.layers(known.device)
+    with LOCK:
+        reader = _readers.get(known.device)
+        if reader is None or reader.layers is not layers:
+            reader = _readers[known.device] = Reader(layers)
+        around = reader.around(known.decision)
+    start([(d.problem, d.chosen.candidate.text) for d in around if d.chosen], known.device)
+
+
+def start(
+    wanted: Iterable[tuple[ConvProblem, str]], gpu: Gpu, *, may_compile: bool = False
+) -> list[Built]:
+    """Begins to make plans of engine configs, given by their texts, that are not waiting yet.
+
+    Args:
+        may_compile: whether a plan that is not kept is compiled; else it is left out.
+
+    Returns:
+        What will have the plan, or None for one that is left out, for each that is begun.
+    """
+    begun: list[Built] = []
+    keys = {(gpu, _C.problem_key(p.native()), text): (p.native(), text) for p, text in wanted}
+    with LOCK:
+        new = {key: pair for key, pair in keys.items() if key not in _waiting}
+        if not new:
+            return []
+        threads = ThreadPoolExecutor(min(_THREADS, len(new)), initializer=_lower_priority)
+        # RuntimeError: the system gives no thread, or the process exits. Then calls build plans.
+        with suppress(RuntimeError):
+            for key, (native, text) in new.items():
+                built = threads.submit(_build, native, gpu, text, may_compile)
+                _waiting[key] = built
+                begun.append(built)
+        while len(_waiting) > _MOST_WAITING:
+            _waiting.popitem(last=False)[1].cancel()
+    threads.shutdown(wait=False)  # the threads end when their work does
+    return begun
+
+
+def take(native: _C.ConvProblem, engine_text: str, gpu: Gpu) -> _C.Plan | None:
+    """Returns the plan that was made for a config, which is then the caller's, or None. Waits for
+    it if it is being made."""
+    with LOCK:
+        built = _waiting.pop((gpu, _C.problem_key(native), engine_text), None)
+    if built is None or built.cancel():  # its turn has not come: the caller is faster
+        return None
+    try:
+        return built.result()
+    except Exception:  # the caller builds it itself, and meets the error
+        return None
+
+
+def clear() -> None:
+    """Drops all plans that wait, and those that are to be made."""
+    with LOCK:
+        for built in _waiting.values():
+            built.cancel()
+        _waiting.clear()
+        _readers.clear()
+
+
+class Reader:
+    """Which decisions of a store have been read ahead."""
+
+    def __init__(self, layers: Layered) -> None:
+        self.layers = layers
+        self._keys = list(layers.keys())
+        self._places = {key: place for place, key in enumerate(self._keys)}
+        self._begun: set[int] = set()
+
+    def around(self, served: Decision) -> list[Decision]:
+        """Returns the decisions near ``served`` that have a compiled plan, under its limits.
+
+        They are those of its block of keys and, if it is in the second half of that, of the next
+        one; of a block that was returned before, none.
+        """
+        place = self._places.get(served.key)
+        if place is None:
+            return []
+        blocks = {place // _BLOCK, (place + _BLOCK // 2) // _BLOCK} - self._begun
+        self._begun |= blocks
+        keys = [key for b in sorted(blocks) for key in self._keys[b * _BLOCK : (b + 1) * _BLOCK]]
+        found = (self.layers.by_key(key) for key in keys if key != served.key)
+        same_mode = (
+            d.restricted_to(served.problem.deterministic, served.workspace_limit)
+            for d in found
+            if d is not None
+            and (d.sampling, d.benchmark_limit) == (served.sampling, served.benchmark_limit)
+        )
+        return [d for d in same_mode if d and d.chosen and d.chosen.candidate.is_compiled]
+
+
+def _build(native: _C.ConvProblem, gpu: Gpu, text: str, may_compile: bool) -> _C.Plan | None:
+    if not threading.main_thread().is_alive():
+        return None  # the process exits
+    return _C.build_ahead(native, gpu, text, may_compile)
+
+
+def _lower_priority() -> None:
+    with suppress(OSError, AttributeError):  # Linux has a niceness for each thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
+
+
+def _after_fork() -> None:
+    """A child process has none of the threads that would make the plans."""
+    _waiting.clear()
+    _readers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
