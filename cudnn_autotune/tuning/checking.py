@@ -36,9 +36,12 @@ TOLERANCE_TF32 = 1e-2
 _MOST_PLACES = 256
 _LEAST_PLACES = 32
 _MOST_GATHERED = 2**24
-# How many taps, and how many kernels and channels, of the weight's gradient are compared.
+# How many taps of the weight's gradient are compared, in how many kernels (of as many groups), and
+# in how many channels of each; the channels of all these groups are no more than _MOST_COLUMNS.
 _TAPS = 9
+_KERNELS = 16
 _CHANNELS = 16
+_MOST_COLUMNS = 64
 
 
 def tolerance(problem: ConvProblem) -> float:
@@ -197,26 +200,32 @@ def _wgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tenso
     wide, n = _wide_type(problem), problem.spatial_dims
     taps = _taps(problem)
     taps = taps[_spread(len(taps), _TAPS)]
-    kernels, channels = _spread(w.shape[0], _CHANNELS), _spread(w.shape[1], _CHANNELS)
-    grads = y[:, kernels.to(y.device)].to(wide)
-    per_group = w.shape[0] // problem.groups
-    group = kernels // per_group
+    groups = _spread(problem.groups, _KERNELS)
+    kernels = _spread(w.shape[0] // problem.groups, _KERNELS // len(groups))
+    channels = _spread(w.shape[1], min(_CHANNELS, _MOST_COLUMNS // len(groups)))
+    # Their indices in y and w, and in x, group by group.
+    rows = (groups[:, None] * (w.shape[0] // problem.groups) + kernels).flatten()
+    columns = (groups[:, None] * w.shape[1] + channels).flatten()
+    grads, inputs = y[:, rows.to(y.device)].to(wide), x[:, columns.to(x.device)].to(wide)
+    at = (rows.to(w.device)[:, None], channels.to(w.device))
     found, wanted = [], []
     for tap in taps.tolist():
-        inner, outer = _overlap(problem, x, y, tap, n)
-        for g in group.unique().tolist():
-            some = (group == g).nonzero()[:, 0]
-            columns = (channels + g * w.shape[1]).to(x.device)
-            inputs = x[:, columns][(slice(None), slice(None), *inner)].to(wide)
-            outputs = grads[:, some.to(y.device)][(slice(None), slice(None), *outer)]
-            # Sum over the batch and all places.
-            rows = outputs.movedim(1, 0).reshape(len(some), -1)
-            wanted.append(
-                _matmul(rows, inputs.movedim(1, 0).reshape(len(columns), -1).t()).flatten()
-            )
-            at = (kernels[some].to(w.device)[:, None], channels.to(w.device), *tap)
-            found.append(w[at].flatten())
+        inner, outer = (
+            (slice(None), slice(None), *places) for places in _overlap(problem, x, y, tap, n)
+        )
+        # Sum over the batch and all places.
+        sums = _matmul(
+            _by_group(grads[outer], len(groups)), _by_group(inputs[inner], len(groups)).mT
+        )
+        wanted.append(sums.flatten())
+        found.append(w[(*at, *tap)].flatten())
     return torch.cat(found), torch.cat(wanted)
+
+
+def _by_group(tensor: Tensor, groups: int) -> Tensor:
+    """(batch, groups * channels, *spatial) as (groups, channels, batch * places)."""
+    channels = tensor.shape[1] // groups
+    return tensor.movedim(1, 0).reshape(groups, channels, math.prod(tensor[:, 0].shape))
 
 
 def _spread(size: int, most: int) -> Tensor:
