@@ -211,6 +211,20 @@ def of_batch(number: int) -> ca.ConvProblem:
     return ca.ConvProblem(**{**fields, "input_shape": (1 + number, 32, 20, 20)})
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_plan_of_one_gpu_serves_another_of_its_model() -> None:
+    if len({torch.cuda.get_device_name(device) for device in (0, 1)}) > 1:
+        pytest.skip("the GPUs are of two models")
+    text = builds(FUSED).text
+    for device in (1, 0):
+        plan = open_search(FUSED, device).build(text)
+        assert plan.is_read_back
+        with torch.cuda.device(device):
+            data = operands(FUSED, torch.device("cuda", device))
+            _C.execute(plan, *data)
+            assert_close(data[2], expected(data), ALLOWED)
+
+
 def test_plans_of_the_next_calls_are_read_back_meanwhile(folder: Path) -> None:
     problems = [of_batch(number) for number in range(6)]
     for problem in problems:
