@@ -111,7 +111,9 @@ WAYS = {
     "backend": Way("backend", compile=_BACKEND | {"options": {"compare": False}}),
     "backend_compare": Way("backend, comparing", compile=_BACKEND),
     "backend_auto": Way(
-        "backend, layout auto", compile=_BACKEND | {"options": {"memory_format": "auto"}}
+        "backend, layout auto",
+        compile=_BACKEND | {"options": {"memory_format": "auto"}},
+        trains=False,
     ),
     "compile_ours": Way("compile of convert", "convert", compile={}),
 }
