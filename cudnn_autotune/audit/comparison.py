@@ -21,13 +21,8 @@ def against_pytorch(
 ) -> dict[str, Ratio]:
     """Measures the time of PyTorch's call over that of ``reference``, which is runnable.
 
-    Returns:
-        Ratios by truth. The sustained one is included as ``settings.solo`` says: always, never, or
-        if the clock does not hold in a sustained run of the faster one.
-
-    Raises:
-        RuntimeError: one of the two does not run.
-    """
+    Returns ratios by truth; the sustained one only if ``settings.solo`` wants it. Raises
+    RuntimeError if one of the two does not run."""
     if reference.text == ATEN.text:
         # PyTorch's own path is chosen only if it does not use cuDNN. Then PyTorch's cuDNN flags
         # have no effect, and both calls are the same.

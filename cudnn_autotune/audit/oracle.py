@@ -36,15 +36,11 @@ def measure(
     picked: Collection[str] = (),
     settings: OracleSettings | None = None,
 ) -> Oracle:
-    """Judges a case.
+    """Judges a case, given all its candidates, PyTorch's own path included. Those whose texts are
+    in ``picked`` are measured to the end, however slow.
 
-    Args:
-        candidates: all candidates of the case, PyTorch's own path included.
-        picked: texts of candidates that are measured to the end, however slow.
-
-    Returns:
-        The truths, or an ``Oracle`` with an ``error`` if no candidate runs. What the timer raises
-        (a lost device) is not caught.
+    If no candidate runs, the ``Oracle`` has an ``error``. What the timer raises (a lost device) is
+    not caught.
     """
     turns = JudgedTurns(timer, settings or OracleSettings(), picked)
     alone = Alone(turns)

@@ -1,8 +1,4 @@
-"""The times of candidates that took turns, and their errors.
-
-The logarithm of a time is a candidate's effect plus a round's effect plus noise. An error is that
-of a candidate's distance from the fastest.
-"""
+"""The times of candidates that took turns, and the errors of their distances from the fastest."""
 
 from __future__ import annotations
 

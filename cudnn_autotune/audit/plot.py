@@ -22,14 +22,8 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def plot(record: Record, path: Path) -> None:
-    """Draws the distributions of each mode's regrets and tuning times into a file.
-
-    Its suffix must be one of :data:`SUFFIXES`.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        OSError: the file cannot be written; an older one is as it was.
-    """
+    """Draws the distributions of each mode's regrets and tuning times into a file, whose suffix
+    must be one of :data:`SUFFIXES`. If this raises OSError, an older file is as it was."""
     import matplotlib
 
     matplotlib.use("Agg")

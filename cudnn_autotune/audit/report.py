@@ -215,23 +215,11 @@ def _lacking(record: Record) -> Table:
     """Shows which samples modes needed and recordings lack; such picks say little about the GPU."""
     columns = ("case", "asked for by", "lacking")
     table = Table("What the recording lacks", columns, texts=3)
-    asked: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for case in record.cases:
-        by_mode = {
-            mode: dict.fromkeys(
-                what
-                for by_case in runs.values()
-                if case in by_case
-                for what in by_case[case].lacking
-            )
-            for mode, runs in record.picks.items()
-        }
-        for mode, lacking in by_mode.items():
-            if lacking:
-                asked.setdefault((case, tuple(sorted(lacking))), []).append(mode)
-    table.rows += [
-        (case, ", ".join(modes), "; ".join(lacking)) for (case, lacking), modes in asked.items()
-    ]
+        for mode, runs in record.picks.items():
+            picks = [by_case[case] for by_case in runs.values() if case in by_case]
+            if lacking := {what for pick in picks for what in pick.lacking}:
+                table.rows.append((case, mode, "; ".join(sorted(lacking))))
     return table
 
 

@@ -17,12 +17,8 @@ _AGE_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """The type of an option whose text a function turns into a value.
-
-    Args:
-        read: raises ValueError for a text that is not allowed.
-        allowed: what is allowed, for the message that refuses such a text.
-    """
+    """The type of an option whose text ``read`` turns into a value. Where that raises ValueError,
+    the message says what is ``allowed``."""
 
     name = "text"
 

@@ -39,11 +39,8 @@ def check_new(option: str, path: Path, force: bool) -> None:
 
 
 def check_output(option: str, path: Path | None) -> None:
-    """Makes the folder of a file that is to be written, and tries to write in it.
-
-    Raises:
-        click.BadParameter: no regular file can be written there.
-    """
+    """Makes the folder of a file that is to be written, and tries to write in it. Raises
+    BadParameter if no regular file can be written there."""
     if path is None:
         return
     try:

@@ -41,11 +41,9 @@ def cut(text: str) -> str:
 def read_json(path: Path | Traversable, most_bytes: int) -> Any:
     """The tree in a JSON file, which is compressed if its name ends in ``.gz``.
 
-    Args:
-        most_bytes: the largest size of the file and of its uncompressed content; no more is read.
-
     Raises:
-        ValueError: the file is too large, or is not JSON; the message says what is wrong.
+        ValueError: the file or its uncompressed content has more than ``most_bytes``, or is not
+            JSON.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:

@@ -27,33 +27,23 @@ def environment(device: int | None = None) -> dict[str, Any]:
         ``compute_capability``, ``multiprocessors`` and ``memory_bytes``, which are None without a
         GPU; and ``driver``, which is None if it cannot be read.
     """
-    found: dict[str, Any] = {
+    has_cudnn, has_gpu = extension_available(), torch.cuda.is_available()
+    number = _C.cudnn_runtime_version() if has_cudnn else 0
+    index = torch.cuda.current_device() if device is None and has_gpu else device
+    gpu = torch.cuda.get_device_properties(index) if has_gpu else None
+    return {
         "cudnn_autotune": version(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": None,
-        "cudnn_frontend": None,
-        "gpu": None,
-        "compute_capability": None,
-        "multiprocessors": None,
-        "memory_bytes": None,
-        "driver": None,
+        "cudnn": f"{number // 10000}.{number // 100 % 100}.{number % 100}" if has_cudnn else None,
+        "cudnn_frontend": _C.cudnn_frontend_version() if has_cudnn else None,
+        "gpu": gpu.name if gpu else None,
+        "compute_capability": f"{gpu.major}.{gpu.minor}" if gpu else None,
+        "multiprocessors": gpu.multi_processor_count if gpu else None,
+        "memory_bytes": gpu.total_memory if gpu else None,
+        "driver": _driver() if gpu else None,
     }
-    if extension_available():
-        number = _C.cudnn_runtime_version()
-        found["cudnn"] = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-        found["cudnn_frontend"] = _C.cudnn_frontend_version()
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(
-            torch.cuda.current_device() if device is None else device
-        )
-        found["gpu"] = properties.name
-        found["compute_capability"] = f"{properties.major}.{properties.minor}"
-        found["multiprocessors"] = properties.multi_processor_count
-        found["memory_bytes"] = properties.total_memory
-        found["driver"] = _driver()
-    return found
 
 
 def _driver() -> str | None:

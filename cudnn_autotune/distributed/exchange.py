@@ -100,18 +100,11 @@ class Exchange:
         return self.get(combined)
 
     def handshake(self, environment: Environment, terms: Mapping[str, Any]) -> tuple[int, ...]:
-        """Waits for all ranks, and compares what must be equal.
-
-        Args:
-            environment: of this rank's GPU.
-            terms: what must be equal on all ranks, as plain JSON.
+        """Waits for all ranks, and fails if their terms (plain JSON) are not equal.
 
         Returns:
             The ranks (places in the group, ascending) of this environment, which can use each
             other's measurements; this rank is one of them.
-
-        Raises:
-            DistributedTuningError: terms differ, or a rank did not make the call.
         """
 
         def sort(hellos: dict[int, Any]) -> list[list[int]]:

@@ -68,11 +68,7 @@ def exchange_with(group: Group, timeout_s: float) -> Iterator[Exchange]:
 
 
 def _join(group: Group, store: StoreThread, timeout_s: float) -> Exchange:
-    """Returns a call that all ranks of the group have joined.
-
-    Raises:
-        DistributedTuningError: a rank has not joined within ``timeout_s``, or has died meanwhile.
-    """
+    """Returns a call that all ranks of the group have joined within ``timeout_s``."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         exchange = _latest_or_new(group, store, timeout_s)

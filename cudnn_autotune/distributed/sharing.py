@@ -26,15 +26,9 @@ def share_in(
 ) -> list[Decision]:
     """Tunes each problem on one rank, and returns the decisions on all, which ends the call.
 
-    The ranks share the problems that any of them brings: a rank that is free takes the next one,
-    the largest first.
-
-    Args:
-        ranks: the ranks that share, as ``Exchange.handshake`` returns them.
-        problems: the problems, which may differ from rank to rank; duplicates are ignored.
-        tune_one: tunes a problem on this rank.
-        pins: the pins of this rank. All ranks must have the same pins: else all would agree on an
-            engine that one rank has pinned without a measurement.
+    The ranks (as ``Exchange.handshake`` returns them) share the problems that any of them brings: a
+    rank that is free takes the next one, the largest first. All must have the same pins: else all
+    would agree on an engine that one rank has pinned without a measurement.
 
     Returns:
         One decision for each problem, in the order of the first rank of equal environment, then of

@@ -127,14 +127,8 @@ class Store:
         return None if found is None else found.selection
 
     def by_key(self, key: str) -> Decision | None:
-        """Returns the decision of a key as it was measured, or None if there is none.
-
-        Args:
-            key: A ``Decision.key``.
-
-        Raises:
-            TypeError: ``key`` is not a str.
-        """
+        """Returns the decision of a ``Decision.key`` as it was measured, or None if there is none.
+        Raises TypeError if ``key`` is not a str."""
         if not isinstance(key, str):
             raise TypeError(f"key must be a text, got {shown(key)}")
         return self._looked_up(lambda: next(iter(self._known(key)), None))
@@ -188,24 +182,14 @@ class Store:
         return self._change(self._as_read_back(decisions), {}, are_latest=are_latest)
 
     def discard(self, decisions: Iterable[Decision]) -> int:
-        """Removes decisions, and returns how many it has removed.
-
-        A decision that was replaced by another one meanwhile stays replaced and is not counted.
-
-        Raises:
-            TypeError: ``decisions`` is not an iterable of Decision.
-        """
+        """Removes decisions, and returns how many it has removed: one that was replaced by another
+        meanwhile stays replaced. Raises TypeError for anything but Decisions."""
         gone = {entry.name_of(decision): decision for decision in _checked(decisions)}
         return self._change([], gone).removed if gone else 0
 
     def reject(self, answer: Decision) -> None:
-        """Records that the chosen candidate of an answer cannot serve.
-
-        It no longer builds, or its output is wrong. The next best candidate of the same measurement
-        takes its place.
-
-        Args:
-            answer: A decision that :meth:`find` has returned.
+        """Records that the chosen candidate of an answer of :meth:`find` cannot serve: it no longer
+        builds, or its output is wrong. The next best of the same measurement takes its place.
 
         Raises:
             TypeError: ``answer`` is not a Decision.
@@ -332,11 +316,8 @@ def _checked(decisions: Iterable[Decision]) -> list[Decision]:
 
 
 def _has_answered(known: Decision, answer: Decision) -> bool:
-    """Returns whether ``answer`` was derived from ``known``.
-
-    The two may differ in how many candidates they list, so their provenance and their chosen
-    candidates are compared.
-    """
+    """Returns whether ``answer`` was derived from ``known``, by their provenance and their chosen
+    candidates, since they may differ in how many candidates they list."""
     found = known.restricted_to(answer.problem.deterministic, answer.workspace_limit)
     return (
         found is not None

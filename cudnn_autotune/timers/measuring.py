@@ -114,17 +114,13 @@ def _wanted_bytes(device: torch.device) -> int:
 
 def cold_sets(problem: ConvProblem, first: Operands, most: int | None = None) -> list[Operands]:
     """Returns ``first`` and sets with copies of the operands that are read, so many that calls
-    which rotate over them never find their operands in the L2 cache. Where one call
-    :func:`fills_cache` by itself, it is one set.
+    which rotate over them never find their operands in the L2 cache: one set where one call
+    :func:`fills_cache` by itself, at most ``most`` sets, and at most a quarter of free memory.
 
     All sets write to the result of ``first``, as PyTorch's own path does, whose result the
     allocator puts at the same address each time. With a result of its own in each set an engine
     would seem up to 4 % slower than the same one in PyTorch. If memory runs out, half of the copies
     are kept.
-
-    Args:
-        first: the operands on a CUDA device.
-        most: the largest number of sets. In any case they use at most a quarter of free memory.
     """
     written = WRITTEN[problem.op]
     device, size = first[0].device, _read_bytes(problem, first)

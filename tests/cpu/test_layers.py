@@ -463,9 +463,3 @@ def test_pattern_keeps_what_contains_one_of_its_texts(cases: list[Case]) -> None
 def test_pattern_that_fits_nothing(cases: list[Case], pattern: str) -> None:
     with pytest.raises(ValueError, match="pattern must be comma-separated parts of case ids"):
         select(cases, pattern=pattern)
-
-
-@pytest.mark.parametrize("share", [(0, 1), (2, 1), (1, 0), (-1, 2)])
-def test_share_out_of_range(cases: list[Case], share: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="share must be"):
-        select(cases, share=share)

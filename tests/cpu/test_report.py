@@ -372,11 +372,6 @@ def test_hostile_names_stay_text() -> None:
     assert "49" not in html.replace("{{ 7*7 }}", "").partition("<main>")[0].partition("<body>")[2]
 
 
-def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="decisions must not be empty"):
-        page.render([], H200, source="x")
-
-
 def test_command(tmp_path: Path) -> None:
     file = fill(tmp_path / "store")
     out = tmp_path / "folder" / "page.html"

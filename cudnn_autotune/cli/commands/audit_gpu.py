@@ -21,11 +21,7 @@ from cudnn_autotune.timers.telemetry import Gpu, Telemetry
 
 
 def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Record:
-    """Continues the record in ``given["json_path"]``, or fills ``fresh``.
-
-    Raises:
-        click.ClickException: an option is not allowed, there is no GPU, or no process starts.
-    """
+    """Continues the record in ``given["json_path"]``, or fills ``fresh``."""
     try:
         listed = layers.load(given["layers"])
     except ValueError as error:

@@ -58,16 +58,8 @@ def of_layer(given: dict[str, Any]) -> list[ConvProblem]:
 
 
 class Model:
-    """A model that a command names, converted, on the device, with inputs.
-
-    Args:
-        text: ``torchvision:NAME``, ``timm:NAME`` or ``MODULE:CALLABLE``.
-        given: the command's options: ``dtype``, ``train``, ``input``.
-        channels_last: the layout of the inputs.
-
-    Raises:
-        click.BadParameter: ``text`` names no model.
-    """
+    """A model that a command names (as for :func:`load`), converted, on the device, with inputs.
+    ``given`` are the command's options: ``dtype``, ``train``, ``input``."""
 
     def __init__(
         self, text: str, given: dict[str, Any], device: torch.device, *, channels_last: bool
@@ -90,14 +82,8 @@ class Model:
     def problems(
         self, problems_of: ProblemsOf, layout: torch.memory_format | None
     ) -> list[ConvProblem]:
-        """The problems of the model's convolutions, each once.
-
-        Args:
-            layout: what the weights are laid out in before; None leaves them as they are.
-
-        Raises:
-            click.ClickException: the model's own code fails.
-        """
+        """The problems of the model's convolutions, each once, with its weights in that layout
+        (None: as they are). Raises ClickException if the model's own code fails."""
         with self._run():
             if layout is not None:
                 memory_format.apply(self._model, layout)

@@ -48,13 +48,8 @@ def run(
     known: Callable[[ConvProblem], Decision | None],
     console: Console,
 ) -> Tuned:
-    """Tunes the problems that are not ``known``, and stores each decision as soon as it is made.
-
-    Args:
-        tune: raises RuntimeError for a problem that cannot be tuned; the others go on.
-
-    Raises:
-        DeviceLost: the GPU fails. The decisions made before are in the store.
+    """Tunes the problems that are not ``known``, and stores each decision as soon as it is made. If
+    ``tune`` raises RuntimeError for a problem, the others go on, unless the GPU fails (DeviceLost).
     """
     made = Tuned()
     found = {problem: known(problem) for problem in problems}

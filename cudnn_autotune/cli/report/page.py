@@ -37,22 +37,16 @@ _FILTERS = {
 def render(
     decisions: Iterable[Decision], environment: Environment, *, source: str, selected: str = ""
 ) -> str:
-    """The page's HTML.
+    """The page's HTML, with one or more decisions in their order.
 
     Every text of the decisions and of the environment is escaped. The page's own policy
     (Content-Security-Policy) allows no script and no style but its own, and loads nothing.
 
     Args:
-        decisions: at least one; the page keeps their order.
         source: the store's name, for the page's head.
         selected: which part of the store is shown, in words; empty for all of it.
-
-    Raises:
-        ValueError: there is no decision.
     """
     found = list(decisions)
-    if not found:
-        raise ValueError("decisions must not be empty")
     style, script = _text("page.css"), _text("page.js")
     engine = jinja2.Environment(
         autoescape=True,
