@@ -18,6 +18,14 @@ from cudnn_autotune.timers.run_criterion import STRETCH, RunCriterion
 from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 _BATCH_MS = 10.0
+_PROBE_MS = 150.0
+"""How long the leader runs alone to find out whether the board throttles."""
+_CLOCK_DROP = 0.015
+"""The board throttles when the probe's clock is lower than the highest by this share."""
+_LEAST_MS = 300.0
+"""Least length of a sustained run; it goes on to three times that until it is steady."""
+_MOST_CANDIDATES = 4
+"""The most candidates with sustained runs, not counting picked ones."""
 _STEADY = 0.015
 """The tolerance of a steady time. The power controller's oscillation makes an H200's runs differ by
 2 %, however long they are, so there are more runs rather than longer ones."""
@@ -40,7 +48,7 @@ class Alone:
         """
         settings = self.turns.settings
         by_text = {c.text: c for c in candidates if c.text in burst.times_ms}
-        probe = self._block(by_text[burst.best], settings.probe_ms, settings.probe_ms)
+        probe = self._block(by_text[burst.best], _PROBE_MS, _PROBE_MS)
         if probe is None:
             return None
         if settings.solo == "throttled" and not self._throttled(probe, burst):
@@ -51,7 +59,7 @@ class Alone:
         limit = 1.1 * max(probe.time_ms, burst.times_ms[burst.best])
         order = sorted(burst.times_ms, key=burst.times_ms.__getitem__)
         wanted = [text for text in order if burst.times_ms[text] <= limit]
-        wanted = wanted[: settings.solo_candidates]
+        wanted = wanted[:_MOST_CANDIDATES]
         wanted += [text for text in order if text in self.turns.picked and text not in wanted]
         return self._both_ways([by_text[text] for text in wanted])
 
@@ -77,9 +85,8 @@ class Alone:
         return of_blocks(complete)
 
     def _pass(self, candidates: Sequence[Candidate], blocks: dict[str, list[float]]) -> None:
-        least_ms = self.turns.settings.solo_ms
         for candidate in (*candidates, *reversed(candidates)):
-            block = self._block(candidate, least_ms, 3 * least_ms)
+            block = self._block(candidate, _LEAST_MS, 3 * _LEAST_MS)
             if block is not None:
                 blocks[candidate.text].append(block.time_ms)
 
@@ -88,10 +95,9 @@ class Alone:
         highest = self.turns.timer.state().max_clock_mhz
         if highest is not None:
             known.append(highest)
-        drop = self.turns.settings.clock_drop
         if known and probe.clock_mhz is not None:
-            return probe.clock_mhz < (1 - drop) * max(known)
-        return probe.time_ms > (1 + drop) * burst.times_ms[burst.best]
+            return probe.clock_mhz < (1 - _CLOCK_DROP) * max(known)
+        return probe.time_ms > (1 + _CLOCK_DROP) * burst.times_ms[burst.best]
 
     def _block(self, candidate: Candidate, least_ms: float, most_ms: float) -> SteadyTime | None:
         """Runs a candidate alone until its time is steady; returns None if it fails."""

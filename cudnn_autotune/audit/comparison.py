@@ -7,7 +7,7 @@ import numpy as np
 from cudnn_autotune.audit.alone import Alone
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.config import OracleSettings
-from cudnn_autotune.audit.judging import JudgedTurns
+from cudnn_autotune.audit.judging import ROUNDS, JudgedTurns
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Ratio
 from cudnn_autotune.audit.oracle import CACHE_OF, burst_truths
 from cudnn_autotune.audit.pairing import relative_error
@@ -30,7 +30,7 @@ def against_pytorch(
         return dict.fromkeys(truths, Ratio(1.0, 1.0, 1.0))
     pair = [ATEN, reference]
     turns = JudgedTurns(timer, settings, [c.text for c in pair])
-    times = turns.interleaved(turns.screen(pair), settings.rounds)
+    times = turns.interleaved(turns.screen(pair), ROUNDS)
     if any(len(row) < 2 for row in times.values()):
         raise RuntimeError(f"PyTorch's call or {reference.text} does not run")
     found = {}

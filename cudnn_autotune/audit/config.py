@@ -13,24 +13,9 @@ SOLO: tuple[Solo, ...] = get_args(Solo)
 
 @dataclass(frozen=True)
 class OracleSettings:
-    """How long the oracle measures; by default about half a second of GPU time for a case."""
+    """What the oracle measures; without sustained runs, about half a second of GPU time a case."""
 
-    rounds: int = 16
-    """Rounds with a cold cache, and as many with a hot one."""
-    batch_ms: float = 0.5
-    survivors: int = 10
-    """The most candidates that reach the rounds, not counting picked ones."""
-    within: float = 1.10
-    """Candidates up to this factor behind the best reach the rounds."""
     solo: Solo = "never"
-    probe_ms: float = 150.0
-    """How long the leader runs alone to find out whether the board throttles."""
-    clock_drop: float = 0.015
-    """The board throttles when the probe's clock is lower than the highest by this share."""
-    solo_ms: float = 300.0
-    """Least length of a sustained run; it goes on to three times that until it is steady."""
-    solo_candidates: int = 4
-    """The most candidates with sustained runs, not counting picked ones."""
     seed: int = 0
 
 

@@ -23,6 +23,12 @@ _HOPELESS = 5.0
 # After one sample, with the clock perhaps still rising, a candidate this slow is left out.
 _FAR = 1.6
 _RACE_ROUNDS = 2
+# At most so many candidates, up to this factor behind the best, reach the rounds.
+_SURVIVORS = 10
+_WITHIN = 1.10
+_BATCH_MS = 0.5
+ROUNDS = 16
+"""Rounds with a cold cache, and as many with a hot one."""
 
 
 class JudgedTurns(Turns):
@@ -73,9 +79,9 @@ class JudgedTurns(Turns):
         if not level:
             return []
         self.rough_ms.update(level)
-        limit = self.settings.within * min(level.values())
+        limit = _WITHIN * min(level.values())
         order = sorted((c for c in candidates if c.text in level), key=lambda c: level[c.text])
-        kept = [c for c in order if level[c.text] <= limit][: self.settings.survivors]
+        kept = [c for c in order if level[c.text] <= limit][:_SURVIVORS]
         return kept + [c for c in order if c.text in self.picked and c not in kept]
 
     def interleaved(
@@ -87,7 +93,7 @@ class JudgedTurns(Turns):
         for _ in range(rounds):
             order = self.next_order(candidates)
             for cache in CACHES:
-                for text, sample in self.round(order, cache, self.settings.batch_ms).items():
+                for text, sample in self.round(order, cache, _BATCH_MS).items():
                     times[cache].setdefault(text, []).append(sample.time_ms)
                     if sample.clock_mhz is not None:
                         self.clocks_mhz.append(sample.clock_mhz)

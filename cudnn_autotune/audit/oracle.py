@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from cudnn_autotune.audit.alone import Alone
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.config import OracleSettings
-from cudnn_autotune.audit.judging import JudgedTurns
+from cudnn_autotune.audit.judging import ROUNDS, JudgedTurns
 from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Truth
 from cudnn_autotune.audit.pairing import of_rounds
 from cudnn_autotune.engines.configs import Candidate
@@ -48,7 +48,7 @@ def measure(
     for text in turns.picked - {c.text for c in runnable}:
         turns.failed[text] = "does not build, or its workspace cannot be had"
     survivors = turns.race(turns.screen(runnable))
-    truths = burst_truths(turns.interleaved(survivors, turns.settings.rounds))
+    truths = burst_truths(turns.interleaved(survivors, ROUNDS))
     burst = truth_of(Oracle(truths), BURST)
     if burst is not None and turns.settings.solo != "never":
         sustained = alone.sustained(survivors, burst)

@@ -287,7 +287,7 @@ def test_no_time_no_process_and_a_record_all_the_same() -> None:
 def test_new_picks_and_closer_looks_want_the_oracle_again(own_modes: str) -> None:
     record = empty(["h200-capped"])
     cases = list(record.cases)
-    config = Config({"heuristic": 1}, [], "heuristic", OracleSettings(rounds=4))
+    config = Config({"heuristic": 1}, [], "heuristic", OracleSettings())
     Session(config, record, cases).run()
     assert record.complete
     before = record.oracle["h200-capped"]
@@ -296,7 +296,7 @@ def test_new_picks_and_closer_looks_want_the_oracle_again(own_modes: str) -> Non
         {"heuristic": 1},
         [],
         "heuristic",
-        OracleSettings(rounds=4, solo="throttled", solo_ms=200.0),
+        OracleSettings(solo="throttled"),
     )
     session = Session(closer, record, cases)
     assert not session.is_complete("h200-capped")

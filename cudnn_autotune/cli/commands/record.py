@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +47,19 @@ def record(ctx: click.Context, /, out: Path, **given: Any) -> None:
         raise options.refuse("OUT", f"must end in {' or '.join(_SUFFIXES)}, got {out}")
     check_output("OUT", out)
     check_new("OUT", out, given["force"])
-    with _tf32():  # as in the problem, since PyTorch's own path follows its flag
-        timer, candidates = opener(problem)
-        try:
-            made = record_samples(
-                timer,
-                candidates,
-                problem,
-                rounds=given["rounds"],
-                seed=given["seed"],
-                time_limit_ms=given["time_limit"] * 1e3,
-            )
-        except RuntimeError as error:
-            raise click.ClickException(f"{problem.text}: {error}") from error
+    torch.backends.cudnn.allow_tf32 = True  # as in the problem, for PyTorch's own path
+    timer, candidates = opener(problem)
+    try:
+        made = record_samples(
+            timer,
+            candidates,
+            problem,
+            rounds=given["rounds"],
+            seed=given["seed"],
+            time_limit_ms=given["time_limit"] * 1e3,
+        )
+    except RuntimeError as error:
+        raise click.ClickException(f"{problem.text}: {error}") from error
     with writing("OUT", out):
         try:
             made.save(out)
@@ -90,16 +89,6 @@ def _opener(ctx: click.Context) -> Opener:
     from cudnn_autotune.audit.gpu import open_timer
 
     return open_timer
-
-
-def _tf32() -> AbstractContextManager[None]:
-    """Allows cuDNN TF32 within the context, and leaves its other flags as they are."""
-    cudnn = torch.backends.cudnn
-    if not cudnn.is_available():
-        return nullcontext()
-    now = (cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic)
-    flags: AbstractContextManager[None] = cudnn.flags(*now, allow_tf32=True)
-    return flags
 
 
 def _told(made: Recording, out: Path) -> str:
