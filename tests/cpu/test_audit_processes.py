@@ -135,8 +135,8 @@ def test_a_process_answers_until_it_is_closed() -> None:
 
 def test_a_process_that_cannot_be_set_up_says_why() -> None:
     process = Process("auto#1", [SIMULATION])
-    with pytest.raises(ProcessFailure, match=r"oracle\.rounds: must be a whole number"):
-        process.set_up({**REQUEST, "oracle": {"rounds": "many"}})
+    with pytest.raises(ProcessFailure, match=r"oracle\.seed: must be a whole number"):
+        process.set_up({**REQUEST, "oracle": {"seed": "many"}})
     assert not is_running(process.pid)
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from cudnn_autotune.cli import wording
 from cudnn_autotune.cli.report.against import Total, total
 from cudnn_autotune.cli.report.reasons import when
-from cudnn_autotune.cli.report.view import marks_in_words, section
+from cudnn_autotune.cli.report.view import section
 from cudnn_autotune.core import versions
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
@@ -30,7 +30,6 @@ _FILTERS = {
     "shapes": wording.shapes,
     "dtype": wording.dtype,
     "layout": wording.layout,
-    "marks": marks_in_words,
 }
 
 

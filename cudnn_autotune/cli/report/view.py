@@ -8,7 +8,6 @@ from typing import Any
 from cudnn_autotune.cli.report import reasons
 from cudnn_autotune.cli.report.against import against_pytorch, pytorchs_entry
 from cudnn_autotune.cli.report.axis import Axis
-from cudnn_autotune.cli.wording import count, milliseconds
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision
@@ -31,7 +30,7 @@ def section(decision: Decision) -> dict[str, Any]:
         "why": reasons.why(decision, against),
         "facts": reasons.facts(decision),
         "rows": _rows(decision, listed),
-        "left_out": _left_out(decision, listed),
+        "left_out": len(decision.selection.ranking) - len(listed) + decision.omitted,
         "axis": Axis.of(listed),
     }
 
@@ -49,21 +48,6 @@ def _listed(decision: Decision) -> list[Measurement]:
         for place, entry in enumerate(ranking)
         if place < MOST_CANDIDATES or entry.candidate.text in telling
     ]
-
-
-def _left_out(decision: Decision, listed: Sequence[Measurement]) -> str:
-    seen = {id(entry) for entry in listed}
-    rest = [entry for entry in decision.selection.ranking if id(entry) not in seen]
-    times = [entry.time_ms for entry in rest if entry.time_ms is not None]
-    sentences = []
-    if times:
-        span = milliseconds(min(times))
-        if len(times) > 1:
-            span += f" to {milliseconds(max(times))}"
-        sentences.append(f"{count(len(times), 'more candidate')} of {span} ms.")
-    if decision.omitted:
-        sentences.append(f"The store counts {count(decision.omitted, 'other')} that were timed.")
-    return " ".join(sentences)
 
 
 def _rows(decision: Decision, listed: Sequence[Measurement]) -> list[dict[str, Any]]:
@@ -88,16 +72,3 @@ def _rows(decision: Decision, listed: Sequence[Measurement]) -> list[dict[str, A
             yield "other", "PyTorch's pick"
 
     return [{"entry": entry, "tags": list(tags(entry))} for entry in listed]
-
-
-def marks_in_words(entry: Measurement, axis: Axis) -> str:
-    """Describes the marks of a candidate's plot in words, for readers who do not see them."""
-    assert entry.time_ms is not None
-    said = [f"{milliseconds(entry.time_ms)} ms"]
-    if entry.low_ms is not None and entry.high_ms is not None:
-        said.append(f"interval {milliseconds(entry.low_ms)} to {milliseconds(entry.high_ms)} ms")
-    if entry.sustained_ms is not None:
-        said.append(f"{milliseconds(entry.sustained_ms)} ms alone")
-    if axis.is_beyond(entry.time_ms):
-        said.append("beyond the axis")
-    return ", ".join(said)
