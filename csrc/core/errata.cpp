@@ -24,10 +24,20 @@ bool is_exact(const ConvProblem& problem) {
   return problem.dtype == DataType::float32 && !problem.allow_tf32;
 }
 
-constexpr std::array<Erratum, 3> kErrata{{
+// With a bias, the engine's output is not finite if it has one place an image (on an H200).
+bool is_one_place_with_epilogue(const ConvProblem& problem) {
+  if (!problem.has_epilogue()) return false;
+  for (int i = 0; i < problem.spatial_dims; ++i) {
+    if (problem.output_size(i) != 1) return false;
+  }
+  return true;
+}
+
+constexpr std::array<Erratum, 4> kErrata{{
     {919, 1, ConvOp::wgrad, is_asymmetric},
     {919, 20, ConvOp::wgrad, is_asymmetric},
     {919, 17, ConvOp::wgrad, is_exact},
+    {919, 52, ConvOp::fprop, is_one_place_with_epilogue},
 }};
 
 }  // namespace

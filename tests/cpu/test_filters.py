@@ -91,6 +91,23 @@ def test_an_erratum_is_of_the_cudnn_that_it_was_seen_with(
     assert not is_wrong("dgrad", SEEN_WITH, **changes)
 
 
+@pytest.mark.parametrize(
+    ("image", "fields", "expected"),
+    [
+        (1, {"bias": True}, True),
+        (1, {"bias": True, "activation": "relu"}, True),
+        (2, {"bias": True}, False),
+        (1, {}, False),
+    ],
+)
+def test_an_engine_is_wrong_for_one_place_with_a_bias(
+    image: int, fields: dict[str, Any], expected: bool
+) -> None:
+    shapes = {"input_shape": (3, 16, image, image), "weight_shape": (8, 16, 1, 1), "padding": 0}
+    problem = ca.ConvProblem("fprop", dtype=torch.float16, **shapes, **fields)
+    assert _C.is_known_wrong("eng52", problem.native(), SEEN_WITH) is expected
+
+
 def test_deterministic_leaves_no_nondeterministic_engine() -> None:
     gone = sum(
         removed(problem, "h200", lambda c: always(c) or "NONDETERMINISTIC" in c.notes)

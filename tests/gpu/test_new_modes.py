@@ -149,9 +149,9 @@ def test_pytorchs_depthwise_kernels_are_met(mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dense", "ragged"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["race", "sustained"])
 def test_of_mode_fallback_what_is_compiled_at_run_time_is_timed(mode: str, name: str) -> None:
-    """As PyTorch's benchmark mode does: it may be the fastest (docs/findings/fallback-mode.md)."""
+    """It may be the fastest (docs/findings/fallback-mode.md). auto looks at few candidates."""
     check_step(name, sampling=mode)
     for choice in ca.choices():
         assert choice.selection is not None
