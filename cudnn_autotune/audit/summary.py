@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,6 @@ class Regrets:
     """Geometric mean."""
     p95: float
     worst: float
-    worst_case: str
     within_1_percent: float
     """Share of picks at most 1 % slower than the best."""
     picks: int
@@ -119,15 +119,15 @@ def _mode(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
     picks = [pick for of_case in picked.values() for pick in of_case]
     regrets = {}
     for name in TRUTHS:
-        rows = [
-            (case, found)
+        found = [
+            value
             for case in cases
             if (truth := truth_of(record.oracle[case], name))
             for pick in picked[case]
-            if (found := regret(truth, pick.text)) is not None
+            if (value := regret(truth, pick.text)) is not None
         ]
-        if rows:
-            regrets[name] = _regrets(rows)
+        if found:
+            regrets[name] = _regrets(np.array(found))
     return ModeSummary(
         len(runs),
         len(cases),
@@ -140,16 +140,13 @@ def _mode(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
     )
 
 
-def _regrets(rows: Sequence[tuple[str, float]]) -> Regrets:
-    """Summarizes rows of ``(case, regret)``."""
-    values = np.array([value for _, value in rows])
+def _regrets(values: np.ndarray[Any, Any]) -> Regrets:
     return Regrets(
         mean=geometric_mean(values),
         p95=float(np.quantile(values, 0.95)),
         worst=float(values.max()),
-        worst_case=rows[int(values.argmax())][0],
         within_1_percent=float(np.mean(values <= 1 + WITHIN)),
-        picks=len(rows),
+        picks=len(values),
     )
 
 
@@ -205,12 +202,12 @@ def _pytorch(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
     regrets = {}
     for name in TRUTHS:
         found = [
-            (case, tied(*value))
+            tied(*value)
             for case in cases
             if (value := pytorch_regret(record.oracle[case], rows[case], name))
         ]
         if found:
-            regrets[name] = _regrets(found)
+            regrets[name] = _regrets(np.array(found))
     return ModeSummary(
         1,
         len(cases),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,15 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 def refuse(option: str, message: str) -> click.BadParameter:
     """The error that names an option or argument, for the caller to raise."""
     return click.BadParameter(message, param_hint=f"'{option}'")
+
+
+@contextmanager
+def refusing(option: str) -> Iterator[None]:
+    """Turns a ValueError within into the error that names an option."""
+    try:
+        yield
+    except ValueError as error:
+        raise refuse(option, str(error)) from error
 
 
 def check_modes(option: str, given: Sequence[str], allowed: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from cudnn_autotune.cli.options import refuse
+from cudnn_autotune.cli.options import refuse, refusing
 from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.cli.wording import count, printable
 from cudnn_autotune.store import disk_file, entry, file_format
@@ -181,10 +181,8 @@ def open_store(
         raise refuse(option, f"none of its files is of this machine; name one of them:{listed}")
     if not readable:
         return None
-    try:
+    with refusing(option):  # the file may have changed meanwhile
         found = read(readable[0], may_pass)
-    except ValueError as error:  # the file changed meanwhile
-        raise refuse(option, str(error)) from error
     _complain([f"{found.path}: {complaint}" for complaint in found.complaints])
     return replace(found, complaints=(*unreadable, *found.complaints))
 

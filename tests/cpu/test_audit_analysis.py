@@ -100,7 +100,6 @@ def test_summary() -> None:
     assert result.regret is not None
     assert result.regret.mean == pytest.approx((1.03 * 2.0) ** 0.25)
     assert result.regret.worst == pytest.approx(2.0)
-    assert result.regret.worst_case == "case1"
     assert result.regret.within_1_percent == 0.5
     assert result.regret.picks == 4
     assert result.tuning is not None

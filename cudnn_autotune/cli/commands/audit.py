@@ -158,10 +158,8 @@ def _runs(modes: Sequence[str], given: dict[str, int]) -> dict[str, int]:
 
 
 def _replay(record: Record, given: dict[str, Any], console: Console) -> Record:
-    try:
+    with options.refusing("--replay"):
         cases = [_recorded(name) for name in given["replayed"]]
-    except ValueError as error:
-        raise options.refuse("--replay", str(error)) from error
     ids = [case.id for case in cases]
     if len(set(ids)) < len(ids):
         raise options.refuse("--replay", f"each one once, got {', '.join(ids)}")
@@ -201,9 +199,7 @@ def _check_replaceable(path: Path | None) -> None:
     """A record that took GPU time is not overwritten by one that did not."""
     if path is None or not path.exists():
         return
-    try:
+    with options.refusing("--json"):
         earlier = record_file.load(path)
-    except ValueError as error:
-        raise options.refuse("--json", str(error)) from error
     if earlier.kind == "gpu":
         raise options.refuse("--json", f"{path} holds an audit of a GPU; choose another file")

@@ -22,14 +22,10 @@ from cudnn_autotune.timers.telemetry import Gpu, Telemetry
 
 def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Record:
     """Continues the record in ``given["json_path"]``, or fills ``fresh``."""
-    try:
+    with options.refusing("--layers"):
         listed = layers.load(given["layers"])
-    except ValueError as error:
-        raise options.refuse("--layers", str(error)) from error
-    try:
+    with options.refusing("--cases"):
         cases = layers.select(listed, given["cases"], given["share"] or (1, 1))
-    except ValueError as error:
-        raise options.refuse("--cases", str(error)) from error
     if not cases:
         raise options.refuse("--share", "leaves none of the cases")
     config = AuditConfig(
@@ -54,10 +50,9 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
     gpu = Gpu.of(0)
     fresh.environment |= {k: v for k, v in gpu.fixed().items() if v is not None}
     fresh.cases = {case.id: encode(case) for case in cases}
-    try:
-        record = record_file.resumed(given["json_path"], fresh)
-    except ValueError as error:
-        raise options.refuse("--json", str(error)) from error
+    path: Path | None = given["json_path"]
+    with options.refusing("--json"):
+        record = record_file.resumed(path, fresh)
     with Telemetry(gpu) as telemetry:
 
         def tell(line: str) -> None:
@@ -65,7 +60,7 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
 
         def save() -> None:
             record.telemetry = telemetry.summary()
-            _save(record, given["json_path"], tell)
+            _save(record, path, tell)
 
         session = Session(config, record, [case.id for case in cases], save, tell)
         try:

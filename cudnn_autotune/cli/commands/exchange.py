@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cudnn_autotune.cli.filters import Filter, filter_options, passing
-from cudnn_autotune.cli.options import FILE, refuse
+from cudnn_autotune.cli.options import FILE, refuse, refusing
 from cudnn_autotune.cli.output_files import check_new, force_option, write
 from cudnn_autotune.cli.stores import (
     kind_of,
@@ -63,10 +63,8 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
     """
     files = []
     for path in paths:
-        try:
+        with refusing("FILE..."):
             files.append(read_whole(path))
-        except ValueError as error:
-            raise refuse("FILE...", str(error)) from error
     is_one_file = store_path is not None and names_file(store_path)
     if is_one_file and len({file.environment for file in files}) > 1:
         raise refuse("--store", "a file holds one environment; name a folder")
