@@ -18,7 +18,6 @@ from cudnn_autotune.audit.config import OracleSettings
 from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import PYTORCH_MODES, Oracle, Pick, PytorchRow
 from cudnn_autotune.audit.oracle import measure
-from cudnn_autotune.audit.picks import pick_of
 from cudnn_autotune.audit.processes import Poisoned
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.json_dataclass import decode
@@ -210,7 +209,7 @@ def _wall_ms(call: Call) -> float:
 def _told(choice: Choice, tuning_ms: float) -> Pick:
     # The error is infinite if the output had a NaN, or if the engine failed.
     rejected = {text: error if 0 <= error <= MOST else None for text, error in choice.rejected}
-    pick = dataclasses.replace(pick_of(choice.selection, tuning_ms), rejected=rejected)
+    pick = dataclasses.replace(Pick.of(choice.selection, tuning_ms), rejected=rejected)
     if pick.text == choice.text:
         return pick
     # The mode's choice was wrong, so that its claims refer to another candidate.

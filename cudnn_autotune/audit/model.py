@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from cudnn_autotune.engines.selection import Selection
+
 BURST_COLD = "burst cold"
 """Short batches that take turns; each call reads operands that left the L2 cache long ago."""
 BURST_HOT = "burst hot"
@@ -97,6 +99,24 @@ class Pick:
     """The samples that the mode needed and the recording lacks."""
     remarks: tuple[str, ...] = ()
     error: str = ""
+
+    @classmethod
+    def of(cls, selection: Selection | None, tuning_ms: float) -> Pick:
+        """The pick of a mode's ``selection``; None means that no candidate ran."""
+        if selection is None:
+            return cls(tuning_ms=tuning_ms, error="no candidate runs")
+        winner, evidence = selection.winner, selection.evidence
+        # A leader that had a sustained run, but no contenders, was still chosen by the race.
+        alone = sum(timed.sustained_ms is not None for timed in selection.ranking)
+        return cls(
+            text=winner.candidate.text,
+            tuning_ms=tuning_ms,
+            time_ms=winner.time_ms,
+            regret_bound=evidence.regret_bound,
+            bound_truth=SUSTAINED if alone > 1 else BURST,
+            rule=evidence.rule,
+            remarks=evidence.remarks,
+        )
 
 
 @dataclass(frozen=True)

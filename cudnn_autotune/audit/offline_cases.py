@@ -18,7 +18,6 @@ import numpy as np
 from cudnn_autotune import sampling
 from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, SUSTAINED, Oracle, Pick, Record, Truth
 from cudnn_autotune.audit.pairing import relative_error
-from cudnn_autotune.audit.picks import pick_of
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
 from cudnn_autotune.timers.offline.recording import Recording, Rounds
@@ -120,7 +119,7 @@ def pick(case: RecordedCase, mode: str, seed: int, limits: Limits) -> Pick:
     except Exception as error:  # the other runs still count; the record names this one
         found = Pick(tuning_ms=timer.elapsed_ms(), error=f"{type(error).__name__}: {error}")
     else:
-        found = pick_of(selection, timer.elapsed_ms())
+        found = Pick.of(selection, timer.elapsed_ms())
     return dataclasses.replace(found, lacking=timer.missing)
 
 

@@ -15,7 +15,6 @@ from cudnn_autotune import ConvProblem, sampling
 from cudnn_autotune.audit import offline_cases, report
 from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.model import BURST, BURST_COLD, STEADY, SUSTAINED, Pick, Record
-from cudnn_autotune.audit.picks import pick_of
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.sampling import Candidates, Evidence, Limits, Measurement, Selection, Timer
 from cudnn_autotune.timers.offline.recorder import record as record_samples
@@ -123,7 +122,7 @@ def test_what_a_pick_keeps_of_the_evidence() -> None:
         Measurement(first, 0.5, 3, sustained_ms=0.6),
         Measurement(second, 0.7, 3, sustained_ms=0.8),
     )
-    picked = pick_of(Selection(ranking, 6, evidence), 12.0)
+    picked = Pick.of(Selection(ranking, 6, evidence), 12.0)
     assert picked == Pick(
         text=first.text,
         tuning_ms=12.0,
@@ -133,7 +132,7 @@ def test_what_a_pick_keeps_of_the_evidence() -> None:
         rule="fastest",
     )
     # A leader with a sustained run but no contenders was chosen by the race.
-    probed = pick_of(Selection((ranking[0], Measurement(second, 0.7, 3)), 6, evidence), 12.0)
+    probed = Pick.of(Selection((ranking[0], Measurement(second, 0.7, 3)), 6, evidence), 12.0)
     assert probed.bound_truth == BURST
 
 
