@@ -14,15 +14,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from common import arguments
 
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
 def read(junit: Path) -> dict[str, Any]:
-    """Counts and seconds of each file, and why tests were skipped."""
+    """Counts and seconds of each file, what failed and how, and why tests were skipped."""
     files: dict[str, dict[str, float]] = {}
     reasons: Counter[str] = Counter()
+    failures: list[tuple[str, str]] = []
     for case in ElementTree.parse(junit).getroot().iter("testcase"):
         name = case.get("classname", "").rpartition(".")[2]
         counts = files.setdefault(name, {**dict.fromkeys(OUTCOMES, 0), "seconds": 0.0})
@@ -33,8 +35,13 @@ def read(junit: Path) -> dict[str, Any]:
         counts[outcome] += 1
         if (skipped := case.find("skipped")) is not None:
             reasons[skipped.get("message", "")] += 1
+        for child in case:
+            if child.tag in ("failure", "error"):
+                message = child.get("message", "").partition("\n")[0]
+                failures.append((f"{name}::{case.get('name')}", message))
     return {
         "files": dict(sorted(files.items())),
+        "failures": sorted(failures),
         "skip_reasons": [f"{count} x {reason}" for reason, count in sorted(reasons.items())],
     }
 
@@ -50,7 +57,9 @@ def tables(data: dict[str, Any]) -> list[Any]:
     for name, counts in {**files, "all": total}.items():
         cells = [str(counts[outcome]) for outcome in OUTCOMES]
         table.rows.append((name, *cells, f"{counts['seconds']:.1f}"))
-    return [table]
+    failures = Table("Failures", ("test", "message"))
+    failures.rows += data["results"].get("failures", [])
+    return [part for part in (table, failures) if part.rows]
 
 
 def main() -> int:
@@ -77,7 +86,8 @@ def main() -> int:
             print(f"pytest ended with {done.returncode} and left no report", file=sys.stderr)
             return done.returncode or 1
         record.results.update(read(junit))
-    record.save(complete=done.returncode == 0, telemetry=telemetry.summary())
+    ran_all = done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    record.save(complete=ran_all, telemetry=telemetry.summary())
     show(tables(record.data))
     return done.returncode
 

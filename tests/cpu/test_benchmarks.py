@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from benchmark_scripts import BENCHMARKS, main, record, run, whole_record
+from subprocesses import python
 
 DRY_RUNS = {
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous "
@@ -274,3 +275,19 @@ def test_architectures(tmp_path: Path) -> None:
     failures = record(tmp_path, "architectures")["results"]["failures"]
     assert len(failures) == 8
     assert failures[0] == "timm:lcnet_050 (eval, convert): ValueError: outputs differ by 0"
+
+
+def test_what_failed_on_a_gpu_is_told(modules: None, tmp_path: Path) -> None:
+    import gpu_tests
+
+    tests = "import pytest\n\ndef test_fails():\n    assert 1 == 2\n\ndef test_passes(): pass\n\n"
+    tests += "@pytest.mark.skip(reason='why')\ndef test_is_skipped(): pass\n"
+    (tmp_path / "test_some.py").write_text(tests)
+    junit = tmp_path / "junit.xml"
+    python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), f"--junitxml={junit}")
+    results = gpu_tests.read(junit)
+    (counts,) = results["files"].values()
+    assert [counts[outcome] for outcome in gpu_tests.OUTCOMES] == [1, 1, 0, 1]
+    assert results["failures"] == [("test_some::test_fails", "assert 1 == 2")]
+    assert results["skip_reasons"] == ["1 x why"]
+    assert [table.title for table in gpu_tests.tables({"results": results})][1:] == ["Failures"]
