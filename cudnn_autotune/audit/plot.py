@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_autotune.audit.analysis import pytorch_regret, regret, shared_cases, tied, truth_of
+from cudnn_autotune.audit.analysis import shared_cases
 from cudnn_autotune.audit.model import PYTORCH_MODES, STEADY, SUSTAINED, Record
 from cudnn_autotune.audit.report import headline
-from cudnn_autotune.audit.summary import summarize
+from cudnn_autotune.audit.summary import regrets_of, summarize, tuning_of
 from cudnn_autotune.core import atomic_file
 
 # The axis is linear below 1 %, because the oracle does not resolve much smaller regrets.
@@ -29,6 +29,7 @@ def plot(record: Record, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    cases = shared_cases(record)
     modes = [mode for mode, figures in summarize(record).items() if figures.regret is not None]
     height = 1.6 + 0.34 * max(3, len(modes))
     figure, (left, right) = pyplot.subplots(
@@ -36,7 +37,8 @@ def plot(record: Record, path: Path) -> None:
     )
     fastest = slowest = 1.0
     for place, mode in enumerate(modes):
-        regrets, tuning = _regrets(record, mode), _tuning(record, mode)
+        regrets = regrets_of(record, mode, cases, STEADY)
+        tuning = np.array([ms for of_run in tuning_of(record, mode, cases) for ms in of_run])
         fastest, slowest = min(fastest, regrets.min()), max(slowest, regrets.max())
         colour = "tab:orange" if mode in PYTORCH_MODES else "tab:blue"
         _row(left, place, 100 * (regrets - 1), colour)
@@ -82,27 +84,6 @@ def _row(axis: Any, place: int, values: np.ndarray[Any, Any], colour: str) -> No
     """Draws each value as a dot, scattered so that one sees how many are equal."""
     scatter = np.random.default_rng(0).uniform(-0.28, 0.28, len(values))
     axis.plot(values, place + scatter, ".", color=colour, alpha=0.45, markersize=6, mew=0)
-
-
-def _regrets(record: Record, mode: str) -> np.ndarray[Any, Any]:
-    values = []
-    for case in shared_cases(record):
-        truth = truth_of(record.oracle[case], STEADY)
-        if mode in record.picks:
-            values += [regret(truth, by_case[case].text) for by_case in record.picks[mode].values()]
-        else:
-            found = pytorch_regret(record.oracle[case], record.pytorch[mode][case], STEADY)
-            values.append(None if found is None else tied(*found))
-    return np.array([value for value in values if value is not None])
-
-
-def _tuning(record: Record, mode: str) -> np.ndarray[Any, Any]:
-    shared = shared_cases(record)
-    rows = [by_case[case] for by_case in record.picks.get(mode, {}).values() for case in shared]
-    times = [pick.tuning_ms for pick in rows]
-    if mode in record.pytorch:
-        times = [record.pytorch[mode][case].tuning_ms for case in shared]
-    return np.array([ms for ms in times if ms is not None])
 
 
 def _truths(record: Record) -> str:

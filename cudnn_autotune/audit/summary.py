@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cudnn_autotune.audit.analysis import (
     WITHIN,
@@ -24,6 +24,8 @@ from cudnn_autotune.audit.analysis import (
     unavailable,
 )
 from cudnn_autotune.audit.model import STEADY, TRUTHS, Pick, PytorchRow, Record, Truth
+
+Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -107,40 +109,53 @@ class ModeSummary:
 def summarize(record: Record) -> dict[str, ModeSummary]:
     """Returns the figures of every mode, PyTorch's included, over the cases that all could do."""
     cases = shared_cases(record)
-    found = {mode: _mode(record, mode, cases) for mode in record.picks}
-    return found | {mode: _pytorch(record, mode, cases) for mode in record.pytorch}
+    return {mode: _summary(record, mode, cases) for mode in (*record.picks, *record.pytorch)}
 
 
-def _mode(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
-    runs = record.picks[mode]
+def regrets_of(record: Record, mode: str, cases: Sequence[str], name: str) -> Values:
+    """Returns the regrets of a mode's picks in these cases, by the truth of that name."""
+    found: list[float | None] = []
+    for case in cases:
+        oracle = record.oracle[case]
+        if mode in record.pytorch:
+            known = pytorch_regret(oracle, record.pytorch[mode][case], name)
+            found.append(known and tied(*known))
+        else:
+            texts = [by_case[case].text for by_case in record.picks[mode].values()]
+            found += [regret(truth_of(oracle, name), text) for text in texts]
+    return np.array([value for value in found if value is not None])
+
+
+def tuning_of(record: Record, mode: str, cases: Sequence[str]) -> list[list[float]]:
+    """Returns the milliseconds of choosing, by run and case."""
+    rows = [record.pytorch[mode]] if mode in record.pytorch else record.picks[mode].values()
+    return [
+        [ms for case in cases if (ms := by_case[case].tuning_ms) is not None] for by_case in rows
+    ]
+
+
+def _summary(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
+    runs = record.picks.get(mode, {})
     if why := unavailable(record, mode):
-        return ModeSummary(len(runs), 0, unavailable=why)
+        return ModeSummary(len(runs) or 1, 0, unavailable=why)
+    by_truth = {name: regrets_of(record, mode, cases, name) for name in TRUTHS}
+    regrets = {name: _regrets(values) for name, values in by_truth.items() if values.size}
     picked = {case: [by_case[case] for by_case in runs.values()] for case in cases}
     picks = [pick for of_case in picked.values() for pick in of_case]
-    regrets = {}
-    for name in TRUTHS:
-        found = [
-            value
-            for case in cases
-            if (truth := truth_of(record.oracle[case], name))
-            for pick in picked[case]
-            if (value := regret(truth, pick.text)) is not None
-        ]
-        if found:
-            regrets[name] = _regrets(np.array(found))
     return ModeSummary(
-        len(runs),
+        len(runs) or 1,
         len(cases),
         dict(Counter(str(pick.text) for pick in picks).most_common()),
         regrets.get(STEADY),
         regrets,
         _flips(record, picked) if len(runs) > 1 and cases else None,
-        _tuning([[by_case[case].tuning_ms for case in cases] for by_case in runs.values()]),
+        _tuning(tuning_of(record, mode, cases)),
         _coverage(record, picked),
+        _against(record.pytorch.get(mode, {})),
     )
 
 
-def _regrets(values: np.ndarray[Any, Any]) -> Regrets:
+def _regrets(values: Values) -> Regrets:
     return Regrets(
         mean=geometric_mean(values),
         p95=float(np.quantile(values, 0.95)),
@@ -173,12 +188,11 @@ def _differ(truth: Truth, one: str, other: str) -> bool:
     return max(a, b) / min(a, b) - 1 > max(WITHIN, error)
 
 
-def _tuning(by_run: Sequence[Sequence[float | None]]) -> Tuning | None:
-    known = [[ms for ms in of_run if ms is not None] for of_run in by_run]
-    if not any(known):
+def _tuning(by_run: Sequence[Sequence[float]]) -> Tuning | None:
+    every = [ms for of_run in by_run for ms in of_run]
+    if not every:
         return None
-    every = [ms for of_run in known for ms in of_run]
-    return Tuning(float(np.median(every)), float(np.median([sum(of_run) for of_run in known])))
+    return Tuning(float(np.median(every)), float(np.median([sum(of_run) for of_run in by_run])))
 
 
 def _coverage(record: Record, picked: dict[str, list[Pick]]) -> Coverage | None:
@@ -195,34 +209,13 @@ def _coverage(record: Record, picked: dict[str, list[Pick]]) -> Coverage | None:
     return Coverage(float(np.mean(within)), len(within)) if within else None
 
 
-def _pytorch(record: Record, mode: str, cases: Sequence[str]) -> ModeSummary:
-    if why := unavailable(record, mode):
-        return ModeSummary(1, 0, unavailable=why)
-    rows = record.pytorch[mode]
-    regrets = {}
-    for name in TRUTHS:
-        found = [
-            tied(*value)
-            for case in cases
-            if (value := pytorch_regret(record.oracle[case], rows[case], name))
-        ]
-        if found:
-            regrets[name] = _regrets(np.array(found))
-    return ModeSummary(
-        1,
-        len(cases),
-        regret=regrets.get(STEADY),
-        regrets=regrets,
-        tuning=_tuning([[rows[case].tuning_ms for case in cases]]),
-        against=_against({case: row for case, row in rows.items() if not row.error}),
-    )
-
-
 def _against(rows: dict[str, PytorchRow]) -> dict[str, AgainstPytorch]:
     found = {}
     for name in TRUTHS:
         ratios = {
-            case: ratio.median for case, row in rows.items() if (ratio := ratio_of(row, name))
+            case: ratio.median
+            for case, row in rows.items()
+            if not row.error and (ratio := ratio_of(row, name))
         }
         if ratios:
             found[name] = AgainstPytorch(
