@@ -58,6 +58,8 @@ def is_read_only(path: Path) -> bool:
         return False
 
 
-def partials(path: Path) -> list[Path]:
-    """The partial files that killed writers have left beside ``path``."""
-    return list(path.parent.glob(f".{glob.escape(path.name)}.*.part"))
+def remove_partials(path: Path) -> None:
+    """Removes the partial files that killed writers have left beside ``path``."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with suppress(OSError):
+            partial.unlink()

@@ -153,13 +153,6 @@ def is_writable(path: Path) -> bool:
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
 
 
-def remove_partials(path: Path) -> None:
-    """Removes the temporary files of writers that were killed. The caller must hold the lock."""
-    for partial in atomic_file.partials(path):
-        with suppress(OSError):
-            partial.unlink()
-
-
 def set_aside(path: Path) -> Path:
     """Keeps the present file under a second name, ``<path>.damaged-<UTC time>``, and returns it.
 

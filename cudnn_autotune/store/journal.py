@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from filelock import Timeout
 
+from cudnn_autotune.core import atomic_file
 from cudnn_autotune.store import disk_file, entry, file_format
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.file_format import Content, State
@@ -156,7 +157,7 @@ class Journal:
     def _write(self, changes: Changes) -> None:
         """Writes changes to the file that :meth:`_read` has read. The caller holds the lock."""
         if not self._has_written:
-            disk_file.remove_partials(self.path)
+            atomic_file.remove_partials(self.path)
             self._has_written = True
         content = self.content
         dead = content.lines + len(changes) - len(content.entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -135,11 +135,19 @@ def test_operands_may_have_any_layout() -> None:
     assert torch.equal(ca.execute(problem, text, a.contiguous(), b.contiguous()), expected)
 
 
-def test_measure_times_what_execute_runs() -> None:
+@pytest.mark.parametrize("cache", ["hot", "cold"])
+def test_measure_times_what_execute_runs(cache: Literal["hot", "cold"]) -> None:
     problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
     texts = [c.text for c in ca.candidates(problem, device="cuda")[:3]]
-    times = ca.measure(problem, texts, rounds=4, target_ms=0.2)
+    times = ca.measure(problem, texts, rounds=4, target_ms=0.2, cache=cache)
     assert set(times) == set(texts)
     for samples in times.values():
         assert len(samples) == 4
         assert all(0 < t < 1000 for t in samples)
+
+
+def test_measure_raises_what_a_config_fails_of() -> None:
+    problem = ca.ConvProblem(op="fprop", **PROBLEMS["fp16_nhwc"])
+    good = ca.candidates(problem, device="cuda")[0].text
+    with pytest.raises(ca.CudnnError):
+        ca.measure(problem, [good, "eng999"])
