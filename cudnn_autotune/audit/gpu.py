@@ -68,11 +68,8 @@ class GpuBackend:
     def work(
         self, task: str, case: dict[str, Any], request: dict[str, Any]
     ) -> Pick | PytorchRow | Oracle:
-        """Does a ``task`` (``pick``, ``pytorch`` or ``oracle``) for a case.
-
-        Raises:
-            Poisoned: the process cannot do any further work.
-        """
+        """Does a ``task`` (``pick``, ``pytorch`` or ``oracle``) for a case. Raises Poisoned if the
+        process cannot do any further work."""
         problem = Case(**case).problem()
         try:
             if task == "pick":

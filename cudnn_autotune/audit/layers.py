@@ -144,10 +144,7 @@ class Case:
 
 def load(path: str | PathLike[str] | None = None) -> list[Case]:
     """Reads the cases of a layer list in their order; None means the list that the package ships.
-
-    Raises:
-        ValueError: it is no such list; the message names the file, the layer and the field.
-    """
+    Raises ValueError that names the file, the layer and the field at fault."""
     file = _DEFAULT if path is None else Path(path)
     try:
         data = read_json(file, _MOST_BYTES)

@@ -25,11 +25,8 @@ from cudnn_autotune.timers.offline.replay import ReplayTimer
 
 
 class RecordedCase:
-    """A recording that modes can be tried on.
-
-    Raises:
-        ValueError: the file is no recording, or no candidate of it ran.
-    """
+    """A recording that modes can be tried on. Raises ValueError for a file that is none, or of
+    which no candidate ran."""
 
     def __init__(self, path: Path) -> None:
         self.id = path.name.removesuffix(".gz").removesuffix(".json")
@@ -98,11 +95,8 @@ def _errors(recording: Recording, rounds: Rounds, times: Mapping[str, float]) ->
 
 
 def _completed(alone: Mapping[str, float], burst: Mapping[str, float]) -> dict[str, float]:
-    """Returns sustained times of all candidates that have a burst time.
-
-    A candidate without a recorded sustained run gets its burst time, slowed down by the median
-    factor of the others. It never becomes the best, because no measurement shows that it is.
-    """
+    """Returns sustained times of all candidates that have a burst time. One without a sustained run
+    gets that, slowed down by the median factor of the others; it never becomes the best."""
     slower = float(np.median([alone[text] / burst[text] for text in alone]))
     best = min(alone.values())
     return {

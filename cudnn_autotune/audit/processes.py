@@ -44,7 +44,6 @@ class Process:
     """A worker process; it starts at once.
 
     Args:
-        name: the name in error messages.
         modules: modules that the process imports first; they may register a user's modes.
         command: starts another program with the protocol of :mod:`.worker`.
         environment: variables in addition to those of this process.

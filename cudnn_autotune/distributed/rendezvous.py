@@ -44,8 +44,7 @@ def exchange_with(group: Group, timeout_s: float) -> Iterator[Exchange]:
     """A context manager for a call of all ranks of the group; it begins once all have joined.
 
     An exception within it ends the call on all ranks: each raises the same DistributedTuningError.
-    A rank that dies ends the call too, after some seconds, and so does one that makes no progress
-    for ``timeout_s`` seconds.
+    So does a rank that dies, or that makes no progress for ``timeout_s`` seconds.
     """
     store = StoreThread(group.store, PATIENCE_S)
     try:

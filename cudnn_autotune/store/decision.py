@@ -108,10 +108,6 @@ class Decision:
         rejected. The chosen candidate stays first if it is among them; otherwise the fastest takes
         its place (see ``rerank``).
 
-        Args:
-            deterministic: Whether only deterministic candidates are allowed.
-            workspace_limit: The most bytes of workspace; None means no limit.
-
         Returns:
             The decision, or None if no candidate qualifies or if the measurement was made under
             tighter constraints and so lacks candidates.

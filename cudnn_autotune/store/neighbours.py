@@ -30,14 +30,11 @@ _Described = tuple[tuple[object, ...], tuple[int, ...]]
 
 
 def nearest(problem: ConvProblem, keys: Iterable[str], most: int = 3) -> list[str]:
-    """Returns the keys of decisions for problems similar to ``problem``, the nearest first.
+    """Returns up to ``most`` keys of decisions for problems similar to ``problem``, the nearest
+    first, and none of ``problem`` itself. A key that names no problem is skipped.
 
-    Keys of ``problem`` itself are not among them. The distance is the Euclidean norm of the base-2
-    logarithms of the ratios of batch size, input channels, output channels and spatial sizes.
-
-    Args:
-        keys: Keys of decisions (``Decision.key``); a key that names no problem is skipped.
-        most: The most keys to return.
+    The distance is the Euclidean norm of the base-2 logarithms of the ratios of batch size, input
+    channels, output channels and spatial sizes.
     """
     own = _described(problem_text(problem))
     assert own is not None

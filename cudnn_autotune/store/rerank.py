@@ -30,7 +30,6 @@ def restricted_to(
     Args:
         chosen: The entry of ``selection`` that was chosen without the constraints.
         rejected: Texts of the candidates whose output was wrong.
-        workspace_limit: The most bytes of workspace; None means no limit.
 
     Returns:
         The selection, or None if no entry meets the constraints.

@@ -13,9 +13,8 @@ Build = tuple[Candidate, float]
 class Builds:
     """Computes how long the host waits for builds, and which plans have been built or tried.
 
-    As in ``gpu_timer``, plans that are compiled at run time share ``threads`` threads, and the
-    others build one after the other. If a plan builds in the background, the host waits only for
-    the rest of its build when it is needed.
+    As in ``gpu_timer``, plans that are compiled at run time share ``threads`` threads, and for one
+    that builds in the background the host waits only for the rest of its build.
     """
 
     def __init__(self, threads: int) -> None:

@@ -62,11 +62,8 @@ def record(
     time_limit_ms: float = 20_000.0,
     seed: int = 0,
 ) -> Recording:
-    """Measures all candidates of ``problem``, PyTorch's own path included.
-
-    A candidate whose first run takes more than 150 ms and ten times as long as the fastest so far,
-    loading aside, is not run again. One that is three times slower than the fastest runs in three
-    rounds only. A candidate that fails does not run again.
+    """Measures all candidates of ``problem``, PyTorch's own path included. One that fails does not
+    run again.
 
     Args:
         timer: a new timer, through which nothing has run.

@@ -8,14 +8,8 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 
 
 class StaticCandidates:
-    """A given list of candidates (an ``engines.candidates.Candidates``).
-
-    Args:
-        candidates: in any order those that a heuristic mode lists; the others in the order in
-            which :meth:`beyond` returns them, behind PyTorch's own path.
-        aten_uses_cudnn: whether PyTorch's own path calls cuDNN.
-        similar: candidates that were chosen for similar problems.
-    """
+    """A given list of candidates (an ``engines.candidates.Candidates``). Those that no heuristic
+    mode lists are in the order in which :meth:`beyond` returns them, behind PyTorch's own path."""
 
     def __init__(
         self,
