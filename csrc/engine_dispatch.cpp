@@ -191,6 +191,10 @@ void set_capture_miss_handler(CaptureMissHandler handler) {
 }
 
 ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> operands) {
+  if (C10_UNLIKELY(key.policy.benchmark_limit < 0)) {
+    const auto* bytes = reinterpret_cast<const char*>(&key.problem);
+    count_probed_call(std::string(bytes, sizeof(key.problem)));
+  }
   auto& cache = PlanCache::of_this_thread();
   CacheEntry* entry = cache.find(key);
   if (entry == nullptr || (entry->is_provisional && !is_capturing())) {

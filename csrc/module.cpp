@@ -24,11 +24,18 @@ namespace {
 class Probe {
  public:
   explicit Probe(int32_t number) : number_(number) {}
-  void enter() { guard_.emplace(number_); }
+  void enter() { guard_.emplace(number_, calls_); }
   void exit() { guard_.reset(); }
+  py::dict calls() const {
+    const std::lock_guard lock(calls_->mutex);
+    py::dict found;
+    for (const auto& [key, count] : calls_->counts) found[py::bytes(key)] = count;
+    return found;
+  }
 
  private:
   int32_t number_;
+  std::shared_ptr<ProbedCalls> calls_ = std::make_shared<ProbedCalls>();
   std::optional<ProbeGuard> guard_;
 };
 
@@ -46,7 +53,8 @@ void bind_settings(py::module_& m) {
   py::class_<Probe>(m, "Probe")
       .def(py::init<int32_t>(), py::arg("number"))
       .def("__enter__", &Probe::enter)
-      .def("__exit__", [](Probe& probe, const py::args&) { probe.exit(); });
+      .def("__exit__", [](Probe& probe, const py::args&) { probe.exit(); })
+      .def("calls", &Probe::calls);
   m.def("register_sampling", [](const std::string& name) { register_sampling(name); });
 }
 

@@ -33,9 +33,15 @@ int16_t find_name(std::string_view name) {
 const auto kProbeKind = c10::DebugInfoKind::PRODUCER_INFO;
 
 struct Probe : c10::DebugInfoBase {
-  explicit Probe(int32_t number) : number(number) {}
+  Probe(int32_t number, std::shared_ptr<ProbedCalls> calls)
+      : number(number), calls(std::move(calls)) {}
   int32_t number;
+  std::shared_ptr<ProbedCalls> calls;
 };
+
+const Probe* probe_of_call() {
+  return dynamic_cast<const Probe*>(c10::ThreadLocalDebugInfo::get(kProbeKind));
+}
 
 std::string allowed() {
   std::string list;
@@ -90,15 +96,22 @@ CallPolicy resolve(std::string_view sampling, int64_t workspace_limit) {
   return policy;
 }
 
-ProbeGuard::ProbeGuard(int32_t number) : guard_(kProbeKind, std::make_shared<Probe>(number)) {
+ProbeGuard::ProbeGuard(int32_t number, std::shared_ptr<ProbedCalls> calls)
+    : guard_(kProbeKind, std::make_shared<Probe>(number, std::move(calls))) {
   TORCH_CHECK_VALUE(number < 0, "number must be below 0, got ", number);
 }
 
 int32_t benchmark_limit_of_call() {
-  const auto* info = c10::ThreadLocalDebugInfo::get(kProbeKind);
-  const auto* probe = dynamic_cast<const Probe*>(info);
+  const Probe* probe = probe_of_call();
   if (C10_UNLIKELY(probe != nullptr)) return probe->number;
   return default_benchmark_limit.load(std::memory_order_relaxed);
+}
+
+void count_probed_call(const std::string& problem_key) {
+  const Probe* probe = probe_of_call();
+  if (probe == nullptr) return;
+  const std::lock_guard lock(probe->calls->mutex);
+  ++probe->calls->counts[problem_key];
 }
 
 }  // namespace cudnn_autotune

@@ -3,6 +3,9 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,13 +44,20 @@ struct CallPolicy {
 // c10::ValueError (Python's ValueError), which names the argument and what is allowed.
 CallPolicy resolve(std::string_view sampling, int64_t workspace_limit);
 
+// How often a probe's calls asked for each problem, by problem_key(). Threads of autograd count,
+// too.
+struct ProbedCalls {
+  std::mutex mutex;
+  std::map<std::string, int64_t> counts;
+};
+
 // Marks the calls of this thread as those of a probe, which looks at what a model calls, as long as
 // the guard lives. Autograd hands this mark (c10's debug info) on to the threads that run a
 // backward begun here. Calls of other threads are not marked.
 class ProbeGuard {
  public:
   // `number` must be below 0, so that no benchmark limit equals it. Else c10::ValueError is thrown.
-  explicit ProbeGuard(int32_t number);
+  ProbeGuard(int32_t number, std::shared_ptr<ProbedCalls> calls);
 
  private:
   c10::DebugInfoGuard guard_;
@@ -56,5 +66,8 @@ class ProbeGuard {
 // The benchmark limit for the key of a call on this thread: the number of its probe, or else the
 // setting. So the choices that a probe's calls lead to have keys of their own.
 int32_t benchmark_limit_of_call();
+
+// Adds a call to the counts of this thread's probe, if there is one.
+void count_probed_call(const std::string& problem_key);
 
 }  // namespace cudnn_autotune

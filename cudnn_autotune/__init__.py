@@ -37,6 +37,7 @@ from cudnn_autotune.nn.modules import (
     LazyConvTranspose3d,
 )
 from cudnn_autotune.nn.prefetch import Prefetched, prefetch
+from cudnn_autotune.nn.tune import tune
 from cudnn_autotune.store import Store, kept_plans
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.settings import get_store, set_store
@@ -137,6 +138,7 @@ __all__ = [
     "set_sampling",
     "set_store",
     "set_workspace_limit",
+    "tune",
     "unpin",
     "use_sampling",
 ]

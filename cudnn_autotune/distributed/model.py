@@ -79,7 +79,7 @@ def tune(
         if found.device is None:
             raise ValueError(NOTHING_SERVED)
         device = found.device
-        decisions = [tune_one(problem) for problem in found.problems]
+        decisions = [tune_one(problem) for problem in found.counts]
     else:
         with exchange_with(members, timeout_s) as exchange:
             mode = _mode()
@@ -99,7 +99,7 @@ def tune(
             is_served, everybody = found.device is not None, range(members.size)
             if not exchange.combine("served", is_served, everybody, lambda by: any(by.values())):
                 exchange.fail(None, NOTHING_SERVED)
-            decisions = share_in(exchange, ranks, found.problems, tune_one, pins())
+            decisions = share_in(exchange, ranks, list(found.counts), tune_one, pins())
     remembering.install(decisions, device)
     if memory_format == "auto":
         _lay_out(model, inputs, kwargs, members, timeout_s)
@@ -113,9 +113,9 @@ def _found(
     if memory_format is None:
         return find(model, inputs, kwargs)
     in_both = layouts.in_each(model, lambda: find(model, inputs, kwargs))
-    problems = dict.fromkeys(problem for found in in_both for problem in found.problems)
+    counts = {problem: n for found in in_both for problem, n in found.counts.items()}
     device = next((found.device for found in in_both if found.device is not None), None)
-    return Found(tuple(problems), device)
+    return Found(counts, device)
 
 
 def _lay_out(

@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Found:
-    problems: tuple[ConvProblem, ...]
+    counts: Mapping[ConvProblem, int]
+    """How often the model calls each problem, in the order of the first calls."""
     device: int | None
     """Index of the CUDA device that all of them run on; None if this package serves nothing."""
     calls: tuple[Choice, ...] = ()
@@ -51,10 +52,15 @@ def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProbl
             lazy parameters.
         Exception: whatever the model raises.
     """
+    return list(calls_of(model, *inputs, **kwargs))
+
+
+def calls_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> Mapping[ConvProblem, int]:
+    """As :func:`problems_of`, with how often the model calls each problem."""
     found = find(model, inputs, kwargs)
     if found.device is None:
         raise ValueError(NOTHING_SERVED)
-    return list(found.problems)
+    return found.counts
 
 
 def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
@@ -63,10 +69,11 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     # This is asked before the run, because FSDP replaces parameters in it.
     learns = torch.is_grad_enabled() and any(_has_trained_weights(m) for m in model.modules())
-    with probe() as made:
+    with probe() as probed:
         run_once(model, inputs, kwargs)
+    made = probed.choices
     if not made:
-        return Found((), None)
+        return Found({}, None)
     if learns and not any(choice.problem.op == "wgrad" for choice in made):
         _log.warning(
             "the model's weights require gradients, and its backward asked for none: is there a "
@@ -76,7 +83,8 @@ def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     if len(devices) > 1:
         raise ValueError(f"model must be on one CUDA device, and runs on {sorted(devices)}")
     problems = dict.fromkeys(choice.problem for choice in made if choice.origin != "pinned")
-    return Found(tuple(problems), devices.pop(), tuple(made))
+    counts = {problem: probed.calls_of(problem) for problem in problems}
+    return Found(counts, devices.pop(), tuple(made))
 
 
 def _has_trained_weights(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ kernels, and how the board throttles.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.candidates import Candidates
@@ -53,6 +53,8 @@ class Shortlist:
         last = [c for c in self._of_mode["FALLBACK"] if not c.is_compiled]
         pytorchs = listed[:1]
         kept = {c.text for c in [*pytorchs, *first, *last, *kernels.values()]}
+        compiled = {c.text: c for c in [*listed, *self._beyond] if c.is_compiled}
+        self._other_kernels = [c for c in compiled.values() if c.text not in kept]
         self._of_mode = {
             mode: [c for c in some if c.text in kept] for mode, some in self._of_mode.items()
         }
@@ -70,6 +72,11 @@ class Shortlist:
 
     def similar(self) -> Sequence[Candidate]:
         return self._similar
+
+    def other_kernels(self, engines: Collection[str]) -> list[Candidate]:
+        """Returns the kernels of some engines (``Candidate.engine_name``), compiled at run time,
+        that are not in the list."""
+        return [c for c in self._other_kernels if c.engine_name in engines]
 
 
 def _rules() -> RaceRules:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,24 +65,26 @@ class RaceOutcome(Standings[Candidate]):
 
 
 def race(
+    outcome: RaceOutcome,
     rough_ms: dict[Candidate, float],
     timer: Timer,
     budget: Budget,
     rules: RaceRules,
     rng: random.Random,
-) -> RaceOutcome:
-    """Races candidates until the criterion of ``rules`` ends it.
+) -> Iterator[None]:
+    """Races candidates until the criterion of ``rules`` ends it; each step is a round.
 
     Args:
+        outcome: the result, which is complete once the iterator has ended or is closed.
         rough_ms: the candidates, all of which have run before, and the rough time of a call of each
             in milliseconds.
     """
-    outcome = RaceOutcome(survivors=list(rough_ms))
     rules = _affordable(rules, rough_ms, budget)
     if not budget.affords(len(rules.caches) * sum(rough_ms.values())):
-        return _by_rough_times(rough_ms, outcome)
+        rank_by_rough_times(rough_ms, outcome)
+        outcome.remarks.append("the budget allowed one launch of each candidate only")
+        return
     leader = min(rough_ms, key=rough_ms.__getitem__)
-    _warm_up(leader, rough_ms[leader], timer, rules, outcome)
     calls = {
         c: min(max(1, math.ceil(rules.batch_ms / ms)), rules.most_calls)
         for c, ms in rough_ms.items()
@@ -90,29 +92,35 @@ def race(
     log: dict[Cache, list[_Round]] = {cache: [] for cache in rules.caches}
     order: list[Candidate] = []
     criterion = RaceCriterion(rules, budget)
-    while outcome.survivors and not criterion.is_finished():
-        cache = rules.caches[outcome.rounds % len(rules.caches)]
-        # The order is mirrored after each cache state has seen it.
-        turn = outcome.rounds // len(rules.caches) % 2
-        if turn == 0 and cache == rules.caches[0]:
-            order = rng.sample(outcome.survivors, len(outcome.survivors))
-        alive = set(outcome.survivors)
-        order = [c for c in order if c in alive]
-        batches = [Batch(c, calls[c], cache) for c in (order if turn == 0 else order[::-1])]
-        log[cache].append(_run_round(batches, timer, outcome))
-        if outcome.rounds >= len(rules.caches) and outcome.survivors:
-            survivors = outcome.survivors
-            groups = [np.array([[r[c] for c in survivors] for r in log[cache]]) for cache in log]
-            outcome.dropped += outcome.judge(rules.compare(groups))
-            criterion.add_measurement(outcome)
-    if criterion.reason in _REMARKS:
-        outcome.remarks.append(_REMARKS[criterion.reason])
-    _find_cold_cache_penalties(outcome, log)
-    # The clock may have fallen since a candidate was eliminated, so that only its distance from the
-    # leader of that time is known.
-    for candidate, leader, behind in reversed(outcome.dropped):
-        outcome.log_time[candidate] = outcome.log_time[leader] + behind
-    return outcome
+    try:
+        _warm_up(leader, rough_ms[leader], timer, rules, outcome)
+        while outcome.survivors and not criterion.is_finished():
+            cache = rules.caches[outcome.rounds % len(rules.caches)]
+            # The order is mirrored after each cache state has seen it.
+            turn = outcome.rounds // len(rules.caches) % 2
+            if turn == 0 and cache == rules.caches[0]:
+                order = rng.sample(outcome.survivors, len(outcome.survivors))
+            alive = set(outcome.survivors)
+            order = [c for c in order if c in alive]
+            batches = [Batch(c, calls[c], cache) for c in (order if turn == 0 else order[::-1])]
+            log[cache].append(_run_round(batches, timer, outcome))
+            if outcome.rounds >= len(rules.caches) and outcome.survivors:
+                survivors = outcome.survivors
+                groups = [np.array([[r[c] for c in survivors] for r in log[k]]) for k in log]
+                outcome.dropped += outcome.judge(rules.compare(groups))
+                criterion.add_measurement(outcome)
+                yield
+    finally:
+        unjudged = [c for c in outcome.survivors if c not in outcome.log_time]
+        if unjudged:  # it was closed before a round was judged
+            rank_by_rough_times({c: rough_ms[c] for c in unjudged}, outcome)
+        if criterion.reason in _REMARKS:
+            outcome.remarks.append(_REMARKS[criterion.reason])
+        _find_cold_cache_penalties(outcome, log)
+        # The clock may have fallen since a candidate was eliminated, so that only its distance from
+        # the leader of that time is known.
+        for candidate, leader, behind in reversed(outcome.dropped):
+            outcome.log_time[candidate] = outcome.log_time[leader] + behind
 
 
 def _affordable(rules: RaceRules, rough_ms: dict[Candidate, float], budget: Budget) -> RaceRules:
@@ -128,14 +136,13 @@ def _affordable(rules: RaceRules, rough_ms: dict[Candidate, float], budget: Budg
     )
 
 
-def _by_rough_times(rough_ms: dict[Candidate, float], outcome: RaceOutcome) -> RaceOutcome:
+def rank_by_rough_times(rough_ms: dict[Candidate, float], outcome: RaceOutcome) -> None:
     """Ranks candidates by their rough times where there is no time for a round."""
     for candidate, ms in rough_ms.items():
         outcome.log_time[candidate] = math.log(ms)
         outcome.half_width[candidate] = _ROUGH_HALF_WIDTH
         outcome.samples[candidate] = 0
-    outcome.remarks.append("the budget allowed one launch of each candidate only")
-    return outcome
+    outcome.error = _ROUGH_HALF_WIDTH / 2
 
 
 def _warm_up(

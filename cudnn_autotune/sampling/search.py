@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cudnn_autotune.engines.candidates import Candidates
@@ -12,7 +12,7 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.screening import screen
-from cudnn_autotune.sampling.search_state import SearchState
+from cudnn_autotune.sampling.search_state import SearchState, at_once
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.timer import Timer
 
@@ -62,23 +62,33 @@ def search(
 ) -> SearchState | None:
     """Screens and races every candidate.
 
-    Those that are compiled at run time are built in the background meanwhile, and a second race
-    compares them with the best of the others.
-
     Returns:
         The search's state; None if no candidate runs.
     """
     found = SearchState(timer, Budget(timer, limits), rules, rng)
+    at_once(steps(found, candidates, limits))
+    return found if found.is_raced else None
+
+
+def steps(found: SearchState, candidates: Candidates, limits: Limits) -> Iterator[None]:
+    """Screens and races every candidate; each step is the screening, or a round.
+
+    Those that are compiled at run time are built in the background meanwhile, and a second race
+    compares them with the best of the others. A step ends before they are waited for.
+    """
+    rules = found.rules
     found.aten_is_cudnn = candidates.aten_uses_cudnn
     groups = _grouped(candidates, limits, found)
     _screen_precompiled(groups, found)
+    found.unseen = [*groups.often, *groups.seldom]
+    yield
     # Few of those that seldom win pass the screening. So if only they are still to come, the first
     # race goes on as long as a last one.
     if found.screening.rough_ms:
-        found.race(found.screening.rough_ms, rules.for_finalists() if groups.often else rules)
-    if groups.often or groups.seldom:
-        _race_late(timer.runnable([*groups.often, *groups.seldom]), groups, found)
-    return found if found.races and found.last.survivors else None
+        first = rules.for_finalists() if groups.often else rules
+        yield from found.race(found.screening.rough_ms, first)
+    if found.unseen:
+        yield from race_late(found, is_unfinished=bool(groups.often))
 
 
 def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Groups:
@@ -180,18 +190,25 @@ def _screen_b(of_b: Sequence[Candidate], found: SearchState) -> None:
         screening.eliminate(rest, "the first of heuristic mode B are slower than A's")
 
 
-def _race_late(late: Sequence[Candidate], groups: _Groups, found: SearchState) -> None:
-    """Screens those that were compiled meanwhile and races them with the best of the others."""
+def race_late(found: SearchState, *, is_unfinished: bool = False) -> Iterator[None]:
+    """Screens those that were compiled meanwhile and races them with the best of the others.
+
+    Args:
+        is_unfinished: whether the others race once more in any case.
+    """
+    found.waits_for_builds = True
+    yield
+    found.waits_for_builds = False
     known = set(found.screening.rough_ms)
+    late, found.unseen = found.timer.runnable(found.unseen), []
     screen(late, found.timer, found.budget, found.screening)
     joined = [c for c in found.screening.rough_ms if c not in known]
     finalists: list[Candidate] = []
     if found.races:
         finalists = sorted(found.last.survivors, key=found.last.log_time.__getitem__)
     rough = {c: found.ms(c) or math.inf for c in [*finalists[:_FINALISTS], *joined]}
-    is_unfinished = bool(groups.often) and len(rough) > 1
-    if joined or is_unfinished:
-        found.race(rough, found.rules)
+    if joined or (is_unfinished and len(rough) > 1):
+        yield from found.race(rough, found.rules)
 
 
 def _not_compilable(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from cudnn_autotune.sampling.statistics import Comparison
+from cudnn_autotune.sampling.statistics import Comparison, expected_gain
 
 K = TypeVar("K")
 """The type that identifies a candidate: :class:`Candidate` or a number."""
@@ -26,6 +26,8 @@ class Standings(Generic[K]):
     rounds: int = 0
     gpu_ms: float = 0.0
     """GPU time of all launches so far, in milliseconds."""
+    error: float = 0.0
+    """Standard error of the difference (log) of any two in the last comparison."""
     disturbed: int = 0
     """The number of disturbed samples (outliers) in the last comparison."""
 
@@ -61,7 +63,7 @@ class Standings(Generic[K]):
             if is_out:
                 self.survivors.remove(candidate)
                 eliminated.append((candidate, leader, float(log_time - best)))
-        self.disturbed = compared.disturbed
+        self.disturbed, self.error = compared.disturbed, compared.error
         return eliminated
 
     def tied(self, tie_width: float) -> list[K]:
@@ -78,6 +80,13 @@ class Standings(Generic[K]):
         """Returns how much slower than the fastest ``chosen`` is at most, relative."""
         behind = self.log_time[chosen] - self.log_time[self.best]
         return max(0.0, math.expm1(behind + max([0.0, *self.leads(but=chosen)])))
+
+    def expected_loss(self) -> float:
+        """Returns by how much (log) the best is expected to be slower than the fastest: the sum of
+        what each other survivor may gain, which is an upper bound."""
+        best = self.log_time[self.best]
+        behind = (self.log_time[c] - best for c in self.survivors if c != self.best)
+        return sum(expected_gain(log, self.error) for log in behind)
 
     def interval(self, candidate: K, time_ms: float) -> tuple[float, float]:
         """Returns the confidence interval of a candidate's time, given its centre."""

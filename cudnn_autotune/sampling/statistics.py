@@ -69,6 +69,22 @@ def shrunk_medians(groups: Sequence[Sequence[float]]) -> list[float]:
     ]
 
 
+def expected_gain(behind: float, error: float) -> float:
+    """Returns the expectation of ``max(0, -x)`` for a normal ``x`` of mean ``behind``, which is
+    what one more look gains if a candidate seems to be slower by ``behind``.
+
+    It is the expected improvement of Jones, Schonlau & Welch (J. Global Optimization 13, 1998).
+
+    Args:
+        error: the standard error of ``behind``.
+    """
+    if error <= 0:
+        return max(0.0, -behind)
+    z = behind / error
+    density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    return error * density - behind * 0.5 * math.erfc(z / math.sqrt(2))
+
+
 @dataclass(frozen=True)
 class Fit:
     """A median polish of rounds by candidates."""
@@ -101,6 +117,8 @@ class Comparison:
     """Log time of each candidate, averaged over the cache states."""
     half_width: float
     """Half width of the confidence interval of the difference of any two candidates."""
+    error: float
+    """Standard error of the difference of any two candidates."""
     sigma: float
     """Standard deviation of one sample's log time."""
     disturbed: int
@@ -162,7 +180,7 @@ def compare(
     sigma = max(sigma, least_sigma, prior_sigma if freedom < prior_freedom else 0.0)
     looks = math.log2(rounds + 1)
     tail = math.sqrt(2 * math.log(2 * count * looks / delta))
-    half_width = _MEDIAN_COST * sigma * math.sqrt(2 / rounds) * tail
+    error = _MEDIAN_COST * sigma * math.sqrt(2 / rounds)
     log_time = np.mean([fit.log_time for fit in fits], axis=0)
     at_best = log_time + np.min([np.min(fit.residuals, axis=0) for fit in fits], axis=0)
-    return Comparison(log_time, half_width, sigma, disturbed, at_best)
+    return Comparison(log_time, error * tail, error, sigma, disturbed, at_best)

@@ -10,7 +10,7 @@ from cudnn_autotune.sampling import ties
 from cudnn_autotune.sampling.conclusion import build_selection, race_selection
 from cudnn_autotune.sampling.contenders import could_win, least_ms_alone
 from cudnn_autotune.sampling.final_rules import FinalRules
-from cudnn_autotune.sampling.search_state import SearchState
+from cudnn_autotune.sampling.search_state import SearchState, at_once
 from cudnn_autotune.sampling.steady_final import SteadyFinal
 from cudnn_autotune.sampling.steady_times import SteadyTimes
 from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms
@@ -35,7 +35,7 @@ def probe_leader(found: SearchState) -> SustainedRun | None:
         if run is not None:
             found.sustained_ms[leader] = run.steady_ms
             return run
-        found.race_again(found.rules)
+        at_once(found.race_again(found.rules))
     return None
 
 
@@ -60,7 +60,7 @@ def sustained_selection(
         return race_selection(found)
     times = SteadyFinal(found, probe, contenders, final_rules).run()
     if not times.finalists:
-        found.race_again(found.rules)
+        at_once(found.race_again(found.rules))
         return race_selection(found)
     found.sustained_ms.update(times.sustained_ms())
     if times.readings:

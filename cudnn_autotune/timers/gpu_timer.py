@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
 import torch
@@ -50,9 +50,17 @@ class GpuTimer:
         search: cuDNN's engines for it, on the tensors' device.
         operands: as ``engines.queried.Tensors``, of which the one that the operation writes is
             overwritten.
+        builders: threads that build what timers prepare; None: the timer starts its own.
     """
 
-    def __init__(self, problem: ConvProblem, search: _C.EngineSearch, operands: Operands) -> None:
+    def __init__(
+        self,
+        problem: ConvProblem,
+        search: _C.EngineSearch,
+        operands: Operands,
+        builders: Executor | None = None,
+    ) -> None:
+        self._builders = builders
         self._start = time.perf_counter()
         self._problem = problem
         self._search = search
@@ -60,8 +68,7 @@ class GpuTimer:
         self._device = operands[0].device
         self._gpu = Gpu.of(self._device.index or 0)
         self.plans: dict[str, _C.Plan] = {}
-        self._building: Future[Built] | None = None
-        self._being_built: list[Candidate] = []
+        self._building: list[tuple[list[Candidate], Future[Built]]] = []
         self._workspace: Tensor | None = None
         self._native: _C.PlanTimer | None = None
         self._numbers: dict[str, int] = {}
@@ -88,13 +95,21 @@ class GpuTimer:
         missing = [c for c in candidates if c.engine is not None and c.text not in self.plans]
         if not missing:
             return
+        build = self._search.build_many
+        if self._builders is not None:
+            for candidate in missing:
+                # The search keeps what it describes, and only reads it while threads build.
+                with suppress(_C.CudnnError):
+                    self._search.describe(candidate.text)
+            self._building = [([c], self._builders.submit(build, [c.text], 1)) for c in missing]
+            return
         threads = min(len(missing), self.build_threads)
         executor = ThreadPoolExecutor(1)
-        self._being_built = missing
-        self._building = executor.submit(
-            self._search.build_many, [c.text for c in missing], threads
-        )
+        self._building = [(missing, executor.submit(build, [c.text for c in missing], threads))]
         executor.shutdown(wait=False)
+
+    def is_building(self) -> bool:
+        return not all(future.done() for _, future in self._building)
 
     def runnable(self, candidates: Sequence[Candidate], limit: int = 0) -> list[Candidate]:
         return in_portions(
@@ -187,16 +202,18 @@ class GpuTimer:
         return f"While a convolution was tuned ({problem_text}); measured until then: {times}."
 
     def close(self) -> None:
-        """Frees the timer's GPU memory. The plans stay."""
+        """Frees the timer's GPU memory. The plans stay; what no thread has begun is not built."""
+        for _, future in self._building:
+            future.cancel()
         self._collect()
         self._native = None
         self._workspace = None
 
     def _collect(self) -> None:
-        if self._building is None:
-            return
-        built, self._building = self._building.result(), None
-        self._keep(self._being_built, built)
+        building, self._building = self._building, []
+        for candidates, future in building:
+            if not future.cancelled():
+                self._keep(candidates, future.result())
 
     def _keep(self, candidates: Sequence[Candidate], built: Built) -> None:
         for candidate, (plan, _) in zip(candidates, built, strict=True):
@@ -204,12 +221,13 @@ class GpuTimer:
                 self.plans[candidate.text] = plan
 
     def _built(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        if self._building is not None and any(c in self._being_built for c in candidates):
+        if any(c in some for some, _ in self._building for c in candidates):
             self._collect()
+        being_built = [c for some, _ in self._building for c in some]
         missing = [
             c
             for c in candidates
-            if c.engine is not None and c.text not in self.plans and c not in self._being_built
+            if c.engine is not None and c.text not in self.plans and c not in being_built
         ]
         compiled = [c for c in missing if c.is_compiled]
         # Precompiled engines build in microseconds, and need no threads.

@@ -64,6 +64,9 @@ class Timer(Protocol):
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Starts building candidates in the background; :meth:`runnable` waits for them."""
 
+    def is_building(self) -> bool:
+        """Returns whether :meth:`runnable` would have to wait for candidates of :meth:`prepare`."""
+
     def run(self, batches: Sequence[Batch]) -> list[Sample]:
         """Runs batches in their order, without the GPU waiting for the host in between, and returns
         when the last one is over.

@@ -103,7 +103,8 @@ class SlowSearches:
             "The first calls of convolutions have waited %.3g s so far for engines to be compiled "
             "and timed: %d convolutions are ready%s. Every new shape waits like this once. To "
             "wait less: sampling='online', or cudnn_autotune.set_budget_ms(); to time nothing: "
-            "sampling='heuristic'; to tune beforehand: cudnn-autotune tune.",
+            "sampling='heuristic'; to tune beforehand: cudnn_autotune.tune(model, ...), or "
+            "cudnn-autotune tune.",
             self._after_s,
             self._done,
             each,

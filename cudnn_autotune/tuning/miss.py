@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -31,6 +32,7 @@ from cudnn_autotune.tuning.output_check import OutputChecks
 from cudnn_autotune.tuning.serving import Served, serve
 
 _log = logging.getLogger(__name__)
+_searched: dict[ConvProblem, tuple[Selection | None, GpuTimer]] = {}
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,23 @@ def _begin_trial(miss: _Miss, first: Served, since: int) -> _C.OnlineTrial:
     return trial
 
 
+@contextmanager
+def searched(problem: ConvProblem, selection: Selection | None, timer: GpuTimer) -> Iterator[None]:
+    """Within the context a search for ``problem`` is over before it begins: with ``selection``, and
+    with the plans that the closed ``timer`` has built."""
+    _searched[problem] = (selection, timer)
+    try:
+        yield
+    finally:
+        del _searched[problem]
+
+
 def _search(miss: _Miss, strategy: Strategy) -> Served:
     """Searches, and checks the chosen candidate's output; returns PyTorch's own path if none is
     right."""
     problem = miss.problem
+    if problem in _searched and not miss.is_probe:
+        return _concluded(miss, *_searched[problem])
     try:
         search = _C.EngineSearch.on_device(miss.native, miss.device)
     except _C.CudnnError as error:
@@ -152,6 +167,10 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
         raise
     finally:
         timer.close()  # from here on the check and the plans allocate their own workspace
+    return _concluded(miss, selection, timer)
+
+
+def _concluded(miss: _Miss, selection: Selection | None, timer: GpuTimer) -> Served:
     if selection is None:
         return _served(miss, timer.broken_off("no candidate runs"))
     return _first_right(miss, selection, timer)

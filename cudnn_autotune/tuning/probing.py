@@ -6,8 +6,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.tuning.choice import Choice
 
 MODE = "heuristic"
@@ -17,17 +19,33 @@ _numbers = itertools.count(-1, -1)
 _made: dict[int, list[Choice]] = {}
 
 
+@dataclass
+class Probed:
+    """What a probe's calls have asked for."""
+
+    choices: list[Choice] = field(default_factory=list)
+    """One for each problem and policy."""
+    calls: dict[bytes, int] = field(default_factory=dict)
+    """How often each problem was asked for, by its key."""
+
+    def calls_of(self, problem: ConvProblem) -> int:
+        """Returns how often the calls asked for a problem: 1 at least, once the probe is over."""
+        return max(1, self.calls.get(_C.problem_key(problem.native()), 0))
+
+
 @contextmanager
-def probe() -> Iterator[list[Choice]]:
+def probe() -> Iterator[Probed]:
     """Within the context, calls of this thread and their backward are served by cuDNN's heuristics
-    instead of their mode, and their choices are appended to the list. Other threads are not
-    affected."""
+    instead of their mode, and noted. Other threads are not affected."""
     number = next(_numbers)
-    made = _made[number] = []
+    probed = Probed()
+    _made[number] = probed.choices
+    native = _C.Probe(number)
     try:
-        with _C.Probe(number):
-            yield made
+        with native:
+            yield probed
     finally:
+        probed.calls.update(native.calls())
         del _made[number]
 
 

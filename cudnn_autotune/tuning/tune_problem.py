@@ -11,19 +11,33 @@ import torch
 
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.store import Decision
-from cudnn_autotune.timers.measuring import MOST_ALIGNED, WRITTEN, operands, run_operator
+from cudnn_autotune.timers.measuring import (
+    MOST_ALIGNED,
+    WRITTEN,
+    Operands,
+    operands,
+    run_operator,
+)
 from cudnn_autotune.tuning import choice_log, settings
 from cudnn_autotune.tuning.pins import pinned
 from cudnn_autotune.tuning.remembering import searched_anew
 
 
-def tune(problem: ConvProblem, device: int, sampling: str, *, anew: bool = False) -> Decision:
+def tune(
+    problem: ConvProblem,
+    device: int,
+    sampling: str,
+    *,
+    anew: bool = False,
+    data: Operands | None = None,
+) -> Decision:
     """Returns the decision for a problem on a CUDA device: a known one, else that of a search.
 
     Args:
         device: index of the CUDA device.
         sampling: the mode; the other settings are those of the process.
         anew: search even if a decision is known.
+        data: the operands; None stands for random ones.
 
     Raises:
         RuntimeError: PyTorch serves the problem without cuDNN or this package, it cannot be tuned
@@ -31,14 +45,8 @@ def tune(problem: ConvProblem, device: int, sampling: str, *, anew: bool = False
         ValueError: an alignment is impossible: less than one element, or less than 32 bytes for the
             result, which torch allocates.
     """
-    if (text := pinned(problem)) is not None:
-        raise RuntimeError(f"{problem.text}: {text} is pinned, which leaves nothing to tune")
-    if problem.alignment[WRITTEN[problem.op]] != MOST_ALIGNED:
-        raise ValueError(
-            f"problem.alignment must be {MOST_ALIGNED} bytes for what {problem.op} writes, "
-            f"got {problem.alignment} (input, weight, output)"
-        )
-    data = operands(problem, torch.device("cuda", device))
+    check_tunable(problem)
+    data = operands(problem, torch.device("cuda", device)) if data is None else data
     with (
         torch.cuda.device(device),
         flags_of(problem, "cuda"),
@@ -53,6 +61,17 @@ def tune(problem: ConvProblem, device: int, sampling: str, *, anew: bool = False
             return choice.decision
     reasons = ", ".join(choice_log.fallbacks()) or "it is served by PyTorch"
     raise RuntimeError(f"{problem.text}: no choice was made: {reasons}")
+
+
+def check_tunable(problem: ConvProblem) -> None:
+    """Raises as :func:`tune` does for a problem that cannot be tuned on any device."""
+    if (text := pinned(problem)) is not None:
+        raise RuntimeError(f"{problem.text}: {text} is pinned, which leaves nothing to tune")
+    if problem.alignment[WRITTEN[problem.op]] != MOST_ALIGNED:
+        raise ValueError(
+            f"problem.alignment must be {MOST_ALIGNED} bytes for what {problem.op} writes, "
+            f"got {problem.alignment} (input, weight, output)"
+        )
 
 
 _REDUCED_PRECISION = {

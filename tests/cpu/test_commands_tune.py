@@ -7,7 +7,8 @@ import importlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.modules import Conv2d
 from cudnn_autotune.store import Decision, Store
 from cudnn_autotune.tuning import events
+from cudnn_autotune.tuning.model_tuning import Progress
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 LAYER = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")
@@ -80,7 +82,7 @@ def text():
 """
 
 
-def problems_of(model: nn.Module, *inputs: torch.Tensor) -> list[ConvProblem]:
+def calls_of(model: nn.Module, *inputs: torch.Tensor) -> Counter[ConvProblem]:
     """Of convolutions on the CPU, where the package's own has none; in the order of the calls."""
     found: list[ConvProblem] = []
 
@@ -105,7 +107,7 @@ def problems_of(model: nn.Module, *inputs: torch.Tensor) -> list[ConvProblem]:
     hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Conv2d)]
     assert hooks
     model(*inputs)
-    return list(dict.fromkeys(found))
+    return Counter(found)
 
 
 class Simulated:
@@ -122,7 +124,7 @@ class Simulated:
 
     @property
     def bench(self) -> Bench:
-        return Bench(H200, torch.device("cpu"), self, problems_of)
+        return Bench(H200, torch.device("cpu"), self, calls_of)
 
 
 @pytest.fixture
@@ -286,6 +288,69 @@ def test_a_model(gpu: Simulated, folder: Path) -> None:
     assert len(kept(folder / "store")) == 7
 
 
+class Together:
+    """Tunes the problems of a model together, and stores as it goes."""
+
+    def __init__(self, gpu: Simulated, folder: Path, fails: BaseException | None = None) -> None:
+        self.gpu, self.folder, self.fails = gpu, folder, fails
+        self.asked: list[tuple[list[int], str, float | None, bool]] = []
+
+    def __call__(
+        self,
+        calls: Mapping[ConvProblem, int],
+        mode: str,
+        budget_s: float | None,
+        anew: bool,
+        report: Callable[[Progress], None],
+    ) -> list[Decision]:
+        self.asked.append((list(calls.values()), mode, budget_s, anew))
+        made = []
+        for problem in calls:
+            report(Progress(len(made), len(calls), 0.01))
+            made.append(self.gpu(problem, mode))
+            Store(self.folder, H200).add(made[-1:])
+            if self.fails is not None:
+                raise self.fails
+        return made
+
+    @property
+    def bench(self) -> Bench:
+        return dataclasses.replace(self.gpu.bench, tune_together=self)
+
+
+def test_a_model_is_tuned_in_one_race(gpu: Simulated, folder: Path) -> None:
+    together = Together(gpu, folder / "store")
+    given = ("tune", "my_nets:Net", "--input", "4,3,12,12", "--store", folder / "store")
+    text = succeeded(*given, "--budget-s", "5", "--retune", obj=together.bench)
+    assert together.asked == [([1, 2], "auto", 5.0, True)]
+    assert "2 problems, 2 of them timed" in text
+    assert len(kept(folder / "store")) == 2
+    # In another mode, or with a budget for each choice, each is tuned by itself.
+    for more in (("--sampling", "race"), ("--budget-ms", "100")):
+        succeeded(*given, *more, obj=together.bench)
+        refused(*given, *more, "--budget-s", "5", obj=together.bench)
+    refused("tune", *LAYER, "--budget-s", "5", obj=together.bench)
+    assert len(together.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("fails", "status", "said"),
+    [
+        (KeyboardInterrupt(), 1, "interrupted; what was decided before is kept in"),
+        (RuntimeError("CUDA error: unspecified launch failure"), 1, "the GPU fails; what was"),
+    ],
+)
+def test_a_race_that_breaks_off(
+    gpu: Simulated, folder: Path, fails: BaseException, status: int, said: str
+) -> None:
+    together = Together(gpu, folder / "store", fails)
+    given = ("tune", "my_nets:Net", "--input", "4,3,12,12", "--store", folder / "store")
+    done = run(*given, obj=together.bench)
+    assert done.exit_code == status
+    assert said in done.stderr
+    assert len(kept(folder / "store")) == 1
+
+
 def test_both_layouts_of_a_model(gpu: Simulated, folder: Path) -> None:
     given = ("--input", "4,3,12,12", "--memory-format", "auto", "--store", folder / "store")
     text = succeeded("tune", "my_nets:Net", *given, obj=gpu.bench)
@@ -300,9 +365,9 @@ def test_a_model_of_volumes(folder: Path) -> None:
     """Its channels_last is one of three dimensions."""
     asked: list[Any] = []
 
-    def note(model: nn.Module, *inputs: torch.Tensor) -> list[ConvProblem]:
+    def note(model: nn.Module, *inputs: torch.Tensor) -> dict[ConvProblem, int]:
         asked.extend([model, *inputs])
-        return []
+        return {}
 
     given = {"dtype": "float16", "train": False, "input": [(2, 4, 5, 6, 7)]}
     cpu = torch.device("cpu")

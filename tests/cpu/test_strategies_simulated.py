@@ -112,6 +112,9 @@ class Logged:
     def build_threads(self) -> int:
         return self.timer.build_threads
 
+    def is_building(self) -> bool:
+        return self.timer.is_building()
+
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         self.timer.prepare(candidates)
 

@@ -155,10 +155,11 @@ def test_of_mode_fallback_what_is_compiled_at_run_time_is_timed(mode: str, name:
     check_step(name, sampling=mode)
     for choice in ca.choices():
         assert choice.selection is not None
-        result = {entry.candidate.text: entry for entry in choice.selection.ranking}
+        # auto may compile another kernel of the engine than the listed one.
+        timed = {e.candidate.engine for e in choice.selection.ranking if e.time_ms is not None}
         for candidate in ca.candidates(choice.problem, device="cuda"):
             if candidate.heuristic_mode == "FALLBACK" and candidate.is_compiled:
-                assert result[candidate.text].time_ms is not None, result[candidate.text].eliminated
+                assert candidate.engine in timed, candidate.text
 
 
 def test_heuristic_leaves_depthwise_to_pytorch() -> None:

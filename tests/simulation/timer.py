@@ -73,6 +73,9 @@ class SimulatedTimer:
 
         return in_portions(candidates, limit, built)
 
+    def is_building(self) -> bool:
+        return self._builds.is_pending(self.elapsed_ms())
+
     @property
     def build_threads(self) -> int:
         return self.gpu.build_threads

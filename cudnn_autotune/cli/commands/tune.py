@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,22 @@ from cudnn_autotune.cli.stores import store_option
 from cudnn_autotune.cli.wording import count
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.nn.model_problems import problems_of
+from cudnn_autotune.nn.model_problems import calls_of
+from cudnn_autotune.nn.tune import tune_problems as tune_all
+from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.tuning import settings, tune_problem
+from cudnn_autotune.tuning import events, settings, tune_problem
+from cudnn_autotune.tuning.model_tuning import Progress
 
 _OF_LAYERS = ("weight", "op", "stride", "padding", "dilation", "groups", "bias")
+
+
+TuneTogether = Callable[
+    [Mapping[ConvProblem, int], str, float | None, bool, Callable[[Progress], None]],
+    list[Decision],
+]
 
 
 @dataclass(frozen=True)
@@ -38,8 +46,12 @@ class Bench:
     device: torch.device
     tune: Callable[[ConvProblem, str], Decision]
     """Tunes a problem in a sampling mode, and returns the decision."""
-    problems_of: Callable[..., list[ConvProblem]]
-    """Called as ``problems_of(model, *inputs)``; lists the problems of the model's convolutions."""
+    calls_of: Callable[..., Mapping[ConvProblem, int]]
+    """Called as ``calls_of(model, *inputs)``; returns the problems of the model's convolutions, and
+    how often the model calls each."""
+    tune_together: TuneTogether | None = None
+    """Tunes the problems of a model in one race, and stores each decision as soon as it is made;
+    called as ``nn.tune.tune_problems`` without its device. None: each is tuned by itself."""
 
 
 @click.command()
@@ -65,6 +77,9 @@ class Bench:
 )
 @click.option("--sampling", "mode", help="The sampling mode. [default: the one in force]")
 @click.option("--budget-ms", type=options.POSITIVE, metavar="MS", help="For each choice.")
+@click.option(
+    "--budget-s", type=options.TOLERANCE, metavar="S", help="For a whole model; 0 times nothing."
+)
 @click.option("--retune", is_flag=True, help="Also what the store knows.")
 @store_option
 @click.pass_context
@@ -93,7 +108,11 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
             raise refuse("--memory-format", "not with --channels-last: both layouts are tried")
     given["train"] = bool(given["train"])
     # A layer is checked before the GPU is opened, so that its errors are reported without one, too.
-    problems = [] if model is not None else tune_problems.of_layer(given)
+    calls = {} if model is not None else dict.fromkeys(tune_problems.of_layer(given), 1)
+    budget_ms = given["budget_ms"] or settings.get_budget_ms()
+    is_whole = model is not None and budget_ms is None and isinstance(sampling.get(mode), Auto)
+    if given["budget_s"] is not None and not is_whole:
+        raise refuse("--budget-s", "only with a MODEL, in mode auto, and not with --budget-ms")
     is_auto = given["memory_format"] is not None
     with _bench(ctx, store_path) as bench:
         if model is not None:
@@ -102,14 +121,19 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
             layouts = [torch.channels_last if last else None]
             if is_auto:
                 layouts = [torch.contiguous_format, torch.channels_last]
-            found = (subject.problems(bench.problems_of, layout) for layout in layouts)
-            problems = list(dict.fromkeys(itertools.chain.from_iterable(found)))
-            if not problems:
+            for layout in layouts:
+                calls.update(subject.problems(bench.calls_of, layout))
+            if not calls:
                 click.echo(f"{model} has no convolution to tune")
                 return
-        budget_ms = given["budget_ms"] or settings.get_budget_ms()
         with settings.use_sampling(mode, budget_ms=budget_ms):
-            _run(problems, bench, mode, store_path, given["retune"])
+            store = Store(store_path, bench.environment)
+            if not store.is_writable:
+                raise refuse("--store", f"{store.path} cannot be written to")
+            if is_whole and bench.tune_together is not None:
+                _race(calls, bench.tune_together, mode, store, given)
+            else:
+                _run(list(calls), bench, mode, store, given["retune"])
             if is_auto:
                 click.echo(f"{model}: {subject.faster_layout()}")
 
@@ -140,26 +164,63 @@ def _bench(ctx: click.Context, store_path: Path | None) -> Iterator[Bench]:
     # The command itself looks into the store and writes it. A search reads it for the choices of
     # similar problems.
     store_settings.set_store(store_path, mode="read")
+
+    def together(
+        calls: Mapping[ConvProblem, int],
+        mode: str,
+        budget_s: float | None,
+        anew: bool,
+        report: Callable[[Progress], None],
+    ) -> list[Decision]:
+        store_settings.set_store(store_path, mode="read_write")
+        return tune_all(calls, index, mode, budget_s, report, anew=anew)
+
     try:
         yield Bench(
             Environment.of(index),
             torch.device("cuda", index),
             lambda problem, mode: tune_problem.tune(problem, index, mode, anew=True),
-            problems_of,
+            calls_of,
+            together,
         )
     finally:
         store_settings.restore_settings(before)
 
 
-def _run(
-    problems: list[ConvProblem], bench: Bench, mode: str, store_path: Path | None, retune: bool
+def _race(
+    calls: Mapping[ConvProblem, int],
+    tune_together: TuneTogether,
+    mode: str,
+    store: Store,
+    given: dict[str, Any],
 ) -> None:
+    """Tunes the problems of a model in one race."""
     from cudnn_autotune.cli import decision_table
     from cudnn_autotune.cli.commands import tune_run
+    from cudnn_autotune.tuning import progress_bar
 
-    store = Store(store_path, bench.environment)
+    console = decision_table.console()
+    kept = f"what was decided before is kept in {store.path}"
+    try:
+        with events.SEARCHES.shown_elsewhere(), progress_bar.shown(console) as report:
+            made = tune_together(calls, mode, given["budget_s"], given["retune"], report)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; {kept}", err=True)
+        raise
+    except RuntimeError as error:
+        if tune_run.is_device_lost(error):
+            raise click.ClickException(f"the GPU fails; {kept}: {error}") from error
+        raise click.ClickException(f"{error}; {kept}") from error
+    timed = sum(decision.selection.total_samples > 0 for decision in made)
+    title = f"{count(len(made), 'problem')}, {timed} of them timed"
+    decision_table.show(console, made, title, note=str(store.path))
     if not store.is_writable:
-        raise refuse("--store", f"{store.path} cannot be written to")
+        raise refuse("--store", f"{store.path} cannot be written to any more: not all is kept")
+
+
+def _run(problems: list[ConvProblem], bench: Bench, mode: str, store: Store, retune: bool) -> None:
+    from cudnn_autotune.cli import decision_table
+    from cudnn_autotune.cli.commands import tune_run
 
     def known(problem: ConvProblem) -> Decision | None:
         if retune:

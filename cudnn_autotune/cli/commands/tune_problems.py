@@ -6,7 +6,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ _OPTIONS = {
 }
 _MODEL = "MODEL"
 
-ProblemsOf = Callable[..., list[ConvProblem]]
+CallsOf = Callable[..., Mapping[ConvProblem, int]]
 
 
 def of_layer(given: dict[str, Any]) -> list[ConvProblem]:
@@ -80,14 +80,14 @@ class Model:
         ]
 
     def problems(
-        self, problems_of: ProblemsOf, layout: torch.memory_format | None
-    ) -> list[ConvProblem]:
-        """The problems of the model's convolutions, each once, with its weights in that layout
-        (None: as they are). Raises ClickException if the model's own code fails."""
+        self, calls_of: CallsOf, layout: torch.memory_format | None
+    ) -> Mapping[ConvProblem, int]:
+        """The problems of the model's convolutions, and how often it calls each, with its weights
+        in that layout (None: as they are). Raises ClickException if the model's own code fails."""
         with self._run():
             if layout is not None:
                 memory_format.apply(self._model, layout)
-            return problems_of(self._model, *self._inputs)
+            return calls_of(self._model, *self._inputs)
 
     def faster_layout(self) -> memory_format.MemoryFormatChoice:
         """Measures the model's step in both layouts. Raises as :meth:`problems`."""

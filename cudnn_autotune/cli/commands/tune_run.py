@@ -97,9 +97,14 @@ def _tuned(problem: ConvProblem, tune: Tune) -> Decision:
         raise _NotTuned(f"out of memory: {str(error).splitlines()[0]}") from error
     except RuntimeError as error:
         # After such an error the CUDA context is unusable, and every later call fails as well.
-        if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
+        if is_device_lost(error):
             raise DeviceLost(f"{problem.op} {wording.shapes(problem)}: {error}") from error
         raise _NotTuned(str(error)) from error
+
+
+def is_device_lost(error: RuntimeError) -> bool:
+    """Returns whether no call after this error can succeed on the GPU."""
+    return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
 
 def _say(console: Console, problem: ConvProblem, text: str) -> None:

@@ -36,6 +36,10 @@ class Builds:
             self._ready_at_ms = now_ms + wait_ms + together_ms(new, self._threads)
         return wait_ms
 
+    def is_pending(self, now_ms: float) -> bool:
+        """Whether builds that :meth:`prepare` started are still under way."""
+        return bool(self._pending) and self._ready_at_ms > now_ms
+
     def finish(self, builds: Sequence[Build], now_ms: float) -> float:
         """Builds what has not been built; returns the wait for it (ms)."""
         wait_ms = 0.0

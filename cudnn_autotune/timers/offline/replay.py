@@ -98,6 +98,9 @@ class ReplayTimer:
 
         return in_portions(candidates, limit, built)
 
+    def is_building(self) -> bool:
+        return self._builds.is_pending(self.elapsed_ms())
+
     @property
     def build_threads(self) -> int:
         return self.recording.build_threads

@@ -1,0 +1,181 @@
+"""One race over all problems of a model: the next round goes where the step can still gain most.
+
+A problem's search is a sequence of steps (``search.steps``): its screening, then rounds of a race.
+The races of all problems take turns. What a step of the model is expected to lose is the sum, over
+its calls, of the time of a call and the expected loss of its leader. While plans of one problem are
+compiled, the GPU measures others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.sampling.auto import Shortlist
+from cudnn_autotune.sampling.conclusion import race_selection
+from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.search import race_late, steps
+from cudnn_autotune.sampling.search_state import SearchState
+from cudnn_autotune.sampling.strategy import Limits
+
+# The race ends once the step is expected to lose no more than this, relative.
+STEP_LOSS = 0.002
+# Further kernels of an engine are compiled if the first one comes this near to the best: kernels of
+# one engine differ by less wherever one of them wins (docs/findings/kernel-portfolio.md).
+_NEAR = 1.15
+
+ProblemT = TypeVar("ProblemT")
+
+
+def rules() -> RaceRules:
+    """The rules of each problem's race. The GPU is busy already, so that no long warm-up is
+    needed."""
+    return replace(RaceRules(), least_rounds=4, batch_ms=0.35, warm_ms=2.0)
+
+
+def steps_in_model(
+    found: SearchState, candidates: Candidates, limits: Limits
+) -> Generator[None, None, None]:
+    """As ``search.steps``, over the short list of ``auto``, and then the other kernels of the
+    engines compiled at run time whose first kernel was near the best."""
+    shortlist = Shortlist(candidates)
+    yield from steps(found, shortlist, limits)
+    if not found.is_raced or limits.benchmark_limit:
+        return
+    best_ms = found.ms(found.leader) or 0.0
+    compiled = {c: ms for c, ms in found.timed().items() if c.is_compiled}
+    near = {c.engine_name for c, ms in compiled.items() if ms <= _NEAR * best_ms}
+    found.unseen = shortlist.other_kernels(near)
+    if found.unseen:
+        found.timer.prepare(found.unseen)
+        yield from race_late(found)
+
+
+@dataclass(eq=False)
+class Entrant(Generic[ProblemT]):
+    """A problem of the model and its search."""
+
+    problem: ProblemT
+    calls: int
+    """How often a step of the model calls it."""
+    found: SearchState
+    steps: Generator[None, None, None] = field(repr=False)
+    is_over: bool = False
+    step_ms: float = 0.0
+    """The time of its calls in a step, in milliseconds; 0 as long as nothing was timed."""
+    loss_ms: float = 0.0
+    """How much a step is expected to lose by its leader, in milliseconds."""
+    urgency: float = 0.0
+    """The expected loss over the GPU time of the next round."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether its next step would wait for plans."""
+        return self.found.waits_for_builds and self.found.timer.is_building()
+
+    def advance(self) -> None:
+        """Takes the next step of the search."""
+        try:
+            next(self.steps)
+        except StopIteration:
+            self.end()
+        self._judge()
+
+    def end(self) -> None:
+        """Ends the search where it is."""
+        self.steps.close()
+        self.found.rank_as_screened()
+        self.is_over = True
+
+    def _judge(self) -> None:
+        found = self.found
+        if not found.screening.rough_ms:
+            return
+        best_ms = found.screening.best_ms
+        if found.is_raced and found.last.log_time:
+            best_ms = found.ms(found.leader) or best_ms
+        self.step_ms = self.calls * best_ms
+        self.loss_ms = self.step_ms * found.expected_loss()
+        last = found.races[-1] if found.races else None
+        round_ms = last.gpu_ms / last.rounds if last and last.rounds else 0.0
+        self.urgency = self.loss_ms / max(round_ms, 1.0)
+
+    def selection(self) -> Selection | None:
+        """Returns the selection; None if nothing was raced, or nothing runs."""
+        return race_selection(self.found) if self.found.is_raced else None
+
+
+class ModelRace(Generic[ProblemT]):
+    """The race of all problems of a model.
+
+    Args:
+        entrants: the problems; those that are likely to matter most first.
+        decided: called with each problem as soon as its search is over.
+        is_out_of_time: returns whether the budget is spent.
+        report: called before each step of a search.
+        target: the relative loss of the step at which the race ends.
+    """
+
+    def __init__(
+        self,
+        entrants: Sequence[Entrant[ProblemT]],
+        decided: Callable[[Entrant[ProblemT]], None],
+        is_out_of_time: Callable[[], bool] = lambda: False,
+        report: Callable[[ModelRace[ProblemT]], None] = lambda race: None,
+        target: float = STEP_LOSS,
+    ) -> None:
+        self.entrants = list(entrants)
+        self._undecided = list(entrants)
+        self._decided = decided
+        self._is_out_of_time = is_out_of_time
+        self._report = report
+        self._target = target
+
+    def expected_loss(self) -> float:
+        """Returns by how much, relative, the step's convolutions are expected to be slower than
+        with the fastest candidates; infinity as long as some problem was not timed."""
+        if any(not e.step_ms and not e.is_over for e in self.entrants):
+            return float("inf")
+        step_ms = sum(e.step_ms for e in self.entrants)
+        return sum(e.loss_ms for e in self.entrants) / step_ms if step_ms else 0.0
+
+    def run(self) -> None:
+        """Races until the step's expected loss is small enough, or the time is over.
+
+        On KeyboardInterrupt the searches end as they are, and what was raced is decided.
+        """
+        try:
+            while (entrant := self._next()) is not None:
+                self._report(self)
+                entrant.advance()
+                if entrant.is_over:
+                    self._decide(entrant)
+        except KeyboardInterrupt:
+            self._end()
+            raise
+        self._end()
+
+    def _next(self) -> Entrant[ProblemT] | None:
+        """Returns the problem whose search goes on; None once the race is over."""
+        going_on = [e for e in self.entrants if not e.is_over]
+        if not going_on or self._is_out_of_time():
+            return None
+        for entrant in going_on:
+            if not entrant.found.races and not entrant.waits:
+                return entrant  # each is timed before any is raced for long
+        if self.expected_loss() <= self._target:
+            return None
+        ready = [e for e in going_on if not e.waits]
+        return max(ready or going_on, key=lambda e: e.urgency)
+
+    def _end(self) -> None:
+        for entrant in list(self._undecided):
+            entrant.end()
+            self._decide(entrant)
+
+    def _decide(self, entrant: Entrant[ProblemT]) -> None:
+        self._decided(entrant)
+        self._undecided.remove(entrant)

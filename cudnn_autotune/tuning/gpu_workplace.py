@@ -1,0 +1,173 @@
+"""Searches the problems of a model side by side on a GPU of this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.queried import QueriedCandidates
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.sampling.budget import Budget
+from cudnn_autotune.sampling.heuristic import Heuristic
+from cudnn_autotune.sampling.model_race import Entrant, rules, steps_in_model
+from cudnn_autotune.sampling.search_state import SearchState
+from cudnn_autotune.sampling.strategy import Limits
+from cudnn_autotune.store.decision import Decision
+from cudnn_autotune.timers.gpu_timer import GpuTimer
+from cudnn_autotune.timers.measuring import Operands, operands
+from cudnn_autotune.tuning import choice_log, miss, remembering, settings, tune_problem
+from cudnn_autotune.tuning.choice import untimed
+
+_log = logging.getLogger(__name__)
+
+# The searches that are open together may use this share of the memory that is free at first.
+_MEMORY_SHARE = 0.5
+# Of a problem: its operands twice (a copy, or a workspace), and copies for a cold cache.
+_COPIES = 2
+_L2_MULTIPLE = 6
+# More threads than this use memory for little.
+_MOST_BUILDERS = 32
+_REMARK = "raced together with the model's other problems"
+
+
+@dataclass
+class _Open:
+    """The search of one problem."""
+
+    timer: GpuTimer
+    candidates: QueriedCandidates
+    data: Operands
+    bytes: int
+
+
+@dataclass
+class GpuWorkplace:
+    """A ``model_tuning.Workplace`` on a CUDA device; a context manager.
+
+    Args:
+        device: the device's index.
+        mode: the sampling mode under which decisions are kept.
+        anew: whether problems are searched that are decided already.
+    """
+
+    device: int
+    mode: str
+    anew: bool = False
+    _opened: dict[ConvProblem, _Open] = field(default_factory=dict)
+
+    def __enter__(self) -> GpuWorkplace:
+        # The threads compile; one core is left to the thread that keeps the GPU busy.
+        cores = len(os.sched_getaffinity(0))
+        self._builders = ThreadPoolExecutor(max(1, min(cores - 1, _MOST_BUILDERS)))
+        free, _ = torch.cuda.mem_get_info(self.device)
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        self._room_bytes = int(_MEMORY_SHARE * (free + cached))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._builders.shutdown(cancel_futures=True)
+        self._opened.clear()
+
+    def known(self, problem: ConvProblem) -> Decision | None:
+        if self.anew:
+            return None
+        policy = (self.mode, settings.get_workspace_limit(), settings.get_benchmark_limit())
+        found = remembering.find(problem, *policy, self.device)
+        if found is not None and _is_close(found.decision):
+            return tune_problem.tune(problem, self.device, self.mode)
+        for choice in choice_log.choices():  # without a store the process remembers all the same
+            known = (choice.sampling, choice.workspace_limit, choice.benchmark_limit)
+            is_meant = (choice.problem, choice.device, known) == (problem, self.device, policy)
+            if is_meant and _is_close(choice.decision):
+                return choice.decision
+        return None
+
+    def room_for(self, problem: ConvProblem) -> bool:
+        wanted = self._bytes(problem) + sum(one.bytes for one in self._opened.values())
+        return not self._opened or wanted <= self._room_bytes
+
+    def open(self, problem: ConvProblem, calls: int) -> Entrant[ConvProblem] | None:
+        try:
+            one = self._open(problem)
+        except (torch.OutOfMemoryError, _C.CudnnError) as error:
+            _log.info("%s: its search is not opened: %s", problem.text, str(error).split(". ")[0])
+            return None
+        # One budget of time bounds the whole race.
+        limits = Limits(settings.get_benchmark_limit())
+        found = SearchState(one.timer, Budget(one.timer, limits), rules(), random.Random())
+        found.remarks.append(_REMARK)
+        self._opened[problem] = one
+        return Entrant(problem, calls, found, self._steps(problem, found, one, limits))
+
+    def untimed(self, problem: ConvProblem) -> Decision:
+        try:
+            one = self._open(problem)
+        except torch.OutOfMemoryError:
+            limits = (settings.get_workspace_limit(), settings.get_benchmark_limit())
+            return untimed(problem, self.mode, *limits, Measurement(ATEN, None, 0))
+        except _C.CudnnError:  # cuDNN has no graph for it, and PyTorch serves it
+            return tune_problem.tune(problem, self.device, self.mode)
+        selection = Heuristic().select(one.candidates, one.timer, Limits())
+        return self._commit(problem, one, selection)
+
+    def commit(self, entrant: Entrant[ConvProblem], selection: Selection | None) -> Decision:
+        made = self._commit(entrant.problem, self._opened[entrant.problem], selection)
+        del self._opened[entrant.problem]  # an interrupted commit is made again
+        return made
+
+    def close(self, entrant: Entrant[ConvProblem]) -> None:
+        self._opened.pop(entrant.problem).timer.close()
+
+    def _open(self, problem: ConvProblem) -> _Open:
+        tune_problem.check_tunable(problem)
+        data = operands(problem, torch.device("cuda", self.device))
+        search = _C.EngineSearch.on_device(problem.native(), self.device)
+        nearby = remembering.similar(problem, self.device)
+        limit = settings.get_workspace_limit()
+        candidates = QueriedCandidates(search, problem, data, limit, nearby)
+        timer = GpuTimer(problem, search, data, self._builders)
+        return _Open(timer, candidates, data, self._bytes(problem))
+
+    def _steps(
+        self, problem: ConvProblem, found: SearchState, one: _Open, limits: Limits
+    ) -> Generator[None, None, None]:
+        """The steps of a search, each under PyTorch's flags of the problem."""
+        steps = steps_in_model(found, one.candidates, limits)
+        over = object()
+        try:
+            while True:
+                with tune_problem.flags_of(problem, "cuda"):
+                    if next(steps, over) is over:
+                        return
+                yield
+        except torch.OutOfMemoryError as error:
+            message = f"out of memory: {error}"
+            found.remarks.append(message)
+            _log.warning("%s: the search ran %s", problem.text, message)
+        finally:
+            steps.close()
+
+    def _commit(self, problem: ConvProblem, one: _Open, selection: Selection | None) -> Decision:
+        one.timer.close()
+        with miss.searched(problem, selection, one.timer):
+            return tune_problem.tune(problem, self.device, self.mode, anew=True, data=one.data)
+
+    def _bytes(self, problem: ConvProblem) -> int:
+        shapes = (problem.input_shape, problem.weight_shape, problem.output_shape)
+        numbers = sum(torch.Size(shape).numel() for shape in shapes)
+        l2: int = torch.cuda.get_device_properties(self.device).L2_cache_size
+        return _COPIES * numbers * problem.dtype.itemsize + _L2_MULTIPLE * l2
+
+
+def _is_close(decision: Decision) -> bool:
+    """Whether a decision is one of a model's race; a first call in mode ``auto`` looks at less."""
+    return _REMARK in decision.selection.evidence.remarks

@@ -1,0 +1,118 @@
+"""Tunes the problems of a model together: in what order, how many at once, and for how long.
+
+Each decision is committed as soon as its problem's search is over, so that an interruption loses
+nothing that was decided.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.sampling.model_race import Entrant, ModelRace
+from cudnn_autotune.store.decision import Decision
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the tuning of a model is."""
+
+    decided: int
+    problems: int
+    expected_loss: float | None
+    """By how much, relative, the step's convolutions are expected to be slower than with the
+    fastest candidates; None as long as some problem was not timed."""
+
+
+class Workplace(Protocol):
+    """Where problems are searched, and decisions committed."""
+
+    def known(self, problem: ConvProblem) -> Decision | None:
+        """Returns what is decided already, if that needs no further search."""
+
+    def room_for(self, problem: ConvProblem) -> bool:
+        """Returns whether the problem's operands fit beside those of the searches that are open."""
+
+    def open(self, problem: ConvProblem, calls: int) -> Entrant[ConvProblem] | None:
+        """Opens a search; returns None if memory or cuDNN does not allow it."""
+
+    def untimed(self, problem: ConvProblem) -> Decision:
+        """Serves a problem by the heuristics' first plan, or PyTorch, for the rest of the
+        process."""
+
+    def commit(self, entrant: Entrant[ConvProblem], selection: Selection | None) -> Decision:
+        """Checks, stores and serves what a search has chosen (None: no candidate runs), and frees
+        its memory."""
+
+    def close(self, entrant: Entrant[ConvProblem]) -> None:
+        """Frees the memory of a search that has timed nothing."""
+
+
+def tune_together(
+    calls: Mapping[ConvProblem, int],
+    workplace: Workplace,
+    budget_s: float | None = None,
+    report: Callable[[Progress], None] = lambda progress: None,
+    now_s: Callable[[], float] = time.monotonic,
+) -> list[Decision]:
+    """Returns a decision for each problem, in the order of ``calls``.
+
+    Problems are raced together as far as memory allows, those with the most work first. A problem
+    that was not timed when the budget is spent is served by the heuristics' first plan, and its
+    decision is not stored.
+
+    Args:
+        calls: how often a step of the model calls each problem.
+        budget_s: seconds after which no further measurement begins; None: no limit.
+        report: called as the race goes on.
+        now_s: a clock, in seconds.
+
+    Raises:
+        KeyboardInterrupt: what was raced until then is decided and stored.
+    """
+    end_s = None if budget_s is None else now_s() + budget_s
+    made: dict[ConvProblem, Decision] = {}
+
+    def is_out_of_time() -> bool:
+        return end_s is not None and now_s() >= end_s
+
+    def decided(entrant: Entrant[ConvProblem]) -> None:
+        selection = entrant.selection()
+        is_timed = selection is not None or entrant.found.screening.eliminated
+        if is_timed:
+            made[entrant.problem] = workplace.commit(entrant, selection)
+        else:
+            workplace.close(entrant)
+            made[entrant.problem] = workplace.untimed(entrant.problem)
+
+    def say(race: ModelRace[ConvProblem] | None) -> None:
+        loss = None if race is None or waiting else race.expected_loss()
+        is_known = loss is not None and loss != float("inf")
+        report(Progress(len(made), len(calls), loss if is_known else None))
+
+    waiting = []
+    for problem in calls:
+        if (known := workplace.known(problem)) is None:
+            waiting.append(problem)
+        else:
+            made[problem] = known
+    waiting.sort(key=lambda problem: -calls[problem] * problem.flops)
+    while waiting:
+        entrants: list[Entrant[ConvProblem]] = []
+        while waiting and not is_out_of_time() and workplace.room_for(waiting[0]):
+            entrant = workplace.open(waiting[0], calls[waiting[0]])
+            if entrant is None:
+                break
+            entrants.append(entrant)
+            del waiting[0]
+        if not entrants:
+            problem = waiting.pop(0)
+            made[problem] = workplace.untimed(problem)
+            continue
+        ModelRace(entrants, decided, is_out_of_time, say).run()
+    say(None)
+    return [made[problem] for problem in calls]

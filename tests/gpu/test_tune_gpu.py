@@ -1,0 +1,200 @@
+"""``tune``: a model's convolutions in one race, on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from references import assert_close
+from torch import Tensor, nn
+
+import cudnn_autotune as ca
+from cudnn_autotune.nn.model_problems import calls_of
+from cudnn_autotune.store import Store
+from cudnn_autotune.timers.gpu_timer import GpuTimer
+from cudnn_autotune.timers.timer import Batch, Sample
+from cudnn_autotune.tuning.gpu_workplace import GpuWorkplace
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Path:
+    ca.set_store(tmp_path, mode="read_write")
+    return tmp_path
+
+
+def network(plain: bool = False) -> tuple[nn.Module, Tensor]:
+    """Two layers alike, and another one, in half precision and channels_last."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(32, 64, 1),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, padding=1),
+    )
+    model = model.cuda().half().to(memory_format=torch.channels_last)
+    x = torch.randn(8, 32, 28, 28, device="cuda", dtype=torch.float16, requires_grad=True)
+    with torch.no_grad():
+        x = x.contiguous(memory_format=torch.channels_last)
+    return (model if plain else ca.convert(model)), x.requires_grad_()
+
+
+def step(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    output = model(x)
+    (gradient,) = torch.autograd.grad(output.float().sum(), x)
+    return output.detach(), gradient
+
+
+def test_how_often_a_step_calls_each_problem() -> None:
+    model, x = network()
+    counts = {(p.op, p.weight_shape[2]): n for p, n in calls_of(model, x).items()}
+    assert counts == {
+        (op, size): n for op in ("fprop", "dgrad", "wgrad") for size, n in ((1, 1), (3, 2))
+    }
+    with torch.no_grad():
+        assert sorted(calls_of(model, x).values()) == [1, 2]
+
+
+def test_a_first_step_after_it_searches_nothing(folder: Path) -> None:
+    plain, x = network(plain=True)
+    model, _ = network()
+    made = ca.tune(model, x)
+    assert len(made) == 6
+    assert all(decision.selection.total_samples > 0 for decision in made)
+    before = ca.choices()
+    assert {choice.origin for choice in before} == {"tuned"}
+    assert {choice.problem for choice in before} == {decision.problem for decision in made}
+    heard: list[ca.Choice] = []
+    with ca.on_decision(heard.append):
+        output, gradient = step(model, x)
+    assert heard == []
+    assert ca.choices() == before
+    right, right_gradient = step(plain.double(), x.detach().double().requires_grad_())
+    assert_close(output, right, 2e-2)
+    assert gradient is not None
+    assert right_gradient is not None
+    assert_close(gradient, right_gradient, 2e-2)
+    kept = list(Store(folder, ca.get_store().environment))
+    assert {decision.problem for decision in kept} == {decision.problem for decision in made}
+    for decision in made:
+        assert decision.relative_error is not None
+        assert decision.selection.evidence.regret_bound is None or (
+            0 <= decision.selection.evidence.regret_bound < math.inf
+        )
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_what_it_decided_is_not_raced_again(
+    has_store: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_store:
+        ca.set_store(mode="off")
+    model, x = network()
+    made = ca.tune(model, x, train=False)
+    assert len(made) == 2
+    if has_store:
+        ca.forget()
+
+    def fails(self: GpuTimer, batches: Sequence[Batch]) -> list[Sample]:
+        raise AssertionError("it was raced again")
+
+    monkeypatch.setattr(GpuTimer, "run", fails)
+    again = ca.tune(model, x, train=False)
+    assert [d.chosen and d.chosen.candidate for d in again] == [
+        d.chosen and d.chosen.candidate for d in made
+    ]
+
+
+def test_what_a_first_call_decided_is_raced(folder: Path) -> None:
+    model, x = network()
+    with torch.no_grad():
+        model(x)
+    first = {choice.problem: choice.decision for choice in ca.choices()}
+    made = {decision.problem: decision for decision in ca.tune(model, x, train=False)}
+    assert made.keys() == first.keys()
+    assert all(made[problem] != first[problem] for problem in first)
+
+
+def test_with_no_time_nothing_is_timed(folder: Path) -> None:
+    model, x = network()
+    made = ca.tune(model, x, budget_s=0)
+    assert {decision.selection.total_samples for decision in made} == {0}
+    before = ca.choices()
+    step(model, x)
+    assert ca.choices() == before
+    assert list(Store(folder, ca.get_store().environment)) == []
+
+
+def test_an_interruption_keeps_what_was_raced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = network()
+    run = GpuTimer.run
+    rounds = [0]
+
+    def interrupted(self: GpuTimer, batches: Sequence[Batch]) -> list[Sample]:
+        rounds[0] += len(batches) > 1 and len({b.candidate for b in batches}) > 1
+        if rounds[0] == 20:
+            rounds[0] += 1
+            raise KeyboardInterrupt
+        return run(self, batches)
+
+    monkeypatch.setattr(GpuTimer, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ca.tune(model, x)
+    assert rounds[0] > 20, "the race was over before"
+    assert len(list(Store(folder, ca.get_store().environment))) >= 1
+    assert all(choice.relative_error is not None for choice in ca.choices())
+    monkeypatch.undo()
+    step(model, x)
+
+
+def test_one_at_a_time_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GpuWorkplace, "room_for", lambda self, problem: not self._opened)
+    model, x = network()
+    assert len(ca.tune(model, x)) == 6
+
+
+def test_a_model_of_pytorchs_layers() -> None:
+    model, x = network(plain=True)
+    ca.enable()
+    try:
+        made = ca.tune(model, x)
+        before = ca.choices()
+        step(model, x)
+    finally:
+        ca.disable()
+    assert len(made) == 6
+    assert ca.choices() == before
+
+
+def test_in_another_mode_each_is_tuned_by_itself() -> None:
+    model, x = network()
+    with ca.use_sampling("race"):
+        made = ca.tune(model, x, train=False)
+    assert [decision.sampling for decision in made] == ["race", "race"]
+
+
+def test_a_model_that_fails_tunes_nothing() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            raise KeyError("second half")
+
+    model, x = network()
+    with pytest.raises(KeyError, match="second half"):
+        ca.tune(nn.Sequential(model, Fails()), x)
+    assert ca.choices() == []
+    assert len(ca.tune(model, x)) == 6
+
+
+def test_random_numbers_are_left_alone() -> None:
+    model, x = network()
+    before = torch.cuda.get_rng_state()
+    ca.tune(model, x, train=False)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
