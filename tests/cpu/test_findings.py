@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from cudnn_autotune import _C, sampling
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.engines.unlisted import KERNEL_CFGS
 from cudnn_autotune.sampling import sustained_run
+from cudnn_autotune.sampling.budget import Budget
+from cudnn_autotune.sampling.model_race import Entrant, ModelRace, rules, steps_in_model
+from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.steady_times import _POWER_ERROR
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers import recordings
@@ -212,3 +216,39 @@ def test_the_first_kernel_of_the_portfolio_is_near_the_best_most_often() -> None
     page = (BENCHMARKS.parent / "docs" / "findings" / "kernel-portfolio.md").read_text()
     assert f"on {count} of these {len(layers)} layers" in " ".join(page.split())
     assert count > second
+
+
+def test_what_one_race_over_a_model_costs() -> None:
+    """The last table of docs/findings/first-call.md."""
+    page = (BENCHMARKS.parent / "docs" / "findings" / "first-call.md").read_text()
+    calls = {"h200_vgg_dgrad": 8, "h200_resnet50_fprop": 2, "h200_forum": 1}
+    rows: dict[str, list[tuple[float, float]]] = {"one race": [], "race": [], "auto": []}
+    for seed in range(20):
+        entrants = []
+        for name, count in calls.items():
+            timer = ReplayTimer(recordings.load(name), seed)
+            found = SearchState(timer, Budget(timer, Limits()), rules(), random.Random(seed))
+            steps = steps_in_model(found, timer.candidates, Limits())
+            entrants.append(Entrant(name, count, found, steps))
+        ModelRace(entrants, lambda _: None).run()
+        together = {one.problem: (one.selection(), one.found.timer) for one in entrants}
+        rows["one race"].append(of_step(calls, together))
+        for mode in ("race", "auto"):
+            apart = {name: played(name, mode, seed) for name in calls}
+            rows[mode].append(of_step(calls, apart))
+    for label, runs in rows.items():
+        gpu_ms = statistics.median(gpu_ms for gpu_ms, _ in runs)
+        loss = statistics.geometric_mean(ratio for _, ratio in runs)
+        assert f"| {label} | {gpu_ms:.0f} ms | {loss:.4f} |" in page, f"{gpu_ms:.0f} {loss:.4f}"
+
+
+def of_step(calls: dict[str, int], chosen: dict[str, Any]) -> tuple[float, float]:
+    """GPU time of the searches, and the time of a step with what they chose over the least."""
+    step_ms = least_ms = gpu_ms = 0.0
+    for name, (selection, timer) in chosen.items():
+        cold, hot = timer.truth("burst", "cold"), timer.truth("burst", "hot")
+        truth = {text: math.sqrt(cold[text] * hot[text]) for text in cold if text in hot}
+        step_ms += calls[name] * truth[selection.winner.candidate.text]
+        least_ms += calls[name] * min(truth.values())
+        gpu_ms += selection.evidence.gpu_ms
+    return gpu_ms, step_ms / least_ms
