@@ -11,7 +11,12 @@ from common.tables import NONE, Table, dry_run_note, number
 from .cases import PYTORCH, STEPS, WAYS
 
 Run = dict[str, Any]
+Key = tuple[str, str]
+"""A way, and PyTorch's mode: none for ways of ours, to which it makes no difference."""
 _SLOWER = 1.01
+# Quartiles are shown if one is further than this from the median (relative).
+_WIDE = 0.01
+_TICKS = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8, 2, 3, 4)
 _CASE = ("model", "step, layout, batch")
 
 
@@ -21,8 +26,8 @@ def _count(run: Run) -> int:
 
 class Row:
     """A case, with the processes that measured it; the first that ran the most ways is the main
-    one. What only another one has is brought to the main one's times: multiplied by what a way took
-    in the main one, over what it took there, one of ours if there is any."""
+    one. What only another one has is brought to the main one's times by a way that both have, one
+    of ours if there is any: by the ratio to that way in the other process."""
 
     def __init__(self, key: tuple[str, str, str, int], runs: list[Run]) -> None:
         model, self.step, layout, self.batch = key
@@ -32,39 +37,39 @@ class Row:
         self.ways: dict[str, dict[str, Any]] = {}
         """What is known of each way beside its times, from the first process that has it."""
         self.peak_bytes: dict[str, int] = {}
-        self._called: set[tuple[str, str]] = set()
-        self._times: dict[tuple[str, str], float] = {}
-        for run in runs:
-            self._add(run, is_main=run is runs[0])
+        self._called: set[Key] = set()
+        self._times: dict[Key, float] = {}
+        self._blocks: dict[Key, tuple[int, list[float]]] = {}
+        """The process that each time comes from, and the times of its blocks there."""
+        for place, run in enumerate(runs):
+            self._add(place, run)
 
-    def _add(self, run: Run, *, is_main: bool) -> None:
-        found = run.get("times_ms", {})
-        here = {self._key(way, run): numbers.median(times) for way, times in found.items()}
-        shared = sorted(
-            self._times.keys() & here.keys(), key=lambda key: (key[1], list(WAYS).index(key[0]))
-        )
-        if not is_main and not shared:
+    def _add(self, place: int, run: Run) -> None:
+        here = {
+            (way, "" if WAYS[way].is_ours else run["pytorch"]): times
+            for way, times in run.get("times_ms", {}).items()
+        }
+        ways = list(WAYS)
+        shared = sorted(self._times.keys() & here.keys(), key=lambda k: (k[1], ways.index(k[0])))
+        if place and not shared:
             return
-        scale = 1.0 if is_main else self._times[shared[0]] / here[shared[0]]
-        for key, ms in here.items():
-            if key not in self._times:
-                self._times[key] = ms * scale
-                if key[0] in run.get("by_calls", ()):
-                    self._called.add(key)
+        for key in [key for key in here if key not in self._times]:
+            self._times[key] = numbers.median(here[key])
+            if place:
+                ratios = _ratios(here[key], here[shared[0]])
+                self._times[key] = self._times[shared[0]] * numbers.median(ratios)
+            self._blocks[key] = (place, here[key])
+            if key[0] in run.get("by_calls", ()):
+                self._called.add(key)
         self.ways = {**run["ways"], **self.ways}
         self.peak_bytes = {**run.get("peak_bytes", {}), **self.peak_bytes}
-
-    @staticmethod
-    def _key(way: str, run: Run) -> tuple[str, str]:
-        """PyTorch's modes make no difference to ours."""
-        return way, "" if WAYS[way].is_ours else run["pytorch"]
 
     @property
     def ours(self) -> dict[str, float]:
         """Our way -> milliseconds a step."""
         return {way: ms for (way, mode), ms in self._times.items() if not mode}
 
-    def pytorch(self) -> dict[tuple[str, str], float]:
+    def pytorch(self) -> dict[Key, float]:
         """(way of PyTorch's, mode) -> milliseconds a step."""
         return {key: ms for key, ms in self._times.items() if key[1]}
 
@@ -73,17 +78,49 @@ class Row:
         key = (way, mode)
         return number(self._times.get(key)) + ("*" if key in self._called else "")
 
-    def best(self, *, compiled: bool = False) -> float | None:
-        """Milliseconds a step of PyTorch's fastest way, or of its fastest compiled one."""
-        found = self.pytorch().items()
-        allowed = [ms for (way, _), ms in found if not compiled or WAYS[way].compile is not None]
-        return min(allowed, default=None)
+    def rival(self, way: str) -> Key | None:
+        """PyTorch's fastest way with which one of ours is compared (see ``_against``)."""
+        found = self.pytorch()
+        allowed = [k for k in found if (WAYS[k[0]].compile is not None) == _compiles(way)]
+        return min(allowed, key=found.__getitem__, default=None)
 
-    def eager_on(self) -> float | None:
-        """Milliseconds a step of PyTorch's faster eager one with benchmark on."""
-        found = self.pytorch().items()
-        allowed = [ms for (w, mode), ms in found if w == "eager" and mode != "pytorch_off"]
-        return min(allowed, default=None)
+    def against(self, way: str, other: Key | None = None) -> Ratio | None:
+        """The time of another way, the rival without one, over that of a way of ours."""
+        ours, other = (way, ""), other or self.rival(way)
+        if ours not in self._times or other is None:
+            return None
+        (one, mine), (two, theirs) = self._blocks[ours], self._blocks[other]
+        if one != two:
+            return Ratio([self._times[other] / self._times[ours]])
+        return Ratio(_ratios(theirs, mine))
+
+
+class Ratio:
+    """Ratios of the blocks of one round each: the clock may drift from round to round."""
+
+    def __init__(self, ratios: list[float]) -> None:
+        self.median = numbers.median(ratios)
+        self.quartiles = (numbers.quantile(ratios, 0.25), numbers.quantile(ratios, 0.75))
+        self.is_wide = any(abs(q / self.median - 1) > _WIDE for q in self.quartiles)
+
+    def __str__(self) -> str:
+        low, high = self.quartiles
+        return f"{self.median:.3f}" + (f" ({low:.3f} to {high:.3f})" if self.is_wide else "")
+
+
+def _ratios(theirs: list[float], ours: list[float]) -> list[float]:
+    """Of the blocks of two ways in one process, round by round."""
+    return [a / b for a, b in zip(theirs, ours, strict=True)]
+
+
+def _compiles(way: str) -> bool:
+    """Whether a way of ours makes one program of the model, as torch.compile does."""
+    return WAYS[way].compile is not None or WAYS[way].prepare == "fuse"
+
+
+def _against(way: str) -> str:
+    """The header of ratios of a way of ours."""
+    return f"{'best torch.compile' if _compiles(way) else 'eager'} / {WAYS[way].label}"
 
 
 def rows(data: dict[str, Any]) -> list[Row]:
@@ -110,22 +147,21 @@ def _ours(found: list[Row]) -> list[str]:
 def _means(found: list[Row]) -> Table:
     ratios: dict[str, dict[Row, float]] = {}
     for row in found:
-        wanted = [(f"best of PyTorch's / {WAYS[way].label}", row.best(), way) for way in WAYS]
-        wanted.append(("eager, benchmark on / convert", row.eager_on(), "convert"))
-        for way in ("backend", "compile_ours"):
-            text = f"best torch.compile / {WAYS[way].label}"
-            wanted.append((text, row.best(compiled=True), way))
-        layouts = [row.ours[way] for way in ("convert", "convert_last") if way in row.ours]
-        better = min(layouts) if len(layouts) == 2 else None
-        wanted.append(("convert in the better layout / layout auto", better, "convert_auto"))
-        for text, theirs, way in wanted:
-            if theirs is not None and way in row.ours:
-                ratios.setdefault(text, {})[row] = theirs / row.ours[way]
+        wanted = [(_against(way), row.against(way)) for way in _ours(found)]
+        layouts = {way: row.ours[way] for way in ("convert", "convert_last") if way in row.ours}
+        if len(layouts) == 2:
+            better = (min(layouts, key=layouts.__getitem__), "")
+            text = "convert in the better layout / layout auto"
+            wanted.append((text, row.against("convert_auto", better)))
+        for text, ratio in wanted:
+            if ratio is not None:
+                ratios.setdefault(text, {})[row] = ratio.median
     table = Table(
         "Whole models: PyTorch's time over ours, geometric means",
         ["cases", *ratios],
         note="Above 1, ours is faster. In brackets: the least, the most, and in how many cases "
-        "ours is more than 1 % slower. The best of PyTorch's is of all its columns below.",
+        "ours is more than 1 % slower. Eager, and the best torch.compile, are the fastest of the "
+        "columns below, of all of PyTorch's modes.",
     )
     groups = {"all": found}
     for row in found:
@@ -155,20 +191,20 @@ def _steps(data: dict[str, Any], found: list[Row]) -> Table:
             *_CASE,
             *(f"{WAYS[way].label}, {PYTORCH[mode]}" for way, mode in theirs),
             *(WAYS[way].label for way in ours),
-            *(f"best of PyTorch's / {WAYS[way].label}" for way in ours),
+            *map(_against, ours),
         ],
         note="Inference in float16, training (forward and backward) in bfloat16 by autocast. CUDA "
         f"graphs of whole steps in turns, {asked['rounds']} blocks of {asked['block_ms']:.0f} ms "
-        f"each; medians. Ours by {asked['sampling']}. Times of other processes, as of "
-        "PyTorch's other modes, are brought to the first one's by what a way took in both. "
-        "*: plain calls, since no graph was captured." + dry_run_note(data),
+        f"each; medians. Ratios are medians of those of the blocks of one round, with quartiles "
+        f"where these are more than 1 % away. Ours by {asked['sampling']}. Times of other "
+        "processes, as of PyTorch's other modes, are brought to the first one's by what a way took "
+        "in both. *: plain calls, since no graph was captured." + dry_run_note(data),
         texts=len(_CASE),
     )
     for row in found:
-        best = row.best()
         cells = [row.cell(way, mode) for way, mode in theirs]
         cells += [row.cell(way) for way in ours]
-        cells += [number(best / row.ours[w] if best and w in row.ours else None) for w in ours]
+        cells += [str(row.against(way) or NONE) for way in ours]
         table.rows.append((*row.case, *cells))
     return table
 
@@ -210,27 +246,32 @@ def _error(value: float | None) -> str:
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
-    """Draws each case's best time of PyTorch's over ours."""
+    """Draws of each case the time of PyTorch's over ours, with quartiles where these are wide."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = [row for row in rows(data) if row.best() and row.ours]
+    found = [row for row in rows(data) if any(row.against(way) for way in row.ours)]
     size = (9, 1.5 + 0.24 * len(found))
     figure, axis = pyplot.subplots(figsize=size, constrained_layout=True)
     for place, way in enumerate(_ours(found)):
-        points = {y: row.best() / row.ours[way] for y, row in enumerate(found) if way in row.ours}
-        marker = "osD^v"[place % 5]
-        axis.plot([*points.values()], [*points], marker, label=WAYS[way].label, alpha=0.8)
+        points = {y: ratio for y, row in enumerate(found) if (ratio := row.against(way))}
+        medians, marker = [ratio.median for ratio in points.values()], "osD^v"[place % 5]
+        (drawn,) = axis.plot(medians, [*points], marker, label=_against(way), alpha=0.8)
+        for y, ratio in points.items():
+            if ratio.is_wide:
+                axis.plot(ratio.quartiles, (y, y), color=drawn.get_color(), linewidth=1)
     axis.axvline(1.0, color="black", linewidth=1)
     axis.set_yticks(range(len(found)), [", ".join(row.case) for row in found], fontsize=8)
     axis.invert_yaxis()
     axis.set_xscale("log")
-    axis.grid(axis="x", which="both", alpha=0.3)
-    axis.xaxis.set_major_formatter("{x:.2f}")
-    axis.xaxis.set_minor_formatter("{x:.2f}")
-    axis.set_xlabel("best of PyTorch's time / ours: above 1, ours is faster")
+    least, most = axis.get_xlim()
+    axis.set_xticks([tick for tick in _TICKS if least <= tick <= most])
+    axis.minorticks_off()
+    axis.grid(axis="x", alpha=0.3)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel("PyTorch's time / ours: above 1, ours is faster")
     axis.legend(fontsize=9)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
