@@ -201,7 +201,7 @@ class TestWeights:
                 assert last().is_frozen == (change <= 3)
                 block.first.weight.mul_(1.1)
         assert caplog.text.count("it is compiled again") == 3
-        assert caplog.text.count("from now on it runs without") == 1
+        assert caplog.text.count("its weights have changed more than 3 times") == 1
 
     def test_a_graph_that_changes_its_weights_has_no_constants(self, input: Tensor) -> None:
         ours, theirs = Block(), Block()
@@ -319,6 +319,66 @@ class TestComparison:
             torch.testing.assert_close(compiled(block, compare=True)(input), block(input))
         assert (last().chosen, last().is_frozen) == ("inductor", False)
         assert "not enough memory" in last().note
+
+    @pytest.mark.parametrize("compare", [False, True])
+    def test_where_ours_cannot_be_compiled_plain_inductor_runs(
+        self,
+        compare: bool,
+        block: Any,
+        input: Tensor,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def fails(*_: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory\nTried")
+
+        model = compiled(block, compare=compare)
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr(compiled_graph, "compile_fused", fails)
+            torch.testing.assert_close(model(input), block(input))
+            block.first.weight.mul_(-2)
+            torch.testing.assert_close(model(input), block(input))
+        assert (last().chosen, last().is_frozen) == ("inductor", False)
+        assert last().note == "no cudnn_autotune: CUDA out of memory"
+        assert caplog.text.count(f"runs as Inductor makes it: {last().note}") == 1
+
+    def test_where_changed_weights_cannot_be_folded_plain_inductor_runs(
+        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*_: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        model = compiled(block)
+        with torch.no_grad():
+            model(input)
+            assert last().is_frozen
+            block.first.weight.mul_(-2)
+            monkeypatch.setattr(compiled_graph, "compile_fused", fails)
+            torch.testing.assert_close(model(input), block(input))
+        assert (last().chosen, last().is_frozen) == ("inductor", False)
+
+    @pytest.mark.parametrize("broken", ["compile_fused", "compile_frozen"])
+    def test_a_program_that_fails_does_not_run(
+        self, broken: str, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At its first call, or when it is compiled; the others are compared all the same."""
+        from dataclasses import replace
+
+        build = getattr(compiled_graph, broken)
+
+        def fails(*_: Any) -> Any:
+            raise RuntimeError("no such kernel")
+
+        def built(*given: Any) -> Any:
+            return replace(build(*given), run=fails) if broken == "compile_fused" else fails()
+
+        monkeypatch.setattr(compiled_graph, broken, built)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(block, compare=True)(input), block(input))
+        left = {"inductor", "inductor, frozen", "cudnn_autotune"}
+        left -= {"cudnn_autotune" if broken == "compile_fused" else "inductor, frozen"}
+        assert set(last().times_ms) == left
+        assert "no such kernel" in last().note
 
     def test_the_random_numbers_are_the_callers(self, input: Tensor) -> None:
         model = nn.Sequential(nn.Conv2d(12, 12, 1), nn.ReLU(), nn.Dropout())

@@ -14,7 +14,7 @@ from deep_network import IMAGES, deep_network, distance
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
-from cudnn_autotune.nn.models.comparison import compare, difference
+from cudnn_autotune.nn.models.comparison import compare, difference, paired
 
 UNCHANGED: Any = (lambda inputs: [torch.ones(2)], ())
 """A reference whose outputs do not depend on inputs, and its inputs."""
@@ -36,6 +36,26 @@ def test_a_wrong_program_is_named_and_not_timed() -> None:
     found = compare(programs, [torch.ones(3)])
     assert list(found.times_ms) == ["reference"]
     assert "output 0 has a relative error of 0.1" in found.wrong["wrong"]
+
+
+def test_a_program_that_fails_is_named_and_not_timed() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise RuntimeError("no such kernel\nat all")
+
+    found = compare({"reference": torch.exp, "other": torch.exp, "broken": fails}, [torch.ones(3)])
+    assert list(found.times_ms) == ["reference", "other"]
+    assert found.wrong == {"broken": "it fails: RuntimeError: no such kernel"}
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        compare({"reference": fails, "other": torch.exp}, [torch.ones(3)])
+
+
+def test_times_are_compared_round_by_round() -> None:
+    """The clock falls by half; the second program is 2 % faster in each round but one."""
+    drift = [1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0]
+    samples = {"first": drift, "second": [0.98 * ms for ms in drift[:6]] + [3.0]}
+    samples["third"] = [*reversed(drift)]
+    times = paired(samples)
+    assert times == {"first": 1.4, "second": pytest.approx(1.4 * 0.98), "third": 1.4}
 
 
 def test_random_programs_draw_the_same_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,9 +49,9 @@ class Comparison:
     """What was measured of programs, by their names."""
 
     times_ms: Mapping[str, float]
-    """Median time of a call."""
+    """The time of a call, as of :func:`time_in_turns`."""
     wrong: Mapping[str, str]
-    """Why the output of a program is not that of the first one. Those are not timed."""
+    """Why a program fails, or its output is not that of the first one. Those are not timed."""
 
     @property
     def fastest(self) -> str:
@@ -62,14 +63,17 @@ def compare(
 ) -> Comparison:
     """Runs programs in turns on the same inputs, which they must not change.
 
-    The first program is the reference for the outputs. The random number generators are afterwards
-    what they were.
+    The first program is the reference for the outputs; where it fails, so does this. The random
+    number generators are afterwards what they were.
 
     Args:
         programs: what to call with ``*inputs``, by name.
         inputs: tensors (on one device) and other values.
         weights: positions of inputs that are weights. They are not changed where the noise of the
             outputs is measured (see :func:`difference`).
+
+    Raises:
+        torch.OutOfMemoryError: there is not enough memory for all programs.
     """
     devices = {value.device for value in inputs if isinstance(value, Tensor) and value.is_cuda}
     on_gpu = bool(devices)
@@ -82,14 +86,17 @@ def compare(
         return _outputs(programs[reference], given)
 
     with torch.random.fork_rng(indices), torch.no_grad(), own_steps():
-        outputs = {name: _outputs(program, inputs) for name, program in programs.items()}
-        differences = {
-            name: difference(outputs[reference], outputs[name], of_reference, data)
-            for name in programs
-            if name != reference
-        }
-        wrong = {name: text for name, text in differences.items() if text is not None}
-        outputs.clear()
+        expected, wrong = _outputs(programs[reference], inputs), {}
+        for name in list(programs)[1:]:
+            try:
+                text = difference(expected, _outputs(programs[name], inputs), of_reference, data)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as failure:
+                text = f"it fails: {type(failure).__name__}: {failure}".partition("\n")[0]
+            if text is not None:
+                wrong[name] = text
+        del expected
         right = {name: program for name, program in programs.items() if name not in wrong}
         times = time_in_turns(right, inputs, on_gpu)
     return Comparison(times, wrong)
@@ -207,7 +214,11 @@ def _perturbed(value: Any, least_step: float) -> Any:
 def time_in_turns(
     programs: Mapping[str, Program], inputs: Sequence[Any], on_gpu: bool
 ) -> dict[str, float]:
-    """The median time of a call of each program, in milliseconds, after some calls of each."""
+    """The time of a call of each program, in milliseconds, after some calls of each.
+
+    It is the median of the first program, and of another one that times the median of their ratios
+    in one round: the clock may drift from round to round by more than the programs differ.
+    """
     calls = {}
     samples: dict[str, list[float]] = {name: [] for name in programs}
     with own_steps():
@@ -221,7 +232,16 @@ def time_in_turns(
             for name in names if round % 2 else reversed(names):
                 batch = _batch_ms(programs[name], inputs, calls[name], on_gpu)
                 samples[name].append(batch / calls[name])
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return paired(samples)
+
+
+def paired(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The times of :func:`time_in_turns`, of samples by round."""
+    first = next(iter(samples.values()), ())
+    return {
+        name: statistics.median(first) * statistics.median(map(operator.truediv, values, first))
+        for name, values in samples.items()
+    }
 
 
 def _batch_ms(program: Program, inputs: Sequence[Any], calls: int, on_gpu: bool) -> float:

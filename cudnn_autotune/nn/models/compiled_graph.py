@@ -74,7 +74,9 @@ class CompiledGraph:
         """What is compared at the next call outside of captures and of the caller's steps."""
         # It judges equal groups once, also when weights have changed.
         self._judge = JUDGES[options.fuse]()
-        ours = self._built(OURS, inputs)
+        if (ours := self._if_possible(OURS, inputs)) is None:
+            self._use_plain(inputs, record.note)
+            return
         self._use(OURS, ours)
         if ours.weights is not None and self._has_symbols:
             self._plain_program(
@@ -88,7 +90,7 @@ class CompiledGraph:
             return
         self._contenders = {PLAIN: self._plain_program(inputs), OURS: ours}
         if ours.weights is not None:
-            self._contenders[FROZEN] = self._built(FROZEN, inputs)
+            self._add(FROZEN, inputs)
         if options.memory_format == "auto" and ours.memory_format is not None:
             self._add(f"{OURS}, {OTHER[ours.memory_format]}", inputs)
 
@@ -113,13 +115,28 @@ class CompiledGraph:
             self._plain = Compiled(compile_plain(copied(self._graph), inputs, patches))
         return self._plain
 
+    def _if_possible(self, name: str, inputs: Sequence[Any]) -> Compiled | None:
+        """A program; None if it cannot be compiled, and the record's note says why."""
+        try:
+            return self._built(name, inputs)
+        except torch._dynamo.exc.RestartAnalysis:  # Dynamo begins anew
+            raise
+        except Exception as failure:
+            self._record.note = f"no {name}: {failure}".partition("\n")[0]
+            _log.info("a compiled graph has %s", self._record.note, exc_info=True)
+            return None
+
     def _add(self, name: str, inputs: Sequence[Any]) -> None:
         """Adds a contender, if it can be compiled."""
-        try:
-            self._contenders[name] = self._built(name, inputs)
-        except Exception as failure:  # of the user's graph: a view that the layout does not allow
-            self._record.note = f"no {name}: {failure}".partition("\n")[0]
-            _log.info("a compiled graph has %s", self._record.note)
+        if (program := self._if_possible(name, inputs)) is not None:
+            self._contenders[name] = program
+
+    def _use_plain(self, inputs: Sequence[Any], reason: str) -> None:
+        """From now on Inductor's own program runs, as ``torch.compile(model)`` makes it."""
+        self._contenders = {}
+        self._use(PLAIN, self._plain_program(inputs))
+        self._record.note = reason
+        _log.warning("a compiled graph runs as Inductor makes it: %s", reason)
 
     def __call__(self, *inputs: Any) -> Any:
         weights = self._current.weights
@@ -148,9 +165,7 @@ class CompiledGraph:
             with self._on_device():
                 comparison = compare(programs, inputs, weights_of(self._graph, inputs))
         except torch.OutOfMemoryError:
-            record.note = "not compared: there was not enough memory"
-            _log.warning("a compiled graph was %s; it runs as Inductor makes it", record.note)
-            self._use(PLAIN, contenders[PLAIN])
+            self._use_plain(inputs, "not compared: there was not enough memory")
             return
         record.times_ms = dict(comparison.times_ms)
         for name, reason in comparison.wrong.items():
@@ -168,14 +183,15 @@ class CompiledGraph:
             _log.info("the weights of a compiled graph have changed: it is compiled again")
             chosen, compares = self._record.chosen, bool(self._record.times_ms)
             names = list(self._contenders) or ([PLAIN, chosen] if compares else [chosen])
-            built = {name: self._built(name, inputs) for name in names}
-            self._contenders = built if len(built) > 1 else {}
-            self._use(chosen, built[chosen])
+            self._contenders = {}
+            for name in names:
+                self._add(name, inputs)
+            if chosen in self._contenders:
+                self._use(chosen, self._contenders[chosen])
+                if len(names) == 1:
+                    self._contenders = {}
+            else:
+                self._use_plain(inputs, self._record.note)
             return
-        _log.warning(
-            "the weights of a compiled graph have changed%s: from now on it runs without folded "
-            "batch norms and fused groups",
-            "" if self._has_symbols else f" more than {_MOST_REFREEZINGS} times",
-        )
-        self._contenders = {}
-        self._use(PLAIN, self._plain_program(inputs))
+        times = "" if self._has_symbols else f" more than {_MOST_REFREEZINGS} times"
+        self._use_plain(inputs, f"its weights have changed{times}")
