@@ -19,6 +19,14 @@ if not (Path(__file__).parents[1] / "cudnn_autotune" / "_build_info.py").exists(
 
 # No test, nor a process that it starts, reads or writes what the user's folder remembers.
 os.environ["CUDNN_AUTOTUNE_CACHE"] = "off"
+if "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.device_count() > 1:
+    # Each process has another GPU first, as most tests use no more than that one. CUDA reads the
+    # variable once; device_count() asks NVML, and is_available() below asks CUDA.
+    gpus = [str(gpu) for gpu in range(torch.cuda.device_count())]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        gpus = visible.split(",")
+    first = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(gpus)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
 if not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" in os.environ:
     # The tensors are tiny, also those of references. On busy cores, threads that wait for one
     # another made some tests take fifty times as long.
