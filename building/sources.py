@@ -29,6 +29,7 @@ COMPILED_TOGETHER = {
         "core/cudnn_library.cpp",
         "core/conv_graph.cpp",
         "core/conv_plan.cpp",
+        "core/engine_description.cpp",
         "core/engine_search.cpp",
         "core/frontend_find.cpp",
     ),

@@ -142,17 +142,29 @@ void allow_capture_elsewhere() {
   C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
+// As long as it lives, a CUDA device is current, and this thread may allocate, load kernels and
+// wait while another one captures a graph. In CUDA's default mode such calls would break that
+// capture. Does nothing for nullopt.
+class OnDevice {
+ public:
+  explicit OnDevice(std::optional<c10::DeviceIndex> device) {
+    if (!device) return;
+    device_.set_index(*device);
+    relaxed_.emplace(cudaStreamCaptureModeRelaxed);
+  }
+
+ private:
+  c10::cuda::OptionalCUDAGuard device_;
+  std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed_;
+};
+
 // An EngineSearch, and the CUDA device of its handle. nullopt: it describes a GPU by a property
 // file.
 struct Search {
   std::unique_ptr<EngineSearch> engines;
   std::optional<c10::DeviceIndex> device;
 
-  // Makes the device current as long as the guard lives.
-  c10::cuda::OptionalCUDAGuard on_device() const {
-    return c10::cuda::OptionalCUDAGuard(
-        device ? std::optional<c10::Device>(c10::Device(c10::kCUDA, *device)) : std::nullopt);
-  }
+  OnDevice on_device() const { return OnDevice(device); }
   // Prepares a thread that only builds plans and then ends: its device and capture mode stay set.
   void enter() const {
     if (!device) return;
@@ -163,7 +175,7 @@ struct Search {
 
 std::unique_ptr<Search> search_on_device(const ConvProblem& problem, int device) {
   const auto index = static_cast<c10::DeviceIndex>(device);
-  const c10::cuda::CUDAGuard guard(index);
+  const OnDevice guard(index);
   return std::make_unique<Search>(
       Search{std::make_unique<EngineSearch>(problem, &current_handle), index});
 }
@@ -183,7 +195,6 @@ void bind_build_ahead(py::module_& m) {
   m.def(
       "build_ahead",
       [](const ConvProblem& problem, int device, const std::string& text, bool may_compile) {
-        const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
         const auto search = search_on_device(problem, device);
         const auto guard = search->on_device();
         return build_ahead(*search, text, may_compile);
@@ -254,8 +265,6 @@ void bind_engine_search(py::module_& m) {
           [](Search& search, const std::vector<std::string>& texts, int threads) {
             std::vector<std::pair<std::shared_ptr<ConvPlan>, std::string>> built;
             const auto guard = search.on_device();
-            std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed;
-            if (search.device) relaxed.emplace(cudaStreamCaptureModeRelaxed);
             for (auto& result :
                  search.engines->build(texts, threads, [&search] { search.enter(); })) {
               built.emplace_back(std::move(result.plan), std::move(result.error));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -12,10 +13,8 @@
 
 #include "core/check.h"
 #include "core/conv_graph.h"
-#include "core/cudnn_library.h"
-#include "core/errata.h"
+#include "core/engine_description.h"
 #include "core/kept_plans.h"
-#include "core/knob_names.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -29,100 +28,7 @@ fe::HeurMode_t heuristic_mode(const std::string& mode) {
   throw std::invalid_argument("heuristic_mode must be 'A', 'B' or 'FALLBACK', got '" + mode + "'");
 }
 
-// The name of a note without its prefix: TENSOR_CORE for CUDNN_NUMERICAL_NOTE_TENSOR_CORE.
-template <typename Note>
-std::string note_name(Note note) {
-  const std::string name = fe::to_string(note);
-  const size_t prefix = name.find("NOTE_");
-  return prefix == std::string::npos ? name : name.substr(prefix + 5);
-}
-
-template <typename Note>
-std::vector<std::string> notes(cudnnBackendDescriptor_t engine, cudnnBackendAttributeName_t name,
-                               cudnnBackendAttributeType_t type, int64_t most,
-                               const ConvProblem& problem) {
-  std::vector<Note> values(static_cast<size_t>(most));
-  int64_t count = 0;
-  const auto status = fe::detail::get_attribute(engine, name, type, most, &count, values.data());
-  if (status != CUDNN_STATUS_SUCCESS) {
-    throw CudnnError("reading an engine's notes", fe::detail::get_error_string(status),
-                     problem.text());
-  }
-  std::vector<std::string> names;
-  for (int64_t i = 0; i < std::min(count, most); ++i) names.push_back(note_name(values[i]));
-  return names;
-}
-
-EngineConfig engine_config(const fe::ManagedOpaqueDescriptor& descriptor,
-                           const ConvProblem& problem, bool is_unfused) {
-  EngineConfig config;
-  config.is_unfused = is_unfused;
-  std::vector<std::pair<cudnnBackendKnobType_t, int64_t>> knobs;
-  const auto status = fe::detail::get_engine_id_and_knobs(descriptor, config.engine, knobs);
-  if (status != CUDNN_STATUS_SUCCESS) {
-    throw CudnnError("reading an engine config", fe::detail::get_error_string(status),
-                     problem.text());
-  }
-  for (const auto& [type, value] : knobs) config.knobs[knob_name(type)] = value;
-  return config;
-}
-
-fe::ManagedOpaqueDescriptor engine_of(const fe::ManagedOpaqueDescriptor& descriptor,
-                                      const ConvProblem& problem) {
-  auto engine = fe::make_shared_backend_pointer(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-  cudnnBackendDescriptor_t raw_engine = engine->get_backend_descriptor();
-  int64_t count = 0;
-  const auto status =
-      fe::detail::get_attribute(descriptor->get_backend_descriptor(), CUDNN_ATTR_ENGINECFG_ENGINE,
-                                CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw_engine);
-  if (status != CUDNN_STATUS_SUCCESS) {
-    throw CudnnError("reading the engine of a config", fe::detail::get_error_string(status),
-                     problem.text());
-  }
-  return engine;
-}
-
-std::vector<std::string> behavior_notes(const fe::ManagedOpaqueDescriptor& engine,
-                                        const ConvProblem& problem) {
-  return notes<cudnnBackendBehaviorNote_t>(
-      engine->get_backend_descriptor(), CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
-      CUDNN_BEHAVIOR_NOTE_TYPE_COUNT, problem);
-}
-
-bool has(const std::vector<std::string>& notes, const std::string& note) {
-  return std::find(notes.begin(), notes.end(), note) != notes.end();
-}
-
-Candidate candidate_of(const fe::ManagedOpaqueDescriptor& descriptor, EngineConfig config,
-                       const ConvProblem& problem, const std::string& mode) {
-  Candidate candidate;
-  candidate.config = std::move(config);
-  candidate.heuristic_mode = mode;
-  auto managed = descriptor;
-  CUDNN_AUTOTUNE_CHECK_FRONTEND(fe::detail::get_workspace_size(managed, candidate.workspace_bytes),
-                                problem);
-  const auto engine = engine_of(descriptor, problem);
-  candidate.numerical_notes = notes<cudnnBackendNumericalNote_t>(
-      engine->get_backend_descriptor(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-      CUDNN_NUMERICAL_NOTE_TYPE_COUNT, problem);
-  candidate.behavior_notes = behavior_notes(engine, problem);
-  return candidate;
-}
-
 }  // namespace
-
-bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t workspace_limit) {
-  if (workspace_limit >= 0 && candidate.workspace_bytes > workspace_limit) return false;
-  if (problem.deterministic && has(candidate.numerical_notes, "NONDETERMINISTIC")) return false;
-  if (has(candidate.numerical_notes, "DOWN_CONVERT_INPUTS")) return false;
-  if (is_known_wrong(candidate.config, problem, cudnn_runtime_version())) return false;
-  if (problem.dtype == DataType::float32 && !problem.allow_tf32 &&
-      has(candidate.numerical_notes, "TENSOR_CORE")) {
-    return false;
-  }
-  return problem.allow_reduced_precision ||
-         !has(candidate.numerical_notes, "REDUCED_PRECISION_REDUCTION");
-}
 
 struct EngineSearch::Impl {
   Impl(const ConvProblem& problem, HandleOfThread handle) : problem(problem), handle(handle) {
@@ -150,7 +56,9 @@ struct EngineSearch::Impl {
     return *graph;
   }
 
+  // The reference stays valid.
   const fe::ManagedOpaqueDescriptor& descriptor(const EngineConfig& config) {
+    const std::lock_guard lock(mutex);
     const auto known = descriptors.find(config);
     if (known != descriptors.end()) return known->second;
     return descriptors.emplace(config, graph_of(config).descriptor(config)).first->second;
@@ -160,8 +68,9 @@ struct EngineSearch::Impl {
   std::shared_ptr<const KeptPlans> keeper(const fe::ManagedOpaqueDescriptor& descriptor) const {
     auto kept = kept_plans();
     if (kept == nullptr || kept->behavior_note.empty()) return kept;
-    const auto notes = behavior_notes(engine_of(descriptor, problem), problem);
-    return has(notes, kept->behavior_note) ? kept : nullptr;
+    const auto notes = behavior_notes(descriptor, problem);
+    const bool is_kept = std::find(notes.begin(), notes.end(), kept->behavior_note) != notes.end();
+    return is_kept ? kept : nullptr;
   }
 
   PlanName name(const EngineConfig& config) const { return {problem.text(), config.text(), gpu}; }
@@ -178,7 +87,6 @@ struct EngineSearch::Impl {
     }
   }
 
-  // Safe to call from several threads.
   std::shared_ptr<ConvPlan> build(const EngineConfig& config,
                                   const fe::ManagedOpaqueDescriptor& descriptor) const {
     const ConvGraph& graph = graph_of(config);
@@ -200,9 +108,12 @@ struct EngineSearch::Impl {
     if (!graph) return candidates;
     for (const auto& descriptor : graph->query(heuristic_mode(mode))) {
       auto config = engine_config(descriptor, problem, &graph == &unfused);
-      if (!listed.insert(config).second) continue;
-      descriptors.emplace(config, descriptor);
-      candidates.push_back(candidate_of(descriptor, std::move(config), problem, mode));
+      {
+        const std::lock_guard lock(mutex);
+        if (!listed.insert(config).second) continue;
+        descriptors.emplace(config, descriptor);
+      }
+      candidates.push_back(described(descriptor, std::move(config), problem, mode));
     }
     return candidates;
   }
@@ -212,6 +123,7 @@ struct EngineSearch::Impl {
   std::optional<ConvGraph> unfused;  // of a problem whose epilogue is a bias alone
   HandleOfThread handle = nullptr;   // null: `gpu` describes the GPU
   std::string gpu;
+  std::mutex mutex;  // of what follows
   std::map<EngineConfig, fe::ManagedOpaqueDescriptor> descriptors;
   std::set<EngineConfig> listed;
 };
@@ -262,7 +174,7 @@ std::shared_ptr<ConvPlan> EngineSearch::read_back(const std::string& engine_text
 Candidate EngineSearch::describe(const std::string& engine_text) {
   auto config = parse(engine_text);
   const auto& descriptor = impl_->descriptor(config);
-  return candidate_of(descriptor, std::move(config), problem(), "");
+  return described(descriptor, std::move(config), problem(), "");
 }
 
 std::vector<EngineSearch::BuildResult> EngineSearch::build(

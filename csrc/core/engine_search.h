@@ -8,30 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "core/candidate.h"
 #include "core/conv_plan.h"
 #include "core/conv_problem.h"
 #include "core/engine_config.h"
 
 namespace cudnn_autotune {
 
-// An engine config that cuDNN offers for a problem, and what cuDNN says of it.
-struct Candidate {
-  EngineConfig config;
-  int64_t workspace_bytes = 0;
-  std::vector<std::string> numerical_notes;
-  std::vector<std::string> behavior_notes;
-  std::string heuristic_mode;  // the first mode that lists it: "A", "B" or "FALLBACK"; or ""
-};
-
-// Whether a config may be used. PyTorch's rules: deterministic if that is asked for, inputs not
-// converted to a narrower type, no tensor cores for float32 without TF32, no sums in reduced
-// precision where they are switched off. Besides, it must not be known to be wrong (errata.h), nor
-// need more workspace than the limit (bytes; -1: no limit).
-bool is_allowed(const Candidate& candidate, const ConvProblem& problem, int64_t workspace_limit);
-
 // Lists the engine configs that cuDNN offers for one problem, and builds their plans. The GPU is
-// that of a handle, or one that is not here and is given by its JSON description. Two threads may
-// not use an EngineSearch at once.
+// that of a handle, or one that is not here and is given by its JSON description. Several threads
+// may use an EngineSearch at once.
 //
 // A problem whose epilogue is a bias alone has two kinds of configs: those of the graph that adds
 // the bias, and unfused ones (EngineConfig::is_unfused).

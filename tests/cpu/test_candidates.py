@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from problems import OPS, PROBLEMS, RESNET_FP16, SHIPPED_GPUS, make
 
 import cudnn_autotune as ca
+from cudnn_autotune.engines.configs import open_search
 
 pytestmark = pytest.mark.search
 
@@ -117,6 +119,21 @@ def test_a_large_dilation_of_one_element() -> None:
 def test_asking_twice_gives_the_same_list() -> None:
     problem = make("resnet_fp16_nhwc", "wgrad")
     assert ca.candidates(problem, device="l4") == ca.candidates(problem, device="l4")
+
+
+def test_several_threads_may_use_a_search() -> None:
+    """As while candidates are built in the background."""
+    problem = make("resnet_fp16_nhwc", bias=True)
+    texts = [c.text for c in ca.candidates(problem, device="h200")]
+    search = open_search(problem, "h200")
+    with ThreadPoolExecutor(6) as threads:
+        building = threads.submit(search.build_many, texts, 2)
+        asking = [threads.submit(search.query, mode) for mode in ("A", "B", "FALLBACK")]
+        described = [c.text for c in threads.map(search.describe, texts)]
+    assert described == texts
+    assert [error for _, error in building.result()] == [""] * len(texts)
+    listed = [c.text for mode in asking for c in mode.result()]
+    assert len(set(listed)) == len(listed), "each is listed once"
 
 
 def test_a_path_is_a_device(tmp_path: Path) -> None:
