@@ -43,9 +43,14 @@ constexpr std::array<Erratum, 4> kErrata{{
 }  // namespace
 
 bool is_known_wrong(const EngineConfig& config, const ConvProblem& problem, int64_t cudnn_version) {
+  ConvProblem computed = problem;  // by the engine
+  if (config.is_unfused) {
+    computed.addends = 0;
+    computed.activation = Activation::none;
+  }
   return std::any_of(kErrata.begin(), kErrata.end(), [&](const Erratum& erratum) {
     return erratum.cudnn_version == cudnn_version / 100 && erratum.engine == config.engine &&
-           erratum.op == problem.op && erratum.is_wrong(problem);
+           erratum.op == problem.op && erratum.is_wrong(computed);
   });
 }
 

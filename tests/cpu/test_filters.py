@@ -106,6 +106,7 @@ def test_an_engine_is_wrong_for_one_place_with_a_bias(
     shapes = {"input_shape": (3, 16, image, image), "weight_shape": (8, 16, 1, 1), "padding": 0}
     problem = ca.ConvProblem("fprop", dtype=torch.float16, **shapes, **fields)
     assert _C.is_known_wrong("eng52", problem.native(), SEEN_WITH) is expected
+    assert not _C.is_known_wrong("unfused:eng52", problem.native(), SEEN_WITH), "another engine"
 
 
 def test_deterministic_leaves_no_nondeterministic_engine() -> None:
