@@ -50,18 +50,29 @@ ChosenPath build(const ConvProblem& problem, const std::string& text) {
   return path;
 }
 
-// The first config of cuDNN's heuristics that builds; null if there is none.
+// The first config of cuDNN's heuristics that builds and that PyTorch would run, which does not
+// check outputs either; null if there is none. Where padding differs before and after, and where
+// the engine computes an epilogue, some engines are wrong (core/errata.cpp), and PyTorch runs none.
 std::shared_ptr<ConvPlan> heuristic_plan(const ChoiceKey& key) {
-  EngineSearch search(key.problem, &current_handle);
-  for (const char* mode : {"A", "FALLBACK"}) {
-    for (const auto& candidate : search.query(mode)) {
-      if (!is_allowed(candidate, key.problem, key.policy.workspace_limit)) continue;
-      try {
-        return search.build(candidate.config);
-      } catch (const CudnnError&) {
-        continue;
+  const ConvProblem& problem = key.problem;
+  const bool has_unfused = problem.has_only_bias();
+  if (problem.pre_padding != problem.post_padding) return nullptr;
+  if (problem.has_epilogue() && !has_unfused) return nullptr;
+  try {
+    EngineSearch search(problem, &current_handle);
+    for (const char* mode : {"A", "FALLBACK"}) {
+      for (const auto& candidate : search.query(mode)) {
+        if (candidate.config.is_unfused != has_unfused) continue;
+        if (!is_allowed(candidate, problem, key.policy.workspace_limit)) continue;
+        try {
+          return search.build(candidate.config);
+        } catch (const CudnnError&) {
+          continue;
+        }
       }
     }
+  } catch (const CudnnError&) {
+    // cuDNN cannot express the problem.
   }
   return nullptr;
 }
@@ -82,17 +93,14 @@ std::optional<CacheEntry> remembered(const ChoiceKey& key) {
 }
 
 // An entry for a problem whose first call is captured: what an earlier process or a pin says of it,
-// or else the heuristics' plan. Its output cannot be checked now. The next call outside of a
-// capture is a miss, in which it is chosen properly and checked.
+// or else the heuristics' plan, or else PyTorch's own path. An output cannot be checked now. The
+// next call outside of a capture is a miss, in which it is chosen properly and checked.
 CacheEntry provisional(const ChoiceKey& key) {
   const DuringCapture guard;
   CacheEntry entry{key, ChoiceTable::instance().find(key).version, {}, /*is_provisional=*/true};
-  // Some engines are wrong where the padding differs before and after (core/errata.cpp). Their
-  // output has to be checked first, which waits for the GPU.
-  const bool needs_check = key.problem.pre_padding != key.problem.post_padding;
   if (auto known = capture_miss_handler()(key)) {
     entry.path = {std::move(known->plan), nullptr, known->text == kMatmul};
-  } else if (!needs_check) {
+  } else {
     entry.path.plan = heuristic_plan(key);
   }
   return entry;

@@ -196,13 +196,14 @@ def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
 
 def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
     """Whether the winner's output must be checked. It need not be if nothing was timed and PyTorch
-    would run the same plan unchecked: cuDNN's first one, unless padding differs before and after,
-    which PyTorch never passes to cuDNN."""
+    would run the same plan unchecked: cuDNN's first one, unless padding differs before and after or
+    the engine computes an epilogue, which PyTorch never passes to cuDNN."""
     winner = selection.winner.candidate
-    is_listed = winner.engine is None or bool(winner.heuristic_mode)
+    is_cudnns_first = bool(winner.heuristic_mode) and (winner.is_unfused or not problem.is_fused)
     n = problem.spatial_dims
     is_symmetric = problem.padding[:n] == problem.padding[n:]
-    return not (selection.total_samples == 0 and is_listed and is_symmetric)
+    is_pytorchs = (winner.engine is None or is_cudnns_first) and is_symmetric
+    return selection.total_samples > 0 or not is_pytorchs
 
 
 def _served(

@@ -107,8 +107,8 @@ def during_capture(
     """Serves a problem by a known choice while a stream is being captured, when no output can be
     checked. Called by C++, with the key of the choice (workspace_limit in bytes, -1: no limit).
 
-    Without a known choice the heuristics' first engine serves the capture, which is not checked
-    either. The next call outside a capture is served by :func:`serve`, which checks the output.
+    Without a known choice the capture is served by what PyTorch would run, unchecked too. The next
+    call outside a capture is served by :func:`serve`, which checks the output.
 
     Returns:
         Text and plan of a pin, or of a known choice whose output was right where it was tuned and

@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from cudnn_autotune.engines.unlisted import MATMUL, other_kernels, without_cudnn
 from cudnn_autotune.sampling import Batch, Limits, Sample, screening, ties
 from cudnn_autotune.store import compact
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import remembering, serving
+from cudnn_autotune.tuning import miss, remembering, serving
 from cudnn_autotune.tuning.choice import Choice
 
 pytestmark = pytest.mark.search
@@ -259,6 +260,17 @@ def test_auto_times_as_many_of_each_kind_as_pytorch_does() -> None:
 def test_heuristic_runs_what_pytorch_would() -> None:
     found, ran = chosen("heuristic", simulated("unfused:eng62", 0, 2.0), simulated("eng41", 1, 1.0))
     assert (found.winner.candidate.text, ran) == ("unfused:eng62", set())
+
+
+@pytest.mark.parametrize("is_unfused", [True, False])
+def test_only_what_pytorch_would_run_is_served_unchecked(is_unfused: bool) -> None:
+    """A plan that is to be checked must have been built, and there is none."""
+    one = first(is_unfused)
+    selection = Selection((Measurement(one, None, 0),), 0)
+    timer: Any = SimpleNamespace(plans={})
+    with miss.searched(BIASED, selection, timer):
+        text, *_ = miss.choose(BIASED.native(), "auto", -1, 0, 0, *operands(BIASED, "cpu"))
+    assert text == (one.text if is_unfused else ATEN.text)
 
 
 def test_of_equals_the_one_with_one_kernel_is_taken() -> None:

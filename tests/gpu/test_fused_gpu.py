@@ -27,6 +27,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "grouped": {
         "input_shape": (4, 64, 14, 14), "weight_shape": (64, 16, 3, 3), "padding": 1, "groups": 4,
     },
+    "one place": {"input_shape": (3, 16, 1, 1), "weight_shape": (8, 16, 1, 1)},
     "asymmetric": {
         "input_shape": (4, 32, 28, 28), "weight_shape": (32, 32, 4, 4), "padding": (1, 1, 2, 2),
     },
@@ -144,13 +145,16 @@ def test_a_fused_convolution_is_captured() -> None:
     assert relative_error(output, reference(problem, data)) <= allowed(problem)
 
 
-def test_a_first_call_in_a_capture_is_right() -> None:
-    problem = make("1x1", "fp16_nhwc", "relu", bias=True)
+@pytest.mark.parametrize("shape", ["1x1", "one place"])
+def test_a_first_call_in_a_capture_runs_no_engine_unchecked(shape: str) -> None:
+    problem = make(shape, "fp16_nhwc", "relu", bias=True)
     data = operands(problem)
+    torch.conv2d(*data[:2])  # makes this thread's cuDNN handle
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = run_operator(problem, data, "race")
+    assert ca.fallbacks() == {"PyTorch's own path was chosen (see choices())": 1}
     graph.replay()
     torch.cuda.synchronize()
     assert relative_error(output, reference(problem, data)) <= allowed(problem)
