@@ -1,5 +1,6 @@
 #include "measuring_binding.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -138,6 +139,8 @@ void bind_paths(py::module_& m) {
         const Operands operands = operands_of(plan.problem(), tensors);
         const py::gil_scoped_release without_gil;
         const c10::cuda::CUDAGuard guard(operands.x.device());
+        // Autograd would record the addition of a bias, and not the engine before it.
+        const at::NoGradGuard no_grad;
         execute(plan, operands, is_capturing());
       },
       py::arg("plan"));

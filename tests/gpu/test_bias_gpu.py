@@ -319,6 +319,30 @@ def test_in_a_cuda_graph(is_warm: bool) -> None:
     assert [choice.problem for choice in ca.choices()] == [PROBLEM]
 
 
+def test_a_first_call_in_a_capture_runs_what_pytorch_does() -> None:
+    """An engine that adds the bias could be wrong, which cannot be checked then."""
+    given = tensors("3x3", torch.float16, True)
+    F.conv2d(*given, padding=1)  # makes this thread's cuDNN handle
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with profile(activities=[ProfilerActivity.CPU]) as run, torch.cuda.graph(graph):
+        call("3x3", *given, sampling="race")
+    names = {event.name for event in run.events() or []}
+    assert any(name.startswith("cudnn_autotune::unfused:") for name in names)
+
+
+@pytest.mark.parametrize("is_unfused", [True, False])
+def test_what_is_executed_by_name_is_not_differentiated(is_unfused: bool) -> None:
+    given = tensors("3x3", torch.float16, True)
+    right = expected("3x3", *given)
+    text = next(c.text for c in ca.candidates(PROBLEM) if c.is_unfused == is_unfused)
+    for tensor in given:
+        tensor.requires_grad_()
+    output = ca.execute(PROBLEM, text, *given)
+    assert not output.requires_grad
+    assert_close(output, right, tolerance(torch.float16))
+
+
 @pytest.mark.parametrize("kind", ["fused", "unfused", "aten"])
 def test_each_kind_is_captured(kind: str) -> None:
     ca.pin(PROBLEM, of_each_kind()[kind])
