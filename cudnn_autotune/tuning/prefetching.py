@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 
 from cudnn_autotune.core.extension import _C
@@ -25,14 +25,16 @@ from cudnn_autotune.tuning import settings
 from cudnn_autotune.tuning.choice import Choice
 
 _THREADS = 4
-_PRIORITY = 10  # added to the niceness of these threads
+_NICENESS = 10  # of these threads
 _BLOCK = 64
 # Plans that wait. Each takes some 0.2 MB or more; beyond this number the oldest are dropped.
 _MOST_WAITING = 256
 
 Built = Future["_C.Plan | None"]
+_Key = tuple[Gpu, bytes, str]
+_Work = deque[tuple[Built, "_C.ConvProblem", str]]
 
-_waiting: OrderedDict[tuple[Gpu, bytes, str], Built] = OrderedDict()
+_waiting: OrderedDict[_Key, Built] = OrderedDict()
 _readers: dict[int, Reader] = {}
 
 
@@ -61,23 +63,16 @@ def start(
     Returns:
         What will have the plan, or None for one that is left out, for each that is begun.
     """
-    begun: list[Built] = []
     keys = {(gpu, _C.problem_key(p.native()), text): (p.native(), text) for p, text in wanted}
     with LOCK:
-        new = {key: pair for key, pair in keys.items() if key not in _waiting}
-        if not new:
+        new: dict[_Key, Built] = {key: Future() for key in keys if key not in _waiting}
+        work = deque((built, *keys[key]) for key, built in new.items())
+        if not _start_threads(work, gpu, may_compile):
             return []
-        threads = ThreadPoolExecutor(min(_THREADS, len(new)), initializer=_lower_priority)
-        # RuntimeError: the system gives no thread, or the process exits. Then calls build plans.
-        with suppress(RuntimeError):
-            for key, (native, text) in new.items():
-                built = threads.submit(_build, native, gpu, text, may_compile)
-                _waiting[key] = built
-                begun.append(built)
+        _waiting.update(new)
         while len(_waiting) > _MOST_WAITING:
             _waiting.popitem(last=False)[1].cancel()
-    threads.shutdown(wait=False)  # the threads end when their work does
-    return begun
+    return list(new.values())
 
 
 def take(native: _C.ConvProblem, engine_text: str, gpu: Gpu) -> _C.Plan | None:
@@ -133,15 +128,41 @@ class Reader:
         return [d for d in same_mode if d and d.chosen and d.chosen.candidate.is_compiled]
 
 
-def _build(native: _C.ConvProblem, gpu: Gpu, text: str, may_compile: bool) -> _C.Plan | None:
-    if not threading.main_thread().is_alive():
-        return None  # the process exits
-    return _C.build_ahead(native, gpu, text, may_compile)
+def _start_threads(work: _Work, gpu: Gpu, may_compile: bool) -> bool:
+    """Starts the threads that do the work; returns whether there is one.
+
+    They are no executor's: the interpreter would wait at its exit until all the work is done.
+    """
+    threads = 0
+    # RuntimeError: the system gives no thread, or the process exits. Then calls build plans.
+    with suppress(RuntimeError):
+        for number in range(min(_THREADS, len(work))):
+            arguments = (work, gpu, may_compile)
+            threading.Thread(target=_do, args=arguments, name=f"prefetching-{number}").start()
+            threads += 1
+    return threads > 0
+
+
+def _do(work: _Work, gpu: Gpu, may_compile: bool) -> None:
+    _lower_priority()
+    while True:
+        try:
+            built, native, text = work.popleft()
+        except IndexError:
+            return
+        if not threading.main_thread().is_alive():
+            built.cancel()  # the process exits
+        if not built.set_running_or_notify_cancel():
+            continue
+        try:
+            built.set_result(_C.build_ahead(native, gpu, text, may_compile))
+        except Exception as error:
+            built.set_exception(error)
 
 
 def _lower_priority() -> None:
     with suppress(OSError, AttributeError):  # Linux has a niceness for each thread
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _after_fork() -> None:
