@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -92,3 +93,12 @@ def environment_of(gpu: Gpu) -> dict[str, object] | None:
     if found["driver"] is None:
         return None
     return {**here, "cuda": torch.version.cuda, "driver": found["driver"]}
+
+
+def _after_fork() -> None:
+    """A thread that the child process has not may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

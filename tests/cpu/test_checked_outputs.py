@@ -89,6 +89,11 @@ def test_what_was_wrong_is_checked_again() -> None:
     assert is_checked()
 
 
+def test_what_is_not_right_by_todays_tolerance_is_checked_again() -> None:
+    checked_outputs.remember(POINTWISE.text, "matmul", 0, 0.5)
+    assert is_checked()
+
+
 def test_what_could_not_be_checked_is_checked_again() -> None:
     x, w, y = operands(POINTWISE, "cpu")
     x[0, 0, 0, 0] = float("nan")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -300,6 +301,17 @@ def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert left[0] == 0  # used again and again
     assert len(left) > 8
     assert left[1:] == list(range(40 - len(left) + 1, 40))
+
+
+def test_a_forked_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever another thread was doing, which the child has not."""
+    with kept_plans._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            build("eng0")
+            os._exit(kept_plans.counts()["compiled"] == 0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 FULL = f"""
