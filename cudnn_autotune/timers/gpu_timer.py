@@ -97,10 +97,6 @@ class GpuTimer:
             return
         build = self._search.build_many
         if self._builders is not None:
-            for candidate in missing:
-                # The search keeps what it describes, and only reads it while threads build.
-                with suppress(_C.CudnnError):
-                    self._search.describe(candidate.text)
             self._building = [([c], self._builders.submit(build, [c.text], 1)) for c in missing]
             return
         threads = min(len(missing), self.build_threads)
