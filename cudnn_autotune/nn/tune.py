@@ -36,7 +36,8 @@ def tune(
     raced together: the next round goes where the step can still gain most, and the race ends when
     the step's convolutions are expected to be no more than 0.2 % slower than with the fastest
     candidates. Plans are compiled on all cores meanwhile. Each decision is stored and in force as
-    soon as it is made. What an earlier call of this function has decided is not raced again.
+    soon as it is made. What an earlier call of this function has decided is not raced again, unless
+    its race was cut short by the budget or an interruption.
 
     This holds for the default mode, ``auto``. If another mode is in force, each problem is tuned in
     that mode, one after the other. A layer whose ``sampling=`` differs from the mode in force still
@@ -46,9 +47,11 @@ def tune(
         model: on one CUDA device, with layers of this package, or under ``enable()``.
         inputs, kwargs: as for a call of the model.
         train: whether the backward is tuned, too; the state of the model's modules stays as it is.
-        budget_s: seconds of wall time after which no further measurement begins; None: no limit.
-            Problems that were not timed by then are served by the heuristics' first plan in this
-            process, and are not stored. 0: nothing is timed.
+        budget_s: seconds of wall time after which no further round of a race begins; None: no
+            limit. What has begun then, be it the compiling of plans, is finished, and what was
+            raced is checked and stored, unless an earlier decision has more timed launches.
+            Problems without a decision that were not timed are served by the heuristics' first plan
+            in this process, and are not stored. 0: nothing is timed.
 
     Returns:
         The decisions, in the order in which a step calls their problems.
@@ -59,7 +62,8 @@ def tune(
             ``auto``; the mode in force decides in later calls
             (``online``); the model has no convolution that this package serves, is on several
             devices, or has lazy parameters.
-        KeyboardInterrupt: what was raced until then is decided and stored.
+        KeyboardInterrupt: what was raced until then is decided and stored, as with a budget that is
+            spent.
         Exception: whatever the model raises.
     """
     if not isinstance(train, bool):

@@ -95,6 +95,8 @@ def _remarks(found: SearchState) -> tuple[str, ...]:
     if screening.out_of_budget:
         looked_at = len(screening.rough_ms | screening.eliminated)
         remarks.append(left_unseen(len(screening.out_of_budget), looked_at))
+    if found.unseen:
+        remarks.append(f"ended before {len(found.unseen)} compiled candidates were looked at")
     for race in found.races[:-1]:
         remarks += [remark for remark in race.remarks if remark != UNDECIDED]
     return (*remarks, *found.last.remarks)

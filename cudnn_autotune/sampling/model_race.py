@@ -23,6 +23,8 @@ from cudnn_autotune.sampling.strategy import Limits
 
 # The race ends once the step is expected to lose no more than this, relative.
 STEP_LOSS = 0.002
+_TOGETHER = "raced together with the model's other problems"
+_CUT_SHORT = "the race of the model was cut short"
 # Further kernels of an engine are compiled if the first one comes this near to the best: kernels of
 # one engine differ by less wherever one of them wins (docs/findings/kernel-portfolio.md).
 _NEAR = 1.15
@@ -64,6 +66,8 @@ class Entrant(Generic[ProblemT]):
     found: SearchState
     steps: Generator[None, None, None] = field(repr=False)
     is_over: bool = False
+    is_cut: bool = False
+    """Whether the budget or an interruption ended its search."""
     step_ms: float = 0.0
     """The time of its calls in a step, in milliseconds; 0 as long as nothing was timed."""
     loss_ms: float = 0.0
@@ -105,7 +109,17 @@ class Entrant(Generic[ProblemT]):
 
     def selection(self) -> Selection | None:
         """Returns the selection; None if nothing was raced, or nothing runs."""
-        return race_selection(self.found) if self.found.is_raced else None
+        made = race_selection(self.found) if self.found.is_raced else None
+        if made is None:
+            return None
+        remarks = (*made.evidence.remarks, _CUT_SHORT if self.is_cut else _TOGETHER)
+        return replace(made, evidence=replace(made.evidence, remarks=remarks))
+
+
+def is_final(selection: Selection) -> bool:
+    """Whether a selection is one of a model's race that was not cut short. A first call in mode
+    ``auto`` looks at less."""
+    return _TOGETHER in selection.evidence.remarks
 
 
 class ModelRace(Generic[ProblemT]):
@@ -153,10 +167,10 @@ class ModelRace(Generic[ProblemT]):
                 entrant.advance()
                 if entrant.is_over:
                     self._decide(entrant)
+            self._end()
         except KeyboardInterrupt:
             self._end()
             raise
-        self._end()
 
     def _next(self) -> Entrant[ProblemT] | None:
         """Returns the problem whose search goes on; None once the race is over."""
@@ -172,8 +186,11 @@ class ModelRace(Generic[ProblemT]):
         return max(ready or going_on, key=lambda e: e.urgency)
 
     def _end(self) -> None:
-        for entrant in list(self._undecided):
+        is_cut = self.expected_loss() > self._target
+        for entrant in self._undecided:
+            entrant.is_cut |= is_cut and not entrant.is_over
             entrant.end()
+        for entrant in list(self._undecided):
             self._decide(entrant)
 
     def _decide(self, entrant: Entrant[ProblemT]) -> None:

@@ -84,13 +84,14 @@ class SearchState:
 
     @property
     def is_judged(self) -> bool:
-        """Whether every candidate was raced against one that still runs, or was far slower in the
-        screening. Otherwise no regret bound holds."""
+        """Whether every candidate was looked at, and raced against one that still runs or was far
+        slower in the screening. Otherwise no regret bound holds."""
         failed = self.failed
         led = {leader for outcome in self.races for _, leader, _ in outcome.dropped}
         was_held_again = any(not outcome.survivors for outcome in self.races)
         is_raced = self.last.rounds > 0 and not was_held_again
-        return is_raced and not self.screening.out_of_budget and not any(c in failed for c in led)
+        is_seen = not (self.unseen or self.screening.out_of_budget)
+        return is_raced and is_seen and not any(c in failed for c in led)
 
     def ms(self, candidate: Candidate) -> float | None:
         """Returns the time of a call by the latest race that the candidate ran in, at the clock of

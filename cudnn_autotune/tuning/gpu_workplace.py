@@ -18,14 +18,14 @@ from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.heuristic import Heuristic
-from cudnn_autotune.sampling.model_race import Entrant, rules, steps_in_model
+from cudnn_autotune.sampling.model_race import Entrant, is_final, rules, steps_in_model
 from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import Operands, operands
 from cudnn_autotune.tuning import choice_log, miss, remembering, settings, tune_problem
-from cudnn_autotune.tuning.choice import untimed
+from cudnn_autotune.tuning.choice import Choice, untimed
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,6 @@ _COPIES = 2
 _L2_MULTIPLE = 6
 # More threads than this use memory for little.
 _MOST_BUILDERS = 32
-_REMARK = "raced together with the model's other problems"
 
 
 @dataclass
@@ -78,18 +77,24 @@ class GpuWorkplace:
         self._opened.clear()
 
     def known(self, problem: ConvProblem) -> Decision | None:
-        if self.anew:
-            return None
+        found = None if self.anew else self._found(problem)
+        return self._served(found) if found and is_final(found.decision.selection) else None
+
+    def earlier(self, problem: ConvProblem) -> Decision | None:
+        found = None if self.anew else self._found(problem)
+        return self._served(found) if found else None
+
+    def _found(self, problem: ConvProblem) -> Choice | None:
+        """What serves the problem in this process, or would at the next call."""
         policy = (self.mode, settings.get_workspace_limit(), settings.get_benchmark_limit())
-        found = remembering.find(problem, *policy, self.device)
-        if found is not None and _is_close(found.decision):
-            return tune_problem.tune(problem, self.device, self.mode)
-        for choice in choice_log.choices():  # without a store the process remembers all the same
+        for choice in choice_log.choices():
             known = (choice.sampling, choice.workspace_limit, choice.benchmark_limit)
-            is_meant = (choice.problem, choice.device, known) == (problem, self.device, policy)
-            if is_meant and _is_close(choice.decision):
-                return choice.decision
-        return None
+            if (choice.problem, choice.device, known) == (problem, self.device, policy):
+                return choice
+        return remembering.find(problem, *policy, self.device)
+
+    def _served(self, found: Choice) -> Decision:
+        return tune_problem.tune(found.problem, self.device, self.mode)
 
     def room_for(self, problem: ConvProblem) -> bool:
         wanted = self._bytes(problem) + sum(one.bytes for one in self._opened.values())
@@ -104,7 +109,6 @@ class GpuWorkplace:
         # One budget of time bounds the whole race.
         limits = Limits(settings.get_benchmark_limit())
         found = SearchState(one.timer, Budget(one.timer, limits), rules(), random.Random())
-        found.remarks.append(_REMARK)
         self._opened[problem] = one
         return Entrant(problem, calls, found, self._steps(problem, found, one, limits))
 
@@ -166,8 +170,3 @@ class GpuWorkplace:
         numbers = sum(torch.Size(shape).numel() for shape in shapes)
         l2: int = torch.cuda.get_device_properties(self.device).L2_cache_size
         return _COPIES * numbers * problem.dtype.itemsize + _L2_MULTIPLE * l2
-
-
-def _is_close(decision: Decision) -> bool:
-    """Whether a decision is one of a model's race; a first call in mode ``auto`` looks at less."""
-    return _REMARK in decision.selection.evidence.remarks

@@ -6,6 +6,7 @@ On a hit no code of this file runs.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +33,8 @@ from cudnn_autotune.tuning.output_check import OutputChecks
 from cudnn_autotune.tuning.serving import Served, serve
 
 _log = logging.getLogger(__name__)
-_searched: dict[ConvProblem, tuple[Selection | None, GpuTimer]] = {}
+_searched: dict[tuple[int, ConvProblem], tuple[Selection | None, GpuTimer]] = {}
+"""Searches that are over before they begin, by thread: another one may be on another GPU."""
 
 
 @dataclass(frozen=True)
@@ -127,21 +129,23 @@ def _begin_trial(miss: _Miss, first: Served, since: int) -> _C.OnlineTrial:
 
 @contextmanager
 def searched(problem: ConvProblem, selection: Selection | None, timer: GpuTimer) -> Iterator[None]:
-    """Within the context a search for ``problem`` is over before it begins: with ``selection``, and
-    with the plans that the closed ``timer`` has built."""
-    _searched[problem] = (selection, timer)
+    """Within the context a search of this thread for ``problem`` is over before it begins: with
+    ``selection``, and with the plans that the closed ``timer`` has built."""
+    key = (threading.get_ident(), problem)
+    _searched[key] = (selection, timer)
     try:
         yield
     finally:
-        del _searched[problem]
+        del _searched[key]
 
 
 def _search(miss: _Miss, strategy: Strategy) -> Served:
     """Searches, and checks the chosen candidate's output; returns PyTorch's own path if none is
     right."""
     problem = miss.problem
-    if problem in _searched and not miss.is_probe:
-        return _concluded(miss, *_searched[problem])
+    concluded = _searched.get((threading.get_ident(), problem))
+    if concluded is not None and not miss.is_probe:
+        return _concluded(miss, *concluded)
     try:
         search = _C.EngineSearch.on_device(miss.native, miss.device)
     except _C.CudnnError as error:

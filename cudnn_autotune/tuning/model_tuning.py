@@ -34,6 +34,9 @@ class Workplace(Protocol):
     def known(self, problem: ConvProblem) -> Decision | None:
         """Returns what is decided already, if that needs no further search."""
 
+    def earlier(self, problem: ConvProblem) -> Decision | None:
+        """Returns what is decided already, be it by less than a race of a model."""
+
     def room_for(self, problem: ConvProblem) -> bool:
         """Returns whether the problem's operands fit beside those of the searches that are open."""
 
@@ -61,9 +64,10 @@ def tune_together(
 ) -> list[Decision]:
     """Returns a decision for each problem, in the order of ``calls``.
 
-    Problems are raced together as far as memory allows, those with the most work first. A problem
-    that was not timed when the budget is spent is served by the heuristics' first plan, and its
-    decision is not stored.
+    Problems are raced together as far as memory allows, those with the most work first. Where the
+    budget or an interruption has cut a race short, an earlier decision of at least as many timed
+    launches stays. A problem without a decision that was not timed then is served by the
+    heuristics' first plan, and its decision is not stored.
 
     Args:
         calls: how often a step of the model calls each problem.
@@ -72,7 +76,8 @@ def tune_together(
         now_s: a clock, in seconds.
 
     Raises:
-        KeyboardInterrupt: what was raced until then is decided and stored.
+        KeyboardInterrupt: what was raced until then is decided and stored; another one while that
+            is done ends it.
     """
     end_s = None if budget_s is None else now_s() + budget_s
     made: dict[ConvProblem, Decision] = {}
@@ -81,13 +86,17 @@ def tune_together(
         return end_s is not None and now_s() >= end_s
 
     def decided(entrant: Entrant[ConvProblem]) -> None:
-        selection = entrant.selection()
-        is_timed = selection is not None or entrant.found.screening.eliminated
-        if is_timed:
-            made[entrant.problem] = workplace.commit(entrant, selection)
+        problem, selection = entrant.problem, entrant.selection()
+        timed = 0 if selection is None else selection.total_samples
+        earlier = workplace.earlier(problem) if entrant.is_cut else None
+        if earlier is not None and earlier.selection.total_samples >= timed:
+            workplace.close(entrant)
+            made[problem] = earlier
+        elif selection is not None or (entrant.found.screening.eliminated and not entrant.is_cut):
+            made[problem] = workplace.commit(entrant, selection)
         else:
             workplace.close(entrant)
-            made[entrant.problem] = workplace.untimed(entrant.problem)
+            made[problem] = workplace.untimed(problem)
 
     def say(race: ModelRace[ConvProblem] | None) -> None:
         loss = None if race is None or waiting else race.expected_loss()
@@ -111,7 +120,7 @@ def tune_together(
             del waiting[0]
         if not entrants:
             problem = waiting.pop(0)
-            made[problem] = workplace.untimed(problem)
+            made[problem] = workplace.earlier(problem) or workplace.untimed(problem)
             continue
         ModelRace(entrants, decided, is_out_of_time, say).run()
     say(None)

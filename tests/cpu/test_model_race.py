@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +23,9 @@ from cudnn_autotune import _C, ConvProblem
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.nn.tune import check_budget
+from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.model_race import Entrant, ModelRace, rules, steps_in_model
+from cudnn_autotune.sampling.model_race import Entrant, ModelRace, is_final, rules, steps_in_model
 from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.statistics import expected_gain
 from cudnn_autotune.sampling.strategy import Limits
@@ -166,6 +168,10 @@ class Recorded:
         self.most_at_once = 0
 
     def known(self, problem: ConvProblem) -> Decision | None:
+        found = self.store.find(problem)
+        return found if found and is_final(found.selection) else None
+
+    def earlier(self, problem: ConvProblem) -> Decision | None:
         return self.store.find(problem)
 
     def room_for(self, problem: ConvProblem) -> bool:
@@ -248,16 +254,20 @@ def test_an_interruption_keeps_what_was_raced(tmp_path: Path) -> None:
     for decision in kept:
         assert decision.chosen is not None
         assert decision.chosen.time_ms is not None
-    # The next call goes on where this one stopped.
+    # The next call races what was interrupted, and nothing that was over.
+    final = {decision.problem for decision in kept if is_final(decision.selection)}
+    assert final < set(place.recorded)
     rest = Recorded(tmp_path)
-    rest.tune()
-    assert set(rest.committed) | set(place.committed) == set(place.recorded)
-    assert not set(rest.committed) & set(place.committed)
+    made = rest.tune()
+    assert set(rest.committed) == set(place.recorded) - final
+    assert all(is_final(decision.selection) for decision in made)
 
 
-def test_an_interrupted_commit_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", range(3))
+def test_an_interrupted_commit_is_made_again(tmp_path: Path, at: int) -> None:
+    """Also when the race is over, and what it leaves undecided is committed."""
     place = Recorded(tmp_path)
-    commit, fails = place.commit, [True]
+    commit, fails = place.commit, [index == at for index in reversed(range(3))]
 
     def interrupted(one: Entrant[ConvProblem], selection: Selection | None) -> Decision:
         if fails.pop() if fails else False:
@@ -267,7 +277,58 @@ def test_an_interrupted_commit_is_made_again(tmp_path: Path) -> None:
     place.commit = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         place.tune()
-    assert {decision.problem for decision in Store(tmp_path, H200)} == set(place.recorded)
+    kept = list(Store(tmp_path, H200))
+    assert {decision.problem for decision in kept} == set(place.recorded)
+    if at == 2:
+        assert all(is_final(decision.selection) for decision in kept), "the race was over"
+
+
+def by_first_calls(place: Recorded, samples: int) -> dict[ConvProblem, Decision]:
+    """Fills the store with decisions that no race of a model has made."""
+    made = {}
+    for problem, name in place.recorded.items():
+        selection = Auto(seed=1).select(*_replay(name), Limits())
+        assert selection is not None
+        selection = dataclasses.replace(selection, total_samples=samples)
+        made[problem] = Decision(problem, "auto", 0, None, selection)
+    place.store.add(list(made.values()))
+    return made
+
+
+def _replay(name: str) -> tuple[Any, ReplayTimer]:
+    timer = ReplayTimer(recordings.load(name), 1)
+    return timer.candidates, timer
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 0.06])
+def test_a_race_that_is_cut_short_does_not_replace_what_was_timed_longer(
+    tmp_path: Path, budget_s: float
+) -> None:
+    place = Recorded(tmp_path)
+    before = by_first_calls(place, 10**6)
+    made = place.tune(budget_s=budget_s)
+    assert place.committed == []
+    assert {decision.problem for decision in made} == set(before)
+    assert all(decision.selection.total_samples == 10**6 for decision in made)
+
+
+def test_a_race_that_is_cut_short_replaces_what_was_timed_for_less(tmp_path: Path) -> None:
+    place = Recorded(tmp_path)
+    by_first_calls(place, 1)
+    made = {decision.problem: decision for decision in place.tune(budget_s=0.06)}
+    assert place.committed
+    assert not any(is_final(made[problem].selection) for problem in place.committed)
+
+
+def test_what_was_not_looked_at_is_said() -> None:
+    one = compiled_late("late")
+    ModelRace([one], ignore, is_out_of_time=lambda: bool(one.found.races)).run()
+    assert (one.is_over, one.is_cut) == (True, True)
+    selection = one.selection()
+    assert selection is not None
+    assert not is_final(selection)
+    assert selection.evidence.regret_bound is None
+    assert "ended before 1 compiled candidates were looked at" in selection.evidence.remarks
 
 
 @pytest.mark.parametrize("at_ms", range(0, 400, 25))
@@ -326,6 +387,28 @@ def test_a_finished_search_is_committed_as_one_of_the_miss_handler() -> None:
     assert (text, plan, trial) == (ATEN.text, None, None)
     (choice,) = ca.choices()
     assert (choice.problem, choice.origin, choice.sampling) == (problem, "tuned", "auto")
+
+
+def test_a_finished_search_is_the_threads_own() -> None:
+    """Another thread's call of the problem may be on another GPU, where no plan of it runs."""
+    from cudnn_autotune.tuning import miss
+
+    problem, seen = make("resnet_fp16_nhwc"), []
+    timer: Any = SimpleNamespace(plans={})
+    concluded = SimpleNamespace(problem=problem, is_probe=False, native=None, device=0)
+
+    def call() -> None:
+        try:
+            miss._search(concluded, Auto())  # type: ignore[arg-type]
+        except Exception as error:
+            seen.append(error)
+
+    with miss.searched(problem, None, timer):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    (error,) = seen
+    assert "on_device" in str(error), "it begins a search of its own"
 
 
 @pytest.mark.search

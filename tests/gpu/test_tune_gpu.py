@@ -131,6 +131,22 @@ def test_with_no_time_nothing_is_timed(folder: Path) -> None:
     assert list(Store(folder, ca.get_store().environment)) == []
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_with_no_time_earlier_decisions_stay(is_stored: bool) -> None:
+    """Those of first calls are not replaced by the heuristics' first plans."""
+    if not is_stored:
+        ca.set_store(mode="off")
+    model, x = network()
+    with torch.no_grad():
+        model(x)
+    first = {choice.problem: choice.text for choice in ca.choices()}
+    if is_stored:
+        ca.forget()
+    made = ca.tune(model, x, train=False, budget_s=0)
+    assert all(decision.selection.total_samples > 0 for decision in made)
+    assert {choice.problem: choice.text for choice in ca.choices()} == first
+
+
 def test_an_interruption_keeps_what_was_raced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
