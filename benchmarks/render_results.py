@@ -20,6 +20,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ FINDINGS = {
     "online_turns": "single-calls",
     "online_first_call": "single-calls",
 }
+
+
+# Records made before this day call `auto` what is `sustained` now.
+AUTO_CHANGED = "2026-11-23"
 
 
 class Refused(Exception):
@@ -168,8 +173,10 @@ def page(place: Path, records: dict[Path, dict[str, Any]]) -> str:
         data = shown[path]
         report = report_of(data)
         lines += [f"## {path.name}", ""]
-        for table in report.tables(data):
-            lines += [table.markdown(), ""]
+        tables = [table.markdown() for table in report.tables(data)]
+        lines += [line for table in tables for line in (table, "")]
+        if data["environment"]["date"] < AUTO_CHANGED and re.search(r"\bauto\b", "".join(tables)):
+            lines += ["The mode that is called `auto` here is `sustained` now.", ""]
         if hasattr(report, "plot"):
             picture = Path(os.path.relpath(plot_path(path), place.parent)).as_posix()
             lines += [f"![{path.name}]({picture})", ""]

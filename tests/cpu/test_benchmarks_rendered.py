@@ -54,6 +54,16 @@ def test_rendering_writes_a_page_and_check_sees_what_changed(modules: None, resu
     assert render(results, "--check") == 1
 
 
+def test_old_records_say_which_mode_their_auto_is(modules: None, results: Path) -> None:
+    """An audit, whose tables name it, before and after another mode took over the name."""
+    note = "The mode that is called `auto` here is `sustained` now."
+    for date, expected in (("2026-11-22T23:59:59+00:00", 1), ("2026-11-23T00:00:00+00:00", 0)):
+        changed(results, "audit_layers_missed", date=date)
+        changed(results, "gpu_tests", date="2026-11-21T00:00:00+00:00")
+        assert render(results) == 0
+        assert (results.parent / "pages" / "gpu.md").read_text().count(note) == expected
+
+
 def test_check_names_a_page_without_records(
     modules: None, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
