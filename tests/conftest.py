@@ -67,6 +67,7 @@ def clean_slate() -> Iterator[None]:
     workspace_limit = ca.get_workspace_limit()
     benchmark_limit = ca.get_benchmark_limit()
     budget_ms = ca.get_budget_ms()
+    new_shapes = ca.get_new_shapes()
     store = store_settings.get_store_settings()
     assert store.mode == "off", "the package was imported before this file forbade the store"
     deterministic_algorithms = torch.are_deterministic_algorithms_enabled()
@@ -78,6 +79,7 @@ def clean_slate() -> Iterator[None]:
     ca.set_workspace_limit(workspace_limit)
     ca.set_benchmark_limit(benchmark_limit)
     ca.set_budget_ms(budget_ms)
+    ca.set_new_shapes(new_shapes)
     store_settings.restore_settings(store)
     ca.unpin()
     ca.forget()

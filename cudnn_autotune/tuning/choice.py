@@ -25,7 +25,8 @@ class Choice:
     """Index of the CUDA device."""
     origin: str = "tuned"
     """Where the decision comes from: ``tuned`` (searched for by this process), ``store``,
-    ``agreed`` (between ranks) or ``pinned``."""
+    ``agreed`` (between ranks), ``pinned``, or ``neighbour`` (nothing was measured: what won on a
+    near size of the layer serves a new one, or the heuristics' first plan if that cannot)."""
     tuning_ms: float = 0.0
     """Wall time until the problem was served, in milliseconds; a search includes plan building and
     the check of the output."""

@@ -7,6 +7,7 @@ from collections import Counter
 
 from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.tuning import new_sizes
 from cudnn_autotune.tuning.choice import Choice
 
 _lock = threading.Lock()
@@ -51,6 +52,8 @@ def record(choice: Choice, since: int | None = None) -> bool:
         known = _records.get(key)
         if choice.total_samples > 0 or known is None or known.total_samples == 0:
             _records[key] = choice
+        if choice.total_samples > 0:
+            new_sizes.add(choice)
         return True
 
 
@@ -71,9 +74,16 @@ def forget_problem(problem: ConvProblem) -> None:
     with _lock:
         for key in [key for key in _records if key[0] == problem]:
             del _records[key]
+        new_sizes.remove(problem)
         _forgettings_of[problem] += 1
     if extension_available():
         _C.forget_problem(problem.native())
+
+
+def forget_neighbours() -> None:
+    """Clears the choices of problems that an engine of a neighbour serves unmeasured."""
+    for problem in {choice.problem for choice in choices() if choice.origin == "neighbour"}:
+        forget_problem(problem)
 
 
 def forget() -> None:
@@ -84,6 +94,7 @@ def forget() -> None:
         _C.forget_choices()
     with _lock:
         _records.clear()
+        new_sizes.clear()
         _forgettings += 1
 
 

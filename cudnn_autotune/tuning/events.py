@@ -24,8 +24,9 @@ _callbacks: OrderedDict[int, Callback] = OrderedDict()
 def on_decision(callback: Callback) -> RemovableHandle:
     """Calls ``callback(choice)`` whenever a problem's engine has been decided, on whatever thread.
 
-    ``choice.origin`` says how: tuned, from the store, agreed between ranks, or pinned. The callback
-    must not run convolutions of this package. An exception that it raises is logged and ignored.
+    ``choice.origin`` says how: tuned, from the store, agreed between ranks, pinned, or taken from
+    a neighbour. The callback must not run convolutions of this package. An exception that it raises
+    is logged and ignored.
 
     Returns:
         A handle whose ``remove()`` ends the calls; it is a context manager as well.

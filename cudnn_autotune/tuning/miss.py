@@ -1,5 +1,8 @@
 """The miss handler: a known choice, else a search and a check of the output; then a commit.
 
+A new size of a layer whose sizes keep changing is served by its neighbour's engine instead of a
+search (``new_sizes``), and a trial that begins once it is called often decides.
+
 On a hit no code of this file runs.
 """
 
@@ -8,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,14 +21,23 @@ from torch import Tensor
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
-from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.strategy import Limits, Strategy
+from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
-from cudnn_autotune.tuning import choice_log, deferred, events, probing, remembering, settings
+from cudnn_autotune.tuning import (
+    choice_log,
+    deferred,
+    events,
+    new_sizes,
+    probing,
+    remembering,
+    settings,
+)
 from cudnn_autotune.tuning.choice import Choice, untimed, with_selection
 from cudnn_autotune.tuning.online_calls import OnlineCommitter, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
@@ -35,6 +47,8 @@ from cudnn_autotune.tuning.serving import Served, serve
 _log = logging.getLogger(__name__)
 _searched: dict[tuple[int, ConvProblem], tuple[Selection | None, GpuTimer]] = {}
 """Searches that are over before they begin, by thread: another one may be on another GPU."""
+# Modes that time nothing, and so have nothing to save at a new size.
+_UNTIMED = ("heuristic", "neighbour")
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,8 @@ class _Miss:
     benchmark_limit: int
     device: int
     tensors: Tensors
+    is_checked: bool = False
+    """Whether the output is checked even where PyTorch would run the same plan unchecked."""
 
     @cached_property
     def problem(self) -> ConvProblem:
@@ -100,30 +116,82 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
     if known is not None:
         served = serve(known, miss.native, miss.workspace_limit, miss.tensors)
     trial = strategy = None
+    nearby: list[Candidate] = []
     if served is None:
         strategy = sampling.get(probing.MODE if miss.is_probe else miss.mode)
-        served = _search(miss, strategy)
+        nearby = _winners_nearby(miss) if known is None else []
+        served = _at_once(miss, nearby) if nearby else _search(miss, strategy)
     tuning_ms = (time.perf_counter() - start_s) * 1e3
     served = replace(served, choice=replace(served.choice, tuning_ms=tuning_ms))
     if miss.is_probe:
         probing.record(miss.benchmark_limit, served.choice)
         return served, None
     remembering.commit(served.choice, since)
-    if isinstance(strategy, Online) and served.is_found and not miss.problem.deterministic:
-        trial = _begin_trial(miss, served, since)
+    if served.is_found and _is_tried(miss, strategy, served.choice):
+        trial = _begin_trial(miss, served, since, nearby)
     return served, trial
 
 
-def _begin_trial(miss: _Miss, first: Served, since: int) -> _C.OnlineTrial:
-    """Begins a trial, whose first candidate serves until later calls have decided."""
+def _is_tried(miss: _Miss, strategy: Strategy | None, first: Choice) -> bool:
+    """Whether later calls are to decide about the choice that serves the first one."""
+    if miss.problem.deterministic:
+        return False
+    if first.origin == "neighbour":
+        # A trial copies the result of PyTorch's own path in each call.
+        return settings.get_new_shapes() == "online" and first.text != ATEN.text
+    return isinstance(strategy, Online)
+
+
+def _winners_nearby(miss: _Miss) -> list[Candidate]:
+    """The engines by which a new size is to be served; empty if it is to be searched for."""
+    if miss.mode in _UNTIMED or miss.is_probe or settings.get_new_shapes() == "tune":
+        return []
+    return new_sizes.winners_nearby(miss.problem, miss.device)
+
+
+def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
+    """Serves a problem without timing: by the first candidate that builds, is allowed and right,
+    else by the heuristics' first plan."""
+    for candidate in nearby:
+        entry = Measurement(replace(candidate, heuristic_mode=""), None, 0)
+        decision = _untimed(miss, entry)
+        evidence = Evidence(rule="chosen for a similar problem", tied=(candidate.text,))
+        decision = replace(decision, selection=replace(decision.selection, evidence=evidence))
+        known = Choice(decision, miss.device, "neighbour")
+        served = serve(known, miss.native, miss.workspace_limit, miss.tensors)
+        if served is not None:
+            return served
+    # It may be the very plan that was wrong.
+    served = _search(replace(miss, is_checked=True), sampling.get("heuristic"))
+    return replace(served, choice=replace(served.choice, origin="neighbour"))
+
+
+def _begin_trial(
+    miss: _Miss, first: Served, since: int, nearby: Sequence[Candidate]
+) -> _C.OnlineTrial:
+    """Begins a trial, whose first candidate serves until later calls have decided.
+
+    Args:
+        nearby: what won nearby if that served the first call, else empty. With it the trial has
+            few candidates, and begins once the problem is called often.
+    """
     assert first.choice.chosen is not None
     candidate, prepared = first.choice.chosen.candidate, Prepared()
     preparation = OnlinePreparation(
-        first.choice, candidate, first.plan, prepared, miss.limits.budget_ms
+        first.choice, candidate, first.plan, prepared, miss.limits.budget_ms, nearby
     )
-    trial = _C.OnlineTrial((first.choice.text, first.plan), preparation)
+    waiting = new_sizes.OnceItRecurs(preparation) if nearby else None
+    trial = _C.OnlineTrial((first.choice.text, first.plan), waiting or preparation)
     committer = OnlineCommitter(first.choice, prepared.checks, since)
-    TUNER.add(Trial(trial.schedule, candidate, committer, prepared))
+    schedule = trial.schedule  # what waits must not hold the trial, which holds it
+
+    def begin() -> None:
+        TUNER.add(Trial(schedule, candidate, committer, prepared))
+
+    if waiting is None:
+        begin()
+    else:
+        waiting.begin = begin
     return trial
 
 
@@ -183,7 +251,7 @@ def _concluded(miss: _Miss, selection: Selection | None, timer: GpuTimer) -> Ser
 def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
     """The best candidate of ``selection`` whose output is right; better ones are rejected."""
     checks = OutputChecks()
-    is_checked = _needs_check(miss.problem, selection)
+    is_checked = miss.is_checked or _needs_check(miss.problem, selection)
     for timed in selection.ranking:
         text = timed.candidate.text
         plan = timer.plans.get(text)
@@ -196,6 +264,10 @@ def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
         if checks.is_right(miss.problem, text, plan, miss.tensors):
             return _served(miss, selection, checks, timed, plan)
     return _served(miss, selection, checks)
+
+
+def _untimed(miss: _Miss, entry: Measurement) -> Decision:
+    return untimed(miss.problem, miss.mode, miss.limit, max(miss.benchmark_limit, 0), entry)
 
 
 def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
@@ -218,8 +290,7 @@ def _served(
     plan: _C.Plan | None = None,
 ) -> Served:
     """The result of a search; without ``chosen``, PyTorch's own path serves the problem."""
-    entry = chosen or Measurement(ATEN, None, 0)
-    decision = untimed(miss.problem, miss.mode, miss.limit, max(miss.benchmark_limit, 0), entry)
+    decision = _untimed(miss, chosen or Measurement(ATEN, None, 0))
     if selection is not None and checks is not None:
         if chosen is not None:
             decision = with_selection(decision, selection, chosen, checks, miss.device)

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from cudnn_autotune.tuning.online_tuner import Prepared
 from cudnn_autotune.tuning.output_check import OutputChecks
 
 _log = logging.getLogger(__name__)
+_OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what won on sizes nearby"
 
 
 class OnlinePreparation:
@@ -41,6 +43,7 @@ class OnlinePreparation:
         prepared: receives the results, which the tuner's thread reads.
         budget_ms: wall time that all steps together may take, in milliseconds; once it is spent,
             no other candidate joins. A step that has begun is always finished. None: no limit.
+        nearby: if not empty, only these, which won on sizes nearby, and a few others are compared.
     """
 
     def __init__(
@@ -50,11 +53,13 @@ class OnlinePreparation:
         plan: _C.Plan | None,
         prepared: Prepared,
         budget_ms: float | None = None,
+        nearby: Sequence[Candidate] = (),
     ) -> None:
         self._budget_ms = budget_ms
         self._left_ms = math.inf if budget_ms is None else budget_ms
         self._seen = 0
         self._choice = choice
+        self._nearby = nearby
         self._problem = choice.problem
         self._first, self._plan = first, plan
         self._prepared = prepared
@@ -116,8 +121,10 @@ class OnlinePreparation:
     def _list(self, tensors: Tensors) -> None:
         native = self._problem.native()
         self._search = _C.EngineSearch.on_device(native, self._choice.device)
-        offer = _QuicklyBuilt(self._search, self._problem, tensors, self._choice.workspace_limit)
-        others = online.offered(offer, self._choice.benchmark_limit)
+        limit = self._choice.workspace_limit
+        offer = _QuicklyBuilt(self._search, self._problem, tensors, limit, self._nearby)
+        few = self._nearby
+        others = online.few(offer) if few else online.offered(offer, self._choice.benchmark_limit)
         self._pending.append(self._first)
         self._pending += (c for c in others if c.text != self._first.text)
 
@@ -172,7 +179,11 @@ class OnlineCommitter:
 
     def commit(self, selection: Selection) -> None:
         first, device = self._first, self._first.device
+        if first.origin == "neighbour":
+            remarks = (*selection.evidence.remarks, _OF_A_NEW_SIZE)
+            selection = replace(selection, evidence=replace(selection.evidence, remarks=remarks))
         decision = with_selection(first.decision, selection, selection.winner, self._checks, device)
         tuning_ms = first.tuning_ms + selection.evidence.wall_ms
-        choice = Choice(decision, device, tuning_ms=tuning_ms, searched=selection)
+        origin = "tuned" if selection.total_samples > 0 else first.origin
+        choice = Choice(decision, device, origin, tuning_ms, selection)
         remembering.commit(choice, self._since)

@@ -54,7 +54,8 @@ def serve(
     """Builds a known choice, and checks its output on ``tensors``, unless a process of this user
     has found it right before (``store.checked_outputs``).
 
-    A pinned engine serves even where its output is wrong, with a warning.
+    A pinned engine serves even where its output is wrong, with a warning. An engine of a neighbour
+    that cannot serve is not counted, since nothing was remembered of this problem.
 
     Args:
         native: the problem.
@@ -80,6 +81,9 @@ def serve(
             raise UnfitError(WRONG, f"its relative error is {error:.3g}")
     except UnfitError as unfit:
         reason, details = unfit.args
+        if known.origin == "neighbour":
+            _log.info("%s: %s of a neighbour does not serve: %s", problem.text, text, details)
+            return None
         _C.count_fallback(reason)
         _log.warning("%s: %s (%s): %s (%s)", problem.text, text, known.origin, reason, details)
         remembering.reject(known)
@@ -88,7 +92,7 @@ def serve(
         _log.warning("%s: %s serves all the same: it is pinned", problem.text, text)
     # A decision holds finite numbers only.
     decision = replace(known.decision, relative_error=None if error is None else min(error, MOST))
-    if known.origin == "pinned" and plan is not None:
+    if known.origin in ("pinned", "neighbour") and plan is not None:
         candidate = replace(
             decision.selection.winner.candidate, workspace_bytes=plan.workspace_bytes
         )

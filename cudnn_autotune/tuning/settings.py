@@ -5,11 +5,11 @@ The first of these that is given wins:
 1. the argument of a layer or call (``sampling=``, ``workspace_limit=``),
 2. the innermost :func:`use_sampling` context,
 3. :func:`set_sampling`, :func:`set_workspace_limit`, :func:`set_benchmark_limit`,
-   :func:`set_budget_ms`,
+   :func:`set_budget_ms`, :func:`set_new_shapes`,
 4. the environment, read when the package is imported: ``CUDNN_AUTOTUNE_SAMPLING``,
    ``CUDNN_AUTOTUNE_WORKSPACE_LIMIT`` (bytes), ``CUDNN_AUTOTUNE_BENCHMARK_LIMIT``,
-   ``CUDNN_AUTOTUNE_BUDGET_MS``,
-5. the defaults: ``auto``, no limit, every candidate, the mode's own budget.
+   ``CUDNN_AUTOTUNE_BUDGET_MS``, ``CUDNN_AUTOTUNE_NEW_SHAPES``,
+5. the defaults: ``auto``, no limit, every candidate, the mode's own budget, ``online``.
 
 A variable whose value is not allowed causes a warning and is passed over. It may name a mode that
 is registered after the import; a search in a mode that is not registered raises ValueError.
@@ -37,10 +37,14 @@ from cudnn_autotune.core.extension import _C, extension_available
 from cudnn_autotune.engines.configs import check_workspace_limit
 from cudnn_autotune.sampling.strategy import check_mode_name
 from cudnn_autotune.store.notices import warn_once
+from cudnn_autotune.tuning import choice_log
 
 DEFAULT_SAMPLING = "auto"
+NEW_SHAPES = ("online", "neighbour", "tune")
+"""What :func:`set_new_shapes` allows, the default first."""
 _INT32_MAX = 2**31 - 1
 _budget_ms: float | None = None
+_new_shapes = NEW_SHAPES[0]
 _is_prefetching = True
 
 
@@ -82,6 +86,13 @@ def _check_budget_ms(budget_ms: float | None, argument: str = "budget_ms") -> fl
     return float(budget_ms)
 
 
+def _check_new_shapes(policy: str, argument: str = "new_shapes") -> str:
+    if not isinstance(policy, str) or policy not in NEW_SHAPES:
+        allowed = ", ".join(map(repr, NEW_SHAPES))
+        raise ValueError(f"{argument} must be one of {allowed}, got {policy!r}")
+    return policy
+
+
 def get_sampling() -> str:
     """Returns the sampling mode of calls that name none."""
     return str(_C.settings().sampling)
@@ -101,6 +112,11 @@ def get_benchmark_limit() -> int:
 def get_budget_ms() -> float | None:
     """Returns the wall time that one choice may take, in milliseconds; None: the mode's own."""
     return _budget_ms
+
+
+def get_new_shapes() -> str:
+    """Returns how new sizes of a layer are served whose sizes keep changing."""
+    return _new_shapes
 
 
 def is_prefetching() -> bool:
@@ -143,6 +159,27 @@ def set_budget_ms(budget_ms: float | None) -> None:
     _budget_ms = _check_budget_ms(budget_ms)
 
 
+def set_new_shapes(new_shapes: str) -> None:
+    """Sets how a call is served that meets a new batch size or new spatial sizes of a layer, once
+    four sizes of it have been measured in this process and the nearest of them differs by less than
+    a factor of two. (Sizes that differ by more are tuned, until 16 have been measured.)
+
+    Args:
+        new_shapes: ``"neighbour"``: by what won on the nearest size, and nothing is measured.
+            ``"online"``: likewise, and if the size is called more often, what won nearby, the
+            heuristics' first plan and PyTorch's own path take turns in these calls until one is
+            chosen. ``"tune"``: every size is tuned by its mode. What was served by a neighbour and
+            not measured is then forgotten, and tuned at its next call.
+
+    Raises:
+        ValueError: ``new_shapes`` is none of these.
+    """
+    global _new_shapes
+    _new_shapes = _check_new_shapes(new_shapes)
+    if _new_shapes == "tune":
+        choice_log.forget_neighbours()
+
+
 _KEEP = object()
 
 
@@ -153,12 +190,14 @@ def use_sampling(
     workspace_limit: int | object | None = _KEEP,
     benchmark_limit: int | None = None,
     budget_ms: float | object | None = _KEEP,
+    new_shapes: str | None = None,
 ) -> Iterator[None]:
     """Sets the given settings within a ``with`` block, and restores their former values after it.
     Settings that are not given are not touched.
 
     Raises:
-        ValueError: an unknown mode, a negative limit, a budget of 0 or less.
+        ValueError: an unknown mode, a negative limit, a budget of 0 or less, an unknown
+            ``new_shapes``.
     """
     # All arguments are checked before any is set.
     changes: list[tuple[Callable[[Any], None], Any, Any]] = []
@@ -173,6 +212,8 @@ def use_sampling(
     if budget_ms is not _KEEP:
         budget = _check_budget_ms(cast("float | None", budget_ms))
         changes.append((set_budget_ms, budget, get_budget_ms()))
+    if new_shapes is not None:
+        changes.append((set_new_shapes, _check_new_shapes(new_shapes), get_new_shapes()))
     with ExitStack() as stack:
         for setter, value, before in changes:
             stack.callback(setter, before)
@@ -213,6 +254,7 @@ _VARIABLES: dict[str, Callable[[str, str], Any]] = {
     "CUDNN_AUTOTUNE_BUDGET_MS": _number(float, _check_budget_ms),
     "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": _number(int, _plan_cache_limit),
     "CUDNN_AUTOTUNE_PREFETCH": _switch,
+    "CUDNN_AUTOTUNE_NEW_SHAPES": _check_new_shapes,
 }
 VARIABLES = _VARIABLES | {sampling.VARIABLE: check_sampling}
 """Functions that turn the text and name of each environment variable into its value; they raise
@@ -230,11 +272,12 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
         except ValueError as error:
             values.append(None)
             warn_once((variable, text), f"{error}: it is passed over")
-    mode, workspace_limit, benchmark_limit, budget_ms, plans, prefetch = values
+    mode, workspace_limit, benchmark_limit, budget_ms, plans, prefetch, new_shapes = values
     _C.set_sampling(mode or DEFAULT_SAMPLING)
     set_workspace_limit(workspace_limit)
     set_benchmark_limit(benchmark_limit or 0)
     set_budget_ms(budget_ms)
+    set_new_shapes(new_shapes or NEW_SHAPES[0])
     global _is_prefetching
     _is_prefetching = prefetch is not False
     if plans and extension_available():

@@ -50,6 +50,7 @@ def tune(
     with (
         torch.cuda.device(device),
         flags_of(problem, "cuda"),
+        settings.use_sampling(new_shapes="tune"),
         searched_anew(problem) if anew else nullcontext(),
     ):
         run_operator(problem, data, sampling)

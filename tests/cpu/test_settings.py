@@ -17,6 +17,7 @@ VARIABLES = {
     "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "1048576",
     "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": "7",
     "CUDNN_AUTOTUNE_BUDGET_MS": "12.5",
+    "CUDNN_AUTOTUNE_NEW_SHAPES": "tune",
 }
 
 
@@ -47,15 +48,16 @@ def test_default_then_environment_then_setter() -> None:
     """In processes of their own: the environment is read when the package is imported."""
     show = (
         "print(ca.get_sampling(), ca.get_workspace_limit(), ca.get_benchmark_limit(),"
-        " ca.get_budget_ms());"
+        " ca.get_budget_ms(), ca.get_new_shapes());"
     )
     code = (
         f"import cudnn_autotune as ca; {show} ca.set_sampling('heuristic');"
-        f"ca.set_workspace_limit(5); ca.set_benchmark_limit(3); ca.set_budget_ms(80); {show}"
+        f"ca.set_workspace_limit(5); ca.set_benchmark_limit(3); ca.set_budget_ms(80);"
+        f"ca.set_new_shapes('neighbour'); {show}"
     )
-    after = "heuristic 5 3 80.0"
-    assert evaluate(code).splitlines() == ["auto None 0 None", after]
-    assert evaluate(code, VARIABLES).splitlines() == ["sample_once 1048576 7 12.5", after]
+    after = "heuristic 5 3 80.0 neighbour"
+    assert evaluate(code).splitlines() == ["auto None 0 None online", after]
+    assert evaluate(code, VARIABLES).splitlines() == ["sample_once 1048576 7 12.5 tune", after]
 
 
 BAD = {
@@ -63,6 +65,7 @@ BAD = {
     "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": "lots",
     "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": "ten",
     "CUDNN_AUTOTUNE_BUDGET_MS": "a second",
+    "CUDNN_AUTOTUNE_NEW_SHAPES": "sometimes",
     "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": "0",
     "CUDNN_AUTOTUNE_CACHE": "no",
 }

@@ -110,6 +110,7 @@ def _settings() -> dict[str, Any]:
         "workspace_limit": settings.get_workspace_limit(),
         "benchmark_limit": settings.get_benchmark_limit(),
         "budget_ms": settings.get_budget_ms(),
+        "new_shapes": settings.get_new_shapes(),
         "store mode": store["mode"],
         "shipped": [str(path) for path in store["shipped"]],
     }

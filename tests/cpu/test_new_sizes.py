@@ -1,0 +1,419 @@
+"""New sizes of layers whose sizes keep changing: when a neighbour serves, by what, and until when.
+
+PyTorch's own path and the matrix product run on the CPU, so that they are the engines here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from simulation import StaticCandidates, candidate
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.engines.unlisted import MATMUL
+from cudnn_autotune.sampling import Strategy
+from cudnn_autotune.sampling.online import few
+from cudnn_autotune.store import Decision
+from cudnn_autotune.timers.measuring import operands
+from cudnn_autotune.tuning import choice_log, miss, new_sizes, tune_problem
+from cudnn_autotune.tuning.choice import Choice
+from cudnn_autotune.tuning.new_sizes import OnceItRecurs, winners_nearby
+from cudnn_autotune.tuning.online_calls import OnlineCommitter
+from cudnn_autotune.tuning.output_check import OutputChecks
+from cudnn_autotune.tuning.serving import Served
+
+pytestmark = pytest.mark.search
+
+
+def sized(n: int, h: int, w: int, **changes: Any) -> ca.ConvProblem:
+    values: dict[str, Any] = {
+        "op": "fprop",
+        "weight_shape": (8, 16, 1, 1),
+        "dtype": torch.float16,
+        "memory_format": torch.channels_last,
+    }
+    values |= changes
+    channels = values["weight_shape"][1] * values.get("groups", 1)
+    return ca.ConvProblem(input_shape=(n, channels, h, w), **values)
+
+
+def measure(
+    problem: ca.ConvProblem,
+    *ranking: Candidate,
+    samples: int = 9,
+    device: int = 0,
+    rejected: tuple[tuple[str, float], ...] = (),
+) -> None:
+    """Records a choice as a search makes it; the first of the ranking won."""
+    timed = tuple(Measurement(c, 1.0 + i, samples) for i, c in enumerate(ranking))
+    selection = Selection(timed, samples * len(timed))
+    choice_log.record(
+        Choice(Decision(problem, "auto", 0, None, selection, 1e-4, rejected), device, "tuned")
+    )
+
+
+def texts(problem: ca.ConvProblem, device: int = 0) -> list[str]:
+    return [c.text for c in winners_nearby(problem, device)]
+
+
+def measure_four(*winners: Candidate, **changes: Any) -> None:
+    """A layer at batch size 2, in 8 by 8, 10, 12 and 14."""
+    given = winners or [candidate(f"of{width}") for width in (8, 10, 12, 14)]
+    for width, winner in zip((8, 10, 12, 14), given, strict=True):
+        measure(sized(2, 8, width, **changes), winner)
+
+
+# Which candidates
+
+
+def test_a_layer_that_changes_takes_the_nearest_winners() -> None:
+    measure_four()
+    assert texts(sized(2, 8, 13)) == ["of14", "of12", "of10"]
+    assert texts(sized(2, 8, 7)) == ["of8", "of10", "of12"]
+    assert texts(sized(3, 8, 8)) == ["of8", "of10", "of12"]
+
+
+def test_few_sizes_are_no_change() -> None:
+    for width in (8, 10, 12):
+        measure(sized(2, 8, width), candidate("one"))
+    measure(sized(2, 8, 12), candidate("one"))  # again
+    measure(sized(2, 8, 16), candidate("one"), samples=0)  # nothing was measured
+    assert texts(sized(2, 8, 11)) == []
+    measure(sized(2, 8, 14), candidate("one"))
+    assert texts(sized(2, 8, 11)) == ["one"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"op": "dgrad"},
+        {"weight_shape": (16, 16, 1, 1)},
+        {"weight_shape": (8, 24, 1, 1)},
+        {"groups": 2},
+        {"stride": 2},
+        {"padding": 1},
+        {"dtype": torch.bfloat16},
+        {"memory_format": torch.contiguous_format},
+        {"deterministic": True},
+        {"allow_reduced_precision": False},
+        {"alignment": (16, 32, 32)},
+        {"bias": True},
+        {"activation": "relu"},
+    ],
+    ids=str,
+)
+def test_another_layer_is_no_neighbour(changes: dict[str, Any]) -> None:
+    measure_four()
+    assert texts(sized(2, 8, 9, **changes)) == []
+
+
+def test_another_device_is_no_neighbour() -> None:
+    measure_four()
+    assert texts(sized(2, 8, 9), device=1) == []
+
+
+def test_a_size_that_was_measured_is_not_new() -> None:
+    """Under another policy it is tuned, as documented."""
+    measure_four()
+    assert texts(sized(2, 8, 10)) == []
+
+
+@pytest.mark.parametrize("size", [(4, 8, 14), (2, 16, 8), (1, 8, 8), (2, 4, 8), (2, 8, 28)])
+def test_a_factor_of_two_is_not_near(size: tuple[int, int, int]) -> None:
+    """Resolutions of one model, and doubled batches, are all tuned."""
+    measure_four()
+    assert texts(sized(*size)) == []
+
+
+def test_resolutions_of_a_pyramid_are_all_tuned() -> None:
+    tuned = 0
+    for level in range(7):
+        problem = sized(2, 512 >> level, 768 >> level)
+        if not texts(problem):
+            tuned += 1
+            measure(problem, candidate("one"))
+    assert tuned == 7
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_number_of_tunings_is_bounded(seed: int) -> None:
+    """Whatever the sizes; and there are few where they differ as pictures do."""
+    rng = random.Random(seed)
+
+    def tunings(sizes: list[tuple[int, int, int]]) -> int:
+        ca.forget()
+        tuned = 0
+        for size in sizes:
+            if not texts(sized(*size)):
+                tuned += 1
+                measure(sized(*size), candidate("one"))
+        return tuned
+
+    pictures = [(2, rng.randint(480, 1333), rng.randint(480, 1333)) for _ in range(200)]
+    wild = [tuple(int(2 ** rng.uniform(0, 9)) for _ in range(3)) for _ in range(400)]
+    assert tunings(pictures) <= 8
+    distinct = list(dict.fromkeys(wild))
+    assert tunings(distinct) == 16  # type: ignore[arg-type]
+
+
+def test_what_is_compiled_at_run_time_does_not_stall_a_new_size() -> None:
+    compiled = replace(candidate("slow to build"), behavior_notes=("RUNTIME_COMPILATION",))
+    for width in (8, 10, 12):
+        measure(sized(2, 8, width), compiled)
+    measure(sized(2, 8, 14), compiled, candidate("second"), candidate("third"))
+    assert texts(sized(2, 8, 9)) == []
+    assert texts(sized(2, 8, 11)) == ["second"]
+
+
+def test_what_was_wrong_nearby_does_not_serve() -> None:
+    measure_four()
+    measure(sized(2, 8, 16), candidate("wrong"), candidate("right"), rejected=(("wrong", 0.5),))
+    assert texts(sized(2, 8, 17))[0] == "right"
+
+
+def test_forgotten_sizes_do_not_count() -> None:
+    measure_four()
+    choice_log.forget_problem(sized(2, 8, 10))
+    assert texts(sized(2, 8, 9)) == []
+    measure(sized(2, 8, 10), candidate("again"))
+    assert texts(sized(2, 8, 9))
+    ca.forget()
+    assert texts(sized(2, 8, 9)) == []
+
+
+# How a call is served
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path) -> ca.Store:
+    ca.set_store(tmp_path, mode="read_write")
+    return ca.get_store()
+
+
+@pytest.fixture(autouse=True)
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modes that searched. A search needs a GPU; here it ends as where nothing runs, with
+    PyTorch's own path."""
+    made: list[str] = []
+
+    def search(call: miss._Miss, strategy: Strategy) -> Served:
+        made.append(strategy.name)
+        return miss._served(call, None)
+
+    monkeypatch.setattr(miss, "_search", search)
+    return made
+
+
+def ask(
+    problem: ca.ConvProblem, mode: str = "auto", tensors: Sequence[torch.Tensor] = ()
+) -> tuple[Choice, bool]:
+    """As C++ asks for the choice of a problem that misses; with it, whether there is a trial."""
+    given = tensors or operands(problem, "cpu")
+    text, plan, trial, afterwards = miss.choose(problem.native(), mode, -1, 0, 0, *given)
+    if afterwards is not None:
+        afterwards()
+    (made,) = [c for c in ca.choices() if (c.problem, c.sampling) == (problem, mode)]
+    assert (made.text, plan) == (text, None)
+    return made, trial is not None
+
+
+NEW = sized(2, 8, 9)
+
+
+@pytest.mark.parametrize("mode", ["auto", "race", "sustained", "online", "sample_once"])
+@pytest.mark.parametrize("policy", ["online", "neighbour"])
+def test_a_neighbours_engine_is_served_unmeasured(
+    policy: str, mode: str, store: ca.Store, searches: list[str]
+) -> None:
+    measure_four(*[MATMUL] * 4)
+    ca.set_new_shapes(policy)
+    made, is_tried = ask(NEW, mode)
+    assert (made.text, made.origin, made.total_samples) == ("matmul", "neighbour", 0)
+    assert made.selection.evidence.rule == "chosen for a similar problem"
+    assert made.relative_error is not None
+    assert made.relative_error < 2e-2
+    assert is_tried is (policy == "online")
+    assert len(store) == 0, "only what was measured is stored"
+    assert searches == []
+
+
+def test_a_search_is_what_tune_asks_for(searches: list[str]) -> None:
+    measure_four(*[MATMUL] * 4)
+    ca.set_new_shapes("tune")
+    made, is_tried = ask(NEW)
+    assert (made.origin, is_tried, searches) == ("tuned", False, ["auto"])
+
+
+@pytest.mark.parametrize("mode", ["heuristic", "neighbour"])
+def test_modes_that_time_nothing_stay_as_they_are(mode: str, searches: list[str]) -> None:
+    measure_four(*[MATMUL] * 4)
+    assert ask(NEW, mode)[0].origin == "tuned"
+    assert searches == [mode]
+
+
+def test_what_is_known_comes_first(store: ca.Store) -> None:
+    measure_four(*[MATMUL] * 4)
+    selection = Selection((Measurement(ATEN, 1.0, 9),), 9)
+    store.add([Decision(NEW, "auto", 0, None, selection, 1e-4)])
+    assert ask(NEW)[0].origin == "store"
+    other = sized(2, 8, 11)
+    ca.pin(other, "matmul")
+    assert ask(other)[0].origin == "pinned"
+
+
+def test_a_wrong_engine_gives_way_to_the_next_neighbours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    measure_four(MATMUL, ATEN, ATEN, ATEN)
+    assert ask(sized(2, 8, 7))[0].text == "matmul"
+    another = sized(2, 7, 8)
+    x, w, y = operands(another, "cpu")
+    # In another layout than the problem says, the product's rows lie elsewhere: a wrong output.
+    made, _ = ask(another, tensors=(x, w, torch.empty(y.shape, dtype=y.dtype)))
+    assert (made.text, made.origin) == ("aten", "neighbour")
+    assert "matmul is wrong" in caplog.text
+    assert ca.fallbacks() == {}
+
+
+def test_without_an_engine_that_serves_the_heuristics_do(searches: list[str]) -> None:
+    """Nothing is timed then either."""
+    padded: dict[str, Any] = {"weight_shape": (8, 16, 3, 3), "padding": 1}
+    measure_four(*[MATMUL] * 4, **padded)  # no matrix product
+    made, is_tried = ask(sized(2, 8, 9, **padded))
+    assert (made.text, made.origin, is_tried) == ("aten", "neighbour", False)
+    assert searches == ["heuristic"]
+
+
+def test_pytorchs_own_path_needs_no_trial() -> None:
+    """A trial would copy its result in each call."""
+    measure_four(*[ATEN] * 4)
+    made, is_tried = ask(NEW)
+    assert (made.text, made.origin, is_tried) == ("aten", "neighbour", False)
+
+
+def test_a_deterministic_call_is_not_tried() -> None:
+    for deterministic in (False, True):
+        problem = sized(2, 8, 9, deterministic=deterministic)
+        call = miss._Miss(problem.native(), "online", -1, 0, 0, operands(problem, "cpu"))
+        selection = Selection((Measurement(candidate("eng1"), None, 0),), 0)
+        first = Choice(Decision(problem, "online", 0, None, selection), 0, "neighbour")
+        assert miss._is_tried(call, None, first) is not deterministic
+
+
+def test_unmeasured_sizes_do_not_become_neighbours() -> None:
+    measure_four(MATMUL, MATMUL, MATMUL, ATEN)
+    assert ask(sized(2, 8, 9))[0].text == "matmul"
+    assert texts(sized(2, 9, 15)) == ["aten", "matmul"]
+
+
+def test_tune_decides_anew_what_was_not_measured(searches: list[str]) -> None:
+    measure_four(*[MATMUL] * 4)
+    ask(NEW)
+    before = choice_log.generation(NEW)
+    ca.set_new_shapes("neighbour")
+    assert choice_log.generation(NEW) == before
+    with ca.use_sampling(new_shapes="tune"):
+        assert ca.get_new_shapes() == "tune"
+        assert choice_log.generation(NEW) > before
+        assert [c.origin for c in ca.choices()] == ["tuned"] * 4
+        assert ask(NEW)[0].origin == "tuned"
+        assert searches == ["auto"]
+    assert ca.get_new_shapes() == "neighbour"
+
+
+def test_an_order_to_tune_is_one(monkeypatch: pytest.MonkeyPatch, searches: list[str]) -> None:
+    """``cudnn-autotune tune`` and ranks that tune together take no neighbour's engine."""
+    measure_four(*[MATMUL] * 4)
+    assert ask(NEW)[0].origin == "neighbour"
+    data = operands(NEW, "cpu")
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
+    monkeypatch.setattr(tune_problem, "operands", lambda problem, device: data)
+    monkeypatch.setattr(tune_problem, "run_operator", lambda problem, *_: ask(problem))
+    tune_problem.tune(NEW, 0, "auto")
+    (made,) = [c for c in ca.choices() if c.problem == NEW]
+    assert made.origin == "tuned"
+    assert searches == ["auto"]
+    assert ca.get_new_shapes() == "online"
+
+
+# What later calls decide
+
+
+def test_a_trial_waits_until_its_size_recurs() -> None:
+    begun, steps = [], []
+    waiting = OnceItRecurs(lambda *tensors: (steps.append(tensors), (None, False))[1])
+    waiting.begin = lambda: begun.append(len(steps))
+    tensor = torch.zeros(1)
+    for _ in range(new_sizes._CALLS_BEFORE_TRIAL - 1):
+        assert waiting(tensor) == (None, True)
+    assert (begun, steps) == ([], [])
+    assert waiting(tensor) == (None, False)
+    assert waiting(tensor) == (None, False)
+    assert (begun, steps) == ([0], [(tensor,)] * 2)
+
+
+def test_a_trial_has_few_candidates_that_are_built_quickly() -> None:
+    compiled = replace(candidate("compiled"), behavior_notes=("RUNTIME_COMPILATION",))
+    listed = [compiled, *(candidate(f"a{i}", 1 + i) for i in range(9))]
+    nearby = [candidate("a3", 4), compiled, replace(candidate("near"), heuristic_mode="")]
+    offer = StaticCandidates([*listed, ATEN, MATMUL], similar=nearby)
+    assert [c.text for c in few(offer)] == ["a3", "near", "a0", "matmul"]
+    without_cudnn = StaticCandidates([*listed, ATEN], aten_uses_cudnn=False, similar=nearby[:1])
+    assert [c.text for c in few(without_cudnn)] == ["a3", "a0", "aten"]
+
+
+def committed(*entries: Measurement, samples: int) -> Choice:
+    measure_four(*[MATMUL] * 4)
+    first, _ = ask(NEW)
+    committer = OnlineCommitter(first, OutputChecks(), choice_log.generation(NEW))
+    committer.commit(Selection(entries, samples))
+    (made,) = [c for c in ca.choices() if c.problem == NEW]
+    return made
+
+
+def test_what_was_measured_in_turns_is_stored(store: ca.Store) -> None:
+    made = committed(Measurement(ATEN, 1.0, 9), Measurement(MATMUL, 2.0, 9), samples=18)
+    assert (made.text, made.origin) == ("aten", "tuned")
+    assert any("a new size of its layer" in r for r in made.selection.evidence.remarks)
+    found = store.find(NEW)
+    assert found is not None
+    assert found.selection.evidence.remarks == made.selection.evidence.remarks
+    ca.set_new_shapes("tune")
+    assert made in ca.choices(), "it is measured"
+    assert texts(sized(3, 8, 9))[0] == "aten", "and a neighbour from now on"
+
+
+def test_what_was_not_measured_stays_a_neighbours(store: ca.Store) -> None:
+    made = committed(Measurement(ATEN, None, 0), samples=0)
+    assert (made.text, made.origin) == ("aten", "neighbour")
+    assert len(store) == 0
+    ca.set_new_shapes("tune")
+    assert made not in ca.choices()
+
+
+# The setting
+
+
+@pytest.mark.parametrize("bad", ["", "Tune", "auto", None, 3, ["tune"]])
+def test_a_bad_value_names_what_is_allowed(bad: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"^new_shapes must be one of 'online', 'neighbour', 'tune', got "
+    ):
+        ca.set_new_shapes(bad)
+    if bad is not None:
+        with (
+            pytest.raises(ValueError, match="new_shapes must be one of"),
+            ca.use_sampling("race", new_shapes=bad),
+        ):
+            pass
+    assert (ca.get_new_shapes(), ca.get_sampling()) == ("online", "auto")
