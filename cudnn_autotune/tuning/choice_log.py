@@ -80,9 +80,11 @@ def forget_problem(problem: ConvProblem) -> None:
         _C.forget_problem(problem.native())
 
 
-def forget_neighbours() -> None:
-    """Clears the choices of problems that an engine of a neighbour serves unmeasured."""
-    for problem in {choice.problem for choice in choices() if choice.origin == "neighbour"}:
+def forget_neighbours(only: ConvProblem | None = None) -> None:
+    """Clears the choices of all problems, or of one, that an engine of a neighbour serves
+    unmeasured."""
+    served = {choice.problem for choice in choices() if choice.origin == "neighbour"}
+    for problem in served if only is None else served & {only}:
         forget_problem(problem)
 
 

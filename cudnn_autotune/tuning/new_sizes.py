@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 
 from torch import Tensor
@@ -37,6 +39,7 @@ _Layer = tuple[object, ...]
 _SHARED = [f.name for f in fields(ConvProblem) if f.name != "input_shape"]
 _lock = threading.Lock()
 _measured: dict[_Layer, dict[ConvProblem, Choice]] = {}
+_searched: Counter[ConvProblem] = Counter()
 
 
 def _layer(problem: ConvProblem, device: int) -> _Layer:
@@ -63,6 +66,20 @@ def clear() -> None:
         _measured.clear()
 
 
+@contextmanager
+def always_searched(problem: ConvProblem) -> Iterator[None]:
+    """Within the context the problem has no neighbours."""
+    with _lock:
+        _searched[problem] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _searched[problem] -= 1
+            if not _searched[problem]:
+                del _searched[problem]
+
+
 def winners_nearby(problem: ConvProblem, device: int) -> list[Candidate]:
     """Returns what won on the nearest sizes of the problem's layer, nearest first.
 
@@ -72,9 +89,12 @@ def winners_nearby(problem: ConvProblem, device: int) -> list[Candidate]:
     Returns:
         Different candidates, as described for the problem that they won on. The list is empty if
         the problem is to be searched for: too few sizes of its layer are measured, or all of them
-        are too different, or it was measured itself (under another policy).
+        are too different, or it was measured itself (under another policy), or within
+        :func:`always_searched`.
     """
     with _lock:
+        if problem in _searched:
+            return []
         known = dict(_measured.get(_layer(problem, device), {}))
     if len(known) < _FEW or problem in known:
         return []

@@ -18,7 +18,7 @@ from cudnn_autotune.timers.measuring import (
     operands,
     run_operator,
 )
-from cudnn_autotune.tuning import choice_log, settings
+from cudnn_autotune.tuning import choice_log, new_sizes, settings
 from cudnn_autotune.tuning.pins import pinned
 from cudnn_autotune.tuning.remembering import searched_anew
 
@@ -47,10 +47,11 @@ def tune(
     """
     check_tunable(problem)
     data = operands(problem, torch.device("cuda", device)) if data is None else data
+    choice_log.forget_neighbours(problem)
     with (
         torch.cuda.device(device),
         flags_of(problem, "cuda"),
-        settings.use_sampling(new_shapes="tune"),
+        new_sizes.always_searched(problem),
         searched_anew(problem) if anew else nullcontext(),
     ):
         run_operator(problem, data, sampling)

@@ -343,7 +343,8 @@ def test_an_order_to_tune_is_one(monkeypatch: pytest.MonkeyPatch, searches: list
     (made,) = [c for c in ca.choices() if c.problem == NEW]
     assert made.origin == "tuned"
     assert searches == ["auto"]
-    assert ca.get_new_shapes() == "online"
+    assert ask(sized(2, 8, 11))[0].origin == "neighbour", "the order was of one problem"
+    assert texts(NEW), "and is over"
 
 
 # What later calls decide

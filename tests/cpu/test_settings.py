@@ -21,12 +21,13 @@ VARIABLES = {
 }
 
 
-def settings() -> tuple[str, int | None, int, float | None]:
+def settings() -> tuple[str, int | None, int, float | None, str]:
     return (
         ca.get_sampling(),
         ca.get_workspace_limit(),
         ca.get_benchmark_limit(),
         ca.get_budget_ms(),
+        ca.get_new_shapes(),
     )
 
 
@@ -128,6 +129,8 @@ print(type(ca.sampling.get(ca.get_sampling())).__name__)
         ("CUDNN_AUTOTUNE_BUDGET_MS", "nan"),
         ("CUDNN_AUTOTUNE_BUDGET_MS", "inf"),
         ("CUDNN_AUTOTUNE_BUDGET_MS", "a second"),
+        ("CUDNN_AUTOTUNE_NEW_SHAPES", "Tune"),
+        ("CUDNN_AUTOTUNE_NEW_SHAPES", "auto"),
     ],
 )
 def test_bad_environment_is_named_and_the_rest_heard(variable: str, value: str) -> None:
@@ -135,7 +138,8 @@ def test_bad_environment_is_named_and_the_rest_heard(variable: str, value: str) 
         ca.settings.read_environment({**VARIABLES, variable: value})
     assert len(said) == 1
     assert repr(value) in str(said[0].message) or value in str(said[0].message)
-    defaults, heard = ("auto", None, 0, None), ("sample_once", 1 << 20, 7, 12.5)
+    defaults = ("auto", None, 0, None, "online")
+    heard = ("sample_once", 1 << 20, 7, 12.5, "tune")
     assert settings() == tuple(
         default if name == variable else other
         for name, default, other in zip(VARIABLES, defaults, heard, strict=True)
@@ -144,7 +148,7 @@ def test_bad_environment_is_named_and_the_rest_heard(variable: str, value: str) 
 
 def test_an_empty_environment_variable_says_nothing() -> None:
     ca.settings.read_environment(dict.fromkeys(VARIABLES, ""))
-    assert settings() == ("auto", None, 0, None)
+    assert settings() == ("auto", None, 0, None, "online")
 
 
 def test_context_beats_setters_and_nests() -> None:
@@ -269,11 +273,13 @@ def test_a_context_restores_only_what_it_has_set() -> None:
         ca.set_workspace_limit(5)
         ca.set_benchmark_limit(3)
         ca.set_budget_ms(80)
-    assert settings() == ("auto", 5, 3, 80.0)
-    with ca.use_sampling(workspace_limit=None, benchmark_limit=0, budget_ms=None):
-        assert settings() == ("auto", None, 0, None)
+        ca.set_new_shapes("neighbour")
+    assert settings() == ("auto", 5, 3, 80.0, "neighbour")
+    given = {"workspace_limit": None, "benchmark_limit": 0, "budget_ms": None}
+    with ca.use_sampling(**given, new_shapes="online"):  # type: ignore[arg-type]
+        assert settings() == ("auto", None, 0, None, "online")
         ca.set_sampling("race")
-    assert settings() == ("race", 5, 3, 80.0)
+    assert settings() == ("race", 5, 3, 80.0, "neighbour")
 
 
 def test_none_takes_the_workspace_limit_away() -> None:
