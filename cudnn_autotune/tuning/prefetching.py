@@ -65,6 +65,10 @@ def start(
     """
     keys = {(gpu, _C.problem_key(p.native()), text): (p.native(), text) for p, text in wanted}
     with LOCK:
+        if may_compile:
+            for key in keys.keys() & _waiting.keys():
+                if _is_without_plan(_waiting[key]):
+                    del _waiting[key]
         new: dict[_Key, Built] = {key: Future() for key in keys if key not in _waiting}
         work = deque((built, *keys[key]) for key, built in new.items())
         if not _start_threads(work, gpu, may_compile):
@@ -73,6 +77,13 @@ def start(
         while len(_waiting) > _MOST_WAITING:
             _waiting.popitem(last=False)[1].cancel()
     return list(new.values())
+
+
+def _is_without_plan(built: Built) -> bool:
+    """Whether a plan has not been begun, or was not kept. Cancels what has not been begun."""
+    if built.cancel():
+        return True
+    return built.done() and not built.exception() and built.result() is None
 
 
 def take(native: _C.ConvProblem, engine_text: str, gpu: Gpu) -> _C.Plan | None:

@@ -124,6 +124,19 @@ def test_nothing_is_compiled_unless_it_may_be() -> None:
     assert kept_plans.counts() == {**before, "read": before["read"] + 1}
 
 
+def test_what_was_not_kept_is_compiled_once_it_may_be() -> None:
+    (text,) = texts(1)
+    wait(start([text], may_compile=False))
+    assert start([text], may_compile=False) == []
+    begun = start([text])
+    assert len(begun) == 1
+    wait(begun)
+    assert start([text]) == []
+    plan = take(text)
+    assert plan is not None
+    assert not plan.is_read_back
+
+
 def test_a_config_that_does_not_build_is_left_to_the_caller() -> None:
     begun = start(["eng987", "nonsense"])
     wait(begun)
