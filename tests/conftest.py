@@ -71,6 +71,8 @@ def clean_slate() -> Iterator[None]:
     store = store_settings.get_store_settings()
     assert store.mode == "off", "the package was imported before this file forbade the store"
     deterministic_algorithms = torch.are_deterministic_algorithms_enabled()
+    # torch.testing._internal, which another test may have imported, forbids to set cuDNN's flags.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     ca.forget()
     torch.manual_seed(0)
     yield
@@ -87,10 +89,7 @@ def clean_slate() -> Iterator[None]:
 
 @pytest.fixture
 def cudnn_flags() -> Iterator[Callable[..., None]]:
-    """``cudnn_flags(allow_tf32=False, ...)`` sets flags of torch.backends.cudnn for this test.
-
-    Plain assignment is an error once torch.testing._internal has been imported.
-    """
+    """``cudnn_flags(allow_tf32=False, ...)`` sets flags of torch.backends.cudnn for this test."""
     cudnn = torch.backends.cudnn
     with ExitStack() as stack:
 
@@ -125,6 +124,3 @@ def dry_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark scripts' own modules can be imported in this test."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    # torch.testing._internal, which another test may have imported, forbids to set cuDNN's flags.
-    flags: dict[str, Any] = torch.backends.flags_frozen.__globals__
-    monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", True)
