@@ -25,8 +25,8 @@ class Measurement:
     high_ms: float | None = None
     """The confidence interval of ``time_ms`` in milliseconds; None where the mode gives none."""
     sustained_ms: float | None = None
-    """Milliseconds of a call when it runs alone until the clock is steady, with a hot cache. Its
-    cold-cache penalty relative to the race's leader is added. None if it was not measured."""
+    """Milliseconds of a call when it runs alone until the clock is steady, with a hot cache; None
+    if it was not measured."""
     eliminated: str = ""
     """The reason for which it was eliminated; empty for a candidate that stayed to the end."""
     runs: str = ""

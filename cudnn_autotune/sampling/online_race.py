@@ -11,8 +11,7 @@ import numpy as np
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
-from cudnn_autotune.sampling.race_criterion import LeadCriterion
-from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.race_rules import LeadCriterion, RaceRules
 from cudnn_autotune.sampling.standings import Standings
 from cudnn_autotune.sampling.statistics import Floats
 from cudnn_autotune.timers.stopping_criterion import Reason

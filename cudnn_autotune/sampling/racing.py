@@ -18,10 +18,8 @@ import numpy as np
 
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.budget import Budget
-from cudnn_autotune.sampling.race_criterion import RaceCriterion
-from cudnn_autotune.sampling.race_rules import RaceRules
+from cudnn_autotune.sampling.race_rules import RaceCriterion, RaceRules
 from cudnn_autotune.sampling.standings import Standings
-from cudnn_autotune.sampling.statistics import shrunk_medians
 from cudnn_autotune.timers.stopping_criterion import Reason
 from cudnn_autotune.timers.timer import Batch, Cache, Timer
 
@@ -45,9 +43,6 @@ class RaceOutcome(Standings[Candidate]):
     samples: dict[Candidate, int] = field(default_factory=dict)
     """Timed calls."""
     failed: dict[Candidate, str] = field(default_factory=dict)
-    cold_cache_penalty: dict[Candidate, float] = field(default_factory=dict)
-    """By how much more (log) the mean of both cache states exceeds the hot one for a candidate than
-    for the best one, shrunk by its noise."""
     clocks_mhz: list[float] = field(default_factory=list)
     """SM clock of each batch."""
     round_clocks_mhz: list[float] = field(default_factory=list)
@@ -116,7 +111,6 @@ def race(
             rank_by_rough_times({c: rough_ms[c] for c in unjudged}, outcome)
         if criterion.reason in _REMARKS:
             outcome.remarks.append(_REMARKS[criterion.reason])
-        _find_cold_cache_penalties(outcome, log)
         # The clock may have fallen since a candidate was eliminated, so that only its distance from
         # the leader of that time is known.
         for candidate, leader, behind in reversed(outcome.dropped):
@@ -175,21 +169,3 @@ def _run_round(batches: Sequence[Batch], timer: Timer, outcome: RaceOutcome) -> 
         outcome.gpu_ms += sample.time_ms * batch.calls
     outcome.rounds += 1
     return log_times
-
-
-def _find_cold_cache_penalties(outcome: RaceOutcome, log: dict[Cache, list[_Round]]) -> None:
-    """Compares each candidate's cold and hot rounds with those of the best, which ran in all
-    rounds: a change between the two rounds of a pair, such as a falling clock, cancels."""
-    if not outcome.survivors or not {"cold", "hot"} <= log.keys():
-        return
-    best = outcome.best
-    excess: dict[Candidate, list[float]] = {}
-    for cold, hot in zip(log["cold"], log["hot"], strict=False):
-        excess_of_best = cold[best] - hot[best]
-        for candidate, log_ms in cold.items():
-            if candidate in hot and candidate != best:
-                more = log_ms - hot[candidate] - excess_of_best
-                excess.setdefault(candidate, []).append(more)
-    outcome.cold_cache_penalty[best] = 0.0
-    for candidate, more in zip(excess, shrunk_medians(list(excess.values())), strict=True):
-        outcome.cold_cache_penalty[candidate] = more / 2

@@ -93,10 +93,7 @@ def steps(found: SearchState, candidates: Candidates, limits: Limits) -> Iterato
 
 def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Groups:
     """Groups the candidates and eliminates those that the budget does not allow to compile."""
-    budget = found.budget
-    listed = list(candidates.all())
-    beyond = list(candidates.beyond())
-    without_engine = [c for c in beyond if c.engine is None]
+    listed, beyond = list(candidates.all()), list(candidates.beyond())
     # Winners on similar problems go first: a tight budget may not allow more.
     similar = [] if limits.benchmark_limit else list(candidates.similar())
     # Mode FALLBACK lists what works rather than what is fast: on an H200 what is precompiled takes
@@ -107,20 +104,16 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     swept = {c.engine_name for c in beyond if c.is_compiled}
     last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine_name not in swept]
     seldom = [c for c in last if c.is_compiled and c not in similar]
-    at_once: set[str] = set()
-    if budget.is_limited:
-        # PyTorch's own plan is screened whatever it costs.
-        at_once = {c.text for c in listed[:1] if found.aten_is_cudnn}
-        rest = [c for c in [*similar, *listed, *beyond] if c not in seldom]
-        out = _not_compilable(rest, at_once, budget)
-        out += _not_compilable_beside([c for c in rest if c not in out], seldom, at_once, budget)
-        for candidate in out:
-            found.screening.eliminate_for_budget(
-                candidate, "the budget does not allow compiling it"
-            )
-        listed, beyond, similar = (
-            [c for c in some if c not in out] for some in (listed, beyond, similar)
-        )
+    # With a budget PyTorch's own plan is built and screened first, whatever it costs.
+    is_first = found.budget.is_limited and found.aten_is_cudnn
+    first = {c.text for c in listed[:1] if is_first}
+    out = _not_compilable([*similar, *listed, *beyond], seldom, first, found.budget)
+    for candidate in out.values():
+        found.screening.eliminate_for_budget(candidate, "the budget does not allow compiling it")
+    listed, beyond, similar = (
+        [c for c in some if c.text not in out] for some in (listed, beyond, similar)
+    )
+    without_engine = [c for c in beyond if c.engine is None]
     if limits.benchmark_limit:
         listed = found.timer.runnable(listed, limit=limits.benchmark_limit)
         beyond = without_engine
@@ -128,17 +121,29 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     return _Groups(
         similar=[c for c in similar if not c.is_compiled],
         of_a=[
-            c
-            for c in listed
-            if c.heuristic_mode == "A" and (not c.is_compiled or c.text in at_once)
+            c for c in listed if c.heuristic_mode == "A" and (not c.is_compiled or c.text in first)
         ],
         of_b=[c for c in listed if c.heuristic_mode == "B" and not c.is_compiled],
         without_engine=without_engine,
         last=[c for c in listed if c in last and not c.is_compiled],
-        often=[c for c in _without_doubles(often) if c.text not in at_once],
+        often=[c for c in _without_doubles(often) if c.text not in first],
         seldom=[c for c in listed if c in seldom],
         has_unfused=any(c.is_unfused for c in listed),
     )
+
+
+def _not_compilable(
+    candidates: Sequence[Candidate], seldom: Sequence[Candidate], first: set[str], budget: Budget
+) -> dict[str, Candidate]:
+    """Returns the candidates, by their texts, that the budget does not allow to compile: those of
+    ``seldom`` come last, and get a share of it only. One stays if there is no other candidate."""
+    waiting = [c for c in seldom if c.text not in first]
+    others = [c for c in _without_doubles(candidates) if c not in seldom]
+    often = [c for c in others if c.is_compiled and c.text not in first]
+    room = max(budget.compilable(len(often)), 0 if len(often) < len(others) else 1)
+    room_for_all = budget.compilable(room + len(waiting), _SELDOM_SHARE) if waiting else 0
+    out = [*often[room:], *waiting[max(0, room_for_all - room) :]]
+    return {c.text: c for c in out}
 
 
 def _screen_precompiled(groups: _Groups, found: SearchState) -> None:
@@ -209,30 +214,6 @@ def race_late(found: SearchState, *, is_unfinished: bool = False) -> Iterator[No
     rough = {c: found.ms(c) or math.inf for c in [*finalists[:_FINALISTS], *joined]}
     if joined or (is_unfinished and len(rough) > 1):
         yield from found.race(rough, found.rules)
-
-
-def _not_compilable(
-    candidates: Sequence[Candidate], at_once: set[str], budget: Budget
-) -> list[Candidate]:
-    """Returns the candidates compiled at run time that the budget excludes; one stays if there is
-    no other candidate."""
-    others = [c for c in candidates if not c.is_compiled or c.text in at_once]
-    compiled = _without_doubles([c for c in candidates if c.is_compiled and c.text not in at_once])
-    return compiled[max(budget.compilable(len(compiled)), 0 if others else 1) :]
-
-
-def _not_compilable_beside(
-    others: Sequence[Candidate],
-    seldom: Sequence[Candidate],
-    at_once: set[str],
-    budget: Budget,
-) -> list[Candidate]:
-    """Returns the candidates of ``seldom`` that the budget excludes, since ``others`` compile
-    first."""
-    before = len({c.text for c in others if c.is_compiled})
-    waiting = [c for c in seldom if c.text not in at_once]
-    room = budget.compilable(before + len(waiting), _SELDOM_SHARE) if waiting else 0
-    return waiting[max(0, room - before) :]
 
 
 def _without_doubles(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -106,15 +106,6 @@ class SearchState:
         known = [o.half_width[candidate] for o in self.races if candidate in o.half_width]
         return known[-1] if known else math.inf
 
-    def cold_cache_penalty(self, candidate: Candidate) -> float:
-        """Returns ``RaceOutcome.cold_cache_penalty`` of the latest race that the candidate ran in,
-        relative to the best of the last race."""
-        for outcome in reversed(self.races):
-            own = outcome.cold_cache_penalty
-            if candidate in own:
-                return own[candidate] + _shift(own, self.last.cold_cache_penalty)
-        return 0.0
-
     def _slowed_since(self, outcome: RaceOutcome) -> float:
         """By what factor candidates that ran in both races were slower in the last one."""
         is_last = outcome is self.last
@@ -183,7 +174,6 @@ class SearchState:
             self.rules,
             self.budget.left_ms(),
             is_patient,
-            self.cold_cache_penalty(candidate),
         )
         if isinstance(run, str):
             self.failed_alone[candidate] = run

@@ -21,8 +21,6 @@ Floats = NDArray[np.float64]
 _MAD_TO_SIGMA = 1.4826
 # Standard error of a median over that of a mean, for normal noise: the root of pi / 2.
 _MEDIAN_COST = 1.25
-# Mean of |noise| in standard deviations, for normal noise.
-_MEAN_ABSOLUTE = math.sqrt(2 / math.pi)
 # The 90 % quantile of |noise| is 1.645 standard deviations. It shows fat tails, and a median does
 # not.
 _TAIL = 0.9
@@ -46,27 +44,6 @@ def quantile(ordered: Floats, share: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
-
-
-def shrunk_medians(groups: Sequence[Sequence[float]]) -> list[float]:
-    """Returns the groups' medians, each shrunk towards 0 by as much of it as may be noise.
-
-    It is ``m max(0, 1 - (s / m)^2)`` (the positive part of James & Stein, 1961, for one value),
-    where ``s`` is the standard error of ``m`` from the residuals of all groups of three and more.
-    Without such a group it is 0.
-    """
-    middles = [float(np.median(group)) for group in groups]
-    known = [(m, group) for m, group in zip(middles, groups, strict=True) if len(group) >= 3]
-    freedom = sum(len(group) - 1 for _, group in known)
-    if not freedom:
-        return [0.0] * len(groups)
-    residuals = sum(abs(value - middle) for middle, group in known for value in group)
-    sigma = residuals / (_MEAN_ABSOLUTE * freedom)
-    errors = [_MEDIAN_COST * sigma / math.sqrt(len(group)) for group in groups]
-    return [
-        middle * max(0.0, 1 - (error / middle) ** 2) if middle else 0.0
-        for middle, error in zip(middles, errors, strict=True)
-    ]
 
 
 def expected_gain(behind: float, error: float) -> float:

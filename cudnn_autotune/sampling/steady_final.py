@@ -13,8 +13,7 @@ import math
 from collections.abc import Sequence
 
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.sampling.final_criterion import FinalCriterion
-from cudnn_autotune.sampling.final_rules import FinalRules
+from cudnn_autotune.sampling.final_rules import FinalCriterion, FinalRules
 from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.steady_times import SteadyLog, SteadyTimes
 from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_ms

@@ -13,15 +13,23 @@ import random
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.sampling.conclusion import race_selection
-from cudnn_autotune.sampling.contenders import could_win
+from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.conclusion import build_selection, race_selection
+from cudnn_autotune.sampling.contenders import could_win, least_ms_alone
 from cudnn_autotune.sampling.final_rules import FinalRules
 from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.search import search
+from cudnn_autotune.sampling.search_state import SearchState, at_once
+from cudnn_autotune.sampling.steady_final import SteadyFinal
+from cudnn_autotune.sampling.steady_times import SteadyTimes
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.sampling.sustained_choice import probe_leader, sustained_selection
+from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms
 from cudnn_autotune.timers.timer import Timer
+
+# The sustained run that shows whether the board throttles has so many chunks of 40 ms.
+_PROBE_CHUNKS = 4
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,102 @@ class Sustained:
             if not found.screening.out_of_budget:
                 found.remarks.append("no contender within reach: no need to run the leader alone")
             return race_selection(found)
-        probe = probe_leader(found)
+        probe = _probe_leader(found)
         if probe is None:
             return race_selection(found)
-        return sustained_selection(found, probe, self.final_rules)
+        return _selection(found, probe, self.final_rules)
+
+
+def _probe_leader(found: SearchState) -> SustainedRun | None:
+    """Runs the race's leader alone, or the next best where it fails.
+
+    Returns:
+        The run; None if the budget does not allow it, so that the race decides, or if no candidate
+        is left.
+    """
+    while found.last.survivors:
+        leader = found.leader
+        if not found.budget.affords(run_ms(_PROBE_CHUNKS, found.ms(leader) or 1.0)):
+            found.remarks.append("the budget left no time to see whether the board throttles")
+            return None
+        run = found.run_alone(leader, _PROBE_CHUNKS)
+        if run is not None:
+            found.sustained_ms[leader] = run.steady_ms
+            return run
+        at_once(found.race_again(found.rules))
+    return None
+
+
+def _selection(
+    found: SearchState, probe: SustainedRun, final_rules: FinalRules
+) -> Selection | None:
+    """Chooses after the leader's run.
+
+    The race decides if the clock held under the leader, or if no candidate could beat it in a
+    sustained run; else the steady-state final does.
+
+    Returns:
+        The selection; None if all candidates have failed by now.
+    """
+    max_clock = found.timer.state().max_clock_mhz
+    if not probe.is_throttled(max_clock):
+        return race_selection(found)
+    highest = max([*probe.clocks_mhz, *found.last.clocks_mhz, max_clock or 0.0]) or None
+    contenders = could_win(found, probe.steady_ms, highest, final_rules)
+    if not contenders:
+        found.remarks.append("the board throttles; no contender could be faster at any clock")
+        return race_selection(found)
+    times = SteadyFinal(found, probe, contenders, final_rules).run()
+    if not times.finalists:
+        at_once(found.race_again(found.rules))
+        return race_selection(found)
+    found.sustained_ms.update(times.sustained_ms())
+    if times.readings:
+        readings = "1 reading" if times.readings == 1 else f"{times.readings} readings"
+        found.remarks.append(f"times alone by {readings} of the board's power")
+    best = times.best()
+    logs = {c: math.log(found.sustained_ms[c]) for c in times.logs}
+    near = [c for c in times.finalists if logs[c] - logs[best] <= final_rules.equal]
+    # A race's leader that lost its place in the final does not get it back by the rules for ties.
+    equal = [c for c in near if c != probe.candidate or c == best]
+    # Of candidates with equal steady times the fastest in the race is taken; rules decide ties.
+    in_turns = {c: found.ms(c) or math.inf for c in equal}
+    fastest_ms = min(in_turns.values())
+    tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + found.rules.tie_width)]
+    order, rule = ties.break_ties({c: math.exp(times.score(c)) for c in tied})
+    chosen = order[0]
+    unsure = [c for c in logs if abs(logs[c] - logs[chosen]) <= 2 * times.error(c, chosen) + 1e-9]
+    if min(logs, key=logs.__getitem__) not in tied:
+        rule = "nearly as fast alone, faster in turns"
+    elif len(tied) < len(equal):
+        rule = "tie: faster in turns"
+    bound = _regret_bound(chosen, times, found, highest)
+    return build_selection(found, order, rule, bound, unsure, final_rules)
+
+
+def _regret_bound(
+    chosen: Candidate, times: SteadyTimes, found: SearchState, max_clock_mhz: float | None
+) -> float | None:
+    """Returns how much slower than any other candidate the chosen one may be in the long run,
+    relative; None where the budget ended the final.
+
+    Candidates with sustained runs enter with two standard errors, the others with their lower
+    bounds.
+    """
+    if times.is_out_of_time:
+        found.remarks.append("the budget ended the sustained runs")
+        return None
+    steady_ms = times.sustained_ms()
+    log_chosen = math.log(steady_ms[chosen])
+    leads = [
+        log_chosen - math.log(ms) + 2 * times.error(c, chosen)
+        for c, ms in steady_ms.items()
+        if c != chosen
+    ]
+    least_ms = least_ms_alone(found, steady_ms, max_clock_mhz)
+    unknown = [log_chosen - math.log(ms) + 2 * times.error(chosen) for ms in least_ms.values()]
+    could_lead = [lead for lead in unknown if lead > 0]
+    if could_lead:
+        were = "contender was" if len(could_lead) == 1 else "contenders were"
+        found.remarks.append(f"{len(could_lead)} {were} not run alone and could be faster")
+    return math.expm1(max([0.0, *leads, *could_lead]))

@@ -12,13 +12,14 @@ its distance from the cap gives the error of a run (``timers.board_power``), and
 tenth of a second differ by half a percent. The constants are from docs/findings/power-limit.md.
 
 A run uses the caller's own tensors, with a hot cache: between flushes of the cache the board would
-rest. The cold-cache penalty, by which candidates differ up to a percent where calls take some ten
-microseconds, is known from the race and is added.
+rest. Where calls take some ten microseconds, candidates may differ by up to a percent in what a cold
+cache costs them, which a run does not see.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,13 +27,8 @@ import numpy as np
 
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.race_rules import RaceRules
-from cudnn_autotune.sampling.steady_criterion import (
-    AT_ONCE_CHUNKS,
-    CHUNK_MS,
-    SteadyCriterion,
-    is_approaching,
-)
 from cudnn_autotune.timers.board_power import FAR, arrived, at_limit_ms
+from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
 from cudnn_autotune.timers.timer import Batch, Timer
 
 _BATCH_MS = 5.0
@@ -47,6 +43,20 @@ _READING_SIGMA = 0.005
 FAR_READING_SIGMA = 0.015
 # A clock this far below the highest seen is throttled; boards step by some 0.8 %.
 _THROTTLED = 0.015
+# A run is steady once its last chunk and the
+# one two before it differ by less than the power controller's oscillation explains.
+_STEADY = 0.015
+_DRIFT = 0.007
+_STEADY_AT_ONCE = 0.004
+# Before that, it counts as steady, too, if a geometric extrapolation changes less than _STEADY.
+_SETTLING = 0.5
+# A controller that moves the clock in one step shows about the steady time in the third chunk.
+_AT_ONCE_CHUNKS = 3
+# The fourth chunk is then within this of the third (16 layers on an H200: 1.6 % at most). Where it
+# is not, the clock falls slowly, and extrapolating from a few chunks is not reliable.
+_ONE_STEP = 0.02
+_CHUNK_MS = 40.0
+_MOST_RUN_MS = 1000.0
 
 
 @dataclass(frozen=True)
@@ -68,15 +78,11 @@ class SustainedRun:
     is_far: bool = False
     """Whether those readings are all far from the limit, so that the clock is not the steady
     one."""
-    cold_cache_penalty: float = 0.0
-    """As ``RaceOutcome.cold_cache_penalty``."""
 
     @property
     def steady_ms(self) -> float:
-        """Milliseconds of a call by the readings of the power, or else at the end of the run;
-        ``cold_cache_penalty`` is added."""
-        hot_ms = float(np.mean(self.at_limit_ms)) if self.at_limit_ms else self.ended_ms
-        return hot_ms * math.exp(self.cold_cache_penalty)
+        """Milliseconds of a call by the readings of the power, or else at the end of the run."""
+        return float(np.mean(self.at_limit_ms)) if self.at_limit_ms else self.ended_ms
 
     @property
     def sigma(self) -> float:
@@ -93,7 +99,7 @@ class SustainedRun:
 
     @property
     def settled_at_once(self) -> bool:
-        early = self.chunks_ms[:AT_ONCE_CHUNKS][-1]
+        early = self.chunks_ms[:_AT_ONCE_CHUNKS][-1]
         return abs(self.ended_ms / early - 1) < _AT_ONCE
 
     @property
@@ -119,7 +125,6 @@ def run_alone(
     rules: RaceRules,
     most_ms: float = math.inf,
     is_patient: bool = True,
-    cold_cache_penalty: float = 0.0,
 ) -> SustainedRun | str:
     """Runs ``candidate`` alone until its time is steady.
 
@@ -129,7 +134,6 @@ def run_alone(
         rules: the rules of the race before it.
         most_ms: GPU time that no chunk after those may exceed.
         is_patient: if False, the time counts as steady after ``least_chunks``.
-        cold_cache_penalty: as ``SustainedRun.cold_cache_penalty``.
 
     Returns:
         The run, or the error if the candidate failed.
@@ -158,7 +162,7 @@ def run_alone(
         wanted = 1
     chunks = criterion.chunks
     # The last two chunks count, but only the last one if the time was still changing until then.
-    counted = 1 if len(chunks) <= AT_ONCE_CHUNKS or is_approaching(chunks) else 2
+    counted = 1 if len(chunks) <= _AT_ONCE_CHUNKS or _is_approaching(chunks) else 2
     begun = arrived([calls * time_ms for time_ms in times])
     near: list[float] = []
     far: list[float] = []
@@ -176,15 +180,66 @@ def run_alone(
         tuple(chunks),
         tuple(near or far),
         bool(far),
-        cold_cache_penalty,
     )
 
 
 def run_ms(chunks: int, call_ms: float) -> float:
     """Returns what the shortest run of so many chunks takes. A chunk has two calls at least."""
-    return chunks * max(CHUNK_MS, _batches(call_ms) * call_ms)
+    return chunks * max(_CHUNK_MS, _batches(call_ms) * call_ms)
 
 
 def _batches(batch_ms: float) -> int:
     """Returns the number of batches in a chunk, whose mean needs two."""
-    return max(2, round(CHUNK_MS / batch_ms))
+    return max(2, round(_CHUNK_MS / batch_ms))
+
+
+class SteadyCriterion(StoppingCriterion[Sequence[float]]):
+    """Stops a sustained run once its time is steady, or when there is no time for another chunk.
+
+    Args:
+        calls_per_chunk: calls in a chunk of 40 ms.
+        most_ms: GPU time that no further chunk may exceed.
+        is_patient: if False, the first measurement counts as steady.
+    """
+
+    def __init__(self, calls_per_chunk: int, most_ms: float, is_patient: bool) -> None:
+        self.calls_per_chunk = calls_per_chunk
+        self.most_ms = most_ms
+        self.is_patient = is_patient
+        self.chunks: list[float] = []
+        """Milliseconds of a call, chunk by chunk."""
+
+    def add_measurement(self, measurement: Sequence[float]) -> None:
+        """Takes further chunks into account: milliseconds of a call in each."""
+        self.chunks += measurement
+        gpu_ms = sum(self.chunks) * self.calls_per_chunk
+        next_ms = self.chunks[-1] * self.calls_per_chunk
+        if not self.is_patient or _is_steady(self.chunks):
+            self.reason = Reason.DECIDED
+        elif gpu_ms + _CHUNK_MS > _MOST_RUN_MS or gpu_ms + next_ms > self.most_ms:
+            self.reason = Reason.LIMIT
+
+
+def _is_approaching(chunks: Sequence[float]) -> bool:
+    """Returns whether the time moved in one direction at the end; oscillation would reverse it."""
+    one, two = _changes(chunks)
+    return one * two > 0 and abs(two) >= _DRIFT
+
+
+def _is_steady(chunks: Sequence[float]) -> bool:
+    if len(chunks) == 2:
+        return abs(chunks[1] / chunks[0] - 1) < _STEADY_AT_ONCE
+    if len(chunks) < 3:
+        return False
+    one, two = _changes(chunks)
+    is_one_way = one * two > 0  # an oscillation reverses, a recovery does not
+    if is_one_way and len(chunks) <= _AT_ONCE_CHUNKS + 1 and two / one < _SETTLING:
+        rest = two * two / (one - two)  # of the geometric series
+        is_slow = len(chunks) > _AT_ONCE_CHUNKS and abs(two) >= _ONE_STEP
+        return abs(rest) < _STEADY and not is_slow
+    return abs(one + two) < (_DRIFT if is_one_way else _STEADY)
+
+
+def _changes(chunks: Sequence[float]) -> tuple[float, float]:
+    """Returns the last two relative changes from chunk to chunk."""
+    return chunks[-2] / chunks[-3] - 1, chunks[-1] / chunks[-2] - 1

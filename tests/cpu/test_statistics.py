@@ -19,7 +19,6 @@ from cudnn_autotune.sampling.statistics import (
     median_polish,
     medians,
     quantile,
-    shrunk_medians,
 )
 
 RULES: dict[str, Any] = {
@@ -140,31 +139,6 @@ def test_the_quick_polish_is_the_plain_one(rounds: int, count: int) -> None:
         mu, residuals = polished_with_numpy(table)
         assert np.abs(fit.log_time - mu).max() < 1e-12
         assert np.abs(fit.residuals - residuals).max() < 1e-12
-
-
-# Medians that may be noise
-
-
-def test_a_median_by_hand_that_is_brought_towards_nothing() -> None:
-    groups = [[0.0, 1.0, 5.0], [10.0, 10.0], [-1.0]]
-    # Residuals of the first: 1, 0, 4, by two degrees of freedom.
-    sigma = 5 / (math.sqrt(2 / math.pi) * 2)
-    kept = 10 * (1 - (1.25 * sigma / math.sqrt(2) / 10) ** 2)
-    assert shrunk_medians(groups) == [0.0, pytest.approx(kept), 0.0]
-
-
-def test_noise_goes_and_what_is_more_than_noise_stays() -> None:
-    rng = np.random.default_rng(0)
-    noise, signal = rng.normal(0.0, 0.002, (200, 4)), rng.normal(0.01, 0.002, (200, 4))
-    values = shrunk_medians([*noise, *signal])
-    assert np.abs(values[:200]).mean() < 0.5 * np.abs(np.median(noise, axis=1)).mean()
-    assert np.mean(values[200:]) == pytest.approx(0.01, rel=0.05)
-
-
-def test_without_three_samples_of_anybody_nothing_is_told_from_noise() -> None:
-    assert shrunk_medians([[0.1, 0.1], [0.2]]) == [0.0, 0.0]
-    assert shrunk_medians([]) == []
-    assert shrunk_medians([[0.25] * 3, [0.0] * 3]) == [0.25, 0.0]
 
 
 def test_spoilt_samples_do_not_move_it() -> None:

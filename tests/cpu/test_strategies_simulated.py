@@ -227,22 +227,6 @@ def test_what_pytorch_would_run_is_run_alone_wherever_it_could_win() -> None:
     assert len(ran_alone) < 1 + len(hot), "not everybody was asked"
 
 
-def test_alone_as_in_turns_half_of_the_calls_find_a_cold_cache() -> None:
-    """Blocks alone are hot; by them the first would win by 3.5 %."""
-    room_w = GPU.power_limit_w - GPU.static_w
-    timer = timer_of(
-        engine("hot", 1.03, 2.0 * room_w, hot_factor=0.9),
-        engine("steady", 0.975, 2.0 * room_w, hot_factor=0.985),
-        built=False,
-    )
-    cold, hot = timer.truth("sustained", "cold"), timer.truth("sustained", "hot")
-    selection = chosen("sustained", timer)
-    assert selection.winner.candidate.text == "steady"
-    alone = {e.candidate.text: e.sustained_ms or math.nan for e in selection.ranking}
-    truth = {text: math.sqrt(cold[text] * hot[text]) for text in cold}
-    assert alone["hot"] / alone["steady"] == pytest.approx(truth["hot"] / truth["steady"], rel=0.02)
-
-
 def of_a_kind(known: SimulatedEngine, number: int, tile: int, **changes: Any) -> SimulatedEngine:
     return replace(known, candidate=of_tile(known.candidate, number, tile, **changes))
 
@@ -435,19 +419,6 @@ def test_of_two_of_a_kind_that_ran_alone_the_lesser_slowdown_counts() -> None:
     for alone in ({leader: 1.05, second: 1.12}, {second: 1.12, leader: 1.05}):
         least = least_ms_alone(found, alone, 1980.0)
         assert least == {third: pytest.approx(1.015 * 1.05 * 0.95)}
-
-
-def test_what_a_cold_cache_costs_is_of_one_scale_over_several_races() -> None:
-    """Each race tells it against its own best one."""
-    first, second, dropped = (candidate(text) for text in "abc")
-    found = raced({second: 1.0, first: 1.01, dropped: 1.2})
-    found.races[0].cold_cache_penalty = {second: 0.0, first: -0.01, dropped: 0.02}
-    assert [found.cold_cache_penalty(c) for c in (first, second, dropped)] == [-0.01, 0.0, 0.02]
-    found.races += raced({first: 1.0, second: 1.01}).races
-    found.races[1].cold_cache_penalty = {first: 0.0, second: 0.012}
-    assert found.cold_cache_penalty(first) == 0.0
-    assert found.cold_cache_penalty(second) == pytest.approx(0.012)
-    assert found.cold_cache_penalty(dropped) == pytest.approx(0.02 + 0.011)
 
 
 def logs(*values: float, sigma: float = RUN_SIGMA) -> list[SteadyLog]:
