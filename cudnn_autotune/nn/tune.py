@@ -124,10 +124,10 @@ def tune_problems(
     with torch.cuda.device(device), generators_kept([device]):
         if isinstance(sampling.get(mode), Auto):
             # It needs the compiled extension, without which this module is imported, too.
-            from cudnn_autotune.tuning.gpu_workplace import GpuWorkplace
+            from cudnn_autotune.tuning.gpu_searches import GpuSearches
 
-            with GpuWorkplace(device, mode, anew) as workplace:
-                return tune_together(calls, workplace, budget_s, report)
+            with GpuSearches(device, mode, anew) as searches:
+                return tune_together(calls, searches, budget_s, report)
         made: list[Decision] = []
         for problem in calls:
             report(Progress(len(made), len(calls), None))

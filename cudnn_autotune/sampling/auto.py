@@ -9,7 +9,6 @@ kernels, and how the board throttles.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -94,6 +93,5 @@ class Auto:
     seed: int | None = None
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        shortlist = Shortlist(candidates)
-        found = search(shortlist, timer, limits, self.rules, random.Random(self.seed))
-        return None if found is None else race_selection(found)
+        found = search(Shortlist(candidates), timer, limits, self.rules, self.seed)
+        return race_selection(found)

@@ -16,10 +16,10 @@ from cudnn_autotune.sampling.search_state import SearchState
 
 
 def race_selection(found: SearchState) -> Selection | None:
-    """Returns the selection by the last race only; None if no candidate is left."""
-    last = found.last
-    if not last.survivors:
+    """Returns the selection by the last race only; None if nothing was raced, or nothing runs."""
+    if not found.is_raced:
         return None
+    last = found.last
     order, rule = ties.break_ties({c: last.ms(c) for c in last.tied(found.rules.tie_width)})
     bound = last.regret_bound(order[0])
     return build_selection(found, order, rule, bound, last.indistinguishable())

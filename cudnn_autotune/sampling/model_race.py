@@ -109,7 +109,7 @@ class Entrant(Generic[ProblemT]):
 
     def selection(self) -> Selection | None:
         """Returns the selection; None if nothing was raced, or nothing runs."""
-        made = race_selection(self.found) if self.found.is_raced else None
+        made = race_selection(self.found)
         if made is None:
             return None
         remarks = (*made.evidence.remarks, _CUT_SHORT if self.is_cut else _TOGETHER)

@@ -6,7 +6,6 @@ reaches its power limit the order may be another one under sustained load: see `
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.candidates import Candidates
@@ -27,5 +26,4 @@ class Race:
     seed: int | None = None
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        found = search(candidates, timer, limits, self.rules, random.Random(self.seed))
-        return None if found is None else race_selection(found)
+        return race_selection(search(candidates, timer, limits, self.rules, self.seed))

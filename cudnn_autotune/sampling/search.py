@@ -58,16 +58,16 @@ def search(
     timer: Timer,
     limits: Limits,
     rules: RaceRules,
-    rng: random.Random,
-) -> SearchState | None:
-    """Screens and races every candidate.
+    seed: int | None,
+) -> SearchState:
+    """Screens and races every candidate, and returns the search's state.
 
-    Returns:
-        The search's state; None if no candidate runs.
+    Args:
+        seed: fixes the order of turns; None: it is random.
     """
-    found = SearchState(timer, Budget(timer, limits), rules, rng)
+    found = SearchState(timer, Budget(timer, limits), rules, random.Random(seed))
     at_once(steps(found, candidates, limits))
-    return found if found.is_raced else None
+    return found
 
 
 def steps(found: SearchState, candidates: Candidates, limits: Limits) -> Iterator[None]:

@@ -9,7 +9,6 @@ why a race cannot show steady times.
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.candidates import Candidates
@@ -42,8 +41,8 @@ class Sustained:
     seed: int | None = None
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        found = search(candidates, timer, limits, self.race_rules, random.Random(self.seed))
-        if found is None:
+        found = search(candidates, timer, limits, self.race_rules, self.seed)
+        if not found.is_raced:
             return None
         if not could_win(found, math.inf, None, self.final_rules):
             if not found.screening.out_of_budget:

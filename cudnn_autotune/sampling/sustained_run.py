@@ -12,8 +12,8 @@ its distance from the cap gives the error of a run (``timers.board_power``), and
 tenth of a second differ by half a percent. The constants are from docs/findings/power-limit.md.
 
 A run uses the caller's own tensors, with a hot cache: between flushes of the cache the board would
-rest. Where calls take some ten microseconds, candidates may differ by up to a percent in what a cold
-cache costs them, which a run does not see.
+rest. So a run does not see what a cold cache costs: where calls take some ten microseconds,
+candidates differ in that by up to a percent.
 """
 
 from __future__ import annotations

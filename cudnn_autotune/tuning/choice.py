@@ -55,6 +55,11 @@ class Choice:
         return self.decision.benchmark_limit
 
     @property
+    def policy(self) -> tuple[str, int | None, int]:
+        """The mode, the workspace limit and the benchmark limit that were asked for."""
+        return self.sampling, self.workspace_limit, self.benchmark_limit
+
+    @property
     def chosen(self) -> Measurement | None:
         """The chosen candidate, with its time."""
         return self.decision.chosen

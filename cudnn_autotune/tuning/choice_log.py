@@ -19,16 +19,6 @@ _forgettings = 0
 _forgettings_of: Counter[ConvProblem] = Counter()
 
 
-def _key(choice: Choice) -> tuple[object, ...]:
-    return (
-        choice.problem,
-        choice.device,
-        choice.sampling,
-        choice.workspace_limit,
-        choice.benchmark_limit,
-    )
-
-
 def generation(problem: ConvProblem) -> int:
     """A number that grows whenever the choices for ``problem`` are forgotten."""
     with _lock:
@@ -45,7 +35,7 @@ def record(choice: Choice, since: int | None = None) -> bool:
     Returns:
         False where the problem was forgotten since then: the choice is obsolete.
     """
-    key = _key(choice)
+    key = (choice.problem, *choice.policy, choice.device)
     with _lock:
         if since not in (None, _forgettings + _forgettings_of[choice.problem]):
             return False
@@ -57,10 +47,16 @@ def record(choice: Choice, since: int | None = None) -> bool:
         return True
 
 
-def find(choice: Choice) -> Choice | None:
-    """The recorded choice for the problem and policy of ``choice``."""
+def find(
+    problem: ConvProblem,
+    sampling: str,
+    workspace_limit: int | None,
+    benchmark_limit: int,
+    device: int,
+) -> Choice | None:
+    """The recorded choice for ``problem`` under a policy."""
     with _lock:
-        return _records.get(_key(choice))
+        return _records.get((problem, sampling, workspace_limit, benchmark_limit, device))
 
 
 def choices() -> list[Choice]:

@@ -28,8 +28,8 @@ class Progress:
     fastest candidates; None as long as some problem was not timed."""
 
 
-class Workplace(Protocol):
-    """Where problems are searched, and decisions committed."""
+class Searches(Protocol):
+    """The open searches of a model's problems; an implementation commits their decisions."""
 
     def known(self, problem: ConvProblem) -> Decision | None:
         """Returns what is decided already, if that needs no further search."""
@@ -48,16 +48,16 @@ class Workplace(Protocol):
         process."""
 
     def commit(self, entrant: Entrant[ConvProblem], selection: Selection | None) -> Decision:
-        """Checks, stores and serves what a search has chosen (None: no candidate runs), and frees
-        its memory."""
+        """Checks and serves what a search has chosen (None: no candidate runs), stores it if it was
+        timed, and frees the search's memory."""
 
     def close(self, entrant: Entrant[ConvProblem]) -> None:
-        """Frees the memory of a search that has timed nothing."""
+        """Frees the memory of a search whose result is not wanted."""
 
 
 def tune_together(
     calls: Mapping[ConvProblem, int],
-    workplace: Workplace,
+    searches: Searches,
     budget_s: float | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
     now_s: Callable[[], float] = time.monotonic,
@@ -88,15 +88,15 @@ def tune_together(
     def decided(entrant: Entrant[ConvProblem]) -> None:
         problem, selection = entrant.problem, entrant.selection()
         timed = 0 if selection is None else selection.total_samples
-        earlier = workplace.earlier(problem) if entrant.is_cut else None
+        earlier = searches.earlier(problem) if entrant.is_cut else None
         if earlier is not None and earlier.selection.total_samples >= timed:
-            workplace.close(entrant)
+            searches.close(entrant)
             made[problem] = earlier
         elif selection is not None or (entrant.found.screening.eliminated and not entrant.is_cut):
-            made[problem] = workplace.commit(entrant, selection)
+            made[problem] = searches.commit(entrant, selection)
         else:
-            workplace.close(entrant)
-            made[problem] = workplace.untimed(problem)
+            searches.close(entrant)
+            made[problem] = searches.untimed(problem)
 
     def say(race: ModelRace[ConvProblem] | None) -> None:
         loss = None if race is None or waiting else race.expected_loss()
@@ -105,22 +105,22 @@ def tune_together(
 
     waiting = []
     for problem in calls:
-        if (known := workplace.known(problem)) is None:
+        if (known := searches.known(problem)) is None:
             waiting.append(problem)
         else:
             made[problem] = known
     waiting.sort(key=lambda problem: -calls[problem] * problem.flops)
     while waiting:
         entrants: list[Entrant[ConvProblem]] = []
-        while waiting and not is_out_of_time() and workplace.room_for(waiting[0]):
-            entrant = workplace.open(waiting[0], calls[waiting[0]])
+        while waiting and not is_out_of_time() and searches.room_for(waiting[0]):
+            entrant = searches.open(waiting[0], calls[waiting[0]])
             if entrant is None:
                 break
             entrants.append(entrant)
             del waiting[0]
         if not entrants:
             problem = waiting.pop(0)
-            made[problem] = workplace.earlier(problem) or workplace.untimed(problem)
+            made[problem] = searches.earlier(problem) or searches.untimed(problem)
             continue
         ModelRace(entrants, decided, is_out_of_time, say).run()
     say(None)

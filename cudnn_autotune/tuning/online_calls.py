@@ -174,7 +174,8 @@ class OnlineCommitter:
 
     @property
     def chosen_elsewhere(self) -> str | None:
-        known = choice_log.find(self._first)
+        first = self._first
+        known = choice_log.find(first.problem, *first.policy, first.device)
         return known.text if known is not None and known.total_samples > 0 else None
 
     def commit(self, selection: Selection) -> None:

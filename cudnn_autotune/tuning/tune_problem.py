@@ -57,10 +57,9 @@ def tune(
         run_operator(problem, data, sampling)
         torch.cuda.synchronize(device)
     policy = (sampling, settings.get_workspace_limit(), settings.get_benchmark_limit())
-    for choice in choice_log.choices():
-        known = (choice.sampling, choice.workspace_limit, choice.benchmark_limit)
-        if (choice.problem, choice.device) == (problem, device) and known == policy:
-            return choice.decision
+    choice = choice_log.find(problem, *policy, device)
+    if choice is not None:
+        return choice.decision
     reasons = ", ".join(choice_log.fallbacks()) or "it is served by PyTorch"
     raise RuntimeError(f"{problem.text}: no choice was made: {reasons}")
 

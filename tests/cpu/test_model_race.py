@@ -156,7 +156,7 @@ class Interrupted:
 
 
 class Recorded:
-    """A ``model_tuning.Workplace`` of recordings, with a store on disk."""
+    """A ``model_tuning.Searches`` of recordings, with a store on disk."""
 
     def __init__(self, folder: Path, most_open: int = 99, interrupt_ms: float = math.inf) -> None:
         self.store = Store(folder, H200)

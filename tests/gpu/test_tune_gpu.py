@@ -17,7 +17,7 @@ from cudnn_autotune.nn.model_problems import calls_of
 from cudnn_autotune.store import Store
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.timer import Batch, Sample
-from cudnn_autotune.tuning.gpu_workplace import GpuWorkplace
+from cudnn_autotune.tuning.gpu_searches import GpuSearches
 
 pytestmark = pytest.mark.gpu
 
@@ -172,7 +172,7 @@ def test_an_interruption_keeps_what_was_raced(
 
 
 def test_one_at_a_time_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GpuWorkplace, "room_for", lambda self, problem: not self._opened)
+    monkeypatch.setattr(GpuSearches, "room_for", lambda self, problem: not self._opened)
     model, x = network()
     assert len(ca.tune(model, x)) == 6
 

@@ -1,4 +1,4 @@
-"""Searches the problems of a model side by side on a GPU of this machine."""
+"""The searches of a model's problems that are open side by side on a GPU of this machine."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class _Open:
 
 
 @dataclass
-class GpuWorkplace:
-    """A ``model_tuning.Workplace`` on a CUDA device; a context manager.
+class GpuSearches:
+    """The ``model_tuning.Searches`` of a CUDA device; a context manager.
 
     Args:
         device: the device's index.
@@ -63,7 +63,7 @@ class GpuWorkplace:
     anew: bool = False
     _opened: dict[ConvProblem, _Open] = field(default_factory=dict)
 
-    def __enter__(self) -> GpuWorkplace:
+    def __enter__(self) -> GpuSearches:
         # The threads compile; one core is left to the thread that keeps the GPU busy.
         cores = len(os.sched_getaffinity(0))
         self._builders = ThreadPoolExecutor(max(1, min(cores - 1, _MOST_BUILDERS)))
@@ -87,11 +87,8 @@ class GpuWorkplace:
     def _found(self, problem: ConvProblem) -> Choice | None:
         """What serves the problem in this process, or would at the next call."""
         policy = (self.mode, settings.get_workspace_limit(), settings.get_benchmark_limit())
-        for choice in choice_log.choices():
-            known = (choice.sampling, choice.workspace_limit, choice.benchmark_limit)
-            if (choice.problem, choice.device, known) == (problem, self.device, policy):
-                return choice
-        return remembering.find(problem, *policy, self.device)
+        found = choice_log.find(problem, *policy, self.device)
+        return found or remembering.find(problem, *policy, self.device)
 
     def _served(self, found: Choice) -> Decision:
         return tune_problem.tune(found.problem, self.device, self.mode)
