@@ -1,7 +1,8 @@
 """The outputs that this user's processes have checked, so that later ones need not check them.
 
 A line for each engine of a problem whose output was right: the digest of what that depends on, and
-the relative error. It lies in the private folder of compiled plans, and is believed as they are.
+the relative error. A later line with an infinite error withdraws it. The file lies in the private
+folder of compiled plans, and is believed as they are.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ def remember(problem: str, engine: str, device: int, error: float) -> None:
         file.add(problem, engine, error)
 
 
+def withdraw(problem: str, engine: str, device: int) -> None:
+    """Records that an output was wrong, whatever was recorded before; as :func:`remember`."""
+    remember(problem, engine, device, math.inf)
+
+
 class CheckedOutputs:
     """The file of one store's private folder, for one environment.
 
@@ -72,12 +78,13 @@ class CheckedOutputs:
             return self._errors.get(self._digest(problem, engine))
 
     def add(self, problem: str, engine: str, error: float) -> None:
-        if self.error_of(problem, engine) is not None:
+        is_right = error < math.inf
+        if (self.error_of(problem, engine) is not None) is is_right:
             return
         digest = self._digest(problem, engine)
         with LOCK:
             assert self._errors is not None
-            self._errors[digest] = error
+            _enter(self._errors, digest, error)
         try:
             size = self._folder.append(_NAME, f"{digest} {error:.6g}\n".encode())
             if size > _MOST_BYTES:
@@ -96,13 +103,20 @@ class CheckedOutputs:
         for line in content.decode("ascii", "replace").splitlines():
             digest, _, text = line.partition(" ")
             error = _number(text)
-            if len(digest) == _DIGITS and 0 <= error < math.inf:
-                found[digest] = error
+            if len(digest) == _DIGITS and error >= 0:
+                _enter(found, digest, error)
         return found
 
     def _digest(self, problem: str, engine: str) -> str:
         depends_on = {**self._environment, "problem": problem, "engine": engine}
         return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
+
+
+def _enter(errors: dict[str, float], digest: str, error: float) -> None:
+    if error < math.inf:
+        errors[digest] = error
+    else:
+        errors.pop(digest, None)
 
 
 def _number(text: str) -> float:

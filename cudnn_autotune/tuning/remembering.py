@@ -102,8 +102,8 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
 
 
 def commit(choice: Choice, since: int | None = None) -> None:
-    """Records a choice, stores it if it was measured here, and that its output was right if this
-    process has checked it, and announces it; does nothing if its problem was forgotten meanwhile.
+    """Records a choice, stores it if it was measured here, and announces it. Records which outputs
+    were right and wrong, too. Does nothing if its problem was forgotten meanwhile.
 
     Args:
         since: the problem's ``choice_log.generation`` when the choice was begun; None stands for
@@ -115,6 +115,9 @@ def commit(choice: Choice, since: int | None = None) -> None:
     if error is not None and error <= tolerance(choice.problem):
         found = (choice.problem.text, choice.text, choice.device, error)
         deferred.change(partial(checked_outputs.remember, *found))
+    for text, _ in choice.rejected:
+        wrong = (choice.problem.text, text, choice.device)
+        deferred.change(partial(checked_outputs.withdraw, *wrong))
     if choice.origin == "tuned":
         deferred.change(partial(_store, [choice.decision], choice.device))
     events.announce(choice)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,20 @@ def test_what_was_wrong_is_checked_again() -> None:
     # A pinned one serves all the same, and is not remembered as right.
     assert serve(right=False, origin="pinned") is not None
     assert is_checked()
+
+
+def test_what_was_wrong_later_is_checked_again() -> None:
+    """An engine may be wrong now and then, or for some values only."""
+    found = serve()
+    assert found is not None
+    decision = replace(found.decision, rejected=(("matmul", 0.5),), relative_error=None)
+    remembering.commit(replace(found, decision=decision))
+    assert is_checked()
+    new_process()
+    assert is_checked()
+    serve()
+    new_process()
+    assert not is_checked()
 
 
 def test_what_is_not_right_by_todays_tolerance_is_checked_again() -> None:
