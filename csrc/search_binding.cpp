@@ -168,8 +168,8 @@ struct Search {
   // Prepares a thread that only builds plans and then ends: its device and capture mode stay set.
   void enter() const {
     if (!device) return;
-    allow_capture_elsewhere();
     c10::cuda::set_device(*device);
+    allow_capture_elsewhere();
   }
 };
 
