@@ -134,7 +134,7 @@ def rows(data: dict[str, Any]) -> list[Row]:
 def tables(data: dict[str, Any]) -> list[Table]:
     """Of a record, or of several whose runs were put together."""
     found = rows(data)
-    shown = [_means(found), _steps(data, found), *_by_way(found)]
+    shown = [_means(found), _steps(data, found), *_by_way(data, found)]
     shown[-1].note += "".join(f" {text}." for text in data["results"].get("failures", []))
     return shown
 
@@ -209,16 +209,18 @@ def _steps(data: dict[str, Any], found: list[Row]) -> Table:
     return table
 
 
-def _by_way(found: list[Row]) -> list[Table]:
+def _by_way(data: dict[str, Any], found: list[Row]) -> list[Table]:
     """What is known of each way beside the times of its steps."""
     ways = [way for way in WAYS if any(way in row.ways for row in found)]
     labels = [WAYS[way].label for way in ways]
+    at_once = data["arguments"].get("at_once")  # not in older records
+    shared = f"; up to {at_once} such processes share the CPU" if at_once else ""
     first = Table(
         "The first step, and the memory of a later one",
         [*_CASE, *(f"{label} (s)" for label in labels), *(f"{label} (MiB)" for label in labels)],
         note="Seconds of compiling, tuning and running, one way after the other in one process, so "
-        "that later ways find what earlier ones have tuned or compiled. MiB: the most that a step "
-        "has at a time, beside the model and its inputs.",
+        f"that later ways find what earlier ones have tuned or compiled{shared}. MiB: the most "
+        "that a step has at a time, beside the model and its inputs.",
         texts=len(_CASE),
     )
     off = Table(

@@ -473,6 +473,10 @@ def test_memory_is_beside_the_first_step(modules: None) -> None:
     found = measured("a", "pytorch_off", times, ways=ways, peak_bytes=memory)
     table = next(t for t in tables(report_data(found)) if "memory" in t.title)
     assert table.rows == [("a", "inference, channels_last, 1", "1.2", "10.0", "3", "1")]
+    assert "share the CPU" not in table.note
+    data = report_data(found)
+    data["arguments"]["at_once"] = 7
+    assert "; up to 7 such processes share the CPU." in tables(data)[2].note
 
 
 def test_a_result_that_is_further_off_is_named(modules: None) -> None:
