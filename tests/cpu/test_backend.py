@@ -299,6 +299,22 @@ class TestComparison:
                 assert sets_of_weights() == last().is_frozen
                 block.first.weight.mul_(-2)
 
+    def test_programs_do_not_wait_for_ever_to_be_compared(
+        self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in the second graph of a model whose first one's results are in use at each call."""
+        monkeypatch.setattr(compiled_graph, "is_within_step", lambda: True)
+        model = compiled(block, compare=True)
+        with torch.no_grad():
+            for call in range(12):
+                torch.testing.assert_close(model(input), block(input))
+                assert ("not compared" in last().note) == (call >= 9)
+            monkeypatch.undo()
+            block.first.weight.mul_(-2)
+            torch.testing.assert_close(model(input), block(input))
+        assert last().chosen == "cudnn_autotune"
+        assert last().times_ms == {}
+
     def test_steps_are_not_marked_for_the_caller(self, block: nn.Module, input: Tensor) -> None:
         """After a mark, the CUDA graphs of other programs would begin no step by themselves."""
         from torch._inductor.cudagraph_trees import MarkStepBox

@@ -31,6 +31,8 @@ OURS, PLAIN, FROZEN = "cudnn_autotune", "inductor", "inductor, frozen"
 _log = logging.getLogger(__name__)
 
 _MOST_REFREEZINGS = 3
+# So often a comparison is put off, because results of the caller's step are in use.
+_MOST_DEFERRALS = 10
 
 
 @dataclass
@@ -68,7 +70,7 @@ class CompiledGraph:
         on_gpu = (v.device for v in inputs if isinstance(v, Tensor) and v.is_cuda)
         self._device: torch.device | None = next(on_gpu, None)
         self._has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
-        self._refreezings = 0
+        self._refreezings = self._deferrals = 0
         self._plain: Compiled | None = None
         self._contenders: dict[str, Compiled] = {}
         """What is compared at the next call outside of captures and of the caller's steps."""
@@ -150,11 +152,21 @@ class CompiledGraph:
                 is_free = not is_within_step()
             if is_free:
                 self._choose(inputs)
+            else:
+                self._defer()
         return self._current.run(*inputs)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """The program's device is the current one, which is synchronised to time programs."""
         return nullcontext() if self._device is None else torch.cuda.device(self._device)
+
+    def _defer(self) -> None:
+        """Gives the comparison up in the end: the programs hold memory."""
+        self._deferrals += 1
+        if self._deferrals == _MOST_DEFERRALS:
+            self._contenders = {}
+            self._record.note = "not compared: each call is within a step of Inductor's CUDA graphs"
+            _log.info("a compiled graph was %s", self._record.note)
 
     def _choose(self, inputs: Sequence[Any]) -> None:
         """Keeps the fastest of the programs that are right."""
