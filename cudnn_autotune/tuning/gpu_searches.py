@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import Operands, operands
 from cudnn_autotune.tuning import choice_log, miss, remembering, settings, tune_problem
-from cudnn_autotune.tuning.choice import Choice, untimed
+from cudnn_autotune.tuning.choice import untimed
 
 _log = logging.getLogger(__name__)
 
@@ -77,21 +77,22 @@ class GpuSearches:
         self._opened.clear()
 
     def known(self, problem: ConvProblem) -> Decision | None:
-        found = None if self.anew else self._found(problem)
-        return self._served(found) if found and is_final(found.decision.selection) else None
+        return self._decided(problem, lambda decision: is_final(decision.selection))
 
     def earlier(self, problem: ConvProblem) -> Decision | None:
-        found = None if self.anew else self._found(problem)
-        return self._served(found) if found else None
+        return self._decided(problem, lambda decision: True)
 
-    def _found(self, problem: ConvProblem) -> Choice | None:
+    def _decided(
+        self, problem: ConvProblem, suffices: Callable[[Decision], bool]
+    ) -> Decision | None:
         """What serves the problem in this process, or would at the next call."""
         policy = (self.mode, settings.get_workspace_limit(), settings.get_benchmark_limit())
-        found = choice_log.find(problem, *policy, self.device)
-        return found or remembering.find(problem, *policy, self.device)
-
-    def _served(self, found: Choice) -> Decision:
-        return tune_problem.tune(found.problem, self.device, self.mode)
+        made = choice_log.find(problem, *policy, self.device)
+        found = made or remembering.find(problem, *policy, self.device)
+        if self.anew or found is None or not suffices(found.decision):
+            return None
+        # What a neighbour's engine serves would be searched for by tune().
+        return made.decision if made else tune_problem.tune(problem, self.device, self.mode)
 
     def room_for(self, problem: ConvProblem) -> bool:
         wanted = self._bytes(problem) + sum(one.bytes for one in self._opened.values())

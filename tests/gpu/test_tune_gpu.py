@@ -147,6 +147,20 @@ def test_with_no_time_earlier_decisions_stay(is_stored: bool) -> None:
     assert {choice.problem: choice.text for choice in ca.choices()} == first
 
 
+def test_with_no_time_a_neighbours_engine_stays() -> None:
+    """A fifth size of a layer, which the engine of a near one serves."""
+    model = ca.Conv2d(32, 32, 3, padding=1).cuda().half()
+    with torch.no_grad():
+        for size in range(28, 33):
+            model(torch.randn(8, 32, size, size, device="cuda", dtype=torch.float16))
+        x = torch.randn(8, 32, 32, 32, device="cuda", dtype=torch.float16)
+    before = ca.choices()
+    assert before[-1].origin == "neighbour"
+    (made,) = ca.tune(model, x, train=False, budget_s=0)
+    assert made == before[-1].decision
+    assert ca.choices() == before
+
+
 def test_an_interruption_keeps_what_was_raced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
