@@ -127,7 +127,8 @@ class GpuSearches:
         return made
 
     def close(self, entrant: Entrant[ConvProblem]) -> None:
-        self._opened.pop(entrant.problem).timer.close()
+        if (one := self._opened.pop(entrant.problem, None)) is not None:  # else an interruption
+            one.timer.close()
 
     def _open(self, problem: ConvProblem) -> _Open:
         tune_problem.check_tunable(problem)

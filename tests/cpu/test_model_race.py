@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -371,6 +371,22 @@ def test_what_cannot_be_tuned_is_said() -> None:
         ca.tune(layer, x, train="yes")  # type: ignore[arg-type]
     with ca.use_sampling("online"), pytest.raises(ValueError, match="decides in later calls"):
         ca.tune(layer, x)
+
+
+@pytest.mark.search
+def test_a_search_may_be_closed_again() -> None:
+    """As after an interruption between its closing and what then serves the problem."""
+    from cudnn_autotune.tuning.gpu_searches import GpuSearches
+
+    closed: list[bool] = []
+    problem = make("resnet_fp16_nhwc")
+    searches, one = GpuSearches(0, "auto"), Entrant(problem, 1, cast(Any, None), cast(Any, None))
+    searches._opened[problem] = cast(
+        Any, SimpleNamespace(timer=SimpleNamespace(close=lambda: closed.append(True)))
+    )
+    for _ in range(2):
+        searches.close(one)
+    assert closed == [True]
 
 
 @pytest.mark.search
