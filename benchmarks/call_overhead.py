@@ -1,13 +1,10 @@
 #!/usr/bin/env python
-"""The host's side of a convolution: a call, a process's memory.
+"""The host's side of a convolution's call.
 
-calls    nn.Conv2d with torch.backends.cudnn.benchmark = True against our Conv2d, and F.conv2d
-         against our functional: one process, blocks in turns and in random order, the device
-         synchronised between blocks and never inside. PyTorch's module takes part twice: how far
-         its ratio to itself is from 1 is the error of the method.
-memory   resident memory of a process that runs `--memory-shapes` shapes, forward and backward
-         (ours also forward only)
-         (three problems a shape), ours and PyTorch's each in a process of its own.
+nn.Conv2d with torch.backends.cudnn.benchmark = True against our Conv2d, and F.conv2d against our
+functional: one process, blocks in turns and in random order, the device synchronised between blocks
+and never inside. PyTorch's module takes part twice: how far its ratio to itself is from 1 is the
+error of the method.
 
     python benchmarks/call_overhead.py --json overhead.json
 """
@@ -15,26 +12,19 @@ memory   resident memory of a process that runs `--memory-shapes` shapes, forwar
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-import time
 from typing import Any
 
 from common import arguments
 from common.modes import OUR_MODES
 
-PARTS = ("calls", "memory")
-# The short ones first: what they leave of the time goes to the others.
-MEMORY_OF = ("ours, forward only", "ours", "pytorch")
 SETTINGS = ("no_grad", "forward", "forward_backward", "functional")
 LAYOUTS = ("channels_last", "contiguous")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-_START_S = 10.0
 
 
 def parser() -> argparse.ArgumentParser:
     p = arguments.parser(__doc__)
-    p.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of: %(default)s")
     p.add_argument(
         "--shape", type=int, nargs=4, default=[1, 16, 8, 8], metavar=("N", "C", "H", "W")
     )
@@ -47,60 +37,35 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--settings", default=",".join(SETTINGS), help="of: %(default)s")
     p.add_argument("--layouts", default=",".join(LAYOUTS), help="of: %(default)s")
     p.add_argument("--sampling", choices=OUR_MODES, default="sample_once")
-    p.add_argument("--memory-shapes", type=int, default=1000)
-    p.add_argument("--memory-step", type=int, default=50, help="shapes between two readings")
-    p.add_argument("--memory-sampling", choices=OUR_MODES, default="sample_once")
-    p.add_argument("--memory-benchmark-limit", type=int, default=4, help="ours and PyTorch's")
-    p.add_argument("--time-limit", type=float, default=540, help="seconds for all parts")
+    p.add_argument("--time-limit", type=float, default=540, help="seconds for all")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     return p
 
 
 def main() -> int:
     options = parser().parse_args()
-    if options.worker:
-        from common.workers import serve
+    from common.workers import records_of, serve, started_ahead
 
-        part = options.worker.partition(":")[0]
-        return serve(importlib.import_module(f"overhead.{part}").measure)
-    parts = arguments.some_of("--parts", options.parts, PARTS)
+    if options.worker:
+        from overhead import calls
+
+        return serve(calls.measure)
     settings = arguments.some_of("--settings", options.settings, SETTINGS)
     layouts = arguments.some_of("--layouts", options.layouts, LAYOUTS)
 
     from common.record import Record
     from common.tables import show
     from common.telemetry import Telemetry
-    from common.workers import records_of, started_ahead
     from overhead.report import tables
 
-    begin = time.monotonic()
     record = Record("call_overhead", options.json, device=options.device, arguments=vars(options))
-    names = [part for part in PARTS if part in parts and part != "memory"]
-    names += [f"memory:{name}" for name in MEMORY_OF] if "memory" in parts else []
-    results: dict[str, Any] = record.results
-    failures: list[str] = results.setdefault("failures", [])
+    found: list[dict[str, Any]] = record.results.setdefault("calls", [])
+    failures: list[str] = record.results.setdefault("failures", [])
+    request = {**vars(options), "json": None, "settings": settings, "layouts": layouts}
     with Telemetry() as telemetry:
-        # No worker is started ahead here: host time is what is measured.
-        for index, worker in enumerate(started_ahead(__file__, names, ahead=0)):
-            part, _, implementation = worker.name.partition(":")
-            left = options.time_limit - (time.monotonic() - begin)
-            request = {
-                **{k: v for k, v in vars(options).items() if k != "json"},
-                "settings": settings,
-                "layouts": layouts,
-                "implementation": implementation,
-                # It ends by itself before it is ended: its CUDA context takes some seconds more.
-                "seconds": max(1.0, left - _START_S) / (len(names) - index),
-            }
-            kept: list[dict[str, Any]] = []
-            if part == "memory":
-                results.setdefault("memory", {})[implementation] = kept
-            else:
-                results[part] = kept
-            for entry in records_of(worker, request, max(1.0, left), failures):
-                kept.append(entry)
-                if "stopped" in entry:
-                    failures.append(f"{worker.name}: {entry['stopped']}")
+        for worker in started_ahead(__file__, ["calls"]):
+            for entry in records_of(worker, request, options.time_limit, failures):
+                found.append(entry)
                 record.save(telemetry=telemetry.summary())
     record.save(complete=not failures, telemetry=telemetry.summary())
     show(tables(record.data))

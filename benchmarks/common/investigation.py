@@ -90,11 +90,12 @@ def fill(
 
 def tables(data: dict[str, Any]) -> list[Any]:
     """Of the record of such a script."""
-    from .tables import NONE, Table
+    from .tables import NONE, Table, dry_run_note
 
     results = data["results"]
     columns = list(results["rows"][0]) if results["rows"] else ["case"]
-    table = Table(results["title"], columns, note=" ".join(f"{f}." for f in results["failures"]))
+    note = " ".join(f"{failure}." for failure in results["failures"]) + dry_run_note(data)
+    table = Table(results["title"], columns, note=note)
     for row in results["rows"]:
         cells = (NONE if value is None else value for value in row.values())
         table.rows.append([f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells])

@@ -24,7 +24,7 @@ def show(tables: Iterable[Table]) -> None:
 
 def dry_run_note(data: dict[str, Any]) -> str:
     """What is added to a table's note where the record is not of a GPU."""
-    return " DRY RUN: on a CPU." if data["environment"].get("device") == "cpu" else ""
+    return " DRY RUN: on a CPU." if data.get("environment", {}).get("device") == "cpu" else ""
 
 
 def percent(ratio: float, digits: int = 1) -> str:

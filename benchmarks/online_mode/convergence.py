@@ -46,6 +46,9 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def compared(problem: Any, end: float) -> dict[str, Any]:
     """Lets `online` decide and `auto` choose; then all contenders of both take turns."""
     import cudnn_autotune as ca
+    from cudnn_autotune.audit import oracle
+    from cudnn_autotune.audit.analysis import truth_of
+    from cudnn_autotune.audit.model import BURST
     from cudnn_autotune.timers.measuring import operands
     from cudnn_autotune.tuning.online_tuner import TUNER
 
@@ -59,10 +62,9 @@ def compared(problem: Any, end: float) -> dict[str, Any]:
     if online is None or auto is None or not online.time_ms or not auto.time_ms:
         return {"error": f"no choice was made: {ca.fallbacks()}"}
     with engines.opened(problem) as (timer, _):
-        runnable = timer.runnable(contenders([online, auto]))
-        rough_ms = engines.single_calls(timer, runnable)
-        runnable = [c for c in runnable if c.text in rough_ms]
-        times_ms = engines.take_turns(timer, runnable, rough_ms, rounds=16)
+        wanted = contenders([online, auto])
+        truth = truth_of(oracle.measure(timer, wanted, [c.text for c in wanted]), BURST)
+        times_ms = truth.times_ms if truth else {}
         plans = {text: timer.plans.get(text) for text in times_ms}
     if lacking := {online.text, auto.text} - set(times_ms):
         return {"error": f"not timed: {', '.join(sorted(lacking))}"}

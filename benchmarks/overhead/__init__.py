@@ -1,1 +1,1 @@
-"""The parts of call_overhead.py: host time of calls, and memory."""
+"""What call_overhead.py measures, and its tables."""

@@ -47,12 +47,13 @@ def calls_table(data: dict[str, Any]) -> Table:
 
 
 def memory_table(data: dict[str, Any]) -> Table:
+    """Of older records; new_sizes.py measures memory now."""
     a = data["arguments"]
     table = Table(
         "Growth of host memory over many shapes, forward and backward unless it says otherwise",
         ("implementation", "shapes", "growth MiB", "KiB per shape", "seconds"),
-        note=f"Ours: {a['memory_sampling']}; both with a benchmark limit of "
-        f"{a['memory_benchmark_limit']}; each in a process of its own, since its first shape.",
+        note=f"Ours: {a.get('memory_sampling')}; both with a benchmark limit of "
+        f"{a.get('memory_benchmark_limit')}; each in a process of its own, since its first shape.",
     )
     for name, records in data["results"].get("memory", {}).items():
         if len(records) > 1:

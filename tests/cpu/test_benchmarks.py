@@ -15,8 +15,8 @@ from benchmark_scripts import BENCHMARKS, main, record, run, whole_record
 from subprocesses import python
 
 DRY_RUNS = {
-    "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous "
-    "--memory-shapes 4 --memory-step 2",
+    "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous",
+    "new_sizes": "--sizes 6 --calls 2 --last 3 --ways pytorch_off,online,tune",
     "warm_start": "--runs 1 --modes heuristic,auto_empty",
 }
 # Each repeats what a page of docs/findings rests on, and has no dry run.
@@ -34,7 +34,7 @@ def test_help(modules: None, script: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for minutes")
-@pytest.mark.parametrize("script", [*INVESTIGATIONS, "online", "ranks", "gpu_tests"])
+@pytest.mark.parametrize("script", [*INVESTIGATIONS, "online", "ranks", "gpu_tests", "new_sizes"])
 def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
     """The default cases are known: they are read before."""
     assert main(script) == f"{script}.py needs a CUDA GPU, and there is none here"
@@ -46,7 +46,11 @@ def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
         ("power_limit", ("--cases", "no_such_layer"), "--cases: no case of layers.json has"),
         ("power_limit", ("--cases", ","), "--cases: must name at least one case"),
         ("power_limit", ("--layers", "nowhere.json"), "--layers: "),
-        ("call_overhead", ("--parts", "everything"), "--parts"),
+        ("call_overhead", ("--settings", "everything"), "--settings"),
+        ("new_sizes", ("--ways", "fastest"), "--ways"),
+        ("new_sizes", ("--ways", "online"), "pytorch_off"),
+        ("new_sizes", ("--tuned", "heuristic"), "--tuned"),
+        ("new_sizes", ("--sizes", "0"), "--sizes"),
         ("online", ("--parts", "nonsense"), "--parts"),
         ("online", ("--cases", "nonsense"), "--cases"),
         ("online", ("--trials", "0"), "--trials"),
@@ -88,7 +92,7 @@ def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
     whole_record(dry_runs, script)
 
 
-def test_call_overhead_has_its_parts(dry_runs: Path) -> None:
+def test_call_overhead_has_its_settings(dry_runs: Path) -> None:
     results = record(dry_runs, "call_overhead")["results"]
     assert {r["setting"] for r in results["calls"]} == {
         "no_grad",
@@ -99,10 +103,19 @@ def test_call_overhead_has_its_parts(dry_runs: Path) -> None:
     for measured in results["calls"]:
         assert {"pytorch", "pytorch, again", "ours"} <= set(measured["times"])
         assert measured["times"]["ours"]["ratio"] > 0
-    for implementation in ("ours", "pytorch"):
-        grown = results["memory"][implementation]
-        assert [r["shapes"] for r in grown] == [1, 3, 5]
-        assert all(r["resident_kb"]["VmRSS"] > 0 for r in grown)
+
+
+def test_new_sizes_have_a_process_of_each_way(dry_runs: Path) -> None:
+    results = record(dry_runs, "new_sizes")["results"]
+    assert results["failures"] == []
+    assert [row["case"] for row in results["rows"]] == ["pytorch_off", "online", "tune"]
+    assert results["rows"][0]["over benchmark off"] == 1
+    for row in results["rows"]:
+        assert row["sizes"] == 6
+        assert 1 <= row["compared"] <= 3
+        assert row["last sizes over tuned"] > 0
+        assert 0 < row["longest of the last half (ms)"] <= row["longest call (ms)"]
+        assert row["host memory (MiB)"] >= 0
 
 
 def test_warm_start_has_a_process_of_each_mode(dry_runs: Path) -> None:
