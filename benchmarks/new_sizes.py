@@ -74,7 +74,8 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         ca.convert(model)
     else:
         set_torch_mode(way)
-    ca.sampling.register(dataclasses.replace(ca.sampling.get(request["tuned"]), name="tuned"))
+    like: Any = ca.sampling.get(request["tuned"])
+    ca.sampling.register(dataclasses.replace(like, name="tuned"))
     tuned = ca.convert(plain, "tuned")
     pool: list[Any] = []
 
@@ -172,7 +173,7 @@ def main() -> int:
             reference[:] = map(sum, by_size)
             last[:] = over  # what the first process has tuned
         totals = [sum(calls) for calls in by_size]
-        rest = next((entry for entry in found if "made" in entry), {"made": {}})
+        rest: dict[str, Any] = next((entry for entry in found if "made" in entry), {"made": {}})
         yield {
             "total (s)": sum(totals) / 1e3,
             "over benchmark off": sum(totals) / sum(reference[: len(totals)]),
