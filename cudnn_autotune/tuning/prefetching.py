@@ -9,12 +9,12 @@ is verified like any other.
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 
+from cudnn_autotune.core.background import COMPILING, BackgroundThreads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.store import Decision, Layered
@@ -24,15 +24,13 @@ from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.tuning import settings
 from cudnn_autotune.tuning.choice import Choice
 
-_THREADS = 4
-_NICENESS = 10  # of these threads
+_READING = BackgroundThreads(4)
 _BLOCK = 64
 # Plans that wait. Each takes some 0.2 MB or more; beyond this number the oldest are dropped.
 _MOST_WAITING = 256
 
 Built = Future["_C.Plan | None"]
 _Key = tuple[Gpu, bytes, str]
-_Work = deque[tuple[Built, "_C.ConvProblem", str]]
 
 _waiting: OrderedDict[_Key, Built] = OrderedDict()
 _readers: dict[int, Reader] = {}
@@ -69,14 +67,17 @@ def start(
             for key in keys.keys() & _waiting.keys():
                 if _is_without_plan(_waiting[key]):
                     del _waiting[key]
-        new: dict[_Key, Built] = {key: Future() for key in keys if key not in _waiting}
-        work = deque((built, *keys[key]) for key, built in new.items())
-        if not _start_threads(work, gpu, may_compile):
-            return []
-        _waiting.update(new)
+        begun: dict[_Key, Built] = {}
+        threads = COMPILING if may_compile else _READING
+        # RuntimeError: the system gives no thread, or the process exits. Then calls build plans.
+        with suppress(RuntimeError):
+            for key, (native, text) in keys.items():
+                if key not in _waiting:
+                    begun[key] = threads.submit(_C.build_ahead, native, gpu, text, may_compile)
+        _waiting.update(begun)
         while len(_waiting) > _MOST_WAITING:
             _waiting.popitem(last=False)[1].cancel()
-    return list(new.values())
+    return list(begun.values())
 
 
 def _is_without_plan(built: Built) -> bool:
@@ -93,10 +94,9 @@ def take(native: _C.ConvProblem, engine_text: str, gpu: Gpu) -> _C.Plan | None:
         built = _waiting.pop((gpu, _C.problem_key(native), engine_text), None)
     if built is None or built.cancel():  # its turn has not come: the caller is faster
         return None
-    try:
+    with suppress(Exception):  # the caller builds it itself, and meets the error
         return built.result()
-    except Exception:  # the caller builds it itself, and meets the error
-        return None
+    return None
 
 
 def clear() -> None:
@@ -137,43 +137,6 @@ class Reader:
             and (d.sampling, d.benchmark_limit) == (served.sampling, served.benchmark_limit)
         )
         return [d for d in same_mode if d and d.chosen and d.chosen.candidate.is_compiled]
-
-
-def _start_threads(work: _Work, gpu: Gpu, may_compile: bool) -> bool:
-    """Starts the threads that do the work; returns whether there is one.
-
-    They are no executor's: the interpreter would wait at its exit until all the work is done.
-    """
-    threads = 0
-    # RuntimeError: the system gives no thread, or the process exits. Then calls build plans.
-    with suppress(RuntimeError):
-        for number in range(min(_THREADS, len(work))):
-            arguments = (work, gpu, may_compile)
-            threading.Thread(target=_do, args=arguments, name=f"prefetching-{number}").start()
-            threads += 1
-    return threads > 0
-
-
-def _do(work: _Work, gpu: Gpu, may_compile: bool) -> None:
-    _lower_priority()
-    while True:
-        try:
-            built, native, text = work.popleft()
-        except IndexError:
-            return
-        if not threading.main_thread().is_alive():
-            built.cancel()  # the process exits
-        if not built.set_running_or_notify_cancel():
-            continue
-        try:
-            built.set_result(_C.build_ahead(native, gpu, text, may_compile))
-        except Exception as error:
-            built.set_exception(error)
-
-
-def _lower_priority() -> None:
-    with suppress(OSError, AttributeError):  # Linux has a niceness for each thread
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _after_fork() -> None:

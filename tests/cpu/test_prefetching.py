@@ -90,17 +90,17 @@ def test_a_plan_is_taken_once() -> None:
         assert plan.text == text
         assert take(text) is None
     wait(begun)
-    start(wanted[:1])[0].result()
-    plan = take(wanted[0])
-    assert plan is not None
+    for _ in range(2):
+        start(wanted[:1])[0].result()
+        plan = take(wanted[0])
+        assert plan is not None
     assert plan.is_read_back
 
 
 def test_what_waits_is_not_begun_again() -> None:
-    begun = start(texts(3))
+    wait(start(texts(3)))
     assert start(texts(3)) == []
     assert len(start(texts(4))) == 1
-    wait(begun)
 
 
 def test_another_problem_or_config_takes_nothing() -> None:
@@ -174,6 +174,7 @@ def choice(candidate: ca.Candidate, problem: ca.ConvProblem = PROBLEM) -> Choice
 def test_serving_takes_the_plan_and_verifies_it() -> None:
     one = next(c for c in candidates() if c.workspace_bytes > 0)
     (built,) = start([one.text])
+    wait([built])
     assert served(choice(one)) is built.result()
     (built,) = start([one.text])
     wait([built])

@@ -8,11 +8,11 @@ kept beside the store, where the searches find them.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from types import TracebackType
 
+from cudnn_autotune.core.background import COMPILING
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
 from cudnn_autotune.engines.problem import ConvProblem
@@ -23,8 +23,6 @@ from cudnn_autotune.tuning import remembering, settings
 
 _log = logging.getLogger(__name__)
 
-# More threads than this save little time and use memory.
-_MOST_THREADS = 12
 # The modes that compile before they time anything. The others take what is compiled already, or
 # compile on threads of their own.
 _MODES = ("auto", "race", "sustained")
@@ -35,7 +33,6 @@ class CompilingAhead:
     left out."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max(1, min((os.cpu_count() or 1) - 1, _MOST_THREADS)))
         self._building: dict[tuple[ConvProblem, Device], Future[None]] = {}
 
     def __enter__(self) -> CompilingAhead:
@@ -47,7 +44,8 @@ class CompilingAhead:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for building in self._building.values():
+            building.cancel()
 
     def start(
         self, problem: ConvProblem, device: Device, sampling: str, workspace_limit: int | None
@@ -67,7 +65,7 @@ class CompilingAhead:
             if remembering.find(problem, mode, workspace_limit, 0, index) is not None:
                 return
             nearby = remembering.similar(problem, index)
-        future = self._pool.submit(_compile, problem, device, mode, workspace_limit, nearby)
+        future = COMPILING.submit(_compile, problem, device, mode, workspace_limit, nearby)
         self._building[problem, device] = future
 
     def wait(self, problems: Sequence[ConvProblem], device: Device) -> None:

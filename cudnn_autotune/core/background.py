@@ -1,0 +1,87 @@
+"""Work that nobody waits for, on threads of low priority."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_NICENESS = 10  # added to that of these threads
+# Compiling on more threads than this saves little time and uses memory.
+_MOST_COMPILING = 12
+
+
+class BackgroundThreads:
+    """Threads that run work in the order in which it was given, and end when there is none.
+
+    When the process exits, work that has begun is finished and the rest is cancelled. A forked
+    process has none of it.
+
+    Args:
+        most: the most threads at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def submit(self, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Begins ``work(*args, **kwargs)`` once a thread is free.
+
+        Raises:
+            RuntimeError: the system gives no thread, or the process exits.
+        """
+        future: Future[_T] = Future()
+        with self._lock:
+            if self._running < self._most:
+                try:
+                    threading.Thread(target=self._run, name="cudnn_autotune-background").start()
+                except RuntimeError:
+                    if not self._running:
+                        raise
+                else:
+                    self._running += 1
+            self._waiting.append((future, partial(work, *args, **kwargs)))
+        return future
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # Linux has a niceness for each thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Runs what comes next; returns False if the thread is to end."""
+        with self._lock:
+            if not threading.main_thread().is_alive():
+                for future, _ in self._waiting:
+                    future.cancel()
+            if not self._waiting:
+                self._running -= 1
+                return False
+            future, work = self._waiting.popleft()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+                del future  # the error keeps this frame
+        return True
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._running = 0
+
+
+COMPILING = BackgroundThreads(max(1, min((os.cpu_count() or 1) - 1, _MOST_COMPILING)))
+"""The threads on which engines are compiled before a call or a search asks for them."""
