@@ -40,11 +40,11 @@ std::shared_ptr<py::function> hold(const py::function& function) {
 OnlineTrial::PreparationStep make_preparation_step(const py::function& function) {
   return [held = hold(function)](const Operands& operands) {
     const py::gil_scoped_acquire gil;
-    auto [joins, has_more] =
-        (*held)(*py::cast(operands.list())).cast<std::pair<std::optional<Implementation>, bool>>();
+    using Answer = std::pair<std::optional<Implementation>, int64_t>;
+    auto [joins, calls_to_next] = (*held)(*py::cast(operands.list())).cast<Answer>();
     OnlineTrial::StepResult result;
     if (joins) result.joins = {std::move(joins->first), std::move(joins->second)};
-    result.has_more = has_more;
+    result.calls_to_next = calls_to_next;
     return result;
   };
 }
@@ -64,6 +64,7 @@ void bind_online_trial(py::module_& m) {
       .def("failures", &TurnSchedule::failures)
       .def("drop", &TurnSchedule::drop, py::arg("implementation"))
       .def("set_leader", &TurnSchedule::set_leader, py::arg("implementation"))
+      .def("rest", &TurnSchedule::rest, py::arg("implementations"))
       .def("decide", &TurnSchedule::decide, py::arg("implementation"))
       .def_property_readonly("is_in_use", &TurnSchedule::is_in_use)
       .def_property_readonly("calls", &TurnSchedule::calls)

@@ -37,6 +37,11 @@ void TurnSchedule::set_leader(size_t implementation) {
   leader_ = implementation;
 }
 
+void TurnSchedule::rest(size_t implementations) {
+  const std::lock_guard lock(mutex_);
+  if (is_active_.size() <= implementations) is_resting_ = true;
+}
+
 void TurnSchedule::decide(std::optional<size_t> implementation) {
   const std::lock_guard lock(mutex_);
   if (implementation) static_cast<void>(is_active_.at(*implementation));
@@ -53,12 +58,13 @@ void TurnSchedule::join() {
   const std::lock_guard lock(mutex_);
   is_active_.push_back(true);
   has_run_.push_back(false);
+  is_resting_ = false;
 }
 
 std::optional<TurnSchedule::Turn> TurnSchedule::take_turn() {
   const std::lock_guard lock(mutex_);
   // One implementation alone has nothing to be compared with: the call need not pay for events.
-  if (is_active_.size() < 2) return std::nullopt;
+  if (is_active_.size() < 2 || is_resting_) return std::nullopt;
   // The leader serves one call of each pair, at random the first or the second: if it were always
   // the first, only one of two layers that share a problem would ever be measured.
   is_second_ = !is_second_;
@@ -99,8 +105,16 @@ void TurnSchedule::report(const Sample& sample) {
 bool TurnSchedule::fail(size_t implementation) {
   const std::lock_guard lock(mutex_);
   is_active_.at(implementation) = false;
+  is_resting_ = false;
   failures_.push_back(implementation);
-  return std::find(is_active_.begin(), is_active_.end(), true) != is_active_.end();
+  const auto is_another_left = [this] {
+    return std::find(is_active_.begin(), is_active_.end(), true) != is_active_.end();
+  };
+  if (is_another_left()) return true;
+  // Those that were slower than this one serve again.
+  is_active_.assign(is_active_.size(), true);
+  for (const size_t failed : failures_) is_active_[failed] = false;
+  return is_another_left();
 }
 
 OnlineTrial::OnlineTrial(Implementation first, PreparationStep preparation_step)
@@ -131,7 +145,7 @@ const OnlineTrial::Implementation* OnlineTrial::decided() const {
 
 void OnlineTrial::prepare(const Operands& operands) {
   // A problem that is called only once costs no more than it does without a trial.
-  if (!preparation_step_ || schedule_->calls() < 2) return;
+  if (!preparation_step_ || schedule_->calls() < next_step_) return;
   // The step allocates, loads kernels and waits. In CUDA's default capture mode that would break
   // the capture of another thread.
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
@@ -142,7 +156,9 @@ void OnlineTrial::prepare(const Operands& operands) {
   PreparationStep step = std::exchange(preparation_step_, nullptr);
   StepResult result = step(operands);
   if (result.joins) join(*std::move(result.joins));
-  if (result.has_more) preparation_step_ = std::move(step);
+  if (result.calls_to_next == 0) return;
+  next_step_ = schedule_->calls() + result.calls_to_next;
+  preparation_step_ = std::move(step);
 }
 
 void OnlineTrial::read_finished() {

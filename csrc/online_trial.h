@@ -26,9 +26,10 @@ namespace cudnn_autotune {
 // are safe to use from several threads. Implementations are given by their index in the order in
 // which they joined; an index that does not exist throws std::out_of_range.
 //
-// It holds numbers only: no method, nor the destructor, calls CUDA or cuDNN. cuDNN captures streams
-// of its own while it builds plans, and a cudaDeviceSynchronize in any other thread fails
-// meanwhile. So everything that needs the GPU happens on the caller's thread, in OnlineTrial.
+// It holds numbers only: no method, nor the destructor, calls CUDA or cuDNN. cuDNN captures a
+// stream of its own while it answers a heuristic query, and a cudaDeviceSynchronize in any other
+// thread fails meanwhile. So everything but compiling happens on the caller's thread, in
+// OnlineTrial.
 class TurnSchedule {
  public:
   // One measured call.
@@ -57,6 +58,9 @@ class TurnSchedule {
   // Sets which implementation serves the calls that are not measured: every second call, and those
   // that cannot be measured (during stream capture, or while all events are in use).
   void set_leader(size_t implementation);
+  // Gives nobody a turn, so that the leader serves every call, until another implementation joins
+  // or one fails. Does nothing if more than `implementations` have joined already.
+  void rest(size_t implementations);
   // Ends the trial. nullopt: PyTorch's own path is the choice.
   void decide(std::optional<size_t> implementation);
   // False once the OnlineTrial is destroyed, and no more calls can come.
@@ -78,7 +82,8 @@ class TurnSchedule {
   // takes its place.
   size_t leader();
   void report(const Sample& sample);
-  // Records that an implementation failed to run, and drops it. Returns whether another is left.
+  // Records that an implementation failed to run or is wrong, and drops it. If no other is active,
+  // all that were dropped for another reason are active again. Returns whether there are any.
   bool fail(size_t implementation);
   void count_call() { calls_.fetch_add(1, std::memory_order_relaxed); }
   void end() { is_in_use_.store(false, std::memory_order_release); }
@@ -92,6 +97,7 @@ class TurnSchedule {
   int64_t round_ = -1;
   bool is_second_ = true;      // whether the last call was the second of its pair
   bool leads_second_ = false;  // whether the leader serves the second call of this pair
+  bool is_resting_ = false;
   size_t leader_ = 0;
   std::vector<Sample> samples_;
   std::vector<size_t> failures_;
@@ -115,13 +121,13 @@ class OnlineTrial {
   };
   struct StepResult {
     std::optional<Implementation> joins;  // takes part from now on
-    bool has_more = false;                // false: the preparation is complete
+    int64_t calls_to_next = 0;            // 1: the next call runs a step; 0: all are done
   };
   // One step of the preparation, such as building and checking one candidate. It runs within a
   // call, on the call's tensors, and may overwrite the one that the operation writes.
   using PreparationStep = std::function<StepResult(const Operands& operands)>;
 
-  // Runs `preparation_step` once in every call, from the second call on, until it has no more.
+  // Runs `preparation_step` from the second call on, in each call that it asks for.
   OnlineTrial(Implementation first, PreparationStep preparation_step);
   ~OnlineTrial();
   OnlineTrial(const OnlineTrial&) = delete;
@@ -170,6 +176,7 @@ class OnlineTrial {
   size_t calls_since_read_ = 0;
   std::deque<Implementation> implementations_;  // a deque, since decided() returns an address
   PreparationStep preparation_step_;            // empty once the preparation is complete
+  int64_t next_step_ = 2;                       // the number of the call that runs it next
   std::shared_ptr<TurnSchedule> schedule_ = std::make_shared<TurnSchedule>();
 };
 

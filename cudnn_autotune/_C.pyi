@@ -286,6 +286,10 @@ class TurnSchedule:
     def set_leader(self, implementation: int) -> None:
         """Sets which implementation serves the calls that are not measured."""
 
+    def rest(self, implementations: int) -> None:
+        """Has the leader serve every call, untimed, until another implementation joins or one
+        fails. Does nothing if more than this many have joined already."""
+
     def decide(self, implementation: int | None) -> None:
         """Ends the trial; None chooses PyTorch's own path."""
 
@@ -310,10 +314,13 @@ class TurnSchedule:
     def leader(self) -> int: ...
     def report(self, implementation: int, round: int, time_ms: float) -> None: ...
     def fail(self, implementation: int) -> bool:
-        """Records a failure and drops the implementation. Returns whether another is left."""
+        """Records that an implementation failed to run or is wrong, and drops it. If no other is
+        active, those that were dropped for another reason are active again. Returns whether there
+        are any."""
 
-PreparationStep = Callable[..., tuple[tuple[str, Plan | None] | None, bool]]
-"""(*operands) -> (the implementation that joins, or None; whether there are more steps)."""
+PreparationStep = Callable[..., tuple[tuple[str, Plan | None] | None, int]]
+"""(*operands) -> (the implementation that joins, or None; after how many calls the next step
+follows, 0: there is none)."""
 
 class OnlineTrial:
     def __init__(

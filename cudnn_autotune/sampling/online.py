@@ -1,13 +1,18 @@
 """``online``: candidates take turns in the caller's own calls, none of which stalls for long.
 
 The heuristics' first plan serves the first call. In each of the next ones a candidate is built and
-checked on the call's own tensors, some milliseconds for which the call waits. Then one of every two
-calls, drawn at random, runs the candidate whose turn it is, between two events for which the call
-does not wait, until one candidate is the fastest or no gap matters any more. The other call runs
-the leader so far, and is not timed. Only this mode measures under the model's own cache contents,
-power draw and other load on the GPU. Meanwhile consecutive calls may differ in the last bits. Under
-deterministic settings the first plan stays, and while a stream is being captured the leader so far
-runs.
+checked on the call's own tensors, some milliseconds for which the call waits. Engines that cuDNN
+compiles at run time are compiled on background threads, and checked in a call once they are
+compiled. Then one of every two calls, drawn at random, runs the candidate whose turn it is, between
+two events for which the call does not wait, until one candidate is the fastest or no gap matters
+any more. The other call runs the leader so far, and is not timed. Only this mode measures under the
+model's own cache contents, power draw and other load on the GPU. Meanwhile consecutive calls may
+differ in the last bits. Under deterministic settings the first plan stays, and while a stream is
+being captured the leader so far runs.
+
+If the race is decided before the last engine is compiled, the fastest so far serves all calls, and
+those that are compiled later race with it. So a trial takes a bounded number of turns. One that the
+end of the process interrupts goes on in the next.
 
 A budget bounds how long those calls wait in total: once it is spent no further candidate joins, and
 the evidence says so. Turns are calls that the caller makes anyway.
@@ -18,6 +23,8 @@ out.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cudnn_autotune.engines.candidates import Candidates
@@ -31,22 +38,23 @@ from cudnn_autotune.timers.timer import Batch, Timer
 
 
 def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
-    """Returns the candidates of the trial: those of mode A, and those that no mode lists, that are
-    built quickly.
+    """Returns the candidates of the trial: those of mode A, what mode FALLBACK lists that is
+    compiled at run time, and those that no mode lists.
 
-    Plans are built in the caller's calls. Engines that cuDNN compiles at run time would stall one
-    for some 0.3 s each, so that they stay out; other modes find a faster one among them. Modes B
-    and FALLBACK stay out, too: they list candidates that would stall the caller for a second, and
-    hardly ever the fastest.
+    Mode B, a query of which takes long, and the rest of mode FALLBACK stay out: they list
+    candidates that would stall the caller, and hardly ever the fastest
+    (docs/findings/fallback-mode.md).
 
     Args:
-        limit: most of cuDNN's engine configs; 0: all.
+        limit: most of cuDNN's engine configs; 0: all. With a limit they are the first of mode A.
     """
     beyond = [c for c in candidates.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
-    all_of_them = [*candidates.of_mode("A"), *beyond]
-    engines = {c.text: c for c in all_of_them if c.engine is not None and not c.is_compiled}
-    others = [c for c in all_of_them if c.engine is None]
-    return [*list(engines.values())[: limit or None], *others]
+    engines = list(candidates.of_mode("A"))[: limit or None]
+    if not limit:
+        engines += [c for c in candidates.of_mode("FALLBACK") if c.is_compiled]
+        engines += [c for c in beyond if c.engine is not None]
+    others = [c for c in beyond if c.engine is None]
+    return [*{c.text: c for c in engines}.values(), *others]
 
 
 def few(candidates: Candidates) -> list[Candidate]:
@@ -75,31 +83,49 @@ class Online:
             return None
         served = first.winner.candidate
         wanted = [c for c in offered(candidates, limits.benchmark_limit) if c.text != served.text]
-        race = OnlineRace([served])
         budget, remarks = Budget(timer, limits), []
+        late = [] if budget.is_limited else [c for c in wanted if c.is_compiled]
+        wanted = [c for c in wanted if c not in late]
+        timer.prepare(late)
+        race, rounds = OnlineRace([served]), itertools.count()
         # Candidates that join together are built side by side.
         for seen, some in enumerate([[c] for c in wanted] if budget.is_limited else [wanted]):
             if budget.is_spent():
                 remarks.append(left_unseen(len(wanted) - seen, 1 + len(wanted)))
                 break
             race.join(timer.runnable(some))
-        for i in sorted(race.active):  # the first call loads the kernel and does not count
-            if error := timer.run([Batch(race.candidates[i], 1, "hot")])[0].error:
-                race.fail(i, f"failed: {error}")
-        chosen: int | None = None
-        round_ = 0
-        while chosen is None and race.active:
-            order = sorted(race.active)
-            samples = timer.run([Batch(race.candidates[i], 1, "hot") for i in order])
-            for i, sample in zip(order, samples, strict=True):
-                if sample.error:
-                    race.fail(i, f"failed: {sample.error}")
-                else:
-                    race.add([(i, round_, sample.time_ms)])
-            round_ += 1
-            chosen = race.judge()
-            if not race.active:
-                race.revive()
+        chosen = _decide(race, timer, rounds)
+        if late:
+            if chosen is not None:
+                race.settle(chosen)
+            known = len(race.candidates)
+            race.join(timer.runnable(late))
+            chosen = _decide(race, timer, rounds, known)
         if chosen is None:
             return None
         return race.selection(chosen, timer.elapsed_ms(), remarks, budget.cut_short_ms)
+
+
+def _decide(race: OnlineRace, timer: Timer, rounds: Iterator[int], known: int = 0) -> int | None:
+    """Takes turns until the race is decided; returns the choice's number, or None if none runs.
+
+    Args:
+        known: how many candidates have run before.
+    """
+    for i in sorted(race.active):  # the first call loads the kernel and does not count
+        if i >= known and (error := timer.run([Batch(race.candidates[i], 1, "hot")])[0].error):
+            race.fail(i, f"failed: {error}")
+    while race.active:
+        round_, order = next(rounds), sorted(race.active)
+        samples = timer.run([Batch(race.candidates[i], 1, "hot") for i in order])
+        for i, sample in zip(order, samples, strict=True):
+            if sample.error:
+                race.fail(i, f"failed: {sample.error}")
+            else:
+                race.add([(i, round_, sample.time_ms)])
+        chosen = race.judge()
+        if chosen is not None:
+            return chosen
+        if not race.active:
+            race.revive()
+    return None

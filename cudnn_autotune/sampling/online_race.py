@@ -11,6 +11,7 @@ import numpy as np
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling import ties
+from cudnn_autotune.sampling.online_record import KeptTurns, TrialRecord
 from cudnn_autotune.sampling.race_rules import LeadCriterion, RaceRules
 from cudnn_autotune.sampling.standings import Standings
 from cudnn_autotune.sampling.statistics import Floats
@@ -34,10 +35,16 @@ def _rules() -> RaceRules:
 
 @dataclass(eq=False)
 class OnlineRace:
-    """A race whose turns are taken elsewhere. Candidates have numbers, in the order of joining."""
+    """A race whose turns are taken elsewhere. Candidates have numbers, in the order of joining.
+
+    Only rounds in which all that take part had a turn compare them. So a candidate that joins late
+    is not compared with what others took before, and the limit of rounds holds anew.
+    """
 
     candidates: list[Candidate]
     rules: RaceRules = field(default_factory=_rules)
+    earlier: TrialRecord = field(default_factory=TrialRecord)
+    """What an earlier process has found. Its rounds count as if they were this race's first."""
     turns: int = 0
     eliminated: dict[int, str] = field(default_factory=dict)
     """The reason for which each was eliminated or failed, by number."""
@@ -49,9 +56,12 @@ class OnlineRace:
     turn."""
 
     def __post_init__(self) -> None:
-        self.standings.survivors = list(range(len(self.candidates)))
         self._criterion = LeadCriterion(self.rules)
-        self._make_room(0, len(self.candidates))
+        self._settled: int | None = None
+        self._settled_bound = self.earlier.regret_bound
+        self._make_room(self.earlier.rounds, 0)
+        joining, self.candidates = self.candidates, []
+        self.join(joining)
 
     @property
     def active(self) -> set[int]:
@@ -60,19 +70,25 @@ class OnlineRace:
 
     def join(self, candidates: Sequence[Candidate]) -> None:
         """Adds candidates, which take turns from now on."""
-        known = len(self.candidates)
-        self.candidates += candidates
-        self.standings.survivors += range(known, len(self.candidates))
-        self._make_room(0, len(self.candidates))
+        for number, candidate in enumerate(candidates, len(self.candidates)):
+            self.candidates.append(candidate)
+            self.standings.survivors.append(number)
+            self._make_room(0, number + 1)
+            if kept := self.earlier.by_text.get(candidate.text):
+                self._log_ms[: len(kept.times_ms), number] = kept.log_ms()
+                self.turns += self._samples(number) + kept.samples
+                if kept.eliminated:
+                    self._drop(number, kept.eliminated)
 
     def add(self, samples: Iterable[tuple[int, int, float]]) -> None:
         """Records finished turns: ``(candidate's number, round, milliseconds)`` of each."""
         for number, round_, time_ms in samples:
             self.turns += 1
             if time_ms > 0:
-                if round_ >= len(self._log_ms):
-                    self._make_room(round_ + 1, 0)
-                self._log_ms[round_, number] = math.log(time_ms)
+                row = self.earlier.rounds + round_
+                if row >= len(self._log_ms):
+                    self._make_room(row + 1, 0)
+                self._log_ms[row, number] = math.log(time_ms)
 
     def fail(self, number: int, why: str) -> None:
         """Removes a candidate that failed to run."""
@@ -98,6 +114,13 @@ class OnlineRace:
         self._more_rounds = self._next_look() - standings.rounds
         return self._tied()[0][0] if self._criterion.is_finished() else None
 
+    def settle(self, chosen: int) -> None:
+        """Eliminates all but ``chosen``, which the race is decided on, so that what joins later is
+        compared with that only."""
+        self._settled_bound, self._settled = self._regret_bound(chosen), chosen
+        for number in self.active - {chosen}:
+            self._drop(number, f"gave way to {self.candidates[chosen].text}, before others joined")
+
     def turns_to_next_look(self) -> int:
         """Returns the number of further turns after which the race is to be judged again."""
         return self._more_rounds * len(self.standings.survivors)
@@ -122,18 +145,36 @@ class OnlineRace:
         for number in survivors:
             self.eliminated.pop(number, None)
 
+    def record(self) -> TrialRecord:
+        """Returns what a later process needs to go on with this race."""
+        taking = sorted(self.active, key=lambda i: self.standings.log_time.get(i, math.inf))
+        log_ms = self._log_ms[np.isfinite(self._log_ms[:, taking]).any(axis=1)]
+        times_ms = np.exp(np.where(np.isfinite(log_ms), log_ms, -math.inf))
+        kept = [
+            KeptTurns(self.candidates[i].text, tuple(times_ms[-self.rules.most_rounds :, i]))
+            for i in taking
+        ]
+        for number in sorted(self.eliminated.keys() - self.failed):
+            out = self._measurement(number)
+            kept.append(KeptTurns(out.candidate.text, (), out.eliminated, out.time_ms, out.samples))
+        joined = {one.text for one in kept}
+        kept += [one for one in self.earlier.candidates if one.text not in joined]
+        return TrialRecord(tuple(kept), self._settled_bound)
+
     def selection(
         self,
         chosen: int,
         wall_ms: float = 0.0,
         remarks: Sequence[str] = (),
         budget_ms: float | None = None,
+        left_out: Iterable[Candidate] = (),
     ) -> Selection:
         """Returns the selection.
 
         Args:
             budget_ms: the budget if it left candidates out, in which case no regret bound is
                 claimed; else None.
+            left_out: candidates that did not join because an earlier process has eliminated them.
         """
         standings = self.standings
         order, rule = self._tied()
@@ -144,13 +185,14 @@ class OnlineRace:
         equal = dict.fromkeys([*ranking[: len(order)], *standings.indistinguishable()])
         if self._criterion.reason is Reason.LIMIT:
             remarks = (*remarks, f"undecided after {standings.rounds} rounds: the best so far")
+        earlier = [self.earlier.by_text[c.text].measurement(c) for c in left_out]
         return Selection(
-            tuple(self._measurement(i) for i in ranking),
-            self.turns,
+            (*(self._measurement(i) for i in ranking), *earlier),
+            self.turns + sum(measurement.samples for measurement in earlier),
             Evidence(
                 rule=rule,
                 tied=tuple(self.candidates[i].text for i in equal),
-                regret_bound=standings.regret_bound(chosen) if budget_ms is None else None,
+                regret_bound=self._regret_bound(chosen) if budget_ms is None else None,
                 budget_ms=budget_ms,
                 confidence=self.rules.confidence,
                 gpu_ms=float(np.exp(self._log_ms[np.isfinite(self._log_ms)]).sum()),
@@ -162,12 +204,19 @@ class OnlineRace:
     def _measurement(self, number: int) -> Measurement:
         candidate, samples = self.candidates[number], self._samples(number)
         why = self.eliminated.get(number, "")
+        if self.earlier.is_out(candidate.text) and not samples:
+            return self.earlier.by_text[candidate.text].measurement(candidate)
         if number not in self.standings.log_time:
             rough_ms = math.exp(self._low(number)) if samples else None
             return Measurement(candidate, rough_ms, samples, eliminated=why)
         time_ms = self.standings.ms(number)
         low_ms, high_ms = self.standings.interval(number, time_ms)
         return Measurement(candidate, time_ms, samples, low_ms, high_ms, eliminated=why)
+
+    def _regret_bound(self, chosen: int) -> float:
+        """Returns the bound over all candidates, those that gave way included."""
+        bound, earlier = self.standings.regret_bound(chosen), self._settled_bound
+        return max(bound, earlier) if chosen == self._settled else (1 + bound) * (1 + earlier) - 1
 
     def _next_look(self) -> int:
         """Returns the round in which the race is to be judged again."""
@@ -187,9 +236,11 @@ class OnlineRace:
 
     def _drop_slow(self) -> None:
         alive = list(self.standings.survivors)
-        turns = self._log_ms[:, alive]
-        is_known = np.isfinite(turns).sum(axis=0) >= 2
-        lows = np.where(is_known, turns.min(axis=0), math.inf)
+        has_turn = np.isfinite(self._log_ms[:, alive])
+        # Times from before the last one joined may be those of another clock.
+        since = has_turn.argmax(axis=0).max(initial=0)
+        turns, has_turn = self._log_ms[since:, alive], has_turn[since:]
+        lows = np.where(has_turn.sum(axis=0) >= 2, turns.min(axis=0), math.inf)
         best = lows.min()
         for number, low in zip(alive, lows, strict=True):
             if math.isfinite(low) and low - best > math.log(_SLOW):

@@ -18,7 +18,7 @@ from cudnn_autotune.core import versions
 from cudnn_autotune.store import settings
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.folder import default_folder
-from cudnn_autotune.store.plan_files import PlanFiles
+from cudnn_autotune.store.plan_files import PLAN, Kind, PlanFiles
 
 Gpu = int | str
 """The index of a CUDA device, or the JSON description of a GPU that need not be here."""
@@ -35,7 +35,7 @@ def find(problem: str, engine: str, gpu: Gpu) -> bytes | None:
         problem, engine: Their texts.
     """
     try:
-        files = _files_for(gpu)
+        files = files_for(gpu)
         data = files and files.find(problem, engine)
     except Exception:
         _log.warning("%s of %s is compiled", engine, problem, exc_info=True)
@@ -49,7 +49,7 @@ def keep(problem: str, engine: str, gpu: Gpu, data: bytes) -> None:
     """Keeps a plan that was just compiled."""
     _count("compiled")
     try:
-        files = _files_for(gpu)
+        files = files_for(gpu)
         if files:
             files.keep(problem, engine, data)
     except Exception:
@@ -67,20 +67,21 @@ def _count(what: str) -> None:
         _counts[what] += 1
 
 
-def _files_for(gpu: Gpu) -> PlanFiles | None:
+def files_for(gpu: Gpu, kind: Kind = PLAN) -> PlanFiles | None:
     """Returns the files for a GPU under the present settings; None if nothing is kept."""
     chosen = settings.get_store_settings()
     if chosen.mode == "off":
         return None
-    return _files(chosen.path or default_folder(), settings.is_read(), settings.is_written(), gpu)
+    place = chosen.path or default_folder()
+    return _files(place, settings.is_read(), settings.is_written(), gpu, kind)
 
 
 @functools.lru_cache(maxsize=64)
-def _files(place: Path, is_read: bool, is_written: bool, gpu: Gpu) -> PlanFiles | None:
+def _files(place: Path, is_read: bool, is_written: bool, gpu: Gpu, kind: Kind) -> PlanFiles | None:
     environment = environment_of(gpu)
     if environment is None:
         return None
-    return PlanFiles(place, environment, is_read=is_read, is_written=is_written)
+    return PlanFiles(place, environment, is_read=is_read, is_written=is_written, kind=kind)
 
 
 def environment_of(gpu: Gpu) -> dict[str, object] | None:

@@ -1,7 +1,8 @@
-"""Compiled plans on disk, a file for each plan.
+"""Compiled plans on disk, a file for each plan, and undecided trials of ``online`` beside them.
 
 A file is named by the digest of what its plan depends on. Its first line says that in full, as
-JSON, its second line is the digest of the rest, and the rest is cuDNN's serialized plan.
+JSON, its second line is the digest of the rest, and the rest is cuDNN's serialized plan, or a
+trial's record as JSON.
 """
 
 from __future__ import annotations
@@ -11,12 +12,21 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from cudnn_autotune.store.folder import names_file
 from cudnn_autotune.store.private_folder import PrivateFolder
 
-FORMAT = "cudnn_autotune compiled plan"
-SUFFIX = ".plan"
+
+class Kind(NamedTuple):
+    """What a file holds."""
+
+    format: str
+    suffix: str
+
+
+PLAN = Kind("cudnn_autotune compiled plan", ".plan")
+TRIAL = Kind("cudnn_autotune trial of online, version 1", ".trial")
 MOST_BYTES = 256 << 20
 """About the most that a user's plans take on disk; those that were not used for longest go."""
 _MOST_PLAN_BYTES = 16 << 20
@@ -43,15 +53,23 @@ class PlanFiles:
         place: The path of the store, a folder or a file.
         environment: What every plan depends on.
         is_read, is_written: Whether plans are read, and written.
+        kind: What is kept instead of plans.
     """
 
     def __init__(
-        self, place: Path, environment: Mapping[str, object], *, is_read: bool, is_written: bool
+        self,
+        place: Path,
+        environment: Mapping[str, object],
+        *,
+        is_read: bool,
+        is_written: bool,
+        kind: Kind = PLAN,
     ) -> None:
         self.folder = folder_beside(place)
         self._environment = dict(environment)
         self._is_read = is_read
         self._is_written = is_written
+        self._kind = kind
         self._unchecked_bytes = _PORTION_BYTES  # the first write looks at the folder's size
 
     def find(self, problem: str, engine: str) -> bytes | None:
@@ -59,14 +77,14 @@ class PlanFiles:
         if not self._is_read:
             return None
         title = self._title(problem, engine)
-        name = _name(title)
+        name = self._name(title)
         try:
             content = self.folder.read(name, _MOST_PLAN_BYTES)
             if content is None:
                 return None
             data = _checked(content, title)
         except (OSError, ValueError) as error:
-            _log.info("%s of %s is compiled, the kept plan is not used: %s", engine, problem, error)
+            _log.info("%s of %s: what is kept is not used: %s", engine, problem, error)
             return None
         if self._is_written:
             self.folder.mark_used(name)
@@ -79,7 +97,7 @@ class PlanFiles:
         if not self._is_written or len(content) > _MOST_PLAN_BYTES:
             return
         try:
-            self.folder.write(_name(title), content)
+            self.folder.write(self._name(title), content)
         except OSError as error:
             _log.info("%s of %s is not kept: %s", engine, problem, error)
             return
@@ -88,14 +106,18 @@ class PlanFiles:
             self._unchecked_bytes = 0
             self.folder.trim(MOST_BYTES - _PORTION_BYTES)
 
+    def remove(self, problem: str, engine: str) -> None:
+        """Removes the plan of an engine config for a problem, if there is one."""
+        if self._is_written:
+            self.folder.remove(self._name(self._title(problem, engine)))
+
     def _title(self, problem: str, engine: str) -> bytes:
         """The first line of a plan's file."""
         depends_on = {**self._environment, "problem": problem, "engine": engine}
-        return json.dumps({"format": FORMAT, **depends_on}, sort_keys=True).encode()
+        return json.dumps({"format": self._kind.format, **depends_on}, sort_keys=True).encode()
 
-
-def _name(title: bytes) -> str:
-    return _digest(title) + SUFFIX
+    def _name(self, title: bytes) -> str:
+        return _digest(title) + self._kind.suffix
 
 
 def _digest(data: bytes) -> str:

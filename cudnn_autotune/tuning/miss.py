@@ -177,16 +177,17 @@ def _begin_trial(
     """
     assert first.choice.chosen is not None
     candidate, prepared = first.choice.chosen.candidate, Prepared()
+    committer = OnlineCommitter(first.choice, prepared.checks, since)
+    earlier = committer.earlier()
     preparation = OnlinePreparation(
-        first.choice, candidate, first.plan, prepared, miss.limits.budget_ms, nearby
+        first.choice, candidate, first.plan, prepared, miss.limits.budget_ms, nearby, earlier
     )
     waiting = new_sizes.OnceItRecurs(preparation) if nearby else None
     trial = _C.OnlineTrial((first.choice.text, first.plan), waiting or preparation)
-    committer = OnlineCommitter(first.choice, prepared.checks, since)
     schedule = trial.schedule  # what waits must not hold the trial, which holds it
 
     def begin() -> None:
-        TUNER.add(Trial(schedule, candidate, committer, prepared))
+        TUNER.add(Trial(schedule, candidate, committer, prepared, earlier))
 
     if waiting is None:
         begin()

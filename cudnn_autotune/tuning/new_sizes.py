@@ -139,11 +139,11 @@ class OnceItRecurs:
         self.begin: Callable[[], None] | None = None
         """Called once, before the first step."""
 
-    def __call__(self, *tensors: Tensor) -> tuple[tuple[str, _C.Plan | None] | None, bool]:
+    def __call__(self, *tensors: Tensor) -> tuple[tuple[str, _C.Plan | None] | None, int]:
         """A ``_C.PreparationStep``."""
         self._calls += 1
         if self._calls < _CALLS_BEFORE_TRIAL:
-            return None, True
+            return None, 1
         if self.begin is not None:
             self.begin()
             self.begin = None

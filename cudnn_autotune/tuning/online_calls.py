@@ -8,18 +8,22 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from cudnn_autotune.core.background import COMPILING
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.engines.unlisted import without_cudnn
 from cudnn_autotune.sampling import online
 from cudnn_autotune.sampling.budget import left_unseen
+from cudnn_autotune.sampling.online_record import TrialRecord
+from cudnn_autotune.store import kept_trials
 from cudnn_autotune.tuning import choice_log, remembering
 from cudnn_autotune.tuning.choice import Choice, with_selection
 from cudnn_autotune.tuning.online_tuner import Prepared
@@ -28,14 +32,25 @@ from cudnn_autotune.tuning.output_check import OutputChecks
 _log = logging.getLogger(__name__)
 _OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what won on sizes nearby"
 
+# While candidates are being compiled, a step in one of so many calls looks for those that are done.
+_CALLS_BETWEEN_LOOKS = 8
+
+Built = Future["_C.Plan | None"]
+
 
 class OnlinePreparation:
     """Prepares the candidates of a problem on the GPU, one step in each of the caller's calls.
 
-    The first step lists the candidates. Each later step builds one, checks its output on the call's
-    own tensors and, if it is right, lets it join the trial; the call waits some milliseconds for
-    that. The candidate that serves meanwhile is checked before all others. Only ``_C.OnlineTrial``
-    holds this object, so that its plans are freed on a caller's thread.
+    The first step lists the candidates, and has those compiled in the background that are compiled
+    at run time. Each later step builds one of the others, or takes one that is compiled, checks its
+    output on the call's own tensors and, if it is right, lets it join the trial; the call waits
+    some milliseconds for that. The candidate that serves meanwhile is checked before all others.
+    Only ``_C.OnlineTrial`` holds this object, so that its plans are freed on a caller's thread.
+
+    cuDNN captures a stream of its own while it answers a heuristic query, and another thread's
+    ``torch.cuda.synchronize()`` fails meanwhile ("operation not permitted when stream is
+    capturing"). So queries, and whatever runs on the GPU, belong into a call; to compile a plan
+    captures nothing.
 
     Args:
         choice: the choice that serves until the trial is decided.
@@ -44,6 +59,8 @@ class OnlinePreparation:
         budget_ms: wall time that all steps together may take, in milliseconds; once it is spent,
             no other candidate joins. A step that has begun is always finished. None: no limit.
         nearby: if not empty, only these, which won on sizes nearby, and a few others are compared.
+        earlier: what an earlier process has found. What it has eliminated does not join, and the
+            others join in the order in which it left them.
     """
 
     def __init__(
@@ -54,7 +71,9 @@ class OnlinePreparation:
         prepared: Prepared,
         budget_ms: float | None = None,
         nearby: Sequence[Candidate] = (),
+        earlier: TrialRecord | None = None,
     ) -> None:
+        self._earlier = earlier or TrialRecord()
         self._budget_ms = budget_ms
         self._left_ms = math.inf if budget_ms is None else budget_ms
         self._seen = 0
@@ -65,10 +84,14 @@ class OnlinePreparation:
         self._prepared = prepared
         self._search: _C.EngineSearch | None = None
         self._pending: deque[Candidate] = deque()
+        self._compiling: dict[Candidate, Built] = {}
 
-    def __call__(self, *tensors: Tensor) -> tuple[tuple[str, _C.Plan | None] | None, bool]:
+    def __del__(self) -> None:
+        self._forget()
+
+    def __call__(self, *tensors: Tensor) -> tuple[tuple[str, _C.Plan | None] | None, int]:
         """Does the next step (a ``_C.PreparationStep``); returns the candidate that joins with its
-        plan, and whether more steps follow."""
+        plan, and after how many calls the next step follows (0: none)."""
         start_s = time.perf_counter()
         try:
             joins = self._step(tensors)
@@ -78,7 +101,7 @@ class OnlinePreparation:
             why = traceback.format_exc()
             _log.error("%s: online gave up; its first plan stays\n%s", self._problem.text, why)
             self._end(broken=True)
-            return None, False
+            return None, 0
         except BaseException:
             self._end(broken=True)
             raise
@@ -87,27 +110,31 @@ class OnlinePreparation:
             self._drop_pending()
         if joins is not None:
             self._prepared.joining.append(joins[0])
-            # One more call follows in any case, so that the candidate has joined before the
+            # One more step follows in any case, so that the candidate has joined before the
             # preparation ends.
-            return (joins[0].text, joins[1]), True
-        if not self._pending:
-            self._end()
-        return None, bool(self._pending)
+            return (joins[0].text, joins[1]), 1
+        if self._pending or any(built.done() for built in self._compiling.values()):
+            return None, 1
+        if self._compiling:
+            return None, _CALLS_BETWEEN_LOOKS
+        self._end()
+        return None, 0
 
     def _step(self, tensors: Tensors) -> tuple[Candidate, _C.Plan | None] | None:
         """Does the next step; returns the candidate that joins by it, and its plan."""
         if self._search is None:
             self._list(tensors)
             return None
-        if not self._pending:
+        compiled = (c for c, built in self._compiling.items() if built.done())
+        candidate = self._pending.popleft() if self._pending else next(compiled, None)
+        if candidate is None:
             return None
-        candidate = self._pending.popleft()
         self._seen += 1
         is_first = candidate is self._first
         try:
-            plan = self._plan if is_first else self._build(candidate)
+            plan = self._plan_of(candidate)
             is_right = self._prepared.checks.is_right(self._problem, candidate.text, plan, tensors)
-        except (_C.CudnnError, torch.OutOfMemoryError) as failure:
+        except (_C.CudnnError, torch.OutOfMemoryError, CancelledError) as failure:
             _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))
             why = "failed"
         else:
@@ -119,39 +146,63 @@ class OnlinePreparation:
         return None
 
     def _list(self, tensors: Tensors) -> None:
-        native = self._problem.native()
-        self._search = _C.EngineSearch.on_device(native, self._choice.device)
+        others = [c for c in self._offered(tensors) if c.text != self._first.text]
+        self._prepared.left_out += [c for c in others if self._earlier.is_out(c.text)]
+        joining = [c for c in others if not self._earlier.is_out(c.text)]
+        joining.sort(key=self._earlier.place)
+        self._pending += [self._first, *(c for c in joining if not c.is_compiled)]
+        with suppress(RuntimeError):  # the system gives no thread
+            for candidate in (c for c in joining if c.is_compiled):
+                self._compiling[candidate] = self._compile(candidate)
+
+    def _offered(self, tensors: Tensors) -> list[Candidate]:
         limit = self._choice.workspace_limit
-        offer = _QuicklyBuilt(self._search, self._problem, tensors, limit, self._nearby)
-        few = self._nearby
-        others = online.few(offer) if few else online.offered(offer, self._choice.benchmark_limit)
-        self._pending.append(self._first)
-        self._pending += (c for c in others if c.text != self._first.text)
+        self._search = _C.EngineSearch.on_device(self._problem.native(), self._choice.device)
+        offer = QueriedCandidates(self._search, self._problem, tensors, limit, self._nearby)
+        if self._nearby:
+            return online.few(offer)
+        return online.offered(offer, self._choice.benchmark_limit)
+
+    def _compile(self, candidate: Candidate) -> Built:
+        """Begins to build a candidate that is compiled at run time."""
+        native, device = self._problem.native(), self._choice.device
+        return COMPILING.submit(_C.build_ahead, native, device, candidate.text, may_compile=True)
 
     def _build(self, candidate: Candidate) -> _C.Plan | None:
+        """Builds any other candidate."""
         assert self._search is not None
         return None if candidate.engine is None else self._search.build(candidate.text)
 
+    def _plan_of(self, candidate: Candidate) -> _C.Plan | None:
+        if candidate is self._first:
+            return self._plan
+        if not candidate.is_compiled:
+            return self._build(candidate)
+        built = self._compiling.pop(candidate)
+        if error := built.exception():
+            raise _C.CudnnError(str(error))
+        return built.result()
+
     def _drop_pending(self) -> None:
         others = sum(candidate is not self._first for candidate in self._pending)
+        others += len(self._compiling)
         if others:
+            waiting = len(self._pending) + len(self._compiling)
             self._prepared.budget_ms = self._budget_ms
-            self._prepared.remarks.append(left_unseen(others, self._seen + len(self._pending)))
-        self._pending.clear()
+            self._prepared.remarks.append(left_unseen(others, self._seen + waiting))
+        self._forget()
 
     def _end(self, broken: bool = False) -> None:
         self._search = self._plan = None
-        self._pending.clear()
+        self._forget()
         self._prepared.is_broken = broken
         self._prepared.is_over = True
 
-
-class _QuicklyBuilt(QueriedCandidates):
-    """Candidates without the unlisted kernels. All of those are compiled at run time, which
-    ``online`` leaves out, and to find them takes cuDNN's answer in every mode."""
-
-    def beyond(self) -> Sequence[Candidate]:
-        return without_cudnn(self._problem.native())
+    def _forget(self) -> None:
+        self._pending.clear()
+        for built in self._compiling.values():
+            built.cancel()
+        self._compiling.clear()
 
 
 class OnlineCommitter:
@@ -188,3 +239,21 @@ class OnlineCommitter:
         origin = "tuned" if selection.total_samples > 0 else first.origin
         choice = Choice(decision, device, origin, tuning_ms, selection)
         remembering.commit(choice, self._since)
+
+    def keep(self, record: TrialRecord | None) -> None:
+        kept_trials.keep(*self._name, record and record.to_json())
+
+    def earlier(self) -> TrialRecord:
+        """Returns what an earlier process has found of the same problem, and could not decide."""
+        tree = kept_trials.find(*self._name)
+        try:
+            return TrialRecord() if tree is None else TrialRecord.from_json(tree)
+        except ValueError as error:
+            _log.info("%s: its trial begins anew: %s", self._first.problem.text, error)
+            return TrialRecord()
+
+    @property
+    def _name(self) -> tuple[str, str, int]:
+        first = self._first
+        limits = f"benchmark_limit={first.benchmark_limit} workspace_limit={first.workspace_limit}"
+        return first.problem.text, f"{first.origin} {limits}", first.device

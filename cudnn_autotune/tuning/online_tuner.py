@@ -1,16 +1,16 @@
 """Decides the trials of ``online`` on a background thread.
 
 The callers' threads never wait for it: C++ assigns turns and collects their times
-(csrc/online_trial.h), and this thread compares them (``sampling.online_race``). It only computes.
-Whatever needs the GPU is done in the calls (``online_calls.OnlinePreparation``): cuDNN captures
-streams of its own when it builds and runs plans, and a ``torch.cuda.synchronize()`` of any other
-thread fails meanwhile ("operation not permitted when stream is capturing").
+(csrc/online_trial.h), and this thread compares them (``sampling.online_race``). It only computes,
+and keeps what it has found for the next process. Whatever needs the GPU is done in the calls
+(``online_calls.OnlinePreparation``).
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import traceback
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.online_race import OnlineRace
+from cudnn_autotune.sampling.online_record import TrialRecord
 from cudnn_autotune.tuning.output_check import OutputChecks
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _LONGEST_IDLE_S = 0.16
 # less often, so that it uses this share of a core, but not so rarely that decisions are late.
 _SHARE = 0.01
 _LONGEST_S = 0.5
+# A process that is killed loses the turns of this time.
+_KEEP_EVERY_S = 10.0
 # At exit the thread finishes its step, which takes some milliseconds.
 _EXIT_S = 10.0
 
@@ -53,6 +56,9 @@ class Committer(Protocol):
     def commit(self, selection: Selection) -> None:
         """Commits the decision, the chosen candidate first."""
 
+    def keep(self, record: TrialRecord | None) -> None:
+        """Keeps what the trial has found so far for a later process; None: nothing any more."""
+
 
 @dataclass(eq=False)
 class Prepared:
@@ -68,6 +74,8 @@ class Prepared:
     first_fails: str = ""
     """The reason for which the first candidate cannot be chosen; empty if it is right or not yet
     checked."""
+    left_out: list[Candidate] = field(default_factory=list)
+    """Candidates that need not join, because an earlier process has eliminated them."""
     checks: OutputChecks = field(default_factory=OutputChecks)
     """The checks of the candidates' outputs."""
     remarks: list[str] = field(default_factory=list)
@@ -88,49 +96,81 @@ class Trial:
     first: Candidate
     committer: Committer
     prepared: Prepared
+    earlier: TrialRecord = field(default_factory=TrialRecord)
+    """What an earlier process has found of the same problem."""
     race: OnlineRace = field(init=False)
     is_idle: bool = False
     """Whether the last step found nothing to do."""
 
     def __post_init__(self) -> None:
-        self.race = OnlineRace([self.first])
+        self.race = OnlineRace([self.first], earlier=self.earlier)
+        if not self.race.active:
+            self.schedule.drop(0)
         self._start = time.perf_counter()
         self._judge_at = 0
+        self._chosen: int | None = None
+        self._kept_s, self._kept_turns = time.monotonic(), self.race.turns
 
     def step(self) -> bool:
         """Reads and judges new samples; returns False once the trial is over."""
-        if not self.schedule.is_in_use:
-            return False
         if not self.committer.is_wanted:
             # Usually no caller holds the trial any more, unless it began while its problem was
             # being forgotten.
             self.schedule.decide(self.race.next_best() or 0)
             return False
+        is_in_use = self.schedule.is_in_use
         is_over = self.prepared.is_over  # read first: every candidate has then joined
         self.is_idle = not self._read()
+        if not is_in_use:
+            self.keep()
+            return False
         if self._adopt():
             return False
         if self.prepared.is_broken:
+            self.keep()
             if 0 in self.race.failed:
                 self.end_undecided()
             else:
                 self.schedule.decide(0)
             return False
         chosen = self._judge()
-        if not is_over:
-            return True
-        if chosen is not None:
-            wall_ms = (time.perf_counter() - self._start) * 1e3
-            prepared = self.prepared
-            self.committer.commit(
-                self.race.selection(chosen, wall_ms, prepared.remarks, prepared.budget_ms)
-            )
-            self.schedule.decide(chosen)
+        if chosen is not None and is_over:
+            self._commit(chosen)
             return False
-        if len(self.race.candidates) == 1 or not self.race.active:
+        if is_over and (len(self.race.candidates) == 1 or not self.race.active):
             self.end_undecided()
+            self.committer.keep(None)
             return False
+        if chosen is not None:
+            self._wait_with(chosen)
+        if time.monotonic() - self._kept_s > _KEEP_EVERY_S:
+            self.keep()
         return True
+
+    def keep(self) -> None:
+        """Keeps what has been found since the last time."""
+        self._kept_s = time.monotonic()
+        if self.race.turns > self._kept_turns:
+            self._kept_turns = self.race.turns
+            self.committer.keep(self.race.record())
+
+    def _commit(self, chosen: int) -> None:
+        wall_ms = (time.perf_counter() - self._start) * 1e3
+        prepared = self.prepared
+        self.committer.commit(
+            self.race.selection(
+                chosen, wall_ms, prepared.remarks, prepared.budget_ms, prepared.left_out
+            )
+        )
+        self.schedule.decide(chosen)
+        self.committer.keep(None)
+
+    def _wait_with(self, chosen: int) -> None:
+        """Has ``chosen`` serve every call until another candidate joins."""
+        self.schedule.rest(len(self.race.candidates))
+        for number in self.race.active - {chosen}:
+            self.schedule.drop(number)
+        self.race.settle(chosen)
 
     def end_undecided(self) -> None:
         """Ends a trial that cannot decide: with its first candidate, else with the best that has
@@ -156,8 +196,8 @@ class Trial:
     def _adopt(self) -> bool:
         """Ends the trial with the decision of another thread, if that candidate runs here."""
         text = self.committer.chosen_elsewhere
-        for number in self.race.active:
-            if self.race.candidates[number].text == text:
+        for number, candidate in enumerate(self.race.candidates):
+            if candidate.text == text and number not in self.race.failed:
                 self.schedule.decide(number)
                 return True
         return False
@@ -175,27 +215,31 @@ class Trial:
         self.race.add(samples)
         for number in failures:
             self.race.fail(number, "failed")
+        if failures and not self.race.active:
+            self.race.revive()
+        if failures or joining:
+            self._judge_at, self._chosen = 0, None
         return bool(samples or failures or joining or first_fails)
 
     def _judge(self) -> int | None:
         """Judges the race if enough turns are new; returns the number of the chosen candidate once
         it is decided."""
-        if self.race.turns < self._judge_at:
-            return None
-        before = set(self.race.active)
-        chosen = self.race.judge()
+        if self._chosen is not None or self.race.turns < self._judge_at:
+            return self._chosen
+        before = self.race.active
+        self._chosen = self.race.judge()
         self._judge_at = self.race.turns + self.race.turns_to_next_look()
         for number in before - self.race.active:
             self.schedule.drop(number)
         leader = self.race.leader()
         if leader is not None:
             self.schedule.set_leader(leader)
-        return chosen
+        return self._chosen
 
     def _fail(self, number: int, why: str) -> None:
         self.race.fail(number, why)
-        self.schedule.drop(number)
-        self._judge_at = 0
+        self.schedule.fail(number)
+        self._judge_at, self._chosen = 0, None
 
 
 def next_period_s(last_s: float, is_idle: bool, spent_s: float, trials: int) -> float:
@@ -208,11 +252,16 @@ class OnlineTuner:
     """Steps all trials on one thread, which runs while there are any."""
 
     def __init__(self) -> None:
+        self._cpu_s = 0.0
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Begins without trials: a forked process has neither their calls nor the thread."""
         self._lock = threading.Lock()
         self._trials: list[Trial] = []
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
-        self._cpu_s = 0.0
 
     def add(self, trial: Trial) -> None:
         with self._lock:
@@ -244,12 +293,17 @@ class OnlineTuner:
         return self._cpu_s
 
     def stop(self) -> None:
-        """Ends the thread for good, as must be done at exit before the interpreter is finalised."""
+        """Ends the thread for good, as must be done at exit before the interpreter is finalised,
+        and keeps what the trials have found."""
         self._stopped.set()
         with self._lock:
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_EXIT_S)
+            thread, trials = self._thread, list(self._trials)
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(_EXIT_S)
+        for trial in trials if not thread.is_alive() else []:
+            if self._step(trial):
+                trial.keep()
 
     def _run(self) -> None:
         period_s = _PERIOD_S

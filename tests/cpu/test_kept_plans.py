@@ -183,7 +183,7 @@ def test_a_damaged_file_is_built_again(folder: Path, caplog: pytest.LogCaptureFi
         caplog.clear()
         file.write_bytes(damage)
         assert not build(text).is_read_back, name
-        assert "the kept plan is not used" in caplog.text, name
+        assert "what is kept is not used" in caplog.text, name
         assert file.read_bytes() == content, name
         assert build(text).is_read_back, name
 
@@ -258,7 +258,7 @@ def test_what_others_could_have_written_is_not_read(
     (file,) = files(folder)
     change(file)
     assert not build(text).is_read_back
-    assert "is compiled, the kept plan is not used" in caplog.text
+    assert "what is kept is not used" in caplog.text
 
 
 def test_files_of_another_user_are_beside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

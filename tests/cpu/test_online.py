@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import random
 import time
 import weakref
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import simulation
 import torch
+from online_trials import FIRST, MOST_ROUNDS, Calls, Committed, Undecided, race_of
 from simulation import GPU, SimulatedEngine, StaticCandidates, candidate, engine, timer_of
 
 from cudnn_autotune import sampling
@@ -34,44 +34,6 @@ from cudnn_autotune.tuning import online_calls, output_check
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_calls import OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import OnlineTuner, Prepared, Trial, next_period_s
-
-NOISE = 0.01
-MOST_ROUNDS = 450
-
-
-class Calls:
-    """Turns of candidates of known times, in rounds, as csrc/online_trial.cpp gives them."""
-
-    def __init__(self, race: OnlineRace, times_ms: Sequence[float], seed: int = 0) -> None:
-        self.race = race
-        self.times_ms = list(times_ms)
-        self.rounds = 0
-        self._random = random.Random(seed)
-
-    def round(self, disturbance: float = 0.0, noise: float = NOISE) -> None:
-        order = sorted(self.race.active)
-        self._random.shuffle(order)
-        self.race.add(
-            (i, self.rounds, self.times_ms[i] * math.exp(disturbance + self._noise(noise)))
-            for i in order
-        )
-        self.rounds += 1
-
-    def decide(self, disturbed: Callable[[], float] = lambda: 0.0, noise: float = NOISE) -> int:
-        for _ in range(MOST_ROUNDS):
-            self.round(disturbed(), noise)
-            chosen = self.race.judge()
-            if chosen is not None:
-                return chosen
-        raise AssertionError(f"undecided after {MOST_ROUNDS} rounds")
-
-    def _noise(self, sigma: float) -> float:
-        return self._random.gauss(0, sigma)
-
-
-def race_of(count: int) -> OnlineRace:
-    return OnlineRace([candidate(f"c{i}", i) for i in range(count)])
-
 
 # The race
 
@@ -390,16 +352,20 @@ def test_the_last_resorts_are_not_offered() -> None:
     assert offered(listed(a, b, ATEN, MATMUL, aten_uses_cudnn=False)) == [a, ATEN, MATMUL]
 
 
-def test_what_is_compiled_at_run_time_would_stall_a_call() -> None:
+def compiled(text: str, rank: int, mode: str) -> Candidate:
+    one = candidate(text, rank, 0, "RUNTIME_COMPILATION")
+    assert one.is_compiled
+    return replace(one, heuristic_mode=mode)
+
+
+def test_what_is_compiled_at_run_time_takes_part() -> None:
     a, b = candidate("a"), candidate("b", 1)
-    compiled = [
-        replace(candidate("slow", 2), behavior_notes=("RUNTIME_COMPILATION",)),
-        candidate("unlisted", 3, 0, "RUNTIME_COMPILATION"),
-    ]
-    assert all(c.is_compiled for c in compiled)
-    everyone = listed(compiled[0], a, replace(compiled[1], heuristic_mode=""), b)
-    assert offered(everyone) == [a, b]
-    assert offered(everyone, 2) == [a, b], "the limit counts the candidates of the trial"
+    of_a, of_b = compiled("of_a", 2, "A"), compiled("of_b", 3, "B")
+    last, unlisted = compiled("last", 4, "FALLBACK"), compiled("unlisted", 5, "")
+    everyone = listed(of_a, a, of_b, last, unlisted, b)
+    assert offered(everyone) == [a, b, of_a, last, unlisted]
+    assert offered(everyone, 1) == [a]
+    assert offered(everyone, 3) == [a, b, of_a], "the limit is that of cuDNN's list"
 
 
 def test_the_limit_is_of_cudnns_engines() -> None:
@@ -433,6 +399,22 @@ def test_presets(name: str) -> None:
         best = min(truth[t] for t in could_win)
         regrets.append(truth[selection.winner.candidate.text] / best - 1)
     assert np.median(regrets) <= 0.02, regrets
+
+
+def test_what_is_compiled_late_is_chosen_where_it_is_fastest() -> None:
+    late = {
+        text: SimulatedEngine(compiled(text, rank, mode), time_ms, 100.0, build_ms=300.0)
+        for text, rank, mode, time_ms in (("last", 7, "FALLBACK", 0.8), ("slow", 8, "A", 2.0))
+    }
+    selection = select(timer_of(engine("a", 1.0), engine("b", 1.1), *late.values(), built=False))
+    assert selection is not None
+    assert selection.winner.candidate.text == "last"
+    assert {m.candidate.text for m in selection.ranking} == {"a", "b", "last", "slow"}
+    limits = Limits(budget_ms=50.0)
+    timer = timer_of(engine("a", 1.0, build_ms=1.0), *late.values(), built=False)
+    selection = select(timer, limits)
+    assert selection is not None
+    assert selection.evidence.remarks, "the budget did not allow to compile both"
 
 
 @pytest.mark.parametrize("limit", [1, 2])
@@ -500,50 +482,6 @@ def test_a_lost_device_is_a_clear_error(field: str, error: type[Exception]) -> N
 # The trial that carries it out: all but the GPU's part
 
 
-class Committed:
-    """Collects what is decided."""
-
-    is_wanted = True
-    chosen_elsewhere: str | None = None
-
-    def __init__(self) -> None:
-        self.selections: list[Selection] = []
-
-    def commit(self, selection: Selection) -> None:
-        self.selections.append(selection)
-
-
-FIRST = candidate("eng0:")
-
-
-class Undecided:
-    """A real trial without calls; tests do to its schedule what calls do."""
-
-    def __init__(self, first: Candidate = FIRST) -> None:
-        self.committer, self.prepared = Committed(), Prepared()
-        self.native = _C.OnlineTrial((first.text, None), lambda x, w, y: (None, False))
-        self.schedule = self.native.schedule
-        self.trial = Trial(self.schedule, first, self.committer, self.prepared)
-
-    def join(self, *candidates: Candidate) -> None:
-        for one in candidates:
-            self.prepared.joining.append(one)
-            self.native.join((one.text, None))
-
-    def turns(self, count: int, times_ms: Sequence[float]) -> list[int]:
-        """Who had one; the calls in between are the leader's."""
-        random_ = random.Random(0)
-        ran = []
-        for _ in range(count):
-            (turn,) = filter(None, (self.schedule.take_turn(), self.schedule.take_turn()))
-            implementation, round_, is_first = turn
-            ran.append(implementation)
-            if not is_first:
-                noise = math.exp(random_.gauss(0, 0.004))
-                self.schedule.report(implementation, round_, times_ms[implementation] * noise)
-        return ran
-
-
 @pytest.mark.search
 def test_a_turn_each_round_and_the_first_one_of_each_is_not_timed() -> None:
     one = Undecided()
@@ -564,7 +502,9 @@ def test_a_turn_each_round_and_the_first_one_of_each_is_not_timed() -> None:
     assert one.schedule.failures() == [0]
     assert set(one.turns(3, times)) == {2}
     assert one.schedule.leader() == 2, "the default leader has failed"
-    assert not one.schedule.fail(2), "that was the last one"
+    assert one.schedule.fail(2), "one that was dropped as slow serves again"
+    assert one.schedule.leader() == 1
+    assert not one.schedule.fail(1), "that was the last one"
 
 
 @pytest.mark.search
@@ -759,9 +699,9 @@ class Steps(OnlinePreparation):
 
     others = tuple(candidate(f"eng{i}:", i) for i in range(1, 5))
 
-    def _list(self, tensors: object) -> None:
+    def _offered(self, tensors: object) -> list[Candidate]:
         self._search = cast("_C.EngineSearch", object())
-        self._pending.extend([self._first, *self.others])
+        return [self._first, *self.others]
 
     def _build(self, candidate: Candidate) -> None:
         return None
@@ -783,7 +723,7 @@ def prepare(budget_ms: float | None) -> tuple[Prepared, int]:
     preparation = Steps(first, FIRST, None, prepared, budget_ms)
     tensors = (torch.empty(0),) * 3
     for calls in range(1, 20):
-        if not preparation(*tensors)[1]:
+        if preparation(*tensors)[1] == 0:
             assert prepared.is_over
             return prepared, calls
     raise AssertionError("it does not end")
@@ -847,8 +787,8 @@ def test_a_trial_ends_with_its_callers_and_they_let_go_of_its_plans() -> None:
     """Here the last reference is dropped; the thread's own keep no plan alive."""
 
     class Step:
-        def __call__(self, *tensors: torch.Tensor) -> tuple[None, bool]:
-            return None, False
+        def __call__(self, *tensors: torch.Tensor) -> tuple[None, int]:
+            return None, 0
 
     preparation = Step()
     alive = weakref.ref(preparation)

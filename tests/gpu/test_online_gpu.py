@@ -10,18 +10,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from references import assert_close
+from subprocesses import python
 from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.sampling import online_race
 from cudnn_autotune.sampling.online_race import OnlineRace
+from cudnn_autotune.store import kept_plans
 from cudnn_autotune.tuning import output_check
 from cudnn_autotune.tuning.online_tuner import TUNER
 
@@ -37,6 +40,8 @@ LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "dense": ((8, 32, 28, 28), (32, 32, 3, 3), {"padding": 1}),
     "pointwise": ((8, 64, 14, 14), (96, 64, 1, 1), {}),
     "depthwise": ((8, 32, 28, 28), (32, 1, 3, 3), {"padding": 1, "groups": 32}),
+    # Engines that are compiled at run time are among the candidates.
+    "grouped": ((8, 48, 28, 28), (48, 24, 3, 3), {"padding": 1, "groups": 2}),
     # Fewer channels than PyTorch asks for before it uses cuDNN.
     "depthwise_nchw": ((8, 16, 28, 28), (16, 1, 3, 3), {"padding": 1, "groups": 16}),
 }
@@ -93,6 +98,8 @@ def until(is_reached: Callable[[], bool], once: Callable[[], object], what: str)
         once()
         if calls % 16 == 15:
             torch.cuda.synchronize()  # a loop that reads its loss now and then
+        if TUNER.preparing:
+            time.sleep(0.001)  # engines are being compiled, and other layers would run
         assert time.monotonic() < deadline, f"{what}: not after {calls} calls and {MOST_S:g} s"
     raise AssertionError(f"{what}: not after {MOST_CALLS} calls")
 
@@ -284,16 +291,124 @@ def test_any_other_error_ends_the_trial(
     assert "something unforeseen" in caplog.text
 
 
-def test_a_synchronisation_elsewhere_never_fails() -> None:
-    """cuDNN and cuBLAS capture streams of their own: only the caller's thread may use them."""
+@pytest.mark.parametrize("name", ["dense", "grouped"])
+def test_a_synchronisation_elsewhere_never_fails(name: str) -> None:
+    """cuDNN captures a stream of its own in a heuristic query: that belongs on the caller's thread.
+    While threads compile, a synchronisation must succeed too."""
     for seed in range(20):
         ca.forget()
-        input, weight = operands("dense", seed)
+        input, weight = operands(name, seed)
         weight = weight[: 8 * (1 + seed % 4)].contiguous(memory_format=NHWC)
+        if name == "grouped":
+            input = input[: 1 + seed % 8].contiguous(memory_format=NHWC)
+            weight = operands(name, seed)[1]
         for _ in range(60):
-            call("dense", input, weight)
+            call(name, input, weight)
             torch.cuda.synchronize()
-            time.sleep(0.001)  # the thread has its turn
+            time.sleep(0.001)  # the threads have their turn
+
+
+def grouped_problem(op: str = "fprop") -> ca.ConvProblem:
+    input_shape, weight_shape, options = LAYERS["grouped"]
+    return ca.ConvProblem(
+        op, input_shape, weight_shape, **options, dtype=torch.float16, memory_format=NHWC
+    )
+
+
+def compiled(op: str = "fprop") -> set[str]:
+    """Which of the layer's candidates are compiled at run time, of those that build."""
+    listed = ca.candidates(grouped_problem(op), device="cuda")
+    texts = [c.text for c in listed if c.is_compiled and c.heuristic_mode != "B"]
+    built = open_search(grouped_problem(op)).build_many(texts, 4)
+    found = {text for text, (plan, _) in zip(texts, built, strict=True) if plan is not None}
+    return found or pytest.skip("no engine for it is compiled at run time")
+
+
+@pytest.fixture
+def compilations() -> Iterator[list[str]]:
+    """Names of the threads that have compiled a plan."""
+    threads: list[str] = []
+
+    def keep(problem: str, engine: str, gpu: object, data: bytes) -> None:
+        threads.append(threading.current_thread().name)
+
+    _C.keep_plans("RUNTIME_COMPILATION", lambda *name: None, keep)
+    yield threads
+    _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)
+
+
+def test_what_is_compiled_takes_part_and_no_call_compiles(compilations: list[str]) -> None:
+    wanted = compiled()
+    compilations.clear()
+    input, weight = operands("grouped")
+    right = expected("grouped", input, weight)
+    calls = 0
+
+    def once() -> None:
+        nonlocal calls
+        output = call("grouped", input, weight)
+        calls += 1
+        if calls % 50 == 1:
+            assert_close(output, right, ALLOWED)
+
+    converge(once)
+    (choice,) = ca.choices()
+    assert wanted <= set(ways(choice)) | {text for text, _ in choice.rejected}
+    assert len(compilations) >= len(wanted)
+    assert set(compilations) == {"cudnn_autotune-background"}
+    assert_close(call("grouped", input, weight), right, ALLOWED)
+
+
+def test_gradients_have_kernels_that_no_heuristic_lists() -> None:
+    compiled("dgrad")
+    input, weight = operands("grouped")
+    input.requires_grad_()
+    weight.requires_grad_()
+
+    def once() -> None:
+        call("grouped", input, weight).sum().backward()
+        input.grad = weight.grad = None
+
+    converge(once)
+    (choice,) = (c for c in ca.choices() if c.problem.op == "dgrad")
+    names = {m.candidate.text for m in choice.selection.ranking if m.candidate.is_compiled}
+    assert compiled("dgrad") <= names | {text for text, _ in choice.rejected}
+
+
+HALF = """
+import sys, time, torch, cudnn_autotune as ca
+from cudnn_autotune.tuning import online_tuner
+options = dict(device="cuda", dtype=torch.half)
+x = torch.randn(8, 48, 28, 28, **options).to(memory_format=torch.channels_last)
+w = torch.randn(48, 24, 3, 3, **options).to(memory_format=torch.channels_last)
+begun = []
+add = online_tuner.TUNER.add
+online_tuner.TUNER.add = lambda trial: (begun.append(trial.earlier.rounds), add(trial))
+for calls in range(int(sys.argv[1])):
+    ca.functional.conv2d(x, w, padding=1, groups=2, sampling="online")
+    if calls % 8 == 0:
+        torch.cuda.synchronize()
+        time.sleep(0.005)
+    if calls > 10 and not online_tuner.TUNER.undecided:
+        break
+print(begun, [choice.total_samples for choice in ca.choices()])
+"""
+
+
+def test_the_next_process_goes_on(tmp_path: Path) -> None:
+    env = {"CUDNN_AUTOTUNE_CACHE": "read_write", "CUDNN_AUTOTUNE_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        ended = python("-c", HALF, "40", env=env)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert list(tmp_path.glob("plans-*/*.trial"))
+    ended = python("-c", HALF, "20000", env=env)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    begun, samples = ended.stdout.split("] [")
+    assert int(begun.strip("[]")) > 0, "rounds of the processes before"
+    assert int(samples.strip("[]\n")) > 0, "decided"
+    assert not list(tmp_path.glob("plans-*/*.trial"))
+    ended = python("-c", HALF, "20", env=env)
+    assert ended.stdout.startswith("[] ["), "decided by then: no trial begins"
 
 
 def test_limits() -> None:
@@ -658,16 +773,17 @@ def test_two_devices() -> None:
     assert torch.cuda.current_device() == 0
 
 
+@pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.3])
-def test_a_process_may_end_in_mid_trial(pause_s: float) -> None:
-    """Plans, events and the thread are there when the interpreter goes."""
+def test_a_process_may_end_in_mid_trial(pause_s: float, groups: int) -> None:
+    """Plans, events and threads, of which some compile, are there when the interpreter goes."""
     code = f"""
 import time, torch, cudnn_autotune as ca
 options = dict(device="cuda", dtype=torch.half)
 x = torch.randn(8, 32, 28, 28, **options).to(memory_format=torch.channels_last)
-w = torch.randn(32, 32, 3, 3, **options).to(memory_format=torch.channels_last)
+w = torch.randn(32, 32 // {groups}, 3, 3, **options).to(memory_format=torch.channels_last)
 for _ in range(5):
-    ca.functional.conv2d(x, w, padding=1, sampling="online")
+    ca.functional.conv2d(x, w, padding=1, groups={groups}, sampling="online")
 time.sleep({pause_s})
 print("end")
 """

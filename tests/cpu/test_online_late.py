@@ -1,0 +1,317 @@
+"""``online``: candidates that join late, as those do that are compiled in the background."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import threading
+import time
+from concurrent.futures import Future
+from typing import cast
+
+import pytest
+import torch
+from online_trials import FIRST, NOISE, Calls, Undecided, race_of
+from simulation import candidate
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.sampling.online_record import TrialRecord
+from cudnn_autotune.sampling.ties import TIE_WIDTH
+from cudnn_autotune.store import Decision
+from cudnn_autotune.tuning import online_calls, output_check
+from cudnn_autotune.tuning.choice import Choice
+from cudnn_autotune.tuning.online_calls import OnlinePreparation
+from cudnn_autotune.tuning.online_tuner import OnlineTuner, Prepared
+
+# The race
+
+
+@pytest.mark.parametrize(("slowdown", "late_ms", "wins"), [(2.0, 0.9, 3), (0.4, 1.1, 1)])
+def test_times_of_another_clock_do_not_count(slowdown: float, late_ms: float, wins: int) -> None:
+    """It joins when the clock has changed, and is compared with what others take now."""
+    race = race_of(3)
+    calls = Calls(race, [1.05, 1.0, 1.2, late_ms])
+    race.settle(calls.decide())
+    assert race.active == {1}
+    race.join([candidate("c3", 3)])
+    assert calls.decide(lambda: math.log(slowdown)) == wins
+    assert {m.candidate.text for m in race.selection(wins).ranking} == {"c0", "c1", "c2", "c3"}
+
+
+def test_a_slow_one_that_joins_late_has_two_turns() -> None:
+    race = race_of(2)
+    calls = Calls(race, [1.0, 1.01, 2.0])
+    race.settle(calls.decide())
+    race.join([candidate("c2", 2)])
+    calls.decide()
+    late = next(m for m in race.selection(0).ranking if m.candidate.text == "c2")
+    assert late.samples == 2
+    assert "times the best" in late.eliminated
+
+
+def test_each_that_joins_costs_a_bounded_number_of_rounds() -> None:
+    """Fewer than a race of its own: it is compared with the fastest of the others only."""
+    race = race_of(4)
+    calls = Calls(race, [1.0, 1.003, 1.01, 1.02])
+    chosen = calls.decide()
+    first, rng = calls.rounds, random.Random(1)
+    for number in range(4, 16):
+        race.settle(chosen)
+        race.join([candidate(f"c{number}", number)])
+        calls.times_ms.append(rng.uniform(0.99, 1.2))
+        before = calls.rounds
+        chosen = calls.decide()
+        assert calls.rounds - before <= race.rules.most_rounds
+    assert calls.rounds <= first + 12 * 60
+    assert calls.times_ms[chosen] <= (1 + 2 * TIE_WIDTH) * min(calls.times_ms)
+
+
+def test_the_bound_covers_those_that_gave_way() -> None:
+    covered, races = 0, 40
+    for seed in range(races):
+        times = [1.0, 1.004, 1.006, 1.03]
+        random.Random(seed).shuffle(times)
+        race = race_of(2)
+        calls = Calls(race, times[:2], seed)
+        for number in (2, 3):
+            race.settle(calls.decide())
+            race.join([candidate(f"c{number}", number)])
+            calls.times_ms.append(times[number])
+        chosen = calls.decide()
+        bound = race.selection(chosen).evidence.regret_bound
+        assert bound is not None
+        assert times[chosen] - 1 <= 0.02
+        covered += times[chosen] - 1 <= bound + 1e-12
+    assert covered >= 0.95 * races
+
+
+# The trial
+
+
+def step(one: Undecided) -> bool:
+    return one.trial.step()
+
+
+@pytest.mark.search
+def test_the_fastest_so_far_serves_until_another_one_is_built() -> None:
+    one = Undecided()
+    times = [1.2, 1.0, 1.1, 0.9]
+    one.join(candidate("eng1:", 1), candidate("eng2:", 2))
+    assert step(one)
+    one.turns(90, times)
+    assert step(one)
+    assert one.trial.race.active == {1}
+    for _ in range(50):
+        assert one.schedule.take_turn() is None, "nothing is timed"
+        assert one.schedule.leader() == 1
+        assert step(one)
+    assert one.native.decided is None
+    one.join(candidate("eng3:", 3))
+    one.prepared.is_over = True
+    assert step(one)
+    turns = 0
+    while step(one):
+        assert set(one.turns(2, times)) <= {1, 3}
+        turns += 2
+        assert turns < 200
+    assert one.native.decided == "eng3:"
+    (selection,) = one.committer.selections
+    assert selection.winner.candidate.text == "eng3:"
+    assert len(selection.ranking) == 4
+
+
+@pytest.mark.search
+def test_if_nothing_else_can_be_built_the_fastest_so_far_is_chosen() -> None:
+    one = Undecided()
+    one.join(candidate("eng1:", 1))
+    one.turns(60, [1.2, 1.0])
+    assert step(one)
+    assert one.native.decided is None
+    one.prepared.is_over = True
+    assert not step(one)
+    assert one.native.decided == "eng1:"
+
+
+@pytest.mark.search
+def test_one_that_joins_meanwhile_is_not_kept_waiting() -> None:
+    """It joins between the thread's look at the trial and its word that all wait."""
+    one = Undecided()
+    one.join(candidate("eng1:", 1))
+    one.turns(60, [1.2, 1.0])
+    one.schedule.rest(1)
+    assert any([one.schedule.take_turn() for _ in range(4)])
+    one.schedule.rest(2)
+    assert not any([one.schedule.take_turn() for _ in range(4)])
+    one.join(candidate("eng2:", 2))
+    assert any([one.schedule.take_turn() for _ in range(4)])
+
+
+@pytest.mark.search
+def test_those_that_gave_way_serve_where_the_fastest_fails() -> None:
+    one = Undecided()
+    one.join(candidate("eng1:", 1), candidate("eng2:", 2))
+    times = [1.2, 1.0, 1.1]
+    one.turns(90, times)
+    assert step(one)
+    assert one.trial.race.active == {1}
+    assert one.schedule.fail(1)
+    assert one.schedule.leader() in (0, 2)
+    one.prepared.is_over = True
+    while step(one):
+        assert set(one.turns(2, times)) <= {0, 2}
+    assert one.native.decided == "eng2:"
+
+
+# The preparation: a compiled candidate is a future, whose plan some thread makes
+
+
+class Compiles(OnlinePreparation):
+    """Candidates that need no cuDNN: two that are built at once, three that are compiled."""
+
+    quick = tuple(candidate(f"eng{i}:", i) for i in (1, 2))
+    compiled = tuple(candidate(f"eng{i}:", i, 0, "RUNTIME_COMPILATION") for i in (3, 4, 5))
+
+    def _offered(self, tensors: object) -> list[Candidate]:
+        self._search = cast("_C.EngineSearch", object())
+        self.futures: dict[str, Future[None]] = {c.text: Future() for c in self.compiled}
+        return [*self.compiled, self._first, *self.quick]
+
+    def _build(self, candidate: Candidate) -> None:
+        return None
+
+    def _compile(self, candidate: Candidate) -> Future[None]:  # type: ignore[override]
+        return self.futures[candidate.text]
+
+
+TENSORS = (torch.empty(0),) * 3
+
+
+@pytest.fixture
+def right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_check, "error_of", lambda *args: 0.0)
+
+
+def preparation(
+    budget_ms: float | None = None, earlier: TrialRecord | None = None
+) -> tuple[Compiles, Prepared]:
+    problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3), padding=1)
+    decision = Decision(problem, "online", 0, None, Selection((Measurement(FIRST, None, 0),), 0))
+    prepared = Prepared()
+    return Compiles(Choice(decision, 0), FIRST, None, prepared, budget_ms, earlier), prepared
+
+
+def steps(one: Compiles) -> tuple[list[str], int]:
+    """Takes steps until one need not follow at once; returns who has joined, and after how many
+    calls the next one follows."""
+    joined = []
+    for _ in range(30):
+        joins, next_ = one(*TENSORS)
+        joined += [joins[0]] if joins else []
+        if next_ != 1:
+            return joined, next_
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.search
+@pytest.mark.usefixtures("right")
+def test_what_is_compiled_joins_once_it_is_and_no_call_waits() -> None:
+    one, prepared = preparation()
+    joined, next_ = steps(one)
+    assert joined == ["eng1:", "eng2:"]
+    assert next_ == online_calls._CALLS_BETWEEN_LOOKS
+    assert not prepared.is_over
+    assert steps(one) == ([], next_)
+    one.futures["eng4:"].set_result(None)
+    assert steps(one) == (["eng4:"], next_)
+    one.futures["eng3:"].set_exception(RuntimeError("no compiler"))
+    assert steps(one) == ([], next_)
+    assert not prepared.is_over
+    one.futures["eng5:"].set_result(None)
+    assert steps(one) == (["eng5:"], 0)
+    assert prepared.is_over
+    assert not prepared.is_broken
+    assert [c.text for c in prepared.joining] == ["eng1:", "eng2:", "eng4:", "eng5:"]
+
+
+@pytest.mark.search
+@pytest.mark.usefixtures("right")
+def test_without_threads_the_others_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, candidate: Candidate) -> Future[None]:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Compiles, "_compile", refuse)
+    one, prepared = preparation()
+    assert steps(one) == (["eng1:", "eng2:"], 0)
+    assert prepared.is_over
+    assert not prepared.is_broken
+
+
+@pytest.mark.search
+@pytest.mark.usefixtures("right")
+def test_what_nobody_waits_for_any_more_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, _ = preparation()
+    steps(one)
+    futures = one.futures
+    futures["eng3:"].set_running_or_notify_cancel()
+    del one
+    assert [f.cancelled() for f in futures.values()] == [False, True, True]
+    seconds = itertools.count(0.0, 1e-3)
+    monkeypatch.setattr(online_calls.time, "perf_counter", lambda: next(seconds))
+    one, prepared = preparation(budget_ms=3.5)
+    steps(one)
+    assert all(f.cancelled() for f in one.futures.values())
+    assert prepared.remarks == ["the budget left 3 of 6 candidates unseen"]
+
+
+# A trial whose candidates are compiled on a thread, while calls go on
+
+
+@pytest.mark.search
+@pytest.mark.usefixtures("right")
+def test_a_compiled_one_that_is_fastest_wins_while_calls_go_on() -> None:
+    one = Undecided()
+    prepare, one.trial.prepared = preparation()
+    one.prepared = one.trial.prepared
+    times = {FIRST.text: 1.3, "eng1:": 1.1, "eng2:": 1.2, "eng3:": 2.0, "eng4:": 0.8, "eng5:": 0.82}
+
+    def compile_all() -> None:
+        while not hasattr(prepare, "futures"):
+            time.sleep(0.001)
+        for future in prepare.futures.values():
+            time.sleep(0.15)
+            future.set_result(None)
+
+    thread = threading.Thread(target=compile_all)
+    thread.start()
+    tuner = OnlineTuner()
+    tuner.add(one.trial)
+    names, rng, next_at = [FIRST.text], random.Random(0), 0
+    deadline = time.monotonic() + 60
+    for call in itertools.count():
+        if call == next_at:
+            joins, next_ = prepare(*TENSORS)
+            next_at = call + next_ if next_ else -1
+            if joins:
+                one.native.join((joins[0], None))
+                names.append(joins[0])
+        if turn := one.schedule.take_turn():
+            implementation, round_, is_first = turn
+            if not is_first:
+                time_ms = times[names[implementation]] * math.exp(rng.gauss(0, NOISE))
+                one.schedule.report(implementation, round_, time_ms)
+        if not tuner.undecided:
+            break
+        time.sleep(0.0005)
+        assert time.monotonic() < deadline
+    thread.join()
+    tuner.stop()
+    assert one.native.decided == "eng4:"
+    (selection,) = one.committer.selections
+    assert {m.candidate.text for m in selection.ranking} == times.keys()
+    assert all(m.samples >= 2 for m in selection.ranking)
