@@ -72,9 +72,11 @@ class GpuSearches:
         self._room_bytes = int(_MEMORY_SHARE * (free + cached))
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._builders.shutdown(cancel_futures=True)
         self._opened.clear()
+        if kind in (None, KeyboardInterrupt):  # else the GPU may be lost
+            torch.cuda.empty_cache()  # up to half of the memory, which no step needs
 
     def known(self, problem: ConvProblem) -> Decision | None:
         return self._decided(problem, lambda decision: is_final(decision.selection))

@@ -223,6 +223,22 @@ def test_a_model_that_fails_tunes_nothing() -> None:
     assert len(ca.tune(model, x)) == 6
 
 
+def test_memory_is_given_back() -> None:
+    """All but what later calls use: cuBLAS's workspaces, and the pages of small ones."""
+    model, x = network()
+    step(model, x)  # with what a first call leaves
+    torch.cuda.empty_cache()
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    big = torch.randn(64, 32, 112, 112, device="cuda", dtype=torch.float16)
+    ca.tune(model, big)
+    size = big.untyped_storage().nbytes()
+    del big
+    torch.cuda.synchronize()
+    most = 2 * size + (64 << 20)
+    assert torch.cuda.memory_allocated() <= allocated + (64 << 20)
+    assert torch.cuda.memory_reserved() <= reserved + most
+
+
 def test_random_numbers_are_left_alone() -> None:
     model, x = network()
     before = torch.cuda.get_rng_state()
