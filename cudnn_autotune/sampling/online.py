@@ -59,12 +59,11 @@ def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
 
 def few(candidates: Candidates) -> list[Candidate]:
     """Returns the candidates of the trial of a new size: what won on similar problems, the first of
-    mode A, and those without cuDNN. All of them are built quickly."""
+    mode A that is not compiled at run time, and those without cuDNN."""
     first = [c for c in candidates.of_mode("A") if not c.is_compiled][:1]
-    similar = [c for c in candidates.similar() if not c.is_compiled]
     beyond = [c for c in candidates.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
     others = [c for c in beyond if c.engine is None]
-    return list({c.text: c for c in [*similar, *first, *others]}.values())
+    return list({c.text: c for c in [*candidates.similar(), *first, *others]}.values())
 
 
 @dataclass(frozen=True)

@@ -116,11 +116,11 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
     if known is not None:
         served = serve(known, miss.native, miss.workspace_limit, miss.tensors)
     trial = strategy = None
-    nearby: list[Candidate] = []
+    nearby: list[Candidate] | None = None
     if served is None:
         strategy = sampling.get(probing.MODE if miss.is_probe else miss.mode)
-        nearby = _winners_nearby(miss) if known is None else []
-        served = _at_once(miss, nearby) if nearby else _search(miss, strategy)
+        nearby = _winners_nearby(miss) if known is None else None
+        served = _search(miss, strategy) if nearby is None else _at_once(miss, nearby)
     tuning_ms = (time.perf_counter() - start_s) * 1e3
     served = replace(served, choice=replace(served.choice, tuning_ms=tuning_ms))
     if miss.is_probe:
@@ -142,17 +142,17 @@ def _is_tried(miss: _Miss, strategy: Strategy | None, first: Choice) -> bool:
     return isinstance(strategy, Online)
 
 
-def _winners_nearby(miss: _Miss) -> list[Candidate]:
-    """The engines by which a new size is to be served; empty if it is to be searched for."""
+def _winners_nearby(miss: _Miss) -> list[Candidate] | None:
+    """The engines by which a new size is to be served; None if it is to be searched for."""
     if miss.mode in _UNTIMED or miss.is_probe or settings.get_new_shapes() == "tune":
-        return []
+        return None
     return new_sizes.winners_nearby(miss.problem, miss.device)
 
 
 def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
-    """Serves a problem without timing: by the first candidate that builds, is allowed and right,
-    else by the heuristics' first plan."""
-    for candidate in nearby:
+    """Serves a problem without timing: by the first candidate that is built quickly, allowed and
+    right, else by the heuristics' first plan."""
+    for candidate in (c for c in nearby if not c.is_compiled):
         entry = Measurement(replace(candidate, heuristic_mode=""), None, 0)
         decision = _untimed(miss, entry)
         evidence = Evidence(rule="chosen for a similar problem", tied=(candidate.text,))
@@ -167,32 +167,29 @@ def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
 
 
 def _begin_trial(
-    miss: _Miss, first: Served, since: int, nearby: Sequence[Candidate]
+    miss: _Miss, first: Served, since: int, nearby: Sequence[Candidate] | None
 ) -> _C.OnlineTrial:
     """Begins a trial, whose first candidate serves until later calls have decided.
 
     Args:
-        nearby: what won nearby if that served the first call, else empty. With it the trial has
-            few candidates, and begins once the problem is called often.
+        nearby: what won nearby, for a new size; its trial has few candidates, and begins once the
+            problem is called often. Else None.
     """
     assert first.choice.chosen is not None
     candidate, prepared = first.choice.chosen.candidate, Prepared()
     committer = OnlineCommitter(first.choice, prepared.checks, since)
-    earlier = committer.earlier()
-    preparation = OnlinePreparation(
-        first.choice, candidate, first.plan, prepared, miss.limits.budget_ms, nearby, earlier
-    )
-    waiting = new_sizes.OnceItRecurs(preparation) if nearby else None
-    trial = _C.OnlineTrial((first.choice.text, first.plan), waiting or preparation)
-    schedule = trial.schedule  # what waits must not hold the trial, which holds it
 
-    def begin() -> None:
+    def begin(schedule: _C.TurnSchedule) -> OnlinePreparation:
+        earlier = committer.earlier()
         TUNER.add(Trial(schedule, candidate, committer, prepared, earlier))
+        served = (first.choice, candidate, first.plan)
+        return OnlinePreparation(*served, prepared, miss.limits.budget_ms, nearby, earlier)
 
-    if waiting is None:
-        begin()
-    else:
-        waiting.begin = begin
+    step = new_sizes.OnceItRecurs()
+    trial = _C.OnlineTrial((first.choice.text, first.plan), step)
+    step.begin = partial(begin, trial.schedule)  # it must not hold the trial, which holds it
+    if nearby is None:
+        step.start()
     return trial
 
 

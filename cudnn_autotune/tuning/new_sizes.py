@@ -7,6 +7,7 @@ nearest of them, and later, if it is called often, measured in turns (``tuning.m
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import Counter
@@ -20,6 +21,8 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.tuning.choice import Choice
+
+_log = logging.getLogger(__name__)
 
 # A layer with fewer measured sizes is not taken for one that keeps changing: a model may have it
 # at several resolutions, or meet a last batch that is smaller.
@@ -80,32 +83,29 @@ def always_searched(problem: ConvProblem) -> Iterator[None]:
                 del _searched[problem]
 
 
-def winners_nearby(problem: ConvProblem, device: int) -> list[Candidate]:
-    """Returns what won on the nearest sizes of the problem's layer, nearest first.
-
-    Engines that are compiled at run time would stall the call, so the best of the others takes
-    their place.
+def winners_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
+    """Returns what won on the nearest sizes of the problem's layer, nearest first; behind an engine
+    that is compiled at run time, which would stall a call, comes the best of the others.
 
     Returns:
-        Different candidates, as described for the problem that they won on. The list is empty if
-        the problem is to be searched for: too few sizes of its layer are measured, or all of them
-        are too different, or it was measured itself (under another policy), or within
+        Different candidates, as described for the problem that they won on. None if the problem is
+        to be searched for: too few sizes of its layer are measured, or all of them are too
+        different, or it was measured itself (under another policy), or within
         :func:`always_searched`.
     """
     with _lock:
         if problem in _searched:
-            return []
+            return None
         known = dict(_measured.get(_layer(problem, device), {}))
     if len(known) < _FEW or problem in known:
-        return []
+        return None
     by_distance = sorted(known, key=lambda other: _distance(problem, other))
     if _distance(problem, by_distance[0]) >= _NEAR and len(known) < _MOST:
-        return []
+        return None
     found: dict[str, Candidate] = {}
     for near in by_distance[:_MOST_NEIGHBOURS]:
-        winner = _best_built_quickly(known[near])
-        if winner is not None:
-            found.setdefault(winner.text, winner)
+        for candidate in _best(known[near]):
+            found.setdefault(candidate.text, candidate)
     return list(found.values())
 
 
@@ -116,35 +116,38 @@ def _distance(one: ConvProblem, other: ConvProblem) -> float:
     return math.hypot(*(math.log2(a / b) for a, b in pairs))
 
 
-def _best_built_quickly(choice: Choice) -> Candidate | None:
+def _best(choice: Choice) -> list[Candidate]:
+    """The chosen candidate and, if that is compiled at run time, the best that is not."""
     wrong = {text for text, _ in choice.rejected}
-    for entry in choice.selection.ranking:
-        candidate = entry.candidate
-        is_timed = entry is choice.chosen or entry.time_ms is not None
-        if is_timed and not candidate.is_compiled and candidate.text not in wrong:
-            return candidate
-    return None
+    timed = [e.candidate for e in choice.selection.ranking if e.time_ms is not None]
+    right = [c for c in timed if c.text not in wrong]
+    return [*right[:1], *[c for c in right if not c.is_compiled][:1]]
 
 
 class OnceItRecurs:
-    """Puts off a trial's preparation until the problem has been called often enough.
+    """The preparation step of a trial that begins once its problem has been called often enough."""
 
-    Args:
-        step: the preparation (a ``_C.PreparationStep``).
-    """
+    def __init__(self) -> None:
+        self.begin: Callable[[], _C.PreparationStep] | None = None
+        """Begins the trial, and returns the step of its preparation; called once."""
+        self._step: _C.PreparationStep | None = None
+        self._has_waited = False
 
-    def __init__(self, step: _C.PreparationStep) -> None:
-        self._step = step
-        self._calls = 0
-        self.begin: Callable[[], None] | None = None
-        """Called once, before the first step."""
+    def start(self) -> None:
+        """Begins the trial."""
+        assert self.begin is not None
+        self._step, self.begin = self.begin(), None
 
     def __call__(self, *tensors: Tensor) -> tuple[tuple[str, _C.Plan | None] | None, int]:
-        """A ``_C.PreparationStep``."""
-        self._calls += 1
-        if self._calls < _CALLS_BEFORE_TRIAL:
-            return None, 1
-        if self.begin is not None:
-            self.begin()
-            self.begin = None
+        """A ``_C.PreparationStep``; the first one comes in the second call."""
+        if self._step is None and not self._has_waited:
+            self._has_waited = True
+            return None, _CALLS_BEFORE_TRIAL - 2
+        if self._step is None:
+            try:
+                self.start()
+            except RuntimeError as error:  # the system gives no thread: what serves stays
+                _log.info("a trial is not begun: %s", error)
+                return None, 0
+        assert self._step is not None
         return self._step(*tensors)

@@ -58,7 +58,7 @@ class OnlinePreparation:
         prepared: receives the results, which the tuner's thread reads.
         budget_ms: wall time that all steps together may take, in milliseconds; once it is spent,
             no other candidate joins. A step that has begun is always finished. None: no limit.
-        nearby: if not empty, only these, which won on sizes nearby, and a few others are compared.
+        nearby: if not None, only these, which won on sizes nearby, and a few others are compared.
         earlier: what an earlier process has found. What it has eliminated does not join, and the
             others join in the order in which it left them.
     """
@@ -70,7 +70,7 @@ class OnlinePreparation:
         plan: _C.Plan | None,
         prepared: Prepared,
         budget_ms: float | None = None,
-        nearby: Sequence[Candidate] = (),
+        nearby: Sequence[Candidate] | None = None,
         earlier: TrialRecord | None = None,
     ) -> None:
         self._earlier = earlier or TrialRecord()
@@ -158,10 +158,11 @@ class OnlinePreparation:
     def _offered(self, tensors: Tensors) -> list[Candidate]:
         limit = self._choice.workspace_limit
         self._search = _C.EngineSearch.on_device(self._problem.native(), self._choice.device)
-        offer = QueriedCandidates(self._search, self._problem, tensors, limit, self._nearby)
-        if self._nearby:
-            return online.few(offer)
-        return online.offered(offer, self._choice.benchmark_limit)
+        nearby = self._nearby or ()
+        offer = QueriedCandidates(self._search, self._problem, tensors, limit, nearby)
+        if self._nearby is None:
+            return online.offered(offer, self._choice.benchmark_limit)
+        return online.few(offer)
 
     def _compile(self, candidate: Candidate) -> Built:
         """Begins to build a candidate that is compiled at run time."""

@@ -6,7 +6,7 @@ PyTorch's own path and the matrix product run on the CPU, so that they are the e
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +62,8 @@ def measure(
 
 
 def texts(problem: ca.ConvProblem, device: int = 0) -> list[str]:
-    return [c.text for c in winners_nearby(problem, device)]
+    """Of what serves a new size; empty where it is to be searched for."""
+    return [c.text for c in winners_nearby(problem, device) or ()]
 
 
 def measure_four(*winners: Candidate, **changes: Any) -> None:
@@ -165,19 +166,29 @@ def test_the_number_of_tunings_is_bounded(seed: int) -> None:
     assert tunings(distinct) == 16  # type: ignore[arg-type]
 
 
-def test_what_is_compiled_at_run_time_does_not_stall_a_new_size() -> None:
+def test_what_is_compiled_at_run_time_does_not_stall_a_new_size(searches: list[str]) -> None:
     compiled = replace(candidate("slow to build"), behavior_notes=("RUNTIME_COMPILATION",))
     for width in (8, 10, 12):
         measure(sized(2, 8, width), compiled)
     measure(sized(2, 8, 14), compiled, candidate("second"), candidate("third"))
-    assert texts(sized(2, 8, 9)) == []
-    assert texts(sized(2, 8, 11)) == ["second"]
+    assert texts(sized(2, 8, 9)) == ["slow to build"]
+    assert texts(sized(2, 8, 13)) == ["slow to build", "second"]
+    # Nor is it tuned at every size where there is nothing else.
+    made, _ = ask(sized(2, 8, 9))
+    assert (made.origin, searches) == ("neighbour", ["heuristic"])
 
 
 def test_what_was_wrong_nearby_does_not_serve() -> None:
     measure_four()
     measure(sized(2, 8, 16), candidate("wrong"), candidate("right"), rejected=(("wrong", 0.5),))
     assert texts(sized(2, 8, 17))[0] == "right"
+
+
+def test_sizes_without_a_right_engine_are_no_neighbours() -> None:
+    for width in (8, 10, 12):
+        measure(sized(2, 8, width), candidate("wrong"), rejected=(("wrong", 0.5),))
+    measure(sized(2, 8, 14), candidate("right"))
+    assert texts(sized(2, 8, 13)) == ["right"]
 
 
 def test_forgotten_sizes_do_not_count() -> None:
@@ -351,24 +362,44 @@ def test_an_order_to_tune_is_one(monkeypatch: pytest.MonkeyPatch, searches: list
 
 
 def test_a_trial_waits_until_its_size_recurs() -> None:
-    begun, steps = [], []
-    waiting = OnceItRecurs(lambda *tensors: (steps.append(tensors), (None, False))[1])
-    waiting.begin = lambda: begun.append(len(steps))
+    steps: list[tuple[torch.Tensor, ...]] = []
+    begun: list[int] = []
+
+    def step(*tensors: torch.Tensor) -> tuple[None, int]:
+        steps.append(tensors)
+        return None, 7
+
+    def begin() -> Callable[..., tuple[None, int]]:
+        begun.append(len(steps))
+        return step
+
+    waiting = OnceItRecurs()
+    waiting.begin = begin
     tensor = torch.zeros(1)
-    for _ in range(new_sizes._CALLS_BEFORE_TRIAL - 1):
-        assert waiting(tensor) == (None, True)
+    # The first step comes in the second call of the problem.
+    assert waiting(tensor) == (None, new_sizes._CALLS_BEFORE_TRIAL - 2)
     assert (begun, steps) == ([], [])
-    assert waiting(tensor) == (None, False)
-    assert waiting(tensor) == (None, False)
+    assert waiting(tensor) == waiting(tensor) == (None, 7)
     assert (begun, steps) == ([0], [(tensor,)] * 2)
 
 
-def test_a_trial_has_few_candidates_that_are_built_quickly() -> None:
+def test_without_a_thread_no_trial_begins_and_the_call_is_served() -> None:
+    waiting = OnceItRecurs()
+
+    def begin() -> Any:
+        raise RuntimeError("can't start new thread")
+
+    waiting.begin = begin
+    assert waiting(torch.zeros(1))[1] > 0
+    assert waiting(torch.zeros(1)) == (None, 0)
+
+
+def test_a_trial_has_few_candidates() -> None:
     compiled = replace(candidate("compiled"), behavior_notes=("RUNTIME_COMPILATION",))
     listed = [compiled, *(candidate(f"a{i}", 1 + i) for i in range(9))]
     nearby = [candidate("a3", 4), compiled, replace(candidate("near"), heuristic_mode="")]
     offer = StaticCandidates([*listed, ATEN, MATMUL], similar=nearby)
-    assert [c.text for c in few(offer)] == ["a3", "near", "a0", "matmul"]
+    assert [c.text for c in few(offer)] == ["a3", "compiled", "near", "a0", "matmul"]
     without_cudnn = StaticCandidates([*listed, ATEN], aten_uses_cudnn=False, similar=nearby[:1])
     assert [c.text for c in few(without_cudnn)] == ["a3", "a0", "aten"]
 
