@@ -1,14 +1,14 @@
 """``online``: candidates take turns in the caller's own calls, none of which stalls for long.
 
-The heuristics' first plan serves the first call. In each of the next ones a candidate is built and
-checked on the call's own tensors, some milliseconds for which the call waits. Engines that cuDNN
-compiles at run time are compiled on background threads, and checked in a call once they are
-compiled. Then one of every two calls, drawn at random, runs the candidate whose turn it is, between
-two events for which the call does not wait, until one candidate is the fastest or no gap matters
-any more. The other call runs the leader so far, and is not timed. Only this mode measures under the
-model's own cache contents, power draw and other load on the GPU. Meanwhile consecutive calls may
-differ in the last bits. Under deterministic settings the first plan stays, and while a stream is
-being captured the leader so far runs.
+The heuristics' first plan serves the first call. In each of the next ones a candidate is built, and
+a check of it on the call's own tensors is enqueued. Engines that cuDNN compiles at run time are
+compiled on background threads, and checked once they are compiled. Then one of every two calls,
+drawn at random, runs the candidate whose turn it is, between two events for which the call does not
+wait, until one candidate is the fastest or no gap matters any more. The other call runs the leader
+so far, and is not timed. Only this mode measures under the model's own cache contents, power draw
+and other load on the GPU. Meanwhile consecutive calls may differ in the last bits. Under
+deterministic settings the first plan stays, and while a stream is being captured the leader so far
+runs.
 
 If the race is decided before the last engine is compiled, the fastest so far serves all calls, and
 those that are compiled later race with it. So a trial takes a bounded number of turns. One that the

@@ -72,28 +72,45 @@ def relative_error(
         reference has not. None where they cannot be compared: the operands are not finite, or
         there is no memory for the workspace or the reference.
     """
+    found = comparison(problem, run, x, w, y, *added)
+    return None if found is None else error_in(found.tolist())
+
+
+def comparison(
+    problem: ConvProblem,
+    run: Callable[[], None],
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    *added: Tensor,
+) -> Tensor | None:
+    """Begins what :func:`relative_error` does, and does not wait for the device.
+
+    Returns:
+        What :func:`error_in` reads, on the operands' device; None if there is no memory.
+    """
     output = {"fprop": y, "dgrad": x, "wgrad": w}[problem.op]
     output.fill_(math.nan)
     try:
         run()
-        return _compare(output, *_SAMPLED[problem.op](problem, x, w, y, *added))
+        compared, reference = _SAMPLED[problem.op](problem, x, w, y, *added)
+        error = (compared.to(reference.dtype) - reference).norm()
+        is_whole, has_nan = output.isfinite().all(), output.isnan().any()
+        found = (reference.norm(), error, is_whole, has_nan)
+        return torch.stack([one.double() for one in found])
     except torch.OutOfMemoryError:
         return None
 
 
-def _compare(output: Tensor, compared: Tensor, reference: Tensor) -> float | None:
-    """As :func:`relative_error`; ``compared`` is the part of ``output`` that has a reference."""
-    norm = reference.norm()
-    error = (compared.to(reference.dtype) - reference).norm()
-    found_norm, found_error, whole = torch.stack(
-        [norm.double(), error.double(), output.isfinite().all().double()]
-    ).tolist()
-    if not math.isfinite(found_norm):
+def error_in(found: Sequence[float]) -> float | None:
+    """Returns the relative error, as :func:`relative_error`, by what :func:`comparison` found."""
+    norm, error, is_whole, has_nan = found
+    if not math.isfinite(norm):
         return None
-    if not math.isfinite(found_error) or not whole:
+    if not math.isfinite(error) or not is_whole:
         # Infinities are an overflow of the output's own type; NaN was left from before.
-        return math.inf if bool(output.isnan().any()) else None
-    return found_error / found_norm if found_norm > 0 else (0.0 if found_error == 0 else math.inf)
+        return math.inf if has_nan else None
+    return error / norm if norm > 0 else (0.0 if error == 0 else math.inf)
 
 
 def _wide_type(problem: ConvProblem) -> torch.dtype:
@@ -125,7 +142,12 @@ def _places(problem: ConvProblem, shape: Sequence[int], channels: int) -> Tensor
 def _at(tensor: Tensor, batch: Tensor, place: Tensor) -> Tensor:
     """``tensor[batch, :, *place]`` with the channels last; ``place`` is (..., spatial)."""
     index = [batch, *place.unbind(-1)]
-    return tensor.movedim(1, -1)[tuple(i.to(tensor.device) for i in index)]
+    return tensor.movedim(1, -1)[tuple(_on(tensor.device, i) for i in index)]
+
+
+def _on(device: torch.device, tensor: Tensor) -> Tensor:
+    """Copies a tensor of the host without waiting for the device."""
+    return tensor.to(device, non_blocking=True)
 
 
 def _gathered(
@@ -133,7 +155,7 @@ def _gathered(
 ) -> Tensor:
     """As :func:`_at`, of shape (places, taps, channels); zero where ``inside`` is False."""
     values = _at(tensor, batch[:, None].expand(inside.shape), place * inside[..., None])
-    return values.to(wide) * inside[..., None].to(tensor.device)
+    return values.to(wide) * _on(tensor.device, inside[..., None])
 
 
 def _product(problem: ConvProblem, gathered: Tensor, weight: Tensor) -> Tensor:
@@ -206,8 +228,8 @@ def _wgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tenso
     # Their indices in y and w, and in x, group by group.
     rows = (groups[:, None] * (w.shape[0] // problem.groups) + kernels).flatten()
     columns = (groups[:, None] * w.shape[1] + channels).flatten()
-    grads, inputs = y[:, rows.to(y.device)].to(wide), x[:, columns.to(x.device)].to(wide)
-    at = (rows.to(w.device)[:, None], channels.to(w.device))
+    grads, inputs = y[:, _on(y.device, rows)].to(wide), x[:, _on(x.device, columns)].to(wide)
+    at = (_on(w.device, rows)[:, None], _on(w.device, channels))
     found, wanted = [], []
     for tap in taps.tolist():
         inner, outer = (

@@ -24,16 +24,18 @@ from cudnn_autotune.sampling import online
 from cudnn_autotune.sampling.budget import left_unseen
 from cudnn_autotune.sampling.online_record import TrialRecord
 from cudnn_autotune.store import kept_trials
-from cudnn_autotune.tuning import choice_log, remembering
+from cudnn_autotune.tuning import choice_log, output_check, remembering
 from cudnn_autotune.tuning.choice import Choice, with_selection
 from cudnn_autotune.tuning.online_tuner import Prepared
-from cudnn_autotune.tuning.output_check import OutputChecks
+from cudnn_autotune.tuning.output_check import OutputChecks, Verdict
 
 _log = logging.getLogger(__name__)
 _OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what won on sizes nearby"
 
 # While candidates are being compiled, a step in one of so many calls looks for those that are done.
 _CALLS_BETWEEN_LOOKS = 8
+# A call does not wait for its check; later ones see what has come of it.
+_MOST_CHECKED_AT_ONCE = 4
 
 Built = Future["_C.Plan | None"]
 
@@ -42,10 +44,11 @@ class OnlinePreparation:
     """Prepares the candidates of a problem on the GPU, one step in each of the caller's calls.
 
     The first step lists the candidates, and has those compiled in the background that are compiled
-    at run time. Each later step builds one of the others, or takes one that is compiled, checks its
-    output on the call's own tensors and, if it is right, lets it join the trial; the call waits
-    some milliseconds for that. The candidate that serves meanwhile is checked before all others.
-    Only ``_C.OnlineTrial`` holds this object, so that its plans are freed on a caller's thread.
+    at run time. Each later step builds one of the others, or takes one that is compiled, and
+    enqueues a check of its output on the call's own tensors. No step waits for the GPU: a candidate
+    joins the trial in the step that sees that it is right. The candidate that serves meanwhile is
+    checked before all others. Only ``_C.OnlineTrial`` holds this object, so that its plans are
+    freed on a caller's thread.
 
     cuDNN captures a stream of its own while it answers a heuristic query, and another thread's
     ``torch.cuda.synchronize()`` fails meanwhile ("operation not permitted when stream is
@@ -85,6 +88,7 @@ class OnlinePreparation:
         self._search: _C.EngineSearch | None = None
         self._pending: deque[Candidate] = deque()
         self._compiling: dict[Candidate, Built] = {}
+        self._checking: deque[tuple[Candidate, _C.Plan | None, Verdict]] = deque()
 
     def __del__(self) -> None:
         self._forget()
@@ -113,7 +117,8 @@ class OnlinePreparation:
             # One more step follows in any case, so that the candidate has joined before the
             # preparation ends.
             return (joins[0].text, joins[1]), 1
-        if self._pending or any(built.done() for built in self._compiling.values()):
+        is_built = any(built.done() for built in self._compiling.values())
+        if self._pending or self._checking or is_built:
             return None, 1
         if self._compiling:
             return None, _CALLS_BETWEEN_LOOKS
@@ -125,24 +130,39 @@ class OnlinePreparation:
         if self._search is None:
             self._list(tensors)
             return None
+        joins = self._concluded()
+        if len(self._checking) < _MOST_CHECKED_AT_ONCE:
+            self._check_next(tensors)
+        return joins
+
+    def _check_next(self, tensors: Tensors) -> None:
+        """Builds the next candidate, or takes one that is compiled, and begins to check it."""
         compiled = (c for c, built in self._compiling.items() if built.done())
         candidate = self._pending.popleft() if self._pending else next(compiled, None)
         if candidate is None:
-            return None
+            return
         self._seen += 1
-        is_first = candidate is self._first
         try:
             plan = self._plan_of(candidate)
-            is_right = self._prepared.checks.is_right(self._problem, candidate.text, plan, tensors)
+            verdict = output_check.begin(self._problem, candidate.text, plan, tensors)
         except (_C.CudnnError, torch.OutOfMemoryError, CancelledError) as failure:
             _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))
-            why = "failed"
+            if candidate is self._first:
+                self._prepared.first_fails = "failed"
         else:
-            if is_right:
-                return None if is_first else (candidate, plan)
-            why = "wrong"
-        if is_first:
-            self._prepared.first_fails = why
+            self._checking.append((candidate, plan, verdict))
+
+    def _concluded(self) -> tuple[Candidate, _C.Plan | None] | None:
+        """Returns the candidate whose check is over next, and its plan, if it is right and is to
+        join."""
+        if not self._checking or not self._checking[0][2].is_ready:
+            return None
+        candidate, plan, verdict = self._checking.popleft()
+        is_right = self._prepared.checks.conclude(self._problem, candidate.text, verdict)
+        if candidate is not self._first:
+            return (candidate, plan) if is_right else None
+        if not is_right:
+            self._prepared.first_fails = "wrong"
         return None
 
     def _list(self, tensors: Tensors) -> None:
@@ -195,6 +215,7 @@ class OnlinePreparation:
 
     def _end(self, broken: bool = False) -> None:
         self._search = self._plan = None
+        self._checking.clear()
         self._forget()
         self._prepared.is_broken = broken
         self._prepared.is_over = True

@@ -711,7 +711,7 @@ class Steps(OnlinePreparation):
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(0.0, 1e-3)
     monkeypatch.setattr(online_calls.time, "perf_counter", lambda: next(seconds))
-    monkeypatch.setattr(output_check, "error_of", lambda *args: 0.0)
+    monkeypatch.setattr(output_check, "begin", lambda *args: output_check.Verdict(0.0))
 
 
 def prepare(budget_ms: float | None) -> tuple[Prepared, int]:

@@ -26,6 +26,7 @@ from cudnn_autotune.tuning import online_calls, output_check
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.online_calls import OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import OnlineTuner, Prepared
+from cudnn_autotune.tuning.output_check import Verdict
 
 # The race
 
@@ -192,7 +193,7 @@ TENSORS = (torch.empty(0),) * 3
 
 @pytest.fixture
 def right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_check, "error_of", lambda *args: 0.0)
+    monkeypatch.setattr(output_check, "begin", lambda *args: output_check.Verdict(0.0))
 
 
 def preparation(
@@ -235,6 +236,40 @@ def test_what_is_compiled_joins_once_it_is_and_no_call_waits() -> None:
     assert prepared.is_over
     assert not prepared.is_broken
     assert [c.text for c in prepared.joining] == ["eng1:", "eng2:", "eng4:", "eng5:"]
+
+
+class Later(Verdict):
+    """A verdict that the GPU still computes."""
+
+    is_ready = False
+
+
+@pytest.mark.search
+def test_no_call_waits_for_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: dict[str, Later] = {}
+
+    def begin(problem: object, text: str, *rest: object) -> Later:
+        return checks.setdefault(text, Later(0.5 if text == "eng1:" else 0.0))
+
+    monkeypatch.setattr(output_check, "begin", begin)
+    one, prepared = preparation()
+    for future in (one(*TENSORS), one.futures)[1].values():
+        future.set_result(None)
+    for _ in range(9):
+        assert one(*TENSORS) == (None, 1)
+    assert list(checks) == [FIRST.text, "eng1:", "eng2:", "eng3:"], "so many at once"
+    checks["eng1:"].is_ready = checks["eng2:"].is_ready = True
+    assert one(*TENSORS) == (None, 1), "the first is checked before all others"
+    checks[FIRST.text].is_ready = True
+    joined = [joins[0] for joins, _ in (one(*TENSORS) for _ in range(6)) if joins]
+    assert joined == ["eng2:"]
+    assert prepared.first_fails == ""
+    assert [text for text, _ in prepared.checks.rejected] == ["eng1:"]
+    assert not prepared.is_over
+    for check in checks.values():
+        check.is_ready = True
+    assert steps(one) == (["eng3:", "eng4:", "eng5:"], 0)
+    assert prepared.is_over
 
 
 @pytest.mark.search

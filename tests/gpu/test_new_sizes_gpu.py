@@ -184,14 +184,14 @@ def test_the_backward_changes_too() -> None:
 def test_a_wrong_engine_of_a_neighbour_does_not_serve(
     changing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = output_check.error_of
+    real = output_check.begin
     asked: list[str] = []
 
-    def error(which: ca.ConvProblem, text: str, *rest: Any) -> float | None:
+    def begin(which: ca.ConvProblem, text: str, *rest: Any) -> output_check.Verdict:
         asked.append(text)
-        return 0.7 if text == asked[0] else real(which, text, *rest)
+        return output_check.Verdict(0.7) if text == asked[0] else real(which, text, *rest)
 
-    monkeypatch.setattr(output_check, "error_of", error)
+    monkeypatch.setattr(output_check, "begin", begin)
     x, w = operands(17)
     assert_close(call(x, w), right(x, w), ALLOWED)
     made = of_width(17)

@@ -27,6 +27,7 @@ from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.store import kept_plans
 from cudnn_autotune.tuning import output_check
 from cudnn_autotune.tuning.online_tuner import TUNER
+from cudnn_autotune.tuning.output_check import Verdict
 
 pytestmark = pytest.mark.gpu
 
@@ -191,13 +192,13 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[str]]:
     """(numbers of checks that fail, texts that were checked so far)"""
     numbers: set[int] = set()
     asked: list[str] = []
-    real = output_check.error_of
+    real = output_check.begin
 
-    def error(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
+    def begin(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
         asked.append(text)
-        return 0.7 if len(asked) - 1 in numbers else real(problem, text, *rest)
+        return Verdict(0.7) if len(asked) - 1 in numbers else real(problem, text, *rest)
 
-    monkeypatch.setattr(output_check, "error_of", error)
+    monkeypatch.setattr(output_check, "begin", begin)
     return numbers, asked
 
 
@@ -250,15 +251,15 @@ def test_a_candidate_that_cannot_be_checked_is_left_out(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = output_check.error_of
+    real = output_check.begin
 
-    def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
+    def refuse(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
         asked.append(text)
         if len(asked) == 2:
             raise error("refused")
         return real(problem, text, *rest)
 
-    monkeypatch.setattr(output_check, "error_of", refuse)
+    monkeypatch.setattr(output_check, "begin", refuse)
     input, weight = operands()
     converge(lambda: call("dense", input, weight))
     (choice,) = ca.choices()
@@ -272,15 +273,15 @@ def test_any_other_error_ends_the_trial(
 ) -> None:
     """The first stays, the calls go on, and the log says why."""
     asked: list[str] = []
-    real = output_check.error_of
+    real = output_check.begin
 
-    def fail(problem: ca.ConvProblem, text: str, *rest: Any) -> float | None:
+    def fail(problem: ca.ConvProblem, text: str, *rest: Any) -> Verdict:
         asked.append(text)
         if len(asked) == 3:
             raise RuntimeError("something unforeseen")
         return real(problem, text, *rest)
 
-    monkeypatch.setattr(output_check, "error_of", fail)
+    monkeypatch.setattr(output_check, "begin", fail)
     input, weight = operands()
     right = expected("dense", input, weight)
     call("dense", input, weight)
@@ -511,6 +512,28 @@ def test_no_call_waits_for_the_gpu() -> None:
         assert_close(output, right, ALLOWED)
     # And the trial goes on.
     assert_close(call("dense", input, weight), right, ALLOWED)
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_check_waits_for_the_gpu(name: str) -> None:
+    input, weight = operands(name)
+    once = functools.partial(call, name, input, weight)
+    once()
+    until(lambda: TUNER.preparing == 0, once, "every kernel is loaded: that may wait")
+    ca.forget()
+    torch.cuda.synchronize()
+    once()
+    over = torch.cuda.Event()
+    torch.cuda._sleep(2_000_000_000)  # a second and more
+    over.record()
+    outputs = [once() for _ in range(12)]  # lists the candidates, and begins the first checks
+    is_over = over.query()
+    torch.cuda.synchronize()
+    assert not is_over, "a call waited until the GPU was free"
+    assert TUNER.preparing == 1
+    for output in outputs:
+        assert_close(output, expected(name, input, weight), ALLOWED)
 
 
 @pytest.mark.parametrize("by", ["algorithms", "cudnn"])
