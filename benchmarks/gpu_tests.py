@@ -9,36 +9,30 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from common import arguments
+from common import arguments, junit
 
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
-def read(junit: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """Counts and seconds of each file, what failed and how, and why tests were skipped."""
     files: dict[str, dict[str, float]] = {}
     reasons: Counter[str] = Counter()
     failures: list[tuple[str, str]] = []
-    for case in ElementTree.parse(junit).getroot().iter("testcase"):
-        name = case.get("classname", "").rpartition(".")[2]
-        counts = files.setdefault(name, {**dict.fromkeys(OUTCOMES, 0), "seconds": 0.0})
-        counts["seconds"] += float(case.get("time", 0))
-        found = {child.tag for child in case}
-        outcome = "failed" if "failure" in found else "passed"
-        outcome = next((tag for tag in ("error", "skipped") if tag in found), outcome)
+    for test in junit.read(path):
+        counts = files.setdefault(test.group, {**dict.fromkeys(OUTCOMES, 0), "seconds": 0.0})
+        counts["seconds"] += test.seconds
+        outcome = "skipped" if test.outcome == "xfailed" else test.outcome
         counts[outcome] += 1
-        if (skipped := case.find("skipped")) is not None:
-            reasons[skipped.get("message", "")] += 1
-        for child in case:
-            if child.tag in ("failure", "error"):
-                message = child.get("message", "").partition("\n")[0]
-                failures.append((f"{name}::{case.get('name')}", message))
+        if outcome in ("failed", "error"):
+            failures.append((f"{test.group}::{test.name}", test.message))
+        elif outcome == "skipped":
+            reasons[test.message] += 1
     return {
         "files": dict(sorted(files.items())),
         "failures": sorted(failures),
@@ -75,17 +69,17 @@ def main() -> int:
 
     record = Record("gpu_tests", options.json, device="cuda", arguments=vars(options))
     with tempfile.TemporaryDirectory() as folder, Telemetry() as telemetry:
-        junit = Path(folder, "junit.xml")
+        report = Path(folder, "junit.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += [options.tests, f"--junitxml={junit}", "--durations=10"]
+        command += [options.tests, f"--junitxml={report}", "--durations=10"]
         log = options.log.open("w") if options.log else None
         done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log)
         if log is not None:
             log.close()
-        if not junit.exists():
+        if not report.exists():
             print(f"pytest ended with {done.returncode} and left no report", file=sys.stderr)
             return done.returncode or 1
-        record.results.update(read(junit))
+        record.results.update(read(report))
     ran_all = done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     record.save(complete=ran_all, telemetry=telemetry.summary())
     show(tables(record.data))

@@ -19,9 +19,9 @@ PyTorch keeps what `cudnn.benchmark` found for as long as a process lives, so ea
 a process of its own: the first of `--pytorch` runs all ways, the others eager and convert, through
 which their times are compared. No process tunes what an earlier one has chosen. `--at-once`
 processes compile models and engines side by side, on the CPU; one at a time has the GPU, for
-whatever runs on it: of those that wait, the earliest case. Cases are recorded as they end, larger
-batches first. First steps find an empty folder of Inductor's. A way that might not end before the
-process must is left out, and those that are ready take turns.
+whatever runs on it. Cases are recorded as they end, larger batches first. First steps find an empty
+folder of Inductor's. A way that might not end before the process must is left out, and those that
+are ready take turns.
 
 Outputs, and the gradients of the convolutions' weights, are compared with those of float32.
 
@@ -32,10 +32,10 @@ What takes longest is tuning, so few batches and one of PyTorch's modes are the 
     python benchmarks/models.py --models resnet50,densenet121 --steps infer --batches largest \\
         --pytorch pytorch_on_10 --at-once 2 --time-limit 380 --json few.json
 
-With two GPUs, each measures its share of the models, and the page has one section for both records:
+With two GPUs, each measures some of the models, and the page has one section for both records:
 
-    CUDA_VISIBLE_DEVICES=0 python benchmarks/models.py --share 1/2 --json whole_models.part1.json &
-    CUDA_VISIBLE_DEVICES=1 python benchmarks/models.py --share 2/2 --json whole_models.part2.json
+    CUDA_VISIBLE_DEVICES=0 python benchmarks/models.py --models ... --json whole_models.part1.json &
+    CUDA_VISIBLE_DEVICES=1 python benchmarks/models.py --models ... --json whole_models.part2.json
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ def parser() -> argparse.ArgumentParser:
         default=",".join(MODELS),
         help="of this script, of torchvision, or else of timm; %(default)s",
     )
-    p.add_argument("--share", default="1/1", metavar="I/N", help="every N-th model from the I-th")
     p.add_argument("--steps", default=",".join(STEPS), help="of: %(default)s")
     p.add_argument("--layouts", default="channels_last", help="of: " + ",".join(LAYOUTS))
     p.add_argument(
@@ -88,14 +87,6 @@ def batches(text: str) -> list[int] | str:
     return text if text in ("largest", "smallest") else arguments.counts(text)
 
 
-def share(text: str, models: list[str]) -> list[str]:
-    """Every N-th of the models, of ``"I/N"``."""
-    part, _, parts = text.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        sys.exit(f"--share must be I/N with 1 <= I <= N, got {text!r}")
-    return models[int(part) - 1 :: int(parts)]
-
-
 def main() -> int:
     options = parser().parse_args()
     if options.worker:
@@ -104,7 +95,7 @@ def main() -> int:
 
         return serve(measure)
     arguments.check_least(options, rounds=2, at_once=1)
-    models = share(options.share, [name.strip() for name in options.models.split(",")])
+    models = [name.strip() for name in options.models.split(",")]
     steps = arguments.some_of("--steps", options.steps, STEPS)
     layouts = arguments.some_of("--layouts", options.layouts, LAYOUTS)
     ways = arguments.some_of("--ways", options.ways, WAYS)
@@ -139,7 +130,6 @@ def main() -> int:
                         "ways": mine,
                         "pytorch": mode,
                         "lock": str(folder / "gpu"),
-                        "place": len(requests),
                         "store": str(options.store or folder / "store"),
                     }
         limits = begin + options.time_limit, options.process_limit

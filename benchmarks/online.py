@@ -4,7 +4,7 @@
 `warm_start.py --modes heuristic,online` has what the first call costs.
 
 convergence   calls and seconds until each layer is decided (a loop that waits for the GPU every 16
-              calls); then its pick, `auto`'s and the contenders of both side by side.
+              calls); then its pick, `race`'s and the contenders of both side by side.
 overhead      host time of a call of a tiny convolution while its trial is undecided, against
               `heuristic`'s decided call: one process, blocks in turns. A trial lasts some hundred
               calls, so it is forgotten and started again; its first calls, each of which builds

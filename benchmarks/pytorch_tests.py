@@ -20,37 +20,20 @@ import os
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from common import arguments
+from common.junit import OUTCOMES, read
 from common.modes import OUR_MODES
 
 TESTS = Path("test", "nn", "test_convolution.py")
-OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed")
 RUNS = {"without enable()": False, "with enable()": True}
 HERE = Path(__file__).resolve().parent
 # "Class::test", in which * stands for any text -> why it only passes without enable().
 REASONS: dict[str, str] = {}
-
-
-def read(junit: Path) -> dict[str, tuple[str, str]]:
-    """Outcome and first line of the message of each test, by "Class::test"."""
-    tests: dict[str, tuple[str, str]] = {}
-    for case in ElementTree.parse(junit).getroot().iter("testcase"):
-        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-        outcome, message = "passed", ""
-        for child in case:
-            if child.tag in ("failure", "error", "skipped"):
-                outcome = "failed" if child.tag == "failure" else child.tag
-                if child.get("type") == "pytest.xfail":
-                    outcome = "xfailed"
-                message = (child.get("message") or "").strip().partition("\n")[0]
-        tests[name] = (outcome, message)
-    return tests
 
 
 def run(options: Any, enabled: bool, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -96,7 +79,8 @@ def run(options: Any, enabled: bool, folder: Path) -> tuple[dict[str, Any], dict
         part = json.loads(file.read_text(encoding="utf-8"))
         sums["problems"] += part["problems"]
         fallbacks.update(part["fallbacks"])
-    return read(junit), sums
+    tests = {f"{t.group}::{t.name}": (t.outcome, t.message) for t in read(junit)}
+    return tests, sums
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, str]]:

@@ -30,12 +30,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--size", type=int, default=224, help="of the square images")
     p.add_argument("--modes", default=",".join(DEFAULT), help="of: " + ",".join(MODES))
     p.add_argument("--runs", type=int, default=3, help="processes of each mode")
-    p.add_argument(
-        "--fills",
-        type=int,
-        default=1,
-        help="of them with an empty store: each tunes the whole model; %(default)s",
-    )
     p.add_argument("--time-limit", type=float, default=560, help="seconds for all")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     return p
@@ -49,9 +43,7 @@ def checked(options: argparse.Namespace) -> list[str]:
         sys.exit("--modes: auto_filled needs auto_empty, which fills its store")
     if REFERENCE not in modes:
         sys.exit(f"--modes must have {REFERENCE}, which the others are compared with")
-    arguments.check_least(options, batch=1, size=1, runs=1, fills=1)
-    if options.fills > options.runs:
-        sys.exit(f"--fills must be --runs ({options.runs}) at most, got {options.fills}")
+    arguments.check_least(options, batch=1, size=1, runs=1)
     return modes
 
 
@@ -81,7 +73,7 @@ def main() -> int:
         "modes": modes,
         "shape": [2, 3, 16, 16] if is_dry_run else [options.batch, 3, options.size, options.size],
     }
-    runs = {run.name: run for run in plan(modes, options.runs, options.fills)}
+    runs = {run.name: run for run in plan(modes, options.runs)}
     names = [WARM_UP, *runs]
     filled: str | None = None  # the latest store
     # All import torch while the first one runs, which is not timed: none may do so beside another.

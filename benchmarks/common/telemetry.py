@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from cudnn_autotune.timers import telemetry
@@ -33,15 +32,6 @@ class Telemetry(telemetry.Telemetry):
 
     def __init__(self, period_s: float = 0.1) -> None:
         super().__init__(telemetry.Gpu(), period_s)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, traceback)
-        self.readings.append(self.gpu.state())
 
     def summary(self) -> dict[str, Any]:
         return as_recorded(super().summary())

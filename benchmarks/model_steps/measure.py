@@ -36,9 +36,8 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     ca.set_sampling(request["sampling"])
     ca.set_store(request["store"], mode="read_write")
     left = TimeLeft(request["limit_s"])
-    lock = GpuLock(request["lock"], request["place"])
-    lock.take_back_for_groups()
-    lock.lend_while_building()
+    lock = GpuLock(request["lock"])
+    lock.share()
     lock.acquire()
     subject = _begun(request, lock)
     for batch in sorted(request["batches"], reverse=True):
@@ -150,7 +149,7 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     may_lend = (
         contextlib.nullcontext() if way.times_while_compiling else lock.lent_while_compiling()
     )
-    with config.patch(freezing=way.freezing), may_lend, lock.lent_while_exporting():
+    with config.patch(freezing=way.freezing), may_lend:
         step = subject.step(way, batch)
         step()
     synchronize(subject.device)

@@ -10,7 +10,7 @@ from typing import Any
 
 from common import engines, numbers
 
-from .problems import Call, made, our_call, warm_up
+from .problems import Call, made, warm_up
 
 # A loop that waits for the GPU now and then, as one does that reads its loss.
 _CALLS_AT_ONCE = 16
@@ -44,29 +44,29 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def compared(problem: Any, end: float) -> dict[str, Any]:
-    """Lets `online` decide and `auto` choose; then all contenders of both take turns."""
+    """Lets `online` decide and `race` choose; then all contenders of both take turns."""
     import cudnn_autotune as ca
     from cudnn_autotune.audit import oracle
     from cudnn_autotune.audit.analysis import truth_of
     from cudnn_autotune.audit.model import BURST
-    from cudnn_autotune.timers.measuring import operands
+    from cudnn_autotune.timers.measuring import operands, run_operator
     from cudnn_autotune.tuning.online_tuner import TUNER
 
     data = operands(problem)
     ca.forget()
-    calls, seconds = decide(our_call(problem, data, "online"), end)
+    calls, seconds = decide(partial(run_operator, problem, data, "online"), end)
     if TUNER.undecided:
         return {"error": f"undecided after {calls} calls and {seconds:.1f} s"}
-    our_call(problem, data, "auto")()
-    online, auto = made(problem, "online"), made(problem, "auto")
-    if online is None or auto is None or not online.time_ms or not auto.time_ms:
+    run_operator(problem, data, "race")
+    online, race = made(problem, "online"), made(problem, "race")
+    if online is None or race is None or not online.time_ms or not race.time_ms:
         return {"error": f"no choice was made: {ca.fallbacks()}"}
     with engines.opened(problem) as (timer, _):
-        wanted = contenders([online, auto])
+        wanted = contenders([online, race])
         truth = truth_of(oracle.measure(timer, wanted, [c.text for c in wanted]), BURST)
         times_ms = truth.times_ms if truth else {}
         plans = {text: timer.plans.get(text) for text in times_ms}
-    if lacking := {online.text, auto.text} - set(times_ms):
+    if lacking := {online.text, race.text} - set(times_ms):
         return {"error": f"not timed: {', '.join(sorted(lacking))}"}
     figures = {
         "calls": calls,
@@ -75,11 +75,11 @@ def compared(problem: Any, end: float) -> dict[str, Any]:
         "candidates": len(online.ranking),
         "regret_bound": online.selection.evidence.regret_bound,
         "is_undecided": any("undecided" in r for r in online.selection.evidence.remarks),
-        "auto_tuning_ms": numbers.significant(auto.tuning_ms, 4),
+        "race_tuning_ms": numbers.significant(race.tuning_ms, 4),
     }
     return {
         **figures,
-        **judged(online.text, auto.text, times_ms, one_by_one(problem, data, plans)),
+        **judged(online.text, race.text, times_ms, one_by_one(problem, data, plans)),
     }
 
 
@@ -107,7 +107,7 @@ def contenders(choices: list[Any]) -> list[Any]:
     """What was chosen, and the fastest of each ranking."""
     found = {}
     for choice in choices:
-        timed = [t for t in choice.selection.ranking if t.time_ms is not None]
+        timed = [t for t in choice.selection.ranking if t.time_ms is not None and not t.runs]
         timed.sort(key=lambda t: t.time_ms)
         for entry in [choice.chosen, *timed[:_CONTENDERS]]:
             found.setdefault(entry.candidate.text, entry.candidate)
@@ -158,27 +158,27 @@ def runners(problem: Any, data: Any, plans: dict[str, Any]) -> dict[str, Call]:
 
 
 def judged(
-    online: str, auto: str, times_ms: dict[str, float], single_ms: dict[str, float]
+    online: str, race: str, times_ms: dict[str, float], single_ms: dict[str, float]
 ) -> dict[str, Any]:
     """Regrets as fractions: 0.01 is 1 % slower.
 
     Args:
-        online, auto: what the two modes picked.
+        online, race: what the two modes picked.
         times_ms: in batches. single_ms: in single calls; empty where there are none.
     """
     best = min(times_ms, key=times_ms.__getitem__)
     figures = {
         "picked": online,
-        "auto": auto,
+        "race": race,
         "best": best,
         "times_ms": {text: numbers.significant(ms) for text, ms in times_ms.items()},
         "regret": numbers.significant(times_ms[online] / times_ms[best] - 1),
-        "auto_regret": numbers.significant(times_ms[auto] / times_ms[best] - 1),
-        "against_auto": numbers.significant(times_ms[online] / times_ms[auto] - 1),
+        "race_regret": numbers.significant(times_ms[race] / times_ms[best] - 1),
+        "against_race": numbers.significant(times_ms[online] / times_ms[race] - 1),
     }
     if single_ms:
         least = min(single_ms.values())
         figures["single_ms"] = {text: numbers.significant(ms) for text, ms in single_ms.items()}
         figures["single_regret"] = numbers.significant(single_ms[online] / least - 1)
-        figures["auto_single_regret"] = numbers.significant(single_ms[auto] / least - 1)
+        figures["race_single_regret"] = numbers.significant(single_ms[race] / least - 1)
     return figures

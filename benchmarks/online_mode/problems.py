@@ -1,4 +1,4 @@
-"""Which problems are measured, and the package's call of each."""
+"""Which problems are measured, and what was chosen for them."""
 
 from __future__ import annotations
 
@@ -40,20 +40,6 @@ def tiny(op: str, size: int = 8) -> Any:
     )
 
 
-def our_call(problem: Any, data: tuple[Any, Any, Any], mode: str) -> Call:
-    """The package's operator; the first call of a problem chooses."""
-    import torch
-
-    x, w, y = data
-    ops = torch.ops.cudnn_autotune
-    tail = (problem.stride, problem.padding, problem.dilation, problem.groups, mode, -1)
-    if problem.op == "fprop":
-        return lambda: ops.conv_fprop(x, w, None, *tail)
-    if problem.op == "dgrad":
-        return lambda: ops.conv_dgrad(y, w, problem.input_shape, *tail)
-    return lambda: ops.conv_wgrad(y, x, problem.weight_shape, *tail)
-
-
 def made(problem: Any, mode: str) -> Any:
     """The newest ``Choice`` of a problem in a mode; None where there is none."""
     import cudnn_autotune as ca
@@ -67,13 +53,13 @@ def warm_up() -> None:
     import torch
 
     import cudnn_autotune as ca
-    from cudnn_autotune.timers.measuring import operands
+    from cudnn_autotune.timers.measuring import operands, run_operator
 
     torch.manual_seed(0)
     for op in ("fprop", "dgrad", "wgrad"):
         problem = tiny(op, 9)
         data = operands(problem)
-        our_call(problem, data, "heuristic")()
+        run_operator(problem, data, "heuristic")
         torch.nn.functional.conv2d(data[0], data[1], padding=1)
     torch.cuda.synchronize()
     ca.forget()

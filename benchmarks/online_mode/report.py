@@ -14,7 +14,6 @@ _PHASES = {
     "preparing": "a candidate is built and checked",
     "undecided": "take turns only",
 }
-_REGRETS = ("against_auto", "regret", "auto_regret", "single_regret", "auto_single_regret")
 
 
 def tables(data: dict[str, Any]) -> list[Table]:
@@ -59,18 +58,21 @@ def _regret(fraction: float | None) -> str:
 
 
 def convergence_table(data: dict[str, Any]) -> Table:
+    entries = data["results"].get("convergence", [])
+    good = [entry for entry in entries if "error" not in entry]
+    other = "auto" if any("auto" in entry for entry in good) else "race"  # auto in older records
+    regrets = [f"against_{other}", "regret", f"{other}_regret"]
+    regrets += ["single_regret", f"{other}_single_regret"]
     table = Table(
         "Until `online` has decided, and what its pick is worth",
         columns(
-            "case|calls|seconds|candidates|against auto's pick|regret, in batches|auto's"
-            "|regret, in single calls|auto's|bound|picked"
+            f"case|calls|seconds|candidates|against {other}'s pick|regret, in batches|{other}'s"
+            f"|regret, in single calls|{other}'s|bound|picked"
         ),
         note="Regret: against the fastest of both modes' contenders, timed after both had chosen: "
         "in batches, by interleaved rounds, cold and hot; in single calls, each after another's "
         "kernel. Bound: what the mode itself says of its pick; *: undecided, the best so far.",
     )
-    entries = data["results"].get("convergence", [])
-    good = [entry for entry in entries if "error" not in entry]
     for entry in entries:
         if "error" in entry:
             table.rows.append((entry["case"], *[""] * 9, entry["error"]))
@@ -81,7 +83,7 @@ def convergence_table(data: dict[str, Any]) -> Table:
                 str(entry["calls"]),
                 f"{entry['seconds']:.1f}",
                 str(entry["candidates"]),
-                *(_regret(entry.get(key)) for key in _REGRETS),
+                *(_regret(entry.get(key)) for key in regrets),
                 _regret(entry["regret_bound"]) + ("*" if entry.get("is_undecided") else ""),
                 entry["picked"],
             )
@@ -91,7 +93,7 @@ def convergence_table(data: dict[str, Any]) -> Table:
             numbers.median([entry[k] for entry in good]) for k in ("calls", "seconds")
         )
         means = []
-        for key in _REGRETS:
+        for key in regrets:
             some = [1 + entry[key] for entry in good if key in entry]
             means.append(percent(numbers.geometric_mean(some)) if some else NONE)
         name = "medians, geometric means"

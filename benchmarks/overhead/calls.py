@@ -54,7 +54,7 @@ def compared(times: dict[str, list[float]], against: str) -> dict[str, Any]:
         result[name] = {
             "us": numbers.spread(us),
             "ratio": numbers.significant(numbers.median(ratios)),
-            "ratio_interval_95": [*map(numbers.significant, numbers.bootstrap_interval(ratios))],
+            "ratio_interval_95": [*map(numbers.significant, numbers.median_interval(ratios))],
         }
     return result
 

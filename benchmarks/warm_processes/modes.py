@@ -50,21 +50,16 @@ def warm_up_order(modes: list[str]) -> list[str]:
     return list(found.values())
 
 
-def plan(modes: list[str], runs: int, fills: int) -> Iterator[Run]:
+def plan(modes: list[str], runs: int) -> Iterator[Run]:
     """Round by round, so that a time limit cuts off rounds and no mode.
 
-    Every other round goes backwards, but a store is filled before it is used. Tuning a whole model
-    takes a minute or more, so only the first ``fills`` rounds do it; later ones use that store.
+    Every other round goes backwards, but a store is filled before it is used.
     """
     for number in range(runs):
         order = [m for m in modes if MODES[m].store != "filled"]
         order = order if number % 2 == 0 else order[::-1]
         filled = [m for m in modes if MODES[m].store == "filled"]
         for mode in order:
-            if MODES[mode].store != "empty":
-                yield Run(mode, number)
-                continue
-            if number < fills:
-                yield Run(mode, number)
-            for follower in filled:
-                yield Run(follower, number)
+            followers = filled if MODES[mode].store == "empty" else []
+            for one in (mode, *followers):
+                yield Run(one, number)

@@ -158,7 +158,6 @@ def request_for(modules: None, tmp_path: Path) -> dict[str, Any]:
     asked |= {"pytorch": "pytorch_off", "sampling": "race", "store": str(tmp_path)}
     return asked | {
         "lock": str(tmp_path / "lock"),
-        "place": 0,
         "rounds": 2,
         "block_ms": 0.01,
         "settle_s": 0,
@@ -309,8 +308,6 @@ def test_a_batch_that_fails_is_named_and_the_others_are_measured(
         (("--batches", "0"), "--batches"),
         (("--rounds", "1"), "--rounds must be 2 or more"),
         (("--at-once", "0"), "--at-once must be 1 or more"),
-        (("--share", "3/2"), "--share must be I/N with 1 <= I <= N, got '3/2'"),
-        (("--share", "half"), "--share must be I/N"),
     ],
 )
 def test_bad_arguments(
@@ -319,15 +316,6 @@ def test_bad_arguments(
     status = main(SCRIPT, "--device", "cpu", *arguments)
     assert status != 0
     assert message in f"{status}{capsys.readouterr().err}"
-
-
-def test_shares_are_disjoint_and_leave_out_nothing(modules: None) -> None:
-    from models import share
-
-    names = list("abcde")
-    parts = [share(f"{i}/2", names) for i in (1, 2)]
-    assert parts == [["a", "c", "e"], ["b", "d"]]
-    assert share("1/1", names) == names
 
 
 def test_a_round_and_the_next_are_mirror_images(modules: None) -> None:
@@ -639,6 +627,8 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
     from torch._inductor import compile_fx
 
     from cudnn_autotune.nn.models import fuse, judging, programs
+    from cudnn_autotune.nn.models.compiling_ahead import CompilingAhead
+    from cudnn_autotune.timers.gpu_timer import GpuTimer
 
     path = tmp_path / "lock"
     seen: list[tuple[str, bool]] = []
@@ -659,8 +649,11 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
     for judges in (judging.JUDGES, fuse._JUDGES):
         judge = looking("judge", judging.never)
         monkeypatch.setitem(judges, "always", lambda judge=judge: judge)  # type: ignore[arg-type]
+    for owner in (GpuTimer, CompilingAhead):
+        name = "_built" if owner is GpuTimer else "wait"
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # as it is again after the test
     lock = GpuLock(str(path))
-    lock.take_back_for_groups()
+    lock.share()
     lock.acquire()
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()).eval()
     options = {"fuse": "always", "compare": False, "cpp.weight_prepack": False}
@@ -669,8 +662,7 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
         torch.compile(model, backend="cudnn_autotune", options=options)(x)
     assert seen == [("find", True), *[("judge", False)] * 2, ("compile", True)]
     seen.clear()
-    with lock.lent_while_exporting():
-        fuse.fuse(model, x, groups="always")
+    fuse.fuse(model, x, groups="always")
     assert seen == [("export", True), ("find", False), *[("judge", False)] * 2]
     assert not is_free(path)
     lock.release()
@@ -690,37 +682,6 @@ def test_waiting_for_the_gpu_is_not_the_first_steps(modules: None, tmp_path: Pat
     two.release()
 
 
-def test_the_earliest_case_that_waits_has_the_gpu_next(modules: None, tmp_path: Path) -> None:
-    """Whoever asked first. The waiting ones are processes, as their locks of bytes are."""
-    from model_steps.gpu_lock import GpuLock
-
-    program = (
-        "import sys; from model_steps.gpu_lock import GpuLock\n"
-        "lock = GpuLock(sys.argv[1], int(sys.argv[2])); print('waits', flush=True)\n"
-        "lock.acquire(); open(sys.argv[1] + '.order', 'a').write(sys.argv[2]); lock.release()\n"
-    )
-    path = tmp_path / "lock"
-    lock = GpuLock(str(path), 9)
-    lock.acquire()
-    waiting = []
-    for place in "201":
-        command = [sys.executable, "-c", program, str(path), place]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
-        # In another folder than a checkout, where nothing is built.
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waits\n"
-        waiting.append(process)
-    time.sleep(0.5)
-    lock.release()
-    for process in waiting:
-        process.communicate(timeout=60)
-        assert process.returncode == 0
-    assert (tmp_path / "lock.order").read_text() == "012"
-
-
 def test_the_gpu_is_lent_while_engines_are_compiled(
     modules: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -729,16 +690,19 @@ def test_the_gpu_is_lent_while_engines_are_compiled(
 
     from model_steps.gpu_lock import GpuLock
 
+    from cudnn_autotune.nn.models import programs
     from cudnn_autotune.nn.models.compiling_ahead import CompilingAhead
     from cudnn_autotune.timers.gpu_timer import GpuTimer
 
     path = tmp_path / "lock"
     waited: list[bool] = []
+    for owner, name in ((programs, "fuse_judged"), (torch.export, "export")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # as it is again after the test
     monkeypatch.setattr(GpuTimer, "_built", lambda timer, candidates: is_free(path))
     monkeypatch.setattr(CompilingAhead, "wait", lambda *_: waited.append(is_free(path)))
     lock = GpuLock(str(path))
     lock.acquire()
-    lock.lend_while_building()
+    lock.share()
     timer: Any = SimpleNamespace(plans={"known": None})
     for text, is_compiled, expected in (
         ("new", True, True),
