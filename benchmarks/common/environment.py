@@ -13,19 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 # A figure without these says nothing; render_results.py refuses it.
-REQUIRED = (
-    "gpu",
-    "driver",
-    "cuda",
-    "cudnn",
-    "cudnn_frontend",
-    "torch",
-    "python",
-    "package",
-    "commit",
-    "date",
-    "command",
-)
+REQUIRED = "gpu driver cuda cudnn cudnn_frontend torch python package commit date command".split()
 LIMITS = ("max_sm_clock_mhz", "max_memory_clock_mhz", "power_limit_w")
 
 

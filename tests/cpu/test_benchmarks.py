@@ -20,10 +20,7 @@ DRY_RUNS = {
     "warm_start": "--runs 1 --modes heuristic,auto_empty",
 }
 # Each repeats what a page of docs/findings rests on, and has no dry run.
-INVESTIGATIONS = (
-    "power_limit",
-    "workspace_place",
-)
+INVESTIGATIONS = ("workspace_place",)
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 
 
@@ -43,9 +40,9 @@ def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
 @pytest.mark.parametrize(
     ("script", "arguments", "named"),
     [
-        ("power_limit", ("--cases", "no_such_layer"), "--cases: no case of layers.json has"),
-        ("power_limit", ("--cases", ","), "--cases: must name at least one case"),
-        ("power_limit", ("--layers", "nowhere.json"), "--layers: "),
+        ("workspace_place", ("--cases", "no_such_layer"), "--cases: no case of layers.json has"),
+        ("workspace_place", ("--cases", ","), "--cases: must name at least one case"),
+        ("workspace_place", ("--layers", "nowhere.json"), "--layers: "),
         ("call_overhead", ("--settings", "everything"), "--settings"),
         ("new_sizes", ("--ways", "fastest"), "--ways"),
         ("new_sizes", ("--ways", "online"), "pytorch_off"),
