@@ -51,7 +51,7 @@ OnlineTrial::PreparationStep make_preparation_step(const py::function& function)
 
 void bind_online_trial(py::module_& m) {
   using Sample = std::tuple<size_t, int64_t, double>;
-  using Turn = std::tuple<size_t, int64_t, bool>;
+  using Turn = std::pair<size_t, int64_t>;
   py::class_<TurnSchedule, std::shared_ptr<TurnSchedule>>(m, "TurnSchedule")
       .def("take_samples",
            [](TurnSchedule& schedule) {
@@ -73,7 +73,7 @@ void bind_online_trial(py::module_& m) {
            [](TurnSchedule& schedule) -> std::optional<Turn> {
              const auto turn = schedule.take_turn();
              if (!turn) return std::nullopt;
-             return Turn{turn->implementation, turn->round, turn->is_first};
+             return Turn{turn->implementation, turn->round};
            })
       .def("leader", &TurnSchedule::leader)
       .def(

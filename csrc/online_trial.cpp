@@ -57,7 +57,6 @@ size_t TurnSchedule::implementation_count() const {
 void TurnSchedule::join() {
   const std::lock_guard lock(mutex_);
   is_active_.push_back(true);
-  has_run_.push_back(false);
   is_resting_ = false;
 }
 
@@ -81,10 +80,7 @@ std::optional<TurnSchedule::Turn> TurnSchedule::take_turn() {
     std::shuffle(order_.begin(), order_.end(), random_);
     ++round_;
   }
-  const size_t implementation = order_[position_++];
-  const bool is_first = !has_run_[implementation];
-  has_run_[implementation] = true;
-  return Turn{implementation, round_, is_first};
+  return Turn{order_[position_++], round_};
 }
 
 size_t TurnSchedule::leader() {
@@ -177,7 +173,7 @@ void OnlineTrial::read_finished() {
     C10_CUDA_CHECK(status);
     oldest_ = (oldest_ + 1) % kTimings;
     --in_flight_;
-    if (timing.is_reported) schedule_->report({timing.implementation, timing.round, time_ms});
+    schedule_->report({timing.implementation, timing.round, time_ms});
   }
 }
 
@@ -245,7 +241,6 @@ void OnlineTrial::run(const ConvProblem& problem, const Operands& operands) {
     Timing& timing = timings_[(oldest_ + in_flight_) % kTimings];
     timing.implementation = turn->implementation;
     timing.round = turn->round;
-    timing.is_reported = !turn->is_first;
     if (try_launch(turn->implementation, problem, operands, &timing)) {
       ++in_flight_;
       return;

@@ -42,7 +42,6 @@ class TurnSchedule {
   struct Turn {
     size_t implementation;
     int64_t round;
-    bool is_first;  // this implementation has had no turn before
   };
   static constexpr int64_t kUndecided = -1;
   static constexpr int64_t kOwnPath = -2;  // PyTorch's own path, which need not have joined
@@ -91,7 +90,6 @@ class TurnSchedule {
  private:
   mutable std::mutex mutex_;
   std::vector<bool> is_active_;
-  std::vector<bool> has_run_;
   std::vector<size_t> order_;  // of the turns in this round
   size_t position_ = 0;        // in order_
   int64_t round_ = -1;
@@ -134,8 +132,8 @@ class OnlineTrial {
   OnlineTrial& operator=(const OnlineTrial&) = delete;
 
   const std::shared_ptr<TurnSchedule>& schedule() const { return schedule_; }
-  // Adds an implementation, which has turns from the next round on. The time of its first turn is
-  // not reported, because that call loads the kernel.
+  // Adds an implementation, which has turns from the next round on. It must have run before, since
+  // the first run of a kernel loads it.
   void join(Implementation implementation);
   // The choice, or null while undecided. Valid as long as the trial.
   const Implementation* decided() const;
@@ -152,7 +150,6 @@ class OnlineTrial {
     cudaEvent_t end = nullptr;
     size_t implementation = 0;
     int64_t round = 0;
-    bool is_reported = true;
   };
   static constexpr size_t kTimings = 64;
   // To query an event costs about as much as to record one, and a query that comes too early has to

@@ -304,8 +304,8 @@ class TurnSchedule:
         """How many implementations have joined, dropped ones included."""
 
     # Called by the trial itself:
-    def take_turn(self) -> tuple[int, int, bool] | None:
-        """The turn of this call: (implementation, round, whether it is its first turn).
+    def take_turn(self) -> tuple[int, int] | None:
+        """The turn of this call: (implementation, round).
 
         None: the leader serves the call, and it is not measured. That is the case for one of every
         two calls, and while fewer than two implementations have joined.

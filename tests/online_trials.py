@@ -95,9 +95,8 @@ class Undecided:
         ran = []
         for _ in range(count):
             (turn,) = filter(None, (self.schedule.take_turn(), self.schedule.take_turn()))
-            implementation, round_, is_first = turn
+            implementation, round_ = turn
             ran.append(implementation)
-            if not is_first:
-                noise = math.exp(random_.gauss(0, 0.004))
-                self.schedule.report(implementation, round_, times_ms[implementation] * noise)
+            noise = math.exp(random_.gauss(0, 0.004))
+            self.schedule.report(implementation, round_, times_ms[implementation] * noise)
         return ran

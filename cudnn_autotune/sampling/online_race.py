@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +29,8 @@ _MOST_ROUNDS = 400
 # costs the callers some time of Python's lock, and all looks share the confidence. By simulation a
 # look after a tenth more rounds decides no earlier, and one after half takes a tenth more turns.
 _LOOK_AFTER = 0.35
+# So many turns of each tell roughly which is the fastest, before any comparison.
+_RECENT = 3
 
 
 def _rules() -> RaceRules:
@@ -37,8 +41,9 @@ def _rules() -> RaceRules:
 class OnlineRace:
     """A race whose turns are taken elsewhere. Candidates have numbers, in the order of joining.
 
-    Only rounds in which all that take part had a turn compare them. So a candidate that joins late
-    is not compared with what others took before, and the limit of rounds holds anew.
+    Only rounds in which all that are compared had a turn compare them. So a candidate that joins
+    late is not compared with what others took before, and the limit of rounds holds anew; until it
+    has had two turns, the others are compared without it.
     """
 
     candidates: list[Candidate]
@@ -57,6 +62,7 @@ class OnlineRace:
 
     def __post_init__(self) -> None:
         self._criterion = LeadCriterion(self.rules)
+        self._recent: dict[int, deque[float]] = {}
         self._settled: int | None = None
         self._settled_bound = self.earlier.regret_bound
         self._make_room(self.earlier.rounds, 0)
@@ -89,6 +95,7 @@ class OnlineRace:
                 if row >= len(self._log_ms):
                     self._make_room(row + 1, 0)
                 self._log_ms[row, number] = math.log(time_ms)
+                self._recent.setdefault(number, deque(maxlen=_RECENT)).append(time_ms)
 
     def fail(self, number: int, why: str) -> None:
         """Removes a candidate that failed to run."""
@@ -103,13 +110,15 @@ class OnlineRace:
             return None
         self._more_rounds = 1
         self._drop_slow()
-        turns = self._log_ms[:, standings.survivors]
-        shared = turns[np.isfinite(turns).all(axis=1)]
-        if len(shared) < 2:
+        alive = len(standings.survivors)
+        compared, shared = self._comparable()
+        if len(compared) < min(alive, 2):
             return None
         standings.rounds = len(shared)
-        for number, _, _ in standings.judge(self.rules.compare([shared])):
+        for number, _, _ in standings.judge(self.rules.compare([shared]), compared):
             self.eliminated[number] = f"out after {self._samples(number)} turns"
+        if len(compared) < alive:
+            return None
         self._criterion.add_measurement(standings)
         self._more_rounds = self._next_look() - standings.rounds
         return self._tied()[0][0] if self._criterion.is_finished() else None
@@ -126,9 +135,15 @@ class OnlineRace:
         return self._more_rounds * len(self.standings.survivors)
 
     def leader(self) -> int | None:
-        """Returns the best so far; None before the first comparison."""
-        known = [i for i in self.standings.survivors if i in self.standings.log_time]
-        return min(known, key=self.standings.log_time.__getitem__, default=None)
+        """Returns the best so far: of the last comparison or, while some have not been compared,
+        by the last turns of each; None before the first turn."""
+        log_time, recent = self.standings.log_time, self._recent
+        alive = self.standings.survivors
+        if all(i in log_time for i in alive if i in recent):
+            known = [i for i in alive if i in log_time]
+            return min(known, key=log_time.__getitem__, default=None)
+        known = [i for i in alive if i in recent]
+        return min(known, key=lambda i: statistics.median(recent[i]), default=None)
 
     def next_best(self) -> int | None:
         """Returns the best candidate that runs, eliminated or not, for when nothing can be
@@ -233,6 +248,19 @@ class OnlineRace:
         if number in self.standings.survivors:
             self.standings.survivors.remove(number)
         self.eliminated[number] = why
+
+    def _comparable(self) -> tuple[list[int], Floats]:
+        """Returns the survivors that have had turns in two rounds or more together, and those
+        rounds: all survivors if possible, else without those that joined last."""
+        has_turn = np.isfinite(self._log_ms)
+        found = [i for i in self.standings.survivors if has_turn[:, i].sum() >= 2]
+        found.sort(key=lambda i: (int(has_turn[:, i].argmax()), i))
+        while found:
+            shared = self._log_ms[has_turn[:, found].all(axis=1)][:, found]
+            if len(shared) >= 2:
+                break
+            found.pop()
+        return found, shared if found else self._log_ms[:0]
 
     def _drop_slow(self) -> None:
         alive = list(self.standings.survivors)

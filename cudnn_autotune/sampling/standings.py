@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -45,14 +46,19 @@ class Standings(Generic[K]):
         others = (c for c in self.survivors if c != but)
         return [best - self.log_time[c] + self.half_width[c] for c in others]
 
-    def judge(self, compared: Comparison) -> list[tuple[K, K, float]]:
+    def judge(
+        self, compared: Comparison, among: Sequence[K] | None = None
+    ) -> list[tuple[K, K, float]]:
         """Eliminates those that cannot be the fastest by a new comparison of the survivors.
+
+        Args:
+            among: which of the survivors were compared; None: all.
 
         Returns:
             Each candidate that was eliminated, the best at this time, and the difference of their
             log times.
         """
-        alive = list(self.survivors)
+        alive = list(self.survivors if among is None else among)
         leader, best = alive[compared.best], compared.log_time[compared.best]
         eliminated = []
         for candidate, log_time, is_out in zip(

@@ -134,6 +134,9 @@ class Trial:
                 self.schedule.decide(0)
             return False
         chosen = self._judge()
+        leader = None if self.is_idle else self.race.leader()
+        if leader is not None:
+            self.schedule.set_leader(leader)
         if chosen is not None and is_over:
             self._commit(chosen)
             return False
@@ -231,9 +234,6 @@ class Trial:
         self._judge_at = self.race.turns + self.race.turns_to_next_look()
         for number in before - self.race.active:
             self.schedule.drop(number)
-        leader = self.race.leader()
-        if leader is not None:
-            self.schedule.set_leader(leader)
         return self._chosen
 
     def _fail(self, number: int, why: str) -> None:

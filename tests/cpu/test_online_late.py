@@ -43,6 +43,35 @@ def test_times_of_another_clock_do_not_count(slowdown: float, late_ms: float, wi
     assert {m.candidate.text for m in race.selection(wins).ranking} == {"c0", "c1", "c2", "c3"}
 
 
+def test_those_that_join_one_after_the_other_do_not_hold_up_the_others() -> None:
+    race = race_of(3)
+    calls = Calls(race, [1.0, 1.3, 1.02])
+    for number in range(3, 9):
+        race.join([candidate(f"c{number}", number)])
+        calls.times_ms.append(1.05)
+        calls.round()
+        race.judge()
+    assert 1 not in race.active, "it was compared with those that were there from the beginning"
+    assert race.active >= {0, 2, 8}
+    assert calls.decide() == 0
+
+
+def test_the_leader_is_known_after_a_turn_of_each() -> None:
+    race = race_of(3)
+    race.add([(0, 0, 1.2), (1, 0, 1.0)])
+    assert race.leader() == 1
+    race.add([(2, 0, 0.8)])
+    assert race.judge() is None
+    assert race.leader() == 2
+    calls = Calls(race, [1.2, 1.0, 0.8, 0.7])
+    calls.rounds = 1
+    calls.decide()
+    race.join([candidate("c3", 3)])
+    assert race.leader() == 2
+    race.add([(3, calls.rounds, 0.7)])
+    assert race.leader() == 3
+
+
 def test_a_slow_one_that_joins_late_has_two_turns() -> None:
     race = race_of(2)
     calls = Calls(race, [1.0, 1.01, 2.0])
@@ -165,6 +194,38 @@ def test_those_that_gave_way_serve_where_the_fastest_fails() -> None:
     while step(one):
         assert set(one.turns(2, times)) <= {0, 2}
     assert one.native.decided == "eng2:"
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("compiled_after", [40, 200, 400])
+def test_five_hundred_calls_are_enough(compiled_after: int) -> None:
+    """With 28 candidates of mode A and 9 that are compiled, of which one is the fastest by far: the
+    calls after them take hardly longer than the fastest candidate."""
+    ratios = []
+    for seed in range(6):
+        one, rng = Undecided(), random.Random(seed)
+        quick = [1.15, *(1 + abs(rng.gauss(0, 0.25)) for _ in range(27))]
+        times = [*quick, 0.75, *(0.75 + abs(rng.gauss(0, 0.2)) for _ in range(8))]
+        joins = [3 + i for i in range(27)] + [compiled_after + 8 * i for i in range(9)]
+        taken = 0.0
+        for call in range(560):
+            while joins and call >= joins[0]:
+                number = len(times) - len(joins)
+                one.join(candidate(f"eng{number}:", number))
+                del joins[0]
+            one.prepared.is_over = not joins
+            runs = one.schedule.leader()
+            if one.native.decided is not None:
+                runs = int(one.native.decided[3:-1])
+            elif turn := one.schedule.take_turn():
+                runs, round_ = turn
+                one.schedule.report(runs, round_, times[runs] * math.exp(rng.gauss(0, NOISE)))
+            if one.native.decided is None and call % 2:
+                step(one)
+            taken += times[runs] if call >= 500 else 0.0
+        ratios.append(taken / 60 / min(times))
+    assert sum(ratios) / len(ratios) <= 1.01
+    assert max(ratios) <= 1.03
 
 
 # The preparation: a compiled candidate is a future, whose plan some thread makes
@@ -336,10 +397,9 @@ def test_a_compiled_one_that_is_fastest_wins_while_calls_go_on() -> None:
                 one.native.join((joins[0], None))
                 names.append(joins[0])
         if turn := one.schedule.take_turn():
-            implementation, round_, is_first = turn
-            if not is_first:
-                time_ms = times[names[implementation]] * math.exp(rng.gauss(0, NOISE))
-                one.schedule.report(implementation, round_, time_ms)
+            implementation, round_ = turn
+            time_ms = times[names[implementation]] * math.exp(rng.gauss(0, NOISE))
+            one.schedule.report(implementation, round_, time_ms)
         if not tuner.undecided:
             break
         time.sleep(0.0005)
