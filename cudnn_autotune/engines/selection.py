@@ -76,7 +76,7 @@ class Evidence:
     wall_ms: float = 0.0
     """Wall time of the search in milliseconds, plan building included."""
     clock_mhz: float | None = None
-    """Median SM clock of the short batches."""
+    """Median SM clock of the rounds of the last race."""
     sustained_clock_mhz: float | None = None
     """SM clock at the end of the chosen candidate's last sustained run."""
     max_clock_mhz: float | None = None

@@ -42,8 +42,7 @@ def could_win(
     leader_ms = found.ms(found.leader) or math.inf
     seen = {found.leader.config_family}
     firsts, alike = [], []
-    optimistic_ms = _optimistic_ms(found, found.last.clock_mhz, max_clock_mhz)
-    for candidate, least_ms in optimistic_ms.items():
+    for candidate, least_ms in _optimistic_ms(found, max_clock_mhz).items():
         behind = (found.ms(candidate) or math.inf) / leader_ms
         if behind >= rules.reach:
             continue
@@ -79,8 +78,7 @@ def least_ms_alone(
         slower, family = ms / (found.ms(candidate) or ms), candidate.config_family
         slowdown[family] = min(slower, slowdown.get(family, slower))
     least = {}
-    clock_mhz = found.last.median_round_mhz
-    for candidate, optimistic_ms in _optimistic_ms(found, clock_mhz, max_clock_mhz).items():
+    for candidate, optimistic_ms in _optimistic_ms(found, max_clock_mhz).items():
         if candidate in steady_ms:
             continue
         of_family = slowdown.get(candidate.config_family, 0.0) * (1 - _FAMILY_SPREAD)
@@ -89,12 +87,10 @@ def least_ms_alone(
     return least
 
 
-def _optimistic_ms(
-    found: SearchState, clock_mhz: float | None, max_clock_mhz: float | None
-) -> dict[Candidate, float]:
-    """Scales the times in the race, at ``clock_mhz``, to the highest clock, as if they were
-    inversely proportional to it."""
-    scale = 1.0
+def _optimistic_ms(found: SearchState, max_clock_mhz: float | None) -> dict[Candidate, float]:
+    """Scales the times in the race to the highest clock, as if they were inversely proportional to
+    it."""
+    clock_mhz, scale = found.last.clock_mhz, 1.0
     if clock_mhz and max_clock_mhz:
         scale = min(1.0, clock_mhz / max_clock_mhz)
     raced = [c for c in found.raced() if not (found.aten_is_cudnn and c.text == ATEN.text)]

@@ -44,19 +44,13 @@ class RaceOutcome(Standings[Candidate]):
     """Timed calls."""
     failed: dict[Candidate, str] = field(default_factory=dict)
     clocks_mhz: list[float] = field(default_factory=list)
-    """SM clock of each batch."""
-    round_clocks_mhz: list[float] = field(default_factory=list)
-    """Mean SM clock of each round. The later rounds have fewer batches."""
+    """Mean SM clock of each round."""
     remarks: list[str] = field(default_factory=list)
 
     @property
     def clock_mhz(self) -> float | None:
-        return float(np.median(self.clocks_mhz)) if self.clocks_mhz else None
-
-    @property
-    def median_round_mhz(self) -> float | None:
         """The median over the rounds of the SM clock, to which ``log_time`` belongs."""
-        return float(np.median(self.round_clocks_mhz)) if self.round_clocks_mhz else None
+        return float(np.median(self.clocks_mhz)) if self.clocks_mhz else None
 
 
 def race(
@@ -154,9 +148,8 @@ def _run_round(batches: Sequence[Batch], timer: Timer, outcome: RaceOutcome) -> 
     """Runs one round, charges it to ``outcome`` and removes candidates that fail."""
     samples = timer.run(batches)
     clocks = [s.clock_mhz for s in samples if s.clock_mhz is not None and not s.error]
-    outcome.clocks_mhz += clocks
     if clocks:
-        outcome.round_clocks_mhz.append(float(np.mean(clocks)))
+        outcome.clocks_mhz.append(float(np.mean(clocks)))
     log_times: _Round = {}
     for batch, sample in zip(batches, samples, strict=True):
         candidate = batch.candidate

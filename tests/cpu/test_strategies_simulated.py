@@ -383,7 +383,6 @@ def test_auto_looks_at_what_pytorch_times_and_compiles_one_kernel_of_an_engine()
 def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> SearchState:
     """A search after a race of six rounds, the first of ``times_ms`` leading."""
     outcome = RaceOutcome(survivors=[next(iter(times_ms))], rounds=6, clocks_mhz=[1900.0])
-    outcome.round_clocks_mhz = [1900.0]
     outcome.log_time = {c: math.log(ms) for c, ms in times_ms.items()}
     outcome.half_width = dict.fromkeys(times_ms, 0.0)
     timer = timer_of(engine("any", 1.0))
