@@ -233,16 +233,20 @@ def candidates(
     return query(search, problem, workspace_limit=workspace_limit, filtered=filtered)
 
 
-def check_workspace_limit(workspace_limit: int | None, argument: str = "workspace_limit") -> None:
-    """Raises ValueError naming ``argument`` where it is neither None nor a number of bytes."""
+def check_workspace_limit(
+    workspace_limit: int | None, argument: str = "workspace_limit"
+) -> int | None:
+    """Returns the limit; raises ValueError naming ``argument`` where it is neither None nor a
+    number of bytes."""
     if workspace_limit is None:
-        return
+        return None
     is_int = isinstance(workspace_limit, int) and not isinstance(workspace_limit, bool)
     if not is_int or not 0 <= workspace_limit < 2**63:
         raise ValueError(
             f"{argument} must be None or a number of bytes from 0 to 2**63 - 1, "
             f"got {workspace_limit!r}"
         )
+    return workspace_limit
 
 
 def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") -> _C.Plan:

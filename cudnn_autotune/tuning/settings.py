@@ -30,7 +30,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import Any
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
@@ -67,11 +67,6 @@ def _check_benchmark_limit(limit: int, argument: str = "benchmark_limit") -> int
             f"{argument} must be a number of candidates up to 2**31 - 1, or 0 for all, "
             f"got {limit!r}"
         )
-    return limit
-
-
-def _check_workspace_limit(limit: int | None, argument: str = "workspace_limit") -> int | None:
-    check_workspace_limit(limit, argument)
     return limit
 
 
@@ -132,8 +127,8 @@ def set_sampling(mode: str) -> None:
 
 def set_workspace_limit(workspace_limit: int | None) -> None:
     """Sets the most bytes of workspace that an engine may need; None: no limit."""
-    check_workspace_limit(workspace_limit)
-    _C.set_workspace_limit(-1 if workspace_limit is None else workspace_limit)
+    limit = check_workspace_limit(workspace_limit)
+    _C.set_workspace_limit(-1 if limit is None else limit)
 
 
 def set_benchmark_limit(benchmark_limit: int) -> None:
@@ -199,21 +194,19 @@ def use_sampling(
         ValueError: an unknown mode, a negative limit, a budget of 0 or less, an unknown
             ``new_shapes``.
     """
+    settings: tuple[tuple[Any, Any, Callable[[Any], Any], Any, Any], ...] = (
+        (mode, None, check_sampling, get_sampling, _C.set_sampling),
+        (workspace_limit, _KEEP, check_workspace_limit, get_workspace_limit, set_workspace_limit),
+        (benchmark_limit, None, _check_benchmark_limit, get_benchmark_limit, set_benchmark_limit),
+        (budget_ms, _KEEP, _check_budget_ms, get_budget_ms, set_budget_ms),
+        (new_shapes, None, _check_new_shapes, get_new_shapes, set_new_shapes),
+    )
     # All arguments are checked before any is set.
-    changes: list[tuple[Callable[[Any], None], Any, Any]] = []
-    if mode is not None:
-        changes.append((_C.set_sampling, check_sampling(mode), get_sampling()))
-    if workspace_limit is not _KEEP:
-        workspace = _check_workspace_limit(cast("int | None", workspace_limit))
-        changes.append((set_workspace_limit, workspace, get_workspace_limit()))
-    if benchmark_limit is not None:
-        limit = _check_benchmark_limit(benchmark_limit)
-        changes.append((set_benchmark_limit, limit, get_benchmark_limit()))
-    if budget_ms is not _KEEP:
-        budget = _check_budget_ms(cast("float | None", budget_ms))
-        changes.append((set_budget_ms, budget, get_budget_ms()))
-    if new_shapes is not None:
-        changes.append((set_new_shapes, _check_new_shapes(new_shapes), get_new_shapes()))
+    changes = [
+        (setter, check(given), getter())
+        for given, absent, check, getter, setter in settings
+        if given is not absent
+    ]
     with ExitStack() as stack:
         for setter, value, before in changes:
             stack.callback(setter, before)
@@ -249,7 +242,7 @@ def _switch(text: str, variable: str) -> bool:
 _VARIABLES: dict[str, Callable[[str, str], Any]] = {
     # Only the form is checked, since a mode may be registered after the import.
     sampling.VARIABLE: check_mode_name,
-    "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": _number(int, _check_workspace_limit),
+    "CUDNN_AUTOTUNE_WORKSPACE_LIMIT": _number(int, check_workspace_limit),
     "CUDNN_AUTOTUNE_BENCHMARK_LIMIT": _number(int, _check_benchmark_limit),
     "CUDNN_AUTOTUNE_BUDGET_MS": _number(float, _check_budget_ms),
     "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": _number(int, _plan_cache_limit),
