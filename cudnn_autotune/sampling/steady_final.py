@@ -16,7 +16,7 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.final_rules import FinalCriterion, FinalRules
 from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.steady_times import SteadyLog, SteadyTimes
-from cudnn_autotune.sampling.sustained_run import RUN_SIGMA, SustainedRun, run_ms
+from cudnn_autotune.sampling.sustained_run import SustainedRun, run_ms
 
 # Chunks of 40 ms in a first run: nine of ten runs of 160 ms include a power reading of an H200.
 _FIRST_CHUNKS = 4
@@ -26,9 +26,6 @@ _FIRST_RUN_BIAS = 0.02
 # On a board whose clock settles slowly a first run is less reliable, because the run before it
 # still affects the clock. There only a candidate that is this far behind is eliminated.
 _SLOW_BOARD_MARGIN = 0.2
-# Standard deviation of runs on a board that does not throttle: pairs of long runs have standard
-# errors of 0.02 to 0.3 % (31 layers on an H200, benchmarks/audit_layers.py).
-_FREE_SIGMA = 0.003
 
 
 class SteadyFinal:
@@ -65,7 +62,6 @@ class SteadyFinal:
         self._slower = max(1.0, probe.steady_ms / leader_ms)
         # A board on which the leader's clock settled at once does the same for the contenders.
         self._is_patient = not probe.settled_at_once
-        self._reports_throttling = found.timer.state().reports_throttling
 
     def run(self) -> SteadyTimes:
         """Runs all contenders once, then those near the best again until one leads or the budget
@@ -132,12 +128,8 @@ class SteadyFinal:
             self._keep(run)
 
     def _keep(self, run: SustainedRun) -> None:
-        times = self._times
         log = SteadyLog(math.log(run.steady_ms), run.sigma, len(run.at_limit_ms))
-        times.logs.setdefault(run.candidate, []).append(log)
-        is_held = bool(times.readings or self._found.throttle_reasons.keys() - {"gpu_idle"})
-        is_free = self._reports_throttling and not self._is_patient and not is_held
-        times.prior_sigma = _FREE_SIGMA if is_free else RUN_SIGMA
+        self._times.logs.setdefault(run.candidate, []).append(log)
 
     def _forget_probe(self) -> None:
         """Drops the leader's first run, during which the clock still fell, once it has another

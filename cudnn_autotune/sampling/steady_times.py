@@ -43,8 +43,6 @@ class SteadyTimes:
     finalists: list[Candidate] = field(default_factory=list)
     is_out_of_time: bool = False
     """Whether the budget excluded a run that the final asked for."""
-    prior_sigma: float = RUN_SIGMA
-    """Standard deviation of runs without a power reading, as long as few runs were repeated."""
 
     @property
     def readings(self) -> int:
@@ -92,8 +90,8 @@ class SteadyTimes:
 
     def _scale(self) -> float:
         """Returns the ratio of the scatter of repeated runs to their sigmas. Because a few runs
-        estimate it poorly, the prior counts as four degrees of freedom."""
-        squares, freedom = _PRIOR_FREEDOM * (self.prior_sigma / RUN_SIGMA) ** 2, _PRIOR_FREEDOM
+        estimate it poorly, a ratio of 1 counts as four degrees of freedom."""
+        squares, freedom = float(_PRIOR_FREEDOM), _PRIOR_FREEDOM
         for runs in self.logs.values():
             values, weights = np.array([run.value for run in runs]), _weights(runs)
             squares += float(weights @ (values - np.average(values, weights=weights)) ** 2)

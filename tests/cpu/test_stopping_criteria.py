@@ -122,7 +122,7 @@ def test_a_sustained_run_that_never_settles_ends() -> None:
 
 def times(of_b: float, sigma: float = 0.001) -> SteadyTimes:
     logs = {A: [SteadyLog(0.0, sigma)] * 2, B: [SteadyLog(of_b, sigma)] * 2}
-    return SteadyTimes(logs=logs, finalists=[A, B], prior_sigma=sigma)
+    return SteadyTimes(logs=logs, finalists=[A, B])
 
 
 def test_a_final_ends_once_one_leads() -> None:

@@ -468,46 +468,6 @@ def test_blocks_that_differ_more_than_they_should_are_less_sure() -> None:
     assert wild.error(a, b) == pytest.approx(RUN_SIGMA * math.sqrt(104 / 6))
 
 
-def test_blocks_of_a_board_that_is_not_held_back_are_surer() -> None:
-    """Unless they differ all the same."""
-    a, b = candidate("a"), candidate("b")
-    calm = SteadyTimes({}, {a: logs(0.0, 0.0), b: logs(0.05, 0.05)}, [a, b], prior_sigma=0.003)
-    wild = SteadyTimes({}, {a: logs(-0.1, 0.1), b: logs(-0.05, 0.15)}, [a, b], prior_sigma=0.003)
-    assert calm.error(a, b) == pytest.approx(0.003 * math.sqrt(4 / 6))
-    assert wild.error(a, b) == pytest.approx(RUN_SIGMA * math.sqrt(100 / 6), rel=1e-3)
-
-
-class Below(Logged):
-    """A board whose clock stays below its highest, though no limit holds it."""
-
-    def state(self) -> GpuState:
-        state = self.timer.state()
-        assert state.max_clock_mhz is not None
-        return replace(state, max_clock_mhz=1.05 * state.max_clock_mhz)
-
-
-class Silent(Below):
-    """One that does not tell whether a limit holds it."""
-
-    def state(self) -> GpuState:
-        return replace(super().state(), reports_throttling=False)
-
-
-def test_where_nothing_holds_the_clock_fewer_blocks_do() -> None:
-    def calls(kind: type[Logged]) -> int:
-        gpu = replace(GPU, idle_clock_mhz=GPU.max_clock_mhz)
-        timer = timer_of(engine("a", 1.0), engine("b", 1.002), engine("c", 1.003), gpu=gpu)
-        watched = kind(timer, [])
-        found = strategy("sustained", 0).select(timer.candidates, watched, Limits())
-        assert found is not None
-        assert found.winner.sustained_ms is not None, "it was not run alone"
-        assert set(found.evidence.throttle_reasons) <= {"gpu_idle"}
-        assert found.winner.candidate.text == "a"
-        return sum(watched.calls().values())
-
-    assert calls(Below) < 0.8 * calls(Silent)
-
-
 def test_the_h200_under_its_cap() -> None:
     """Among engines a few percent apart alone, most picks are the best, few are far off."""
     truth = simulation.preset("h200-capped").truth("sustained", "hot")
