@@ -45,7 +45,6 @@ class _Open:
     timer: GpuTimer
     candidates: QueriedCandidates
     data: Operands
-    bytes: int
 
 
 @dataclass
@@ -97,7 +96,7 @@ class GpuSearches:
         return made.decision if made else tune_problem.tune(problem, self.device, self.mode)
 
     def room_for(self, problem: ConvProblem) -> bool:
-        wanted = self._bytes(problem) + sum(one.bytes for one in self._opened.values())
+        wanted = sum(map(self._bytes, [problem, *self._opened]))
         return not self._opened or wanted <= self._room_bytes
 
     def open(self, problem: ConvProblem, calls: int) -> Entrant[ConvProblem] | None:
@@ -140,7 +139,7 @@ class GpuSearches:
         limit = settings.get_workspace_limit()
         candidates = QueriedCandidates(search, problem, data, limit, nearby)
         timer = GpuTimer(problem, search, data, self._builders)
-        return _Open(timer, candidates, data, self._bytes(problem))
+        return _Open(timer, candidates, data)
 
     def _steps(
         self, problem: ConvProblem, found: SearchState, one: _Open, limits: Limits
