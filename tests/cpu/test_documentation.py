@@ -108,13 +108,30 @@ def test_power_limit() -> None:
     assert f"`sustained` is within {100 * (max(regrets) - 1):.1f} %" in text
 
 
-def test_workspace_place() -> None:
-    ratios = [
-        statistics.median(engine["times_ms"]["near"]) / statistics.median(engine["times_ms"]["far"])
-        for entry in record("workspace_place")["results"]["cases"].values()
-        for engine in entry["engines"]
-    ]
-    assert f"differs by {100 * (max(ratios) - 1):.1f} %" in answer("workspace_place")
+def test_whole_models() -> None:
+    eager: list[float] = []
+    compiled: dict[str, float] = {}
+    for part in ("part1", "part2"):
+        for run in record(f"whole_models.{part}")["results"]["runs"]:
+            times = run["times_ms"]
+            eager.append(in_turns(times["eager"], times["convert"]))
+            if "backend" in times:
+                frozen_or_not = ("compile", "compile_frozen")
+                best = min(frozen_or_not, key=lambda way: statistics.median(times[way]))
+                compiled[run["model"]] = in_turns(times[best], times["backend"])
+    text = answer("whole_models")
+    assert len(compiled) == 9
+    assert f"is {compiled['resnet50']:.2f} times as fast" in text
+    assert f"{min(compiled.values()):.2f} to {max(compiled.values()):.2f} on nine models" in text
+    assert f"(geometric mean {statistics.geometric_mean(compiled.values()):.2f})" in text
+    assert len(eager) == 10
+    assert f"{min(eager):.2f} to {max(eager):.2f} of benchmark's speed on ten" in text
+    assert f"({statistics.geometric_mean(eager):.2f})" in text
+
+
+def in_turns(theirs: list[float], ours: list[float]) -> float:
+    """Median ratio of the times of a round."""
+    return statistics.median(one / other for one, other in zip(theirs, ours, strict=True))
 
 
 def test_compiled_models() -> None:
