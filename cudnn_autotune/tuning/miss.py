@@ -178,12 +178,13 @@ def _begin_trial(
     assert first.choice.chosen is not None
     candidate, prepared = first.choice.chosen.candidate, Prepared()
     committer = OnlineCommitter(first.choice, prepared.checks, since)
+    budget_ms = miss.limits.budget_ms  # begin() must not hold the call's tensors
 
     def begin(schedule: _C.TurnSchedule) -> OnlinePreparation:
         earlier = committer.earlier()
         TUNER.add(Trial(schedule, candidate, committer, prepared, earlier))
         served = (first.choice, candidate, first.plan)
-        return OnlinePreparation(*served, prepared, miss.limits.budget_ms, nearby, earlier)
+        return OnlinePreparation(*served, prepared, budget_ms, nearby, earlier)
 
     step = new_sizes.OnceItRecurs()
     trial = _C.OnlineTrial((first.choice.text, first.plan), step)

@@ -5,7 +5,9 @@ PyTorch's own path and the matrix product run on the CPU, so that they are the e
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -381,6 +383,17 @@ def test_a_trial_waits_until_its_size_recurs() -> None:
     assert (begun, steps) == ([], [])
     assert waiting(tensor) == waiting(tensor) == (None, 7)
     assert (begun, steps) == ([0], [(tensor,)] * 2)
+
+
+def test_a_trial_that_waits_does_not_hold_the_tensors_of_its_call() -> None:
+    measure_four(*[MATMUL] * 4)
+    tensors = operands(NEW, "cpu")
+    held = [weakref.ref(tensor.untyped_storage()) for tensor in tensors]
+    _, _, trial, _ = miss.choose(NEW.native(), "auto", -1, 0, 0, *tensors)
+    assert trial is not None
+    del tensors
+    gc.collect()
+    assert all(storage() is None for storage in held)
 
 
 def test_without_a_thread_no_trial_begins_and_the_call_is_served() -> None:
