@@ -168,8 +168,9 @@ def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
 
 def _begin_trial(
     miss: _Miss, first: Served, since: int, nearby: Sequence[Candidate] | None
-) -> _C.OnlineTrial:
-    """Begins a trial, whose first candidate serves until later calls have decided.
+) -> _C.OnlineTrial | None:
+    """Begins a trial, whose first candidate serves until later calls have decided; returns None if
+    the system gives no thread for it.
 
     Args:
         nearby: what won nearby, for a new size; its trial has few candidates, and begins once the
@@ -189,9 +190,7 @@ def _begin_trial(
     step = new_sizes.OnceItRecurs()
     trial = _C.OnlineTrial((first.choice.text, first.plan), step)
     step.begin = partial(begin, trial.schedule)  # it must not hold the trial, which holds it
-    if nearby is None:
-        step.start()
-    return trial
+    return trial if nearby is not None or step.start() else None
 
 
 @contextmanager

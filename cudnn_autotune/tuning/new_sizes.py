@@ -133,21 +133,22 @@ class OnceItRecurs:
         self._step: _C.PreparationStep | None = None
         self._has_waited = False
 
-    def start(self) -> None:
-        """Begins the trial."""
+    def start(self) -> bool:
+        """Begins the trial; returns False if the system gives no thread: then what serves stays."""
         assert self.begin is not None
-        self._step, self.begin = self.begin(), None
+        try:
+            self._step, self.begin = self.begin(), None
+        except RuntimeError as error:
+            _log.info("a trial is not begun: %s", error)
+            return False
+        return True
 
     def __call__(self, *tensors: Tensor) -> tuple[tuple[str, _C.Plan | None] | None, int]:
         """A ``_C.PreparationStep``; the first one comes in the second call."""
         if self._step is None and not self._has_waited:
             self._has_waited = True
             return None, _CALLS_BEFORE_TRIAL - 2
-        if self._step is None:
-            try:
-                self.start()
-            except RuntimeError as error:  # the system gives no thread: what serves stays
-                _log.info("a trial is not begun: %s", error)
-                return None, 0
+        if self._step is None and not self.start():
+            return None, 0
         assert self._step is not None
         return self._step(*tensors)

@@ -264,15 +264,21 @@ class OnlineTuner:
         self._stopped = threading.Event()
 
     def add(self, trial: Trial) -> None:
+        """Steps a trial from now on.
+
+        Raises:
+            RuntimeError: the system gives no thread. The trial is then not added.
+        """
         with self._lock:
             if self._stopped.is_set():
                 return  # the process is exiting, and the first candidate serves
-            self._trials.append(trial)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, name="cudnn_autotune-online", daemon=True
                 )
-                self._thread.start()
+                thread.start()
+                self._thread = thread
+            self._trials.append(trial)
 
     @property
     def undecided(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -405,6 +406,16 @@ def test_without_a_thread_no_trial_begins_and_the_call_is_served() -> None:
     waiting.begin = begin
     assert waiting(torch.zeros(1))[1] > 0
     assert waiting(torch.zeros(1)) == (None, 0)
+
+
+def test_without_a_thread_online_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    call = miss._Miss(NEW.native(), "online", -1, 0, 0, operands(NEW, "cpu"))
+    served = miss._served(call, None, chosen=Measurement(MATMUL, None, 0))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert miss._begin_trial(call, served, choice_log.generation(NEW), None) is None
 
 
 def test_a_trial_has_few_candidates() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -687,6 +688,28 @@ def test_trials_without_callers_are_dropped_at_once_and_leave_nothing() -> None:
     assert all(committer.selections == [] for committer in committers)
     assert tuner.cpu_s > before_s
     assert stays.native.decided is None
+    tuner.stop()
+
+
+@pytest.mark.search
+def test_where_a_thread_could_not_start_a_later_trial_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    tuner, one = OnlineTuner(), Undecided()
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            tuner.add(one.trial)
+    assert tuner.undecided == 0
+    tuner.add(one.trial)
+    one.prepared.is_over = True
+    deadline = time.monotonic() + 30
+    while tuner.undecided and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert one.native.decided == one.trial.first.text
     tuner.stop()
 
 
