@@ -20,6 +20,7 @@ from torch import Tensor
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.tuning.choice import Choice
 
 _log = logging.getLogger(__name__)
@@ -91,8 +92,10 @@ def winners_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
         Different candidates, as described for the problem that they won on. None if the problem is
         to be searched for: too few sizes of its layer are measured, or all of them are too
         different, or it was measured itself (under another policy), or within
-        :func:`always_searched`.
+        :func:`always_searched`, or the store's mode asks for all decisions anew.
     """
+    if store_settings.get_store_settings().mode == "retune":
+        return None
     with _lock:
         if problem in _searched:
             return None

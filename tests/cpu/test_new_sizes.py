@@ -267,6 +267,13 @@ def test_a_search_is_what_tune_asks_for(searches: list[str]) -> None:
     assert (made.origin, is_tried, searches) == ("tuned", False, ["auto"])
 
 
+def test_a_store_that_is_tuned_again_is_so_at_every_size(searches: list[str]) -> None:
+    measure_four(*[MATMUL] * 4)
+    ca.set_store(mode="retune")
+    assert ask(NEW)[0].origin == "tuned"
+    assert searches == ["auto"]
+
+
 @pytest.mark.parametrize("mode", ["heuristic", "neighbour"])
 def test_modes_that_time_nothing_stay_as_they_are(mode: str, searches: list[str]) -> None:
     measure_four(*[MATMUL] * 4)
