@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -74,18 +75,26 @@ class GpuLock:
             callback_handler.remove_start_callback(begin)
             callback_handler.remove_end_callback(end)
 
-    def share(self) -> None:
-        """From now on, another process has the GPU while engines are compiled or ``torch.export``
-        traces a model, and this one while our backend times the groups of a graph."""
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Acquires the lock. Another process has the GPU while engines are compiled or
+        ``torch.export`` traces a model, and this one while our backend times a graph's groups."""
 
         def built(timer: GpuTimer, candidates: Any) -> contextlib.AbstractContextManager[None]:
             needs_no_compiling = all(not c.is_compiled or c.text in timer.plans for c in candidates)
             return contextlib.nullcontext() if needs_no_compiling else self.lent()
 
-        _within(built, GpuTimer, "_built")
-        _within(lambda *_: self.lent(), CompilingAhead, "wait")
-        _within(lambda *_, **__: self.lent(), torch.export, "export")
-        _within(lambda *_, **__: self._taken_back(), programs, "fuse_judged")
+        with (
+            _within(built, GpuTimer, "_built"),
+            _within(lambda *_: self.lent(), CompilingAhead, "wait"),
+            _within(lambda *_, **__: self.lent(), torch.export, "export"),
+            _within(lambda *_, **__: self._taken_back(), programs, "fuse_judged"),
+        ):
+            self.acquire()
+            try:
+                yield
+            finally:
+                self.release()
 
     @contextlib.contextmanager
     def _taken_back(self) -> Iterator[None]:
@@ -102,12 +111,12 @@ class GpuLock:
 
 def _within(
     context: Callable[..., contextlib.AbstractContextManager[None]], owner: Any, name: str
-) -> None:
-    """Makes a function run within ``context``, which gets its arguments, from now on."""
+) -> contextlib.AbstractContextManager[Any]:
+    """Makes a function run within ``context``, which gets its arguments."""
     function = getattr(owner, name)
 
     def run(*args: Any, **more: Any) -> Any:
         with context(*args, **more):
             return function(*args, **more)
 
-    setattr(owner, name, run)
+    return mock.patch.object(owner, name, run)

@@ -37,18 +37,16 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     ca.set_store(request["store"], mode="read_write")
     left = TimeLeft(request["limit_s"])
     lock = GpuLock(request["lock"])
-    lock.share()
-    lock.acquire()
-    subject = _begun(request, lock)
-    for batch in sorted(request["batches"], reverse=True):
-        torch._dynamo.reset()
-        try:
-            for part in _measured(subject, batch, request, lock, left):
-                yield {"batch": batch, **part}
-        except Exception as error:  # the other batches are measured all the same
-            yield {"batch": batch, **_failed("the batch", error)}
-        gc.collect()
-    lock.release()
+    with lock.shared():
+        subject = _begun(request, lock)
+        for batch in sorted(request["batches"], reverse=True):
+            torch._dynamo.reset()
+            try:
+                for part in _measured(subject, batch, request, lock, left):
+                    yield {"batch": batch, **part}
+            except Exception as error:  # the other batches are measured all the same
+                yield {"batch": batch, **_failed("the batch", error)}
+            gc.collect()
 
 
 def _measured(

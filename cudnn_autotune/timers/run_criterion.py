@@ -1,4 +1,4 @@
-"""Decides when a sustained run of an audit or of a recording is long enough."""
+"""Decides when a sustained run of an audit is long enough."""
 
 from __future__ import annotations
 

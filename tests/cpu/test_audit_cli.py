@@ -121,7 +121,8 @@ def test_record_and_replay(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     data = read(path)
     assert list(data["cases"]) == ["capped"]
-    assert data["modes"]["sustained"]["picked"] == {"eng67:b": 1}
+    # What is recorded differs from time to time, and so does the pick, between the nearest ones.
+    assert 1.0 <= data["modes"]["sustained"]["regret"]["worst"] < 1.1
 
 
 def test_an_unknown_recording() -> None:

@@ -75,7 +75,8 @@ def test_both_kinds_alternate(dtype: torch.dtype) -> None:
     problem = make("resnet_fp16_nhwc", bias=True, dtype=dtype)
     kinds = [c.is_unfused for c in listed(problem) if c.heuristic_mode == "A"]
     both = 2 * min(kinds.count(True), kinds.count(False))
-    assert both > 0
+    # Some versions of cuDNN list no engine of float64 that adds a bias.
+    assert both > 0 or dtype is torch.float64
     assert kinds[:both] == [True, False] * (both // 2)
 
 

@@ -382,7 +382,8 @@ def test_a_process_that_is_killed_has_kept_most(folder: Path) -> None:
     env = {**os.environ, "CUDNN_AUTOTUNE_CACHE": "read_write", "PYTHONPATH": PACKAGE_PARENT}
     env["CUDNN_AUTOTUNE_CACHE_DIR"] = str(folder)
     code = PROCESS.replace("TUNER.add", "online_tuner._KEEP_EVERY_S = 0.05\nTUNER.add")
-    running = subprocess.Popen([sys.executable, "-c", f"{code}\ntime.sleep(60)"], env=env)
+    command = [sys.executable, "-c", f"{code}\ntime.sleep(60)"]
+    running = subprocess.Popen(command, env=env, cwd=PACKAGE_PARENT)
     deadline = time.monotonic() + 60
     while not list(folder.glob("plans-*/*.trial")):
         assert time.monotonic() < deadline

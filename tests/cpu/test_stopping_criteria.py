@@ -15,6 +15,7 @@ from cudnn_autotune.sampling.standings import Standings
 from cudnn_autotune.sampling.steady_times import SteadyLog, SteadyTimes
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.sustained_run import SteadyCriterion
+from cudnn_autotune.timers.offline.trace_criterion import TraceCriterion
 from cudnn_autotune.timers.run_criterion import RunCriterion
 from cudnn_autotune.timers.stopping_criterion import Reason
 from cudnn_autotune.timers.timer import Cache, Sample
@@ -171,3 +172,26 @@ def test_a_run_is_neither_too_short_nor_too_long() -> None:
     criterion = RunCriterion(calls=1, least_ms=600.0, most_ms=700.0, tolerance=0.003)
     criterion.add_measurement([("cold", Sample(1.0 + 0.01 * i)) for i in range(400)])
     assert criterion.reason is Reason.LIMIT
+
+
+def test_a_recorded_run_ends_once_its_quarters_agree() -> None:
+    def portion(time_ms: float, clock_mhz: float = 1500.0) -> list[Sample]:
+        return [Sample(time_ms=time_ms, clock_mhz=clock_mhz)] * 4
+
+    criterion = TraceCriterion(calls=100)
+    for time_ms in (1.0, 1.2):  # 880 ms in all, still rising
+        criterion.add_measurement(portion(time_ms))
+        assert not criterion.is_finished()
+    criterion.add_measurement(portion(1.2, 1400.0))  # the time is steady, the clock is not
+    assert not criterion.is_finished()
+    for _ in range(6):
+        criterion.add_measurement(portion(1.2, 1400.0))
+    assert criterion.reason is Reason.DECIDED
+
+
+def test_a_recorded_run_is_not_too_short() -> None:
+    criterion = TraceCriterion(calls=1)
+    criterion.add_measurement([Sample(time_ms=1.0, clock_mhz=1500.0)] * 599)
+    assert not criterion.is_finished()
+    criterion.add_measurement([Sample(time_ms=1.0, clock_mhz=1500.0)])
+    assert criterion.is_finished()

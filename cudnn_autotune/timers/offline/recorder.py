@@ -27,7 +27,7 @@ from cudnn_autotune.timers.offline.recording import (
     Row,
     SoloTrace,
 )
-from cudnn_autotune.timers.run_criterion import RunCriterion
+from cudnn_autotune.timers.offline.trace_criterion import TraceCriterion
 from cudnn_autotune.timers.timer import Batch, Cache, Sample, Timer
 from cudnn_autotune.timers.turns import Turns
 
@@ -46,8 +46,6 @@ _SOLO_WITHIN = 1.25
 # A sustained run consists of timer runs of about 250 ms, in batches of about 10 ms.
 _CHUNK_MS = 250.0
 _SOLO_BATCH_MS = 10.0
-_LEAST_SOLO_MS = 600.0
-_STEADY = 0.003
 
 
 def record(
@@ -271,9 +269,13 @@ class _Recorder:
         at_ms: list[float] = []
         samples: list[Sample] = []
         start_ms = self._timer.elapsed_ms()
-        criterion = RunCriterion(calls, _LEAST_SOLO_MS, longest_ms, _STEADY)
-        while text not in self._turns.failed and not criterion.is_finished():
+        now_ms = 0.0
+        criterion = TraceCriterion(calls)
+        while (
+            text not in self._turns.failed and now_ms < longest_ms and not criterion.is_finished()
+        ):
             now_ms = self._timer.elapsed_ms() - start_ms
+            known = len(samples)
             for sample in self._timer.run([Batch(candidate, calls)] * batches):
                 if not math.isfinite(sample.time_ms):
                     self._turns.failed[text] = sample.error or "failed"
@@ -281,7 +283,7 @@ class _Recorder:
                 at_ms.append(now_ms + sample.time_ms * calls / 2)
                 now_ms += sample.time_ms * calls
                 samples.append(sample)
-                criterion.add_measurement([("cold", sample)])
+            criterion.add_measurement(samples[known:])
         if samples:
             times = tuple(s.time_ms for s in samples)
             clocks = tuple(_whole(s.clock_mhz) for s in samples)
