@@ -49,16 +49,16 @@ class ConvPlan::VariantPack {
 };
 
 Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers, bool is_unfused) {
-  const auto add = [this](int64_t uid, void* address) {
+  const auto bind = [this](int64_t uid, void* address) {
     uids[count] = uid;
     addresses[count++] = address;
   };
-  add(kUidX, pointers.x);
-  add(kUidW, pointers.w);
-  add(kUidY, pointers.y);
+  bind(kUidX, pointers.x);
+  bind(kUidW, pointers.w);
+  bind(kUidY, pointers.y);
   if (is_unfused) return;
-  if (problem.has_bias()) add(kUidBias, pointers.bias);
-  if (problem.has_residual()) add(kUidResidual, pointers.residual);
+  if (problem.has_bias()) bind(kUidBias, pointers.bias);
+  if (problem.has_residual()) bind(kUidResidual, pointers.residual);
   if (problem.activation == Activation::hardswish) {
     // Constants are passed by addresses on the host, in the type that sums are computed in.
     static float three = 3.0f;
@@ -66,8 +66,8 @@ Bindings::Bindings(const ConvProblem& problem, const ConvPointers& pointers, boo
     static double wide_three = 3.0;
     static double wide_sixth = 1.0 / 6.0;
     const bool is_wide = problem.dtype == DataType::float64;
-    add(kUidThree, is_wide ? static_cast<void*>(&wide_three) : &three);
-    add(kUidSixth, is_wide ? static_cast<void*>(&wide_sixth) : &sixth);
+    bind(kUidThree, is_wide ? static_cast<void*>(&wide_three) : &three);
+    bind(kUidSixth, is_wide ? static_cast<void*>(&wide_sixth) : &sixth);
   }
 }
 
