@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_NICENESS = 10  # added to that of these threads
+_NICENESS = 10  # of these threads, at the least
 # Compiling on more threads than this saves little time and uses memory.
 _MOST_COMPILING = 12
 

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 
@@ -28,6 +28,7 @@ from cudnn_autotune.tuning import choice_log, output_check, remembering
 from cudnn_autotune.tuning.choice import Choice, with_selection
 from cudnn_autotune.tuning.online_tuner import Prepared
 from cudnn_autotune.tuning.output_check import OutputChecks, Verdict
+from cudnn_autotune.tuning.prefetching import Built
 
 _log = logging.getLogger(__name__)
 _OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what won on sizes nearby"
@@ -36,8 +37,6 @@ _OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what won on si
 _CALLS_BETWEEN_LOOKS = 8
 # A call does not wait for its check; later ones see what has come of it.
 _MOST_CHECKED_AT_ONCE = 4
-
-Built = Future["_C.Plan | None"]
 
 
 class OnlinePreparation:

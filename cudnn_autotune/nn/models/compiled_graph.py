@@ -81,9 +81,8 @@ class CompiledGraph:
             return
         self._use(OURS, ours)
         if ours.weights is not None and self._has_symbols:
-            self._plain_program(
-                inputs
-            )  # what symbols stand for is known while Dynamo compiles only
+            # What symbols stand for is known only while Dynamo compiles.
+            self._plain_program(inputs)
         if not options.compare:
             return
         if ours.writes:
