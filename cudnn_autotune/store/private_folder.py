@@ -127,7 +127,7 @@ class PrivateFolder:
         """Removes the files that were not used for longest, until the others fit."""
         left = most_bytes
         for entry in self.entries():
-            left -= entry.size
+            left -= max(entry.size, 1)  # an empty one is what a killed writer has left
             if left < 0:
                 self.remove(entry.name)
 
