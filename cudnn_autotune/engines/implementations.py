@@ -1,0 +1,56 @@
+"""Implementations of convolutions beside cuDNN's engines, PyTorch's own path and cuBLAS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What implementations ask of a GPU, which need not be here."""
+
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    shared_bytes: int
+    """The most shared memory that a block may ask for."""
+    l2_bytes: int
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way in which an implementation computes a problem."""
+
+    settings: str
+    """What tells it from the implementation's others, such as ``ROWS=4,WARPS=8``; may be empty. It
+    has no blanks."""
+    workspace_bytes: int = 0
+    numerical_notes: tuple[str, ...] = ()
+    """In cuDNN's words: ``NONDETERMINISTIC``, ``TENSOR_CORE``, ``REDUCED_PRECISION_REDUCTION``."""
+    behavior_notes: tuple[str, ...] = ("RUNTIME_COMPILATION",)
+
+
+class Implementation(Protocol):
+    """Computes some convolutions. Its candidates compete with cuDNN's engines."""
+
+    name: str
+    """An identifier in lower case, which no other implementation has."""
+    version: str
+    """Changes whenever the implementation does. Choices are remembered under both."""
+
+    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
+        """Returns the ways in which it computes the problem, the best guess first; none if it does
+        not compute it. Called often, so it must be quick."""
+        ...
+
+    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
+        """Returns what computes the problem with the settings of one of its offers.
+
+        Raises:
+            ValueError: it offers no such settings.
+        """
+        ...

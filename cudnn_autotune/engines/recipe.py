@@ -1,0 +1,105 @@
+"""Recipes: what an implementation that is no engine of cuDNN does to compute a problem.
+
+A recipe is a sequence of launches into the tensors of the problem and a workspace. It is data, so
+C++ runs it without Python (csrc/recipe_plan.h), a CUDA graph can capture it, and tests run it on a
+CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from cudnn_autotune.engines.problem import ConvProblem
+
+Buffer = Literal["x", "w", "y", "bias", "residual", "workspace"]
+"""The forward convolution's input, weight and output, what its epilogue adds, and the workspace.
+fprop writes y, dgrad writes x and wgrad writes w."""
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Address:
+    """A place in device memory that is known at each launch."""
+
+    buffer: Buffer
+    offset: int = 0
+    """Bytes from the buffer's first element."""
+
+
+@dataclass(frozen=True)
+class Int64:
+    """A 64-bit integer argument of a kernel."""
+
+    value: int
+
+
+Argument = Address | int | Int64 | float
+"""An argument of a kernel: a pointer, an ``int`` of 32 bits, a ``long long`` or a ``float``."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A CUDA kernel, which NVRTC compiles for the GPU at hand."""
+
+    source: str
+    """CUDA C++. It includes nothing, and declares the function ``extern "C" __global__``."""
+    function: str
+    defines: tuple[tuple[str, str | int], ...] = ()
+    """Macros and their values, which are part of what is compiled."""
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A CUDA kernel that was compiled already, such as one of Triton's."""
+
+    cubin: bytes
+    """Machine code of this GPU."""
+    function: str
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One launch of a kernel."""
+
+    kernel: Kernel | CompiledKernel
+    grid: Dim3
+    block: Dim3
+    arguments: tuple[Argument, ...]
+    shared_bytes: int = 0
+    """Dynamic shared memory of a block."""
+
+
+@dataclass(frozen=True)
+class EngineLaunch:
+    """One launch of an engine of cuDNN, for a problem of its own."""
+
+    problem: ConvProblem
+    engine_text: str
+    x: Address
+    w: Address
+    y: Address
+    bias: Address | None = None
+    residual: Address | None = None
+
+
+@dataclass(frozen=True)
+class PythonLaunch:
+    """A call of a Python function that launches kernels on the current stream.
+
+    It is called with tensors: x, w, y, then the bias and the residual of a problem that has them,
+    then the workspace (uint8). It needs the GIL and some 10 us a call more than the other launches.
+    """
+
+    function: Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Launches, in their order on one stream."""
+
+    launches: tuple[KernelLaunch | EngineLaunch | PythonLaunch, ...]
+    workspace_bytes: int = 0
+    """Of the ``workspace`` buffer. Engines of cuDNN have their own workspace behind it."""
