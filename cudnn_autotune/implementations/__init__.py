@@ -1,0 +1,1 @@
+"""What computes convolutions beside the engines of cuDNN."""

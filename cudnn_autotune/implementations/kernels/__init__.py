@@ -1,0 +1,1 @@
+"""Kernels of our own: their CUDA sources, and how each is launched."""
