@@ -1,1 +1,0 @@
-"""What computes convolutions beside the engines of cuDNN."""
