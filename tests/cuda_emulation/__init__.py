@@ -1,0 +1,208 @@
+"""Runs recipes on a CPU: the real sources of the kernels, compiled by the host's C++ compiler.
+
+Engines of cuDNN are replaced by PyTorch's convolution.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from references import reference
+from torch import Tensor
+
+from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+from cudnn_autotune.engines.recipe import (
+    Address,
+    Argument,
+    EngineLaunch,
+    Int64,
+    Kernel,
+    KernelLaunch,
+    Recipe,
+)
+
+HEADER = Path(__file__).parent / "emulation.h"
+COMPILER = os.environ.get("CXX") or shutil.which("g++") or ""
+WHY_NOT = (
+    ""
+    if COMPILER and platform.machine() == "x86_64"
+    else "the emulation of CUDA needs g++ and a CPU of x86-64"
+)
+
+Buffers = Mapping[str, Tensor]
+
+
+class EmulationError(RuntimeError):
+    """A kernel did what CUDA leaves undefined."""
+
+
+@dataclass
+class MatrixLoads:
+    """How many 8 x 8 matrices kernels have loaded from shared memory, and how many more accesses
+    were needed because rows lay in the same banks."""
+
+    matrices: int = 0
+    conflicts: int = 0
+
+
+MATRIX_LOADS = MatrixLoads()
+
+_MAIN = """
+extern "C" const char* emulate(int arguments, const unsigned* grid, const unsigned* block,
+                               unsigned shared_bytes, void** addresses, int reversed) {
+  return emulation::run(&%s, arguments, grid, block, shared_bytes, addresses, reversed != 0);
+}
+extern "C" void matrix_loads(long long* counts) {
+  counts[0] = emulation::matrices_loaded;
+  counts[1] = emulation::bank_conflicts;
+  emulation::matrices_loaded = emulation::bank_conflicts = 0;
+}
+"""
+
+
+@functools.cache
+def _folder() -> Path:
+    """The compiled kernels of this user, which later runs of the tests find again."""
+    folder = Path(tempfile.gettempdir()) / f"cuda_emulation-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+        folder = Path(tempfile.mkdtemp())
+    return folder
+
+
+@functools.lru_cache(maxsize=512)
+def compiled(kernel: Kernel) -> ctypes.CDLL:
+    """Compiles a kernel for this CPU, once for all processes."""
+    defines = "".join(f"#define {name} {value}\n" for name, value in kernel.defines)
+    header = f'#include "{HEADER}"\n'
+    source = header + defines + kernel.source + _MAIN % kernel.function
+    # _Float16 needs no more than SSE2; F16C converts in one instruction where there is one.
+    options = ["-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-mf16c", "-w"]
+    options += ["-fsanitize=alignment", "-fsanitize-recover=alignment"]
+    parts = (COMPILER, *options, HEADER.read_text(encoding="utf-8"), source)
+    target = _folder() / (hashlib.sha256("\0".join(parts).encode()).hexdigest() + ".so")
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+            (Path(scratch) / "kernel.cpp").write_text(source, encoding="utf-8")
+            # Without -fsanitize the linker does not ask for the sanitizer's library, whose one
+            # function that is called the header has.
+            compile_only = [o for o in options if o != "-shared"]
+            object_file, library = f"{scratch}/kernel.o", f"{scratch}/kernel.so"
+            for command in (
+                [COMPILER, *compile_only, "-c", f"{scratch}/kernel.cpp", "-o", object_file],
+                [COMPILER, "-shared", object_file, "-o", library],
+            ):
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    raise EmulationError(f"does not compile: {done.stderr[:4000]}")
+            os.replace(library, target)
+    library_ = ctypes.CDLL(str(target))
+    library_.emulate.restype = ctypes.c_char_p
+    return library_
+
+
+def _value(argument: Argument, buffers: Buffers) -> ctypes._SimpleCData:
+    if isinstance(argument, Address):
+        return ctypes.c_void_p(buffers[argument.buffer].data_ptr() + argument.offset)
+    if isinstance(argument, Int64):
+        return ctypes.c_longlong(argument.value)
+    if isinstance(argument, int):
+        assert -(2**31) <= argument < 2**31, argument
+        return ctypes.c_int(argument)
+    return ctypes.c_float(argument)
+
+
+def launch_kernel(launch: KernelLaunch, buffers: Buffers, *, is_reversed: bool = False) -> None:
+    """Runs one launch. The buffers are dense; their data begins at the tensor's first element.
+
+    Raises:
+        EmulationError: the kernel does not compile, or does what CUDA leaves undefined.
+    """
+    assert isinstance(launch.kernel, Kernel)
+    library = compiled(launch.kernel)
+    values = [_value(argument, buffers) for argument in launch.arguments]
+    addresses = (ctypes.c_void_p * max(1, len(values)))(
+        *(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values)
+    )
+    dim3 = ctypes.c_uint * 3
+    error = library.emulate(
+        len(values),
+        dim3(*launch.grid),
+        dim3(*launch.block),
+        launch.shared_bytes,
+        addresses,
+        int(is_reversed),
+    )
+    counts = (ctypes.c_longlong * 2)()
+    library.matrix_loads(counts)
+    MATRIX_LOADS.matrices += counts[0]
+    MATRIX_LOADS.conflicts += counts[1]
+    if error:
+        raise EmulationError(error.decode())
+
+
+def _view(buffers: Buffers, address: Address, shape: Sequence[int], problem: ConvProblem) -> Tensor:
+    """The dense tensor at an address, in the problem's dtype and layout."""
+    buffer = buffers[address.buffer]
+    whole = torch.empty(0, dtype=torch.uint8).set_(buffer.untyped_storage())
+    begin = buffer.storage_offset() * buffer.element_size() + address.offset
+    strides = (
+        torch.empty(tuple(shape), device="meta")
+        .contiguous(memory_format=problem.memory_format)
+        .stride()
+    )
+    count = torch.Size(shape).numel()
+    size = problem.dtype.itemsize
+    assert begin % size == 0
+    assert begin + count * size <= whole.numel(), "an engine's tensor lies outside of its buffer"
+    typed = whole[begin : begin + count * size].view(problem.dtype)
+    return typed.as_strided(tuple(shape), strides)
+
+
+def _launch_engine(launch: EngineLaunch, buffers: Buffers) -> None:
+    problem = launch.problem
+    x = _view(buffers, launch.x, problem.input_shape, problem)
+    w = _view(buffers, launch.w, problem.weight_shape, problem)
+    y = _view(buffers, launch.y, problem.output_shape, problem)
+    a, b, result = {"fprop": (x, w, y), "dgrad": (y, w, x), "wgrad": (y, x, w)}[problem.op]
+    found = reference(problem, a, b)
+    bias = residual = None
+    if problem.bias:
+        assert launch.bias is not None
+        bias = _view(buffers, launch.bias, (1, problem.weight_shape[0]), problem).flatten()
+    if problem.residual:
+        assert launch.residual is not None
+        residual = _view(buffers, launch.residual, problem.output_shape, problem)
+    result.copy_(with_epilogue(problem, found, bias, residual))
+
+
+def with_epilogue(
+    problem: ConvProblem, sums: Tensor, bias: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """What a fused problem makes of the convolution's sums, in float64."""
+    if bias is not None:
+        sums = sums + bias.double().reshape(-1, *(1,) * (sums.dim() - 2))
+    if residual is not None:
+        sums = sums + residual.double()
+    return ACTIVATIONS[problem.activation](sums) if problem.activation else sums
+
+
+def run_recipe(recipe: Recipe, buffers: Buffers, *, is_reversed: bool = False) -> None:
+    """Runs a recipe's launches into ``buffers``, which has every buffer that it names."""
+    for launch in recipe.launches:
+        if isinstance(launch, KernelLaunch):
+            launch_kernel(launch, buffers, is_reversed=is_reversed)
+        else:
+            assert isinstance(launch, EngineLaunch)
+            _launch_engine(launch, buffers)

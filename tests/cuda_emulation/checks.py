@@ -1,0 +1,98 @@
+"""Compares an implementation's recipe with float64, on tensors between guard bands."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from references import reference, relative_error, tolerance
+from torch import Tensor
+
+from cuda_emulation import run_recipe, with_epilogue
+from cudnn_autotune.engines.implementations import Gpu, Implementation
+from cudnn_autotune.engines.problem import ConvProblem
+
+H200 = Gpu(compute_capability=(9, 0), multiprocessors=132, shared_bytes=232448, l2_bytes=62914560)
+_BAND = 4096
+"""Bytes before and behind a tensor: NaN in every type."""
+_NAN_BYTE = 0xFF
+
+
+def between_bands(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Returns a dense copy with guard bands around it in its storage, aligned to 256 bytes."""
+    size = tensor.numel() * tensor.element_size()
+    room = torch.full((2 * _BAND + size + 256,), _NAN_BYTE, dtype=torch.uint8)
+    begin = _BAND + -(room.data_ptr() + _BAND) % 256
+    strides = torch.empty_like(tensor, memory_format=memory_format, device="meta").stride()
+    copy = room[begin : begin + size].view(tensor.dtype).as_strided(tensor.shape, strides)
+    return copy.copy_(tensor)
+
+
+def are_bands_whole(tensor: Tensor) -> bool:
+    room = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    begin = tensor.storage_offset() * tensor.element_size()
+    end = begin + tensor.numel() * tensor.element_size()
+    return bool((room[:begin] == _NAN_BYTE).all() and (room[end:] == _NAN_BYTE).all())
+
+
+def random_tensors(problem: ConvProblem, seed: int = 0) -> dict[str, Tensor]:
+    """Normal random operands between guard bands; what the operation writes is full of NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"x": problem.input_shape, "w": problem.weight_shape, "y": problem.output_shape}
+    if problem.bias:
+        shapes["bias"] = (problem.weight_shape[0],)
+    if problem.residual:
+        shapes["residual"] = problem.output_shape
+    tensors = {}
+    for name, shape in shapes.items():
+        values = torch.randn(shape, generator=generator).to(problem.dtype)
+        form = torch.contiguous_format if name == "bias" else problem.memory_format
+        tensors[name] = between_bands(values, form)
+    tensors[written(problem)].fill_(math.nan)
+    return tensors
+
+
+def written(problem: ConvProblem) -> str:
+    return {"fprop": "y", "dgrad": "x", "wgrad": "w"}[problem.op]
+
+
+def expected(problem: ConvProblem, tensors: dict[str, Tensor]) -> Tensor:
+    """The result in float64."""
+    names = {"fprop": ("x", "w"), "dgrad": ("y", "w"), "wgrad": ("y", "x")}[problem.op]
+    sums = reference(problem, *(tensors[name] for name in names))
+    return with_epilogue(problem, sums, tensors.get("bias"), tensors.get("residual"))
+
+
+def check(
+    implementation: Implementation,
+    problem: ConvProblem,
+    settings: str,
+    *,
+    gpu: Gpu = H200,
+    is_reversed: bool = False,
+    seed: int = 0,
+) -> Tensor:
+    """Asserts that the result is right, and that nothing else is written; returns the result.
+
+    Args:
+        is_reversed: Run threads and blocks from the last to the first.
+    """
+    tensors = random_tensors(problem, seed)
+    offers = {offer.settings: offer for offer in implementation.offers(problem, gpu)}
+    recipe = implementation.recipe(problem, settings, gpu)
+    assert recipe.workspace_bytes <= offers[settings].workspace_bytes
+    workspace = torch.full((recipe.workspace_bytes,), _NAN_BYTE, dtype=torch.uint8)
+    buffers = {**tensors, "workspace": between_bands(workspace, torch.contiguous_format)}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    run_recipe(recipe, buffers, is_reversed=is_reversed)
+    what = f"{problem.text} by {implementation.name}:{settings}"
+    for name, buffer in buffers.items():
+        assert are_bands_whole(buffer), f"{what}: it writes outside of {name}"
+    result = tensors[written(problem)]
+    for name, tensor in tensors.items():
+        if tensor is not result:
+            assert torch.equal(tensor, before[name]), f"{what}: it writes {name}"
+    error = relative_error(result, expected(problem, tensors))
+    allowed = tolerance(problem.dtype, problem.allow_tf32, problem.activation)
+    assert error <= allowed, f"{what}: relative error {error:.3g}, allowed {allowed:.3g}"
+    return result
