@@ -7,10 +7,10 @@ from cudnn_autotune.core.versions import environment, version
 from cudnn_autotune.engines.configs import (
     Candidate,
     build_plan,
-    candidates,
     engine_text,
     parse_engine_text,
 )
+from cudnn_autotune.engines.listing import candidates
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.nn import fake as fake

@@ -25,7 +25,7 @@ class Filter:
     op: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
     engine: tuple[str, ...] = ()
-    """Chosen engines: a number, or a text with or without knobs."""
+    """Chosen engines: a number, or a text with or without knobs; or an implementation's name."""
     contains: tuple[str, ...] = ()
     """Texts in the decision's key, in upper or lower case."""
     sampling: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ def _is_by(decision: Decision, engine: str) -> bool:
     if engine.isdecimal():
         return chosen.candidate.engine == int(engine)
     text = chosen.candidate.text
-    return text == engine or text.startswith(f"{engine}:")
+    return text == engine or text.startswith((f"{engine}:", f"{engine}@"))
 
 
 _options = group(
@@ -83,7 +83,7 @@ _options = group(
         multiple=True,
         type=WORD,
         metavar="ENGINE",
-        help="Only by this engine: 67, eng67:KERNEL_CFG=1, aten, matmul.",
+        help="Only by this: 67, eng67:KERNEL_CFG=1, aten, matmul, an implementation's name.",
     ),
     click.option(
         "--contains",

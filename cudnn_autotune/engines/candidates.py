@@ -20,7 +20,7 @@ class Candidates(Protocol):
 
     def beyond(self) -> Sequence[Candidate]:
         """Returns the candidates that no heuristic lists: PyTorch's own path (``ATEN``), then
-        others."""
+        others, such as what implementations offer."""
 
     def similar(self) -> Sequence[Candidate]:
         """Returns the candidates that were chosen for similar problems, the nearest problem's

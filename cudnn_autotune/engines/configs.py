@@ -10,7 +10,7 @@ import torch
 
 from cudnn_autotune.core.extension import _C, require_cuda_build
 from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines import devices
+from cudnn_autotune.engines import devices, registry
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 
 HEURISTIC_MODES = ("A", "B", "FALLBACK")
@@ -27,10 +27,11 @@ Device = str | int | torch.device | PathLike[str]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way of computing a problem: an engine config of cuDNN, or PyTorch's own path."""
+    """A way of computing a problem: an engine config of cuDNN, PyTorch's own path, or what an
+    implementation offers."""
 
     engine: int | None
-    """cuDNN's engine number; None if the candidate does not use cuDNN."""
+    """cuDNN's engine number; None if the candidate is no engine of cuDNN."""
     knobs: Mapping[str, int] = field(hash=False)
     workspace_bytes: int
     numerical_notes: tuple[str, ...]
@@ -39,7 +40,8 @@ class Candidate:
     """The config as a text, such as ``eng67:KERNEL_CFG=3,WORKSPACE=0``, from which
     :func:`build_plan` builds the same plan. It begins with ``unfused:`` where the engine computes
     the convolution of a problem with a bias, and a kernel of PyTorch's adds the bias. It is
-    ``aten`` or ``matmul`` if the candidate does not use cuDNN."""
+    ``aten``, ``matmul``, or the ``name@version:settings`` of an implementation, if the candidate is
+    no engine of cuDNN."""
     heuristic_mode: str
     """The first of cuDNN's heuristic modes that lists it: ``A``, ``B`` or ``FALLBACK``. It is empty
     where none does."""
@@ -61,15 +63,16 @@ class Candidate:
 
     @property
     def engine_name(self) -> str:
-        """The text without the knobs: ``eng67``, ``unfused:eng67``, ``aten``. cuDNN numbers the
-        engines with a bias and those without one independently."""
+        """The text without the knobs or settings: ``eng67``, ``unfused:eng67``, ``aten``,
+        ``name@version``. cuDNN numbers the engines with a bias and those without one
+        independently."""
         if self.engine is None:
-            return self.text
+            return self.text.partition(":")[0]
         return f"{UNFUSED if self.is_unfused else ''}eng{self.engine}"
 
     @property
     def is_compiled(self) -> bool:
-        """Whether cuDNN compiles its plan at run time, which takes some 0.3 s on one core."""
+        """Whether its plan is compiled at run time, which takes some 0.3 s on one core."""
         return "RUNTIME_COMPILATION" in self.behavior_notes
 
     @property
@@ -100,7 +103,8 @@ ATEN = Candidate(
 
 
 def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearch:
-    """Opens cuDNN's list of engines for ``problem`` on ``device`` (see :func:`candidates`)."""
+    """Opens cuDNN's list of engines for ``problem`` on ``device`` (see
+    :func:`~cudnn_autotune.engines.listing.candidates`)."""
     check_problem(problem)
     extension = require_cuda_build()
     index = cuda_index(device)
@@ -148,7 +152,8 @@ def query(
     workspace_limit: int | None = None,
     filtered: bool = True,
 ) -> list[Candidate]:
-    """Asks heuristic modes for candidates; see :func:`candidates` for the arguments."""
+    """Asks heuristic modes for engine configs; the arguments are those of
+    :func:`~cudnn_autotune.engines.listing.candidates`."""
     extension = require_cuda_build()
     native = problem.native()
     limit = -1 if workspace_limit is None else workspace_limit
@@ -198,41 +203,6 @@ def _candidate(found: _C.Candidate, rank: int) -> Candidate:
     )
 
 
-def candidates(
-    problem: ConvProblem,
-    device: Device = "cuda",
-    *,
-    workspace_limit: int | None = None,
-    filtered: bool = True,
-) -> list[Candidate]:
-    """Returns the engine configs that cuDNN's heuristics list for ``problem``, best guess first.
-
-    Modes A, B and FALLBACK follow in this order, with each config once. Nothing is built or run, so
-    that a config may still turn out not to build. For a problem with a bias and nothing else behind
-    the convolution, the configs that add the bias themselves alternate with those of the
-    convolution alone (``Candidate.is_unfused``).
-
-    Args:
-        problem: the convolution.
-        device: a CUDA device, or a GPU that need not be here: the name of a property file that
-            the package ships (``"h200"``, ``"h100"``, ``"a100"``, ``"l4"``, ``"t4"``) or a path
-            to one (cuDNN 9.8 and later).
-        workspace_limit: the most bytes of workspace that a config may need; None: no limit.
-        filtered: whether to leave out what PyTorch would: engines that are not deterministic where
-            ``problem`` asks for it, that convert inputs to a narrower type, or that use tensor
-            cores for float32 without TF32.
-
-    Raises:
-        TypeError: ``problem`` is not a ConvProblem.
-        ValueError: the device is unknown, cuDNN does not take the property file, or
-            ``workspace_limit`` is negative.
-        CudnnError: cuDNN has no graph for the problem.
-    """
-    check_workspace_limit(workspace_limit)
-    search = open_search(problem, device)
-    return query(search, problem, workspace_limit=workspace_limit, filtered=filtered)
-
-
 def check_workspace_limit(
     workspace_limit: int | None, argument: str = "workspace_limit"
 ) -> int | None:
@@ -250,7 +220,13 @@ def check_workspace_limit(
 
 
 def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") -> _C.Plan:
-    """Builds the plan of an engine config, on any device that :func:`candidates` takes.
+    """Builds the plan of a candidate.
+
+    Args:
+        problem: the convolution.
+        engine_text: as :attr:`Candidate.text`.
+        device: any that :func:`~cudnn_autotune.engines.listing.candidates` takes, for an engine
+            config; else a CUDA device.
 
     Returns:
         A plan with ``.text`` and ``.workspace_bytes``.
@@ -259,10 +235,15 @@ def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") 
         TypeError: ``problem`` is not a ConvProblem, or ``engine_text`` is not a str.
         ValueError: ``engine_text`` does not parse, or the device is unknown.
         CudnnError: the config does not exist for the problem, or does not build.
+        ImplementationError: the implementation is not registered, in this version, does not offer
+            these settings for the problem, or does not build.
     """
     check_problem(problem)
     check_engine_text(engine_text)
-    require_cuda_build().parse_engine_text(engine_text)
+    if registry.is_text(engine_text):
+        registry.parse(engine_text)
+    else:
+        require_cuda_build().parse_engine_text(engine_text)
     return open_search(problem, device).build(engine_text)
 
 

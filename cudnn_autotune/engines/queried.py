@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.configs import HEURISTIC_MODES, Candidate, described, query
+from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.configs import ATEN, HEURISTIC_MODES, Candidate, described, query
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.unlisted import other_kernels, without_cudnn
+from cudnn_autotune.engines.unlisted import MATMUL, other_kernels, without_cudnn
 
 Tensors = tuple[Tensor, ...]
 """The forward's input, weight and output, and then the bias and the residual of a fused problem
@@ -27,6 +31,7 @@ class QueriedCandidates:
         operands: on the search's device.
         workspace_limit: the most bytes of workspace; None: no limit.
         chosen_nearby: the choices for similar problems, the nearest first.
+        gpu: what implementations are asked about; None: the operands' GPU, if they are on one.
     """
 
     def __init__(
@@ -36,10 +41,16 @@ class QueriedCandidates:
         operands: Tensors,
         workspace_limit: int | None = None,
         chosen_nearby: Sequence[Candidate] = (),
+        gpu: Gpu | None = None,
     ) -> None:
         self._problem = problem
-        self._nearby = [c.text for c in chosen_nearby if c.engine is not None]
+        own_paths = (ATEN.text, MATMUL.text)
+        self._nearby = [c.text for c in chosen_nearby if c.text not in own_paths]
         self._operands = operands
+        device = operands[0].device
+        if gpu is None and device.type == "cuda":
+            gpu = gpu_of(device)
+        self._without_cudnn = cache(partial(without_cudnn, problem, gpu, workspace_limit))
         self._describe: Callable[[str], Candidate | None] = lambda text: described(
             search, problem, text, _UNLISTED_RANK, workspace_limit=workspace_limit
         )
@@ -57,20 +68,26 @@ class QueriedCandidates:
         return [c for mode in HEURISTIC_MODES for c in self.of_mode(mode)]
 
     def beyond(self) -> Sequence[Candidate]:
-        """Returns those that use no cuDNN, and the other kernels of the engines that modes A and
-        FALLBACK list, and mode B if it was asked before: a query of it takes long."""
+        """Returns PyTorch's own path and other ways without an engine, and the other kernels of the
+        engines that modes A and FALLBACK list, and mode B if it was asked before: a query of it
+        takes long."""
         self.of_mode("A")
         self.of_mode("FALLBACK")
         listed = [c for some in self._by_mode.values() for c in some]
-        return [*without_cudnn(self._problem.native()), *other_kernels(listed)]
+        return [*self._without_cudnn(), *other_kernels(listed)]
 
     def similar(self) -> Sequence[Candidate]:
-        """Returns candidates as listed by a query, if one was made that lists them; else as cuDNN
-        describes their text, ranked behind all that are listed. Those that cuDNN does not have, or
-        that this problem does not allow, are left out."""
+        """Returns candidates as listed by a query or offered, if one was made that lists them; else
+        as cuDNN describes their text, ranked behind all that are listed. Those that are not there,
+        or that this problem does not allow, are left out."""
         listed = {c.text: c for mode in self._by_mode.values() for c in mode}
-        found = (listed.get(text) or self._describe(text) for text in self._nearby)
+        found = (listed.get(text) or self._unlisted(text) for text in self._nearby)
         return [candidate for candidate in found if candidate is not None]
+
+    def _unlisted(self, text: str) -> Candidate | None:
+        if registry.is_text(text):
+            return next((c for c in self._without_cudnn() if c.text == text), None)
+        return self._describe(text)
 
     @property
     def aten_uses_cudnn(self) -> bool:

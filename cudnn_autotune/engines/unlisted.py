@@ -7,6 +7,9 @@ from dataclasses import replace
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import ATEN, UNFUSED, Candidate, engine_text
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.offers import offers_of
+from cudnn_autotune.engines.problem import ConvProblem
 
 MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
 """A 1x1 convolution as one matrix product over all pixels, by cuBLAS."""
@@ -62,6 +65,20 @@ def other_kernels(listed: Iterable[Candidate]) -> list[Candidate]:
     return found
 
 
-def without_cudnn(native: _C.ConvProblem) -> list[Candidate]:
-    """Returns PyTorch's own path, and a matrix product where the problem is one."""
-    return [ATEN, MATMUL] if _C.is_matmul(native) else [ATEN]
+def without_cudnn(
+    problem: ConvProblem, gpu: Gpu | None, workspace_limit: int | None = None
+) -> list[Candidate]:
+    """Returns PyTorch's own path, a matrix product where the problem is one, and what the
+    registered implementations offer on ``gpu`` (None: not known, so nothing)."""
+    own = [ATEN, MATMUL] if _C.is_matmul(problem.native()) else [ATEN]
+    if gpu is None:
+        return own
+    return [*own, *offers_of(problem, gpu, workspace_limit=workspace_limit)]
+
+
+def first_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Returns the first candidate of each engine and of each implementation."""
+    found: dict[str, Candidate] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.engine_name, candidate)
+    return list(found.values())

@@ -32,8 +32,9 @@ class Shortlist:
     """The candidates of a problem that usually win (an ``engines.candidates.Candidates``).
 
     They are the first precompiled ones of mode A, what won on similar problems, PyTorch's own path,
-    and one kernel of each engine that is compiled at run time: what won on a similar problem, or
-    else the one of its portfolio that is the best most often, or else the listed one.
+    and one kernel of each engine that is compiled at run time and of each implementation: what won
+    on a similar problem, or else the one of its portfolio that is the best most often, or else the
+    first that is listed or offered.
     """
 
     def __init__(self, candidates: Candidates) -> None:
@@ -44,7 +45,7 @@ class Shortlist:
         self.aten_uses_cudnn = candidates.aten_uses_cudnn
         kernels: dict[str, Candidate] = {}
         for candidate in [*self._similar, *self._beyond, *listed]:
-            if candidate.is_compiled:
+            if candidate.is_compiled or candidate.engine is None:
                 kernels.setdefault(candidate.engine_name, candidate)
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
         first = [c for c in of_a if c.is_unfused][:_MOST_LISTED]
@@ -57,7 +58,7 @@ class Shortlist:
         self._of_mode = {
             mode: [c for c in some if c.text in kept] for mode, some in self._of_mode.items()
         }
-        self._beyond = [c for c in self._beyond if c.engine is None or c.text in kept]
+        self._beyond = [c for c in self._beyond if c.text in kept]
         self._similar = [c for c in self._similar if not c.is_compiled or c.text in kept]
 
     def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.engines.unlisted import first_of_each
 from cudnn_autotune.sampling.budget import Budget, left_unseen
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.online_race import OnlineRace
@@ -59,10 +60,10 @@ def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
 
 def few(candidates: Candidates) -> list[Candidate]:
     """Returns the candidates of the trial of a new size: what won on similar problems, the first of
-    mode A that is not compiled at run time, and those without cuDNN."""
+    mode A that is not compiled at run time, and the first of each other way that is not."""
     first = [c for c in candidates.of_mode("A") if not c.is_compiled][:1]
     beyond = [c for c in candidates.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
-    others = [c for c in beyond if c.engine is None]
+    others = first_of_each(c for c in beyond if c.engine is None and not c.is_compiled)
     return list({c.text: c for c in [*candidates.similar(), *first, *others]}.values())
 
 

@@ -77,7 +77,7 @@ def screen(candidates: Sequence[Candidate], timer: Timer, budget: Budget, found:
             found.eliminate_for_budget(candidate)
             continue
         engine = candidate.engine_name
-        siblings = of_engine.setdefault(engine, []) if candidate.engine is not None else []
+        siblings = of_engine.setdefault(engine, [])
         if _are_slow(siblings, found):
             why = f"{engine} is more than {_ENGINE_SLOW:g} times slower"
             found.eliminate([candidate], why)

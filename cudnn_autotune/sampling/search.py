@@ -42,7 +42,7 @@ class _Groups:
     of_b: list[Candidate]
     """Precompiled candidates of mode B."""
     without_engine: list[Candidate]
-    """Candidates that do not use cuDNN; PyTorch's own path comes first."""
+    """Precompiled candidates that are no engine of cuDNN; PyTorch's own path comes first."""
     last: list[Candidate]
     """Precompiled candidates of mode FALLBACK, which are screened only if nothing else runs."""
     often: list[Candidate]
@@ -113,10 +113,9 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     listed, beyond, similar = (
         [c for c in some if c.text not in out] for some in (listed, beyond, similar)
     )
-    without_engine = [c for c in beyond if c.engine is None]
-    if limits.benchmark_limit:
+    if limits.benchmark_limit:  # it counts cuDNN's engine configs
         listed = found.timer.runnable(listed, limit=limits.benchmark_limit)
-        beyond = without_engine
+        beyond = [c for c in beyond if c.engine is None]
     often = [c for c in [*similar, *listed, *beyond] if c.is_compiled and c not in seldom]
     return _Groups(
         similar=[c for c in similar if not c.is_compiled],
@@ -124,7 +123,7 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
             c for c in listed if c.heuristic_mode == "A" and (not c.is_compiled or c.text in first)
         ],
         of_b=[c for c in listed if c.heuristic_mode == "B" and not c.is_compiled],
-        without_engine=without_engine,
+        without_engine=[c for c in beyond if c.engine is None and not c.is_compiled],
         last=[c for c in listed if c in last and not c.is_compiled],
         often=[c for c in _without_doubles(often) if c.text not in first],
         seldom=[c for c in listed if c in seldom],

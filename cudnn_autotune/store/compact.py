@@ -1,9 +1,9 @@
 """Encoding of a decision as JSON of bounded size, as a store's file keeps it.
 
 If not all timed candidates fit, those are kept that later questions may need, in this order: the
-chosen one; PyTorch's own path and the plan that it runs; what determinism or any tighter workspace
-limit would choose; what was tied with the chosen one; and the next ones in the ranking. The others
-are counted.
+chosen one; PyTorch's own path and the plan that it runs; the best that does not depend on which
+implementations are registered; what determinism or any tighter workspace limit would choose; what
+was tied with the chosen one; and the next ones in the ranking. The others are counted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from cudnn_autotune.core import json_dataclass
 from cudnn_autotune.core.json_node import Node
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import ATEN, UNFUSED, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
@@ -141,6 +142,7 @@ def _by_importance(decision: Decision) -> Iterator[Measurement]:
         yield own
         if own.runs in by_text:
             yield by_text[own.runs]
+    yield from [e for e in selection.ranking if not registry.is_text(e.candidate.text)][:1]
     tied = list(selection.evidence.tied)
     for limit, deterministic in _tighter(selection, chosen):
         wrong = dict(decision.rejected)

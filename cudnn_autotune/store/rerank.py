@@ -1,10 +1,15 @@
-"""Ranking a measured selection again for tighter constraints, without timing."""
+"""Ranking a measured selection again for tighter constraints, without timing.
+
+What is not here is such a constraint, too: an implementation that this process has not registered,
+such as one of another application that shares the store.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
@@ -38,7 +43,8 @@ def restricted_to(
 
     def fits(candidate: Candidate) -> bool:
         is_small = workspace_limit is None or candidate.workspace_bytes <= workspace_limit
-        return is_small and not (deterministic and varies(candidate))
+        varying = deterministic and varies(candidate)
+        return is_small and not varying and not registry.is_absent(candidate.text)
 
     def may_serve(entry: Measurement) -> bool:
         if entry.candidate.text in rejected or not fits(entry.candidate):

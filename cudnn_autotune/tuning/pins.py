@@ -7,7 +7,9 @@ import threading
 import torch
 
 from cudnn_autotune.core.extension import require_cuda_build
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import ATEN, build_plan, check_engine_text
+from cudnn_autotune.engines.listing import check_text
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.tuning import choice_log
@@ -24,14 +26,16 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
 
     Args:
         problem: exactly as it occurs, as ``Choice.problem`` has it.
-        engine_text: as ``Candidate.text``, or ``"aten"`` (PyTorch's own path), or ``"matmul"`` for
-            a 1x1 convolution.
+        engine_text: as ``Candidate.text``: an engine config, ``"aten"`` (PyTorch's own path),
+            ``"matmul"`` for a 1x1 convolution, or what a registered implementation offers.
 
     Raises:
         TypeError: ``problem`` is no ConvProblem, or ``engine_text`` is no str.
         ValueError: ``engine_text`` does not parse, or is ``"matmul"`` where the problem is no
             matrix product.
         CudnnError: the config does not exist for the problem, or does not build.
+        ImplementationError: the implementation is not registered, or in another version; where
+            there is a GPU, also if it does not offer or build this for the problem.
     """
     check_problem(problem)
     check_engine_text(engine_text)
@@ -43,7 +47,9 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
                 f"{problem.text}"
             )
     elif engine_text != ATEN.text:
-        require_cuda_build().parse_engine_text(engine_text)
+        check_text(engine_text)
+        if registry.is_text(engine_text):
+            registry.get(registry.parse(engine_text))
         if torch.cuda.is_available():
             build_plan(problem, engine_text)
     with _lock:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from cudnn_autotune.engines.configs import ATEN, Candidate, parse_engine_text
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement
-from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.store import Decision, checked_outputs
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import key_of
@@ -45,7 +45,7 @@ def find(
     text = pinned(problem)
     if text is not None:
         limit = 0 if probing.is_probe(benchmark_limit) else benchmark_limit
-        entry = Measurement(_candidate(text), None, 0)
+        entry = Measurement(named(text), None, 0)
         decision = untimed(problem, sampling, workspace_limit, limit, entry)
         return Choice(decision, device, "pinned")
     if probing.is_probe(benchmark_limit):
@@ -66,14 +66,6 @@ def find(
         benchmark_limit=benchmark_limit,
     )
     return None if found is None else Choice(found, device, "store")
-
-
-def _candidate(text: str) -> Candidate:
-    """The candidate that a pin names, without any measurement."""
-    if text in (ATEN.text, MATMUL.text):
-        return ATEN if text == ATEN.text else MATMUL
-    engine, knobs = parse_engine_text(text)
-    return Candidate(engine, knobs, 0, (), (), text, "", 0)
 
 
 def reject(known: Choice) -> None:

@@ -149,7 +149,7 @@ def test_another_kernel_of_an_unfused_engine_is_unfused() -> None:
 
 def test_a_pointwise_layer_with_a_bias_is_a_matrix_product() -> None:
     problem = ca.ConvProblem("fprop", **POINTWISE, bias=True)
-    assert without_cudnn(problem.native()) == [ATEN, MATMUL]
+    assert without_cudnn(problem, None) == [ATEN, MATMUL]
     for more in ({"activation": "relu"}, {"residual": True}):
         assert not _C.is_matmul(ca.ConvProblem("fprop", **POINTWISE, bias=True, **more).native())
 

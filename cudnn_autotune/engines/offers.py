@@ -1,0 +1,154 @@
+"""What the registered implementations offer for a problem, on a GPU of this machine or another."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cudnn_autotune.engines import devices, registry
+from cudnn_autotune.engines.configs import Candidate, Device, cuda_index
+from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Recipe
+from cudnn_autotune.engines.registry import ImplementationError, Named
+
+_log = logging.getLogger(__name__)
+_FIRST_RANK = 20_000
+"""Behind every engine of cuDNN."""
+_reported: set[str] = set()
+
+
+def gpu_of(device: Device) -> Gpu:
+    """Describes a GPU that is here, or in a property file.
+
+    Raises:
+        ValueError: as :func:`~cudnn_autotune.engines.configs.cuda_index`.
+    """
+    index = cuda_index(device)
+    if index is not None:
+        return _gpu_here(index)
+    assert not isinstance(device, (int, torch.device))
+    given = json.loads(devices.load(device))
+    return Gpu(
+        compute_capability=divmod(given["deviceVer"] // 10, 10),
+        multiprocessors=given["multiProcessorCount"],
+        shared_bytes=given["maxSharedMemoryPerBlockOptin"],
+        l2_bytes=given["l2CacheSize"],
+    )
+
+
+def _gpu_here(index: int) -> Gpu:
+    given: Any = torch.cuda.get_device_properties(index)  # torch's stub lacks one of these
+    return Gpu(
+        compute_capability=(given.major, given.minor),
+        multiprocessors=given.multi_processor_count,
+        shared_bytes=given.shared_memory_per_block_optin,
+        l2_bytes=given.L2_cache_size,
+    )
+
+
+def offers_of(
+    problem: ConvProblem,
+    gpu: Gpu,
+    *,
+    workspace_limit: int | None = None,
+    filtered: bool = True,
+) -> list[Candidate]:
+    """Returns the candidates of all registered implementations, each one's best guess first.
+
+    An implementation that fails to answer is left out, which is logged once.
+
+    Args:
+        problem, workspace_limit, filtered: as of
+            :func:`~cudnn_autotune.engines.listing.candidates`.
+    """
+    found: dict[str, Candidate] = {}
+    for implementation in registry.registered():
+        for offer in _offered(implementation, problem, gpu):
+            if is_allowed(offer, problem if filtered else None, workspace_limit):
+                named = Named(implementation.name, implementation.version, offer.settings)
+                found.setdefault(named.text, _candidate(named, offer, _FIRST_RANK + len(found)))
+    return list(found.values())
+
+
+def _offered(implementation: Implementation, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
+    """Asks an implementation, whose code may be a user's."""
+    try:
+        offers = list(implementation.offers(problem, gpu))
+        for offer in offers:
+            registry.check_settings(offer.settings)
+    except Exception as error:
+        asked = f"{implementation.name}@{implementation.version}"
+        if asked not in _reported:
+            _reported.add(asked)
+            _log.warning(
+                "%s is left out where it fails to say what it offers; first for %s: %s: %s",
+                *(asked, problem.text, type(error).__name__, error),
+            )
+        return ()
+    return offers
+
+
+def is_allowed(offer: Offer, problem: ConvProblem | None, workspace_limit: int | None) -> bool:
+    """Whether an offer may be used, by the rules that engine configs are filtered by
+    (csrc/core/candidate.h); of these only the workspace limit if ``problem`` is None."""
+    if workspace_limit is not None and offer.workspace_bytes > workspace_limit:
+        return False
+    if problem is None:
+        return True
+    refused = {"DOWN_CONVERT_INPUTS"}
+    if problem.deterministic:
+        refused.add("NONDETERMINISTIC")
+    if problem.dtype == torch.float32 and not problem.allow_tf32:
+        refused.add("TENSOR_CORE")
+    if not problem.allow_reduced_precision:
+        refused.add("REDUCED_PRECISION_REDUCTION")
+    return refused.isdisjoint(offer.numerical_notes)
+
+
+def _candidate(named: Named, offer: Offer, rank: int) -> Candidate:
+    return Candidate(
+        engine=None,
+        knobs={},
+        workspace_bytes=offer.workspace_bytes,
+        numerical_notes=offer.numerical_notes,
+        behavior_notes=offer.behavior_notes,
+        text=named.text,
+        heuristic_mode="",
+        rank=rank,
+    )
+
+
+def described(text: str, problem: ConvProblem, gpu: Gpu) -> Offer:
+    """Returns the offer that a candidate's text names.
+
+    Raises:
+        ValueError: ``text`` does not parse.
+        ImplementationError: the implementation is not registered, or in another version, or does
+            not offer these settings for the problem.
+    """
+    named = registry.parse(text)
+    for offer in _offered(registry.get(named), problem, gpu):
+        if offer.settings == named.settings:
+            return offer
+    raise ImplementationError(f"{text}: it is not offered for {problem.text}")
+
+
+def recipe_of(text: str, problem: ConvProblem, gpu: Gpu) -> Recipe:
+    """Returns what computes the problem by the candidate that ``text`` names.
+
+    Raises:
+        ValueError: ``text`` does not parse.
+        ImplementationError: as :func:`described`, or the implementation fails to build.
+    """
+    described(text, problem, gpu)
+    named = registry.parse(text)
+    try:
+        return registry.get(named).recipe(problem, named.settings, gpu)
+    except Exception as error:  # a user's code
+        # As text, since an error that is kept would keep the frames, and what they hold.
+        raise ImplementationError(f"{text}: {type(error).__name__}: {error}") from None

@@ -1,0 +1,376 @@
+"""Implementations beside cuDNN's engines: their texts, their registration, their candidates."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from decisions import H200 as OF_H200
+from own_implementations import Fixed, registered
+from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
+
+import cudnn_autotune as ca
+from cudnn_autotune import sampling
+from cudnn_autotune.cli.filters import Filter
+from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.configs import ATEN, build_plan, open_search
+from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.listing import named
+from cudnn_autotune.engines.offers import described, gpu_of, offers_of, recipe_of
+from cudnn_autotune.engines.queried import QueriedCandidates
+from cudnn_autotune.engines.registry import ImplementationError, Named, parse
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.engines.unlisted import MATMUL
+from cudnn_autotune.sampling.auto import Shortlist
+from cudnn_autotune.sampling.online import few, offered
+from cudnn_autotune.store import Decision, Store, compact
+from cudnn_autotune.timers.measuring import operands
+from cudnn_autotune.tuning import remembering
+
+PROBLEM = ca.ConvProblem("fprop", (2, 8, 6, 6), (8, 1, 3, 3), padding=1, groups=8)
+POINTWISE = ca.ConvProblem(
+    "fprop",
+    (2, 16, 6, 5),
+    (8, 16, 1, 1),
+    dtype=torch.float16,
+    memory_format=torch.channels_last,
+)
+H200 = Gpu((9, 0), 132, 232448, 62914560)
+
+
+def texts(candidates: Sequence[ca.Candidate]) -> list[str]:
+    return [c.text for c in candidates]
+
+
+# Texts
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("depthwise@3f9a1c", Named("depthwise", "3f9a1c", "")),
+        ("depthwise@3f9a1c:ROWS=4", Named("depthwise", "3f9a1c", "ROWS=4")),
+        # Settings may themselves be the text of an engine, or of another implementation.
+        ("padded@1.0-rc+2:C=32:eng67:A=3", Named("padded", "1.0-rc+2", "C=32:eng67:A=3")),
+        ("two@2:one@1:A=1", Named("two", "2", "one@1:A=1")),
+        ("_@~", Named("_", "~", "")),
+    ],
+)  # fmt: skip
+def test_a_text_names_an_implementation(text: str, expected: Named) -> None:
+    assert parse(text) == expected
+    assert expected.text == text
+    found = named(text, 7)
+    assert (found.text, found.engine, found.knobs, found.rank) == (text, None, {}, 7)
+    assert found.engine_name == f"{expected.name}@{expected.version}"
+    assert not found.is_unfused
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@1", "depthwise@", "depthwise", "Depthwise@1", "depth wise@1", "1d@1", "a@1:", "a@b c",
+        "a@1:ROWS= 4", "a@1\n", "a@ä", "a@1:ä", "aten@1", "matmul@1", "eng67@1", "unfused@1",
+        "unfused:eng67@1", "eng67:A=1@2", "a" * 65 + "@1", "a@" + "1" * 201, "a@1:" + "1" * 201,
+    ],
+)  # fmt: skip
+def test_other_texts_name_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"name@version\[:settings\]"):
+        parse(text)
+
+
+@pytest.mark.search
+def test_texts_of_every_kind_name_a_candidate() -> None:
+    assert (named("aten"), named("matmul")) == (ATEN, MATMUL)
+    engine = named("unfused:eng67:KERNEL_CFG=3")
+    assert (engine.engine, engine.knobs, engine.is_unfused) == (67, {"KERNEL_CFG": 3}, True)
+    for text in ("eng", "fixed", "fixed@", "eng3:NO_KNOB=1"):
+        with pytest.raises(ValueError, match=r"eng|fixed"):
+            named(text)
+    with pytest.raises(TypeError, match="must be a text"):
+        named(3)  # type: ignore[arg-type]
+
+
+# Registration
+
+
+def test_a_name_is_registered_once() -> None:
+    with registered(Fixed()):
+        with pytest.raises(ValueError, match="'fixed' is registered"):
+            registry.register(Fixed(version="2"))
+        assert registry.unregister("fixed") == Fixed()
+        with pytest.raises(KeyError, match="no implementation 'fixed'"):
+            registry.unregister("fixed")
+        registry.register(Fixed(version="2"))
+        assert registry.registered() == (Fixed(version="2"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("Fixed", "1"), ("", "1"), ("aten", "1"), ("eng7", "1"), ("fixed", ""), ("fixed", "1 2"),
+     ("fixed", "1:2"), ("fixed", "1@2"), ("fixed", 1), (None, "1")],
+)  # fmt: skip
+def test_bad_names_and_versions_are_refused(name: str, version: str) -> None:
+    with registered(), pytest.raises(ValueError, match=r"^(name|version) must be"):
+        registry.register(Fixed(name, version))
+
+
+def test_what_is_not_registered_is_not_built() -> None:
+    with registered(Fixed()):
+        for text, why in [
+            ("other@1", "no implementation 'other' is registered"),
+            ("fixed@2:ROWS=4", "'fixed' is registered in version '1'"),
+            ("fixed@1:ROWS=5", "is not offered for fprop"),
+            ("fixed@1", "is not offered for fprop"),
+        ]:
+            with pytest.raises(ImplementationError, match=why):
+                recipe_of(text, PROBLEM, H200)
+        assert recipe_of("fixed@1:ROWS=8", PROBLEM, H200).launches == ()
+        assert described("fixed@1:ROWS=8", PROBLEM, H200) == Offer("ROWS=8")
+
+
+def test_an_implementation_that_fails_to_build_says_why() -> None:
+    class Failing(Fixed):
+        def recipe(self, problem: ca.ConvProblem, settings: str, gpu: Gpu) -> object:  # type: ignore[override]
+            raise ZeroDivisionError("ROWS")
+
+    with registered(Failing()), pytest.raises(ImplementationError) as failed:
+        recipe_of("fixed@1:ROWS=4", PROBLEM, H200)
+    assert str(failed.value) == "fixed@1:ROWS=4: ZeroDivisionError: ROWS"
+    assert failed.value.__context__ is None or failed.value.__suppress_context__
+
+
+# Offers
+
+
+def test_a_gpu_is_described_from_a_property_file(tmp_path: Path) -> None:
+    assert gpu_of("h200") == H200
+    assert gpu_of("l4").compute_capability == (8, 9)
+    assert gpu_of("t4").compute_capability == (7, 5)
+    with pytest.raises(ValueError, match="device"):
+        gpu_of("h300")
+
+
+def test_offers_become_candidates_in_their_order() -> None:
+    given = Offer("A=1", 512, ("TENSOR_CORE",), ())
+    with registered(Fixed(), Fixed("second", "2", (given, given, Offer("")))):
+        found = offers_of(PROBLEM, H200)
+    assert texts(found) == ["fixed@1:ROWS=4", "fixed@1:ROWS=8", "second@2:A=1", "second@2"]
+    assert [c.rank for c in found] == sorted({c.rank for c in found})
+    one = found[2]
+    assert (one.engine, one.knobs, one.workspace_bytes) == (None, {}, 512)
+    assert (one.notes, one.heuristic_mode, one.is_compiled) == (("TENSOR_CORE",), "", False)
+    assert found[0].is_compiled
+    assert found[0].config_family != found[1].config_family
+
+
+@pytest.mark.parametrize(
+    ("note", "changes", "is_allowed"),
+    [
+        ("NONDETERMINISTIC", {}, True),
+        ("NONDETERMINISTIC", {"deterministic": True}, False),
+        ("TENSOR_CORE", {}, True),
+        ("TENSOR_CORE", {"allow_tf32": False}, False),
+        ("TENSOR_CORE", {"allow_tf32": False, "dtype": torch.float16}, True),
+        ("REDUCED_PRECISION_REDUCTION", {"dtype": torch.float16}, True),
+        ("REDUCED_PRECISION_REDUCTION",
+         {"dtype": torch.float16, "allow_reduced_precision": False}, False),
+        ("DOWN_CONVERT_INPUTS", {}, False),
+    ],
+)  # fmt: skip
+def test_offers_are_filtered_as_engine_configs_are(
+    note: str, changes: dict[str, object], is_allowed: bool
+) -> None:
+    problem = ca.ConvProblem("fprop", (2, 8, 6, 6), (8, 8, 3, 3), **changes)  # type: ignore[arg-type]
+    with registered(Fixed(given=(Offer("", 0, (note,)),))):
+        assert bool(offers_of(problem, H200)) is is_allowed
+        assert len(offers_of(problem, H200, filtered=False)) == 1
+
+
+def test_offers_keep_to_the_workspace_limit() -> None:
+    with registered(Fixed(given=(Offer("BIG=1", 1000), Offer("")))):
+        assert texts(offers_of(PROBLEM, H200, workspace_limit=999)) == ["fixed@1"]
+        assert len(offers_of(PROBLEM, H200, workspace_limit=1000)) == 2
+        assert len(offers_of(PROBLEM, H200, workspace_limit=0, filtered=False)) == 1
+
+
+def test_one_that_fails_to_answer_is_left_out_and_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing = Fixed("failing", error=RuntimeError("no idea"))
+    blank = Fixed("blank", given=(Offer("A = 1"),))
+    with registered(failing, blank, Fixed()), caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert texts(offers_of(PROBLEM, H200)) == ["fixed@1:ROWS=4", "fixed@1:ROWS=8"]
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 2
+    assert "failing@1 is left out" in said[0]
+    assert "RuntimeError: no idea" in said[0]
+    assert "without blanks, got 'A = 1'" in said[1]
+
+
+@pytest.mark.search
+def test_candidates_lists_offers_behind_cudnns() -> None:
+    with registered():
+        cudnns = ca.candidates(POINTWISE, "h200")
+    with registered(Fixed(given=(Offer("", 10),))):
+        assert texts(ca.candidates(POINTWISE, "h200")) == [*texts(cudnns), "fixed@1"]
+        assert "fixed@1" not in texts(ca.candidates(POINTWISE, "h200", workspace_limit=9))
+
+
+# The lists of modes
+
+
+def queried(problem: ca.ConvProblem, *nearby: ca.Candidate) -> QueriedCandidates:
+    search = open_search(problem, "h200")
+    return QueriedCandidates(search, problem, operands(problem, "cpu"), None, nearby, H200)
+
+
+@pytest.mark.search
+def test_a_search_takes_all_offers_and_auto_the_first_of_each() -> None:
+    second = Fixed(
+        "second", given=(Offer("B=1", behavior_notes=()), Offer("B=2", behavior_notes=()))
+    )
+    with registered(Fixed(), second):
+        found = queried(POINTWISE)
+        own = [c for c in found.beyond() if c.engine is None]
+        assert texts(own) == [
+            *("aten", "matmul", "fixed@1:ROWS=4", "fixed@1:ROWS=8", "second@1:B=1", "second@1:B=2"),
+        ]
+        short = Shortlist(found)
+        own = [c for c in short.beyond() if c.engine is None]
+        assert texts(own) == ["aten", "matmul", "fixed@1:ROWS=4", "second@1:B=1"]
+        assert texts(short.other_kernels({"fixed@1"})) == ["fixed@1:ROWS=8"]
+        in_turns = offered(found)
+        assert {"fixed@1:ROWS=4", "fixed@1:ROWS=8", "second@1:B=2"} <= set(texts(in_turns))
+        # A new size is compared with little: nothing is compiled for it that did not win nearby.
+        assert texts(few(found))[-3:] == ["aten", "matmul", "second@1:B=1"]
+
+
+@pytest.mark.search
+def test_what_won_nearby_goes_first_if_it_is_offered_here() -> None:
+    nearby = [named(t) for t in ("fixed@1:ROWS=8", "fixed@0:ROWS=4", "gone@1", "aten")]
+    with registered(Fixed()):
+        found = queried(POINTWISE, *nearby)
+        assert texts(found.similar()) == ["fixed@1:ROWS=8"]
+        short = Shortlist(found)
+        assert texts(short.similar()) == ["fixed@1:ROWS=8"]
+        assert "fixed@1:ROWS=4" not in texts(short.beyond())
+        assert texts(few(found))[0] == "fixed@1:ROWS=8"
+
+
+@pytest.mark.parametrize("mode", ["race", "sustained", "auto", "online"])
+@pytest.mark.parametrize("notes", [(), ("RUNTIME_COMPILATION",)], ids=["ready", "compiled"])
+def test_whatever_is_fastest_wins(mode: str, notes: tuple[str, ...]) -> None:
+    ours = replace(named("fixed@1:ROWS=4"), behavior_notes=notes)
+    slower = replace(named("fixed@1:ROWS=8"), behavior_notes=notes)
+    cudnns = [candidate(f"eng{i}", i) for i in range(3)]
+    times_ms = {ours: 0.8, slower: 0.9, ATEN: 1.3, **{c: 1.0 for c in cudnns}}
+    timer = SimulatedTimer(GPU, [SimulatedEngine(c, ms, 100.0) for c, ms in times_ms.items()])
+    selection = sampling.get(mode).select(timer.candidates, timer, sampling.Limits())
+    assert selection is not None
+    assert selection.winner.candidate == ours
+
+
+def test_a_settings_that_is_far_too_slow_speaks_for_its_siblings() -> None:
+    ours = [named(f"fixed@1:ROWS={rows}") for rows in range(4)]
+    times_ms = {candidate("eng0"): 1.0, **dict.fromkeys(ours, 20.0)}
+    timer = SimulatedTimer(GPU, [SimulatedEngine(c, ms, 100.0) for c, ms in times_ms.items()])
+    selection = sampling.get("race").select(timer.candidates, timer, sampling.Limits())
+    assert selection is not None
+    out = {e.candidate.text: e.eliminated for e in selection.ranking}
+    assert out["fixed@1:ROWS=3"] == "fixed@1 is more than 5 times slower"
+
+
+# What is remembered
+
+
+def decided(*entries: Measurement, problem: ca.ConvProblem = PROBLEM) -> Decision:
+    return Decision(problem, "race", 0, None, Selection(tuple(entries), 9 * len(entries)), 1e-6)
+
+
+OURS = Measurement(
+    replace(named("fixed@1:ROWS=4"), behavior_notes=("RUNTIME_COMPILATION",), rank=20_000), 1.0, 9
+)
+THEIRS = Measurement(replace(candidate("eng3"), engine=3, text="eng3"), 1.5, 9)
+SLOW = Measurement(ATEN, 2.0, 9)
+
+
+def test_a_decision_is_written_and_read() -> None:
+    decision = decided(OURS, THEIRS, SLOW)
+    tree = json.loads(compact.encode(decision, 2000))
+    assert compact.decode(tree, PROBLEM, "race", 0) == decision
+
+
+def test_what_serves_without_the_implementation_is_kept() -> None:
+    ours = (named(f"fixed@1:ROWS={rows}") for rows in range(40))
+    many = [replace(OURS, candidate=c, time_ms=1 + n / 100) for n, c in enumerate(ours)]
+    tree = json.loads(compact.encode(decided(*many, THEIRS, SLOW), 1000))
+    kept = [row[0] for row in tree["ranking"]]
+    assert kept[0] == "fixed@1:ROWS=0"
+    assert {"eng3", "aten"} <= set(kept)
+    assert tree["omitted"] > 0
+
+
+def test_another_applications_implementation_is_skipped() -> None:
+    decision = decided(OURS, THEIRS, SLOW)
+    with registered(Fixed()):
+        here = decision.restricted_to(False, None)
+        assert here is not None
+        assert here.selection.winner == OURS
+    with registered():
+        elsewhere = decision.restricted_to(False, None)
+        assert elsewhere is not None
+        assert elsewhere.selection.winner == THEIRS
+        assert texts([e.candidate for e in elsewhere.selection.ranking]) == ["eng3", "aten"]
+    # Another version of it is tuned again, as what no longer builds.
+    with registered(Fixed(version="2")):
+        stale = decision.restricted_to(False, None)
+        assert stale is not None
+        assert stale.selection.winner == OURS
+
+
+@pytest.mark.search
+def test_the_store_keeps_what_it_cannot_serve(tmp_path: Path) -> None:
+    Store(tmp_path, OF_H200).add([decided(OURS, THEIRS)])
+    for here, served in [((), THEIRS), ((Fixed(),), OURS)]:
+        with registered(*here):
+            found = Store(tmp_path, OF_H200).find(PROBLEM, sampling="race")
+            assert found is not None
+            assert found.chosen == served
+
+
+def test_the_filter_of_commands_takes_a_name() -> None:
+    decision = decided(OURS, THEIRS)
+    for engine in ("fixed", "fixed@1", "fixed@1:ROWS=4"):
+        assert Filter(engine=(engine,)).passes(decision)
+    for engine in ("fix", "fixed@2", "ixed", "1", "eng3", "fixed@1:ROWS"):
+        assert not Filter(engine=(engine,)).passes(decision)
+
+
+# Pins
+
+
+@pytest.mark.search
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would build it")
+def test_an_implementation_is_pinned() -> None:
+    with registered(Fixed()):
+        ca.pin(PROBLEM, "fixed@1:ROWS=4")
+        found = remembering.find(PROBLEM, "auto", None, 0, 0)
+        assert found is not None
+        assert (found.text, found.origin, found.engine) == ("fixed@1:ROWS=4", "pinned", None)
+        for text, why in [("fixed@2", "in version '1'"), ("other@1", "'other' is registered")]:
+            with pytest.raises(ImplementationError, match=why):
+                ca.pin(PROBLEM, text)
+        with pytest.raises(ValueError, match="name@version"):
+            ca.pin(PROBLEM, "fixed@")
+
+
+@pytest.mark.search
+def test_a_plan_is_built_for_a_cuda_device_only() -> None:
+    with registered(Fixed()), pytest.raises(ValueError, match="name@version"):
+        build_plan(PROBLEM, "fixed@", "h200")
