@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Protocol
 
 from cudnn_autotune.engines.problem import ConvProblem
@@ -19,6 +20,10 @@ class Gpu:
     shared_bytes: int
     """The most shared memory that a block may ask for."""
     l2_bytes: int
+    device: int | str | PathLike[str] | None = None
+    """What :func:`~cudnn_autotune.engines.configs.open_search` knows this GPU by: the index of a
+    CUDA device, or a property file. If it is None, nothing that runs engines of cuDNN is
+    offered."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ def gpu_of(device: Device) -> Gpu:
         multiprocessors=given["multiProcessorCount"],
         shared_bytes=given["maxSharedMemoryPerBlockOptin"],
         l2_bytes=given["l2CacheSize"],
+        device=device,
     )
 
 
@@ -48,6 +49,7 @@ def _gpu_here(index: int) -> Gpu:
         multiprocessors=given.multi_processor_count,
         shared_bytes=given.shared_memory_per_block_optin,
         l2_bytes=given.L2_cache_size,
+        device=index,
     )
 
 

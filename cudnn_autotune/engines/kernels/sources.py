@@ -18,12 +18,15 @@ _VERSION_DIGITS = 8
 
 
 @functools.cache
-def source(file_name: str) -> str:
-    """Returns a source of this folder with device.cuh before it; it includes nothing."""
-    folder = resources.files(__package__)
-    return "".join(
-        (folder / name).read_text(encoding="utf-8") for name in ("device.cuh", file_name)
-    )
+def source(file_name: str, package: str = __package__) -> str:
+    """Returns a source of a package's folder with device.cuh before it; it includes nothing."""
+    return text("device.cuh") + text(file_name, package)
+
+
+@functools.cache
+def text(file_name: str, package: str = __package__) -> str:
+    """Returns a file of a package's folder."""
+    return (resources.files(package) / file_name).read_text(encoding="utf-8")
 
 
 @functools.cache
