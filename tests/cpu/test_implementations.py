@@ -40,7 +40,7 @@ POINTWISE = ca.ConvProblem(
     dtype=torch.float16,
     memory_format=torch.channels_last,
 )
-H200 = Gpu((9, 0), 132, 232448, 62914560)
+H200 = Gpu((9, 0), 132, 232448, 62914560, "h200")
 
 
 def texts(candidates: Sequence[ca.Candidate]) -> list[str]:
