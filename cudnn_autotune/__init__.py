@@ -4,6 +4,7 @@ from cudnn_autotune import distributed, sampling
 from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.core.versions import environment, version
+from cudnn_autotune.engines import recipe
 from cudnn_autotune.engines.configs import (
     Candidate,
     build_plan,
@@ -12,6 +13,7 @@ from cudnn_autotune.engines.configs import (
 )
 from cudnn_autotune.engines.listing import candidates
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.nn import fake as fake
 from cudnn_autotune.nn import flops as flops
@@ -47,6 +49,7 @@ from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices, fallbacks
 from cudnn_autotune.tuning.events import on_decision
 from cudnn_autotune.tuning.pins import pin, pins, unpin
+from cudnn_autotune.tuning.registering import register_implementation, unregister_implementation
 from cudnn_autotune.tuning.remembering import forget
 from cudnn_autotune.tuning.settings import (
     get_benchmark_limit,
@@ -95,6 +98,7 @@ __all__ = [
     "CudnnError",
     "Evidence",
     "FusedModel",
+    "ImplementationError",
     "Measurement",
     "LazyConv1d",
     "LazyConv2d",
@@ -134,6 +138,8 @@ __all__ = [
     "pin",
     "pins",
     "prefetch",
+    "recipe",
+    "register_implementation",
     "revert",
     "sampling",
     "set_benchmark_limit",
@@ -144,5 +150,6 @@ __all__ = [
     "set_workspace_limit",
     "tune",
     "unpin",
+    "unregister_implementation",
     "use_sampling",
 ]

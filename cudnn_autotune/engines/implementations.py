@@ -42,10 +42,13 @@ class Offer:
 class Implementation(Protocol):
     """Computes some convolutions. Its candidates compete with cuDNN's engines."""
 
-    name: str
-    """An identifier in lower case, which no other implementation has."""
-    version: str
-    """Changes whenever the implementation does. Choices are remembered under both."""
+    @property
+    def name(self) -> str:
+        """An identifier in lower case, which no other implementation has."""
+
+    @property
+    def version(self) -> str:
+        """Changes whenever the implementation does. Choices are remembered under both."""
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         """Returns the ways in which it computes the problem, the best guess first; none if it does
