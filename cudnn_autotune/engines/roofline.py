@@ -1,0 +1,203 @@
+"""The roofline: the least time that a convolution can take on a GPU, and what binds it.
+
+Williams, Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009. The limit is
+that of a direct convolution: of ``touched(problem)`` every element is read from DRAM or written
+there once, and every product of two elements that are there is computed once. Two kinds of calls
+can be faster. Winograd's and Fourier's algorithms multiply less often, and tensors that fit into
+the L2 cache need not travel.
+
+Elements are counted, not the 32-byte sectors in which DRAM transfers them, and what an activation
+computes is not counted. So a strided problem may be further from what is possible than its limit
+says.
+
+A type's rate is that of the fastest unit that computes it without rounding the operands further.
+Tensor cores count for depthwise convolutions and narrow groups too, at their full rate: they can
+compute these as products with banded matrices (Chen et al., *ConvStencil*, PPoPP 2024), so the rate
+of the other units is no bound. Emulation of a type by sums of narrower ones is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from cudnn_autotune.engines.problem import DTYPES, ConvProblem
+
+Bound = Literal["memory", "compute", "launch"]
+TF32 = "tf32"
+# The arithmetics that represent the operands of each exactly.
+_EXACT_IN: Mapping[str, tuple[str, ...]] = {
+    "float16": ("float16", TF32, "float32", "float64"),
+    "bfloat16": ("bfloat16", TF32, "float32", "float64"),
+    TF32: (TF32, "float32", "float64"),
+    "float32": ("float32", "float64"),
+    "float64": ("float64",),
+}
+ARITHMETICS = tuple(_EXACT_IN)
+"""``float16``, ``bfloat16``, ``tf32``, ``float32`` and ``float64``."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The highest rates that were measured on a GPU.
+
+    Raises:
+        ValueError: a rate or time is not above 0, an arithmetic is unknown, or float64, whose units
+            can compute every type, is missing.
+    """
+
+    bytes_per_ms: float
+    """Traffic of DRAM, reading and writing together."""
+    flops_per_ms: Mapping[str, float]
+    """Floating-point operations by arithmetic (``ARITHMETICS``), without those that the GPU lacks.
+    A multiplication and an addition are two."""
+    launch_ms: float
+    """The time from one kernel's start to the next one's, of kernels that do nothing."""
+
+    def __post_init__(self) -> None:
+        if unknown := self.flops_per_ms.keys() - _EXACT_IN.keys():
+            allowed = ", ".join(ARITHMETICS)
+            raise ValueError(f"flops_per_ms: must be of {allowed}, got {sorted(unknown)}")
+        if "float64" not in self.flops_per_ms:
+            raise ValueError("flops_per_ms: float64 is missing")
+        values = {f"flops_per_ms.{name}": rate for name, rate in self.flops_per_ms.items()}
+        values |= {"bytes_per_ms": self.bytes_per_ms, "launch_ms": self.launch_ms}
+        for name, value in values.items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name}: must be above 0, got {value}")
+
+    def rate_of(self, problem: ConvProblem) -> float:
+        """The operations a millisecond of the fastest unit that can compute ``problem``."""
+        name = DTYPES[problem.dtype]
+        if problem.dtype == torch.float32 and problem.allow_tf32:
+            name = TF32
+        rates = self.flops_per_ms
+        return max(rates[unit] for unit in _EXACT_IN[name] if unit in rates)
+
+    def best(self, other: Peaks) -> Peaks:
+        """The higher of both rates, and the shorter launch: a disturbed measurement is too low."""
+        rates = {
+            name: max(peaks.flops_per_ms.get(name, 0.0) for peaks in (self, other))
+            for name in ARITHMETICS
+            if name in self.flops_per_ms or name in other.flops_per_ms
+        }
+        return Peaks(
+            bytes_per_ms=max(self.bytes_per_ms, other.bytes_per_ms),
+            flops_per_ms=rates,
+            launch_ms=min(self.launch_ms, other.launch_ms),
+        )
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The least time of a call, and what binds it."""
+
+    limit_ms: float
+    bound_by: Bound
+
+    def times(self, time_ms: float) -> float:
+        """How many times the limit ``time_ms`` is."""
+        return time_ms / self.limit_ms
+
+    def gain_ms(self, time_ms: float) -> float:
+        """The milliseconds that a call of ``time_ms`` could become faster, 0 or more."""
+        return max(0.0, time_ms - self.limit_ms)
+
+
+class Touched(NamedTuple):
+    """What a convolution needs of its tensors: elements of each, and products of two."""
+
+    inputs: int
+    """Elements of the input that some output depends on."""
+    weights: int
+    """Elements of the weight that ever meet the input, and not its padding only."""
+    outputs: int
+    """Elements of the output that depend on some input."""
+    products: int
+    """Pairs of elements of input and weight that are multiplied; the same for all operations."""
+
+
+def limit(problem: ConvProblem, peaks: Peaks) -> Limit:
+    """Returns the limit of ``problem`` on a GPU with these peaks."""
+    times: dict[Bound, float] = {
+        "memory": bytes_moved(problem) / peaks.bytes_per_ms,
+        "compute": operations(problem) / peaks.rate_of(problem),
+        "launch": peaks.launch_ms,
+    }
+    bound = max(times, key=times.__getitem__)
+    return Limit(times[bound], bound)
+
+
+def operations(problem: ConvProblem) -> int:
+    """Returns the floating-point operations that ``problem`` needs: two for each product. Unlike
+    ``problem.flops`` they leave out products with the padding's zeros."""
+    return 2 * touched(problem).products
+
+
+def bytes_moved(problem: ConvProblem) -> int:
+    """Returns the bytes that ``problem`` must read or write: of each operand the elements that are
+    touched, the whole result, and bias and residual."""
+    found = touched(problem)
+    elements = {
+        "fprop": found.inputs + found.weights + math.prod(problem.output_shape),
+        "dgrad": found.outputs + found.weights + math.prod(problem.input_shape),
+        "wgrad": found.outputs + found.inputs + math.prod(problem.weight_shape),
+    }[problem.op]
+    if problem.bias:
+        elements += problem.weight_shape[0]
+    if problem.residual:
+        elements += math.prod(problem.output_shape)
+    return elements * problem.dtype.itemsize
+
+
+def touched(problem: ConvProblem) -> Touched:
+    """Counts, in time proportional to the sum of the kernel's sizes."""
+    batch, channels = problem.input_shape[:2]
+    filters, depth = problem.weight_shape[:2]
+    inputs, outputs = batch * channels, batch * filters
+    weights, products = filters * depth, batch * filters * depth
+    # What is touched is a product of the dimensions.
+    for d in range(problem.spatial_dims):
+        along = _along(problem, d)
+        inputs *= along.inputs
+        weights *= along.weights
+        outputs *= along.outputs
+        products *= along.products
+    return Touched(inputs, weights, outputs, products)
+
+
+def _along(problem: ConvProblem, d: int) -> Touched:
+    """As :func:`touched`, of one spatial dimension."""
+    size, taps = problem.input_shape[2 + d], problem.weight_shape[2 + d]
+    stride, dilation, padding = problem.stride[d], problem.dilation[d], problem.padding[d]
+    last_output = problem.output_shape[2 + d] - 1
+    ranges: list[tuple[int, int]] = []
+    # Input positions by their remainder modulo the stride, where they are ranges too.
+    read: dict[int, list[tuple[int, int]]] = {}
+    for tap in range(taps):
+        ahead = tap * dilation - padding  # output p meets input p * stride + ahead at this tap
+        first = max(0, -(ahead // stride))
+        last = min(last_output, (size - 1 - ahead) // stride)
+        if first <= last:
+            ranges.append((first, last))
+            skipped, remainder = divmod(ahead, stride)
+            read.setdefault(remainder, []).append((first + skipped, last + skipped))
+    return Touched(
+        inputs=sum(map(_covered, read.values())),
+        weights=len(ranges),
+        outputs=_covered(ranges),
+        products=sum(last - first + 1 for first, last in ranges),
+    )
+
+
+def _covered(ranges: Iterable[tuple[int, int]]) -> int:
+    """Counts the whole numbers that lie in some of the ranges, whose ends belong to them."""
+    count, end = 0, -1
+    for first, last in sorted(ranges):
+        count += max(0, last - max(first, end + 1) + 1)
+        end = max(end, last)
+    return count
