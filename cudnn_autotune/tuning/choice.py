@@ -10,8 +10,10 @@ import torch
 from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.roofline import Limit, limit
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision, Provenance
+from cudnn_autotune.store.peaks_file import peaks_of
 from cudnn_autotune.tuning.output_check import OutputChecks
 
 
@@ -107,6 +109,20 @@ class Choice:
         """Milliseconds a call as the mode measured it; None if the mode does not time
         candidates."""
         return self.chosen.time_ms if self.chosen else None
+
+    @property
+    def limit(self) -> Limit | None:
+        """The least time of the problem on this GPU, and what binds it (``engines.roofline``); None
+        if the GPU's peaks have not been measured (``cudnn-autotune env --measure``)."""
+        peaks = peaks_of(self.device)
+        return None if peaks is None else limit(self.problem, peaks)
+
+    @property
+    def times_limit(self) -> float | None:
+        """How many times the limit ``time_ms`` is; None if one of them is not known. It may be
+        below 1 where the tensors fit into the cache, or by Winograd's algorithm."""
+        found, time_ms = self.limit, self.time_ms
+        return None if found is None or time_ms is None else found.times(time_ms)
 
     @property
     def workspace_bytes(self) -> int:

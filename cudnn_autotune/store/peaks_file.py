@@ -1,0 +1,99 @@
+"""The measured peaks of a GPU on disk: a small file beside the decisions, which any process reads.
+
+The file is of a GPU, whatever the version of cuDNN. One that is damaged, of another GPU or of
+another version of the format is not used, and the next measurement replaces it. Nothing in it
+decides what runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cudnn_autotune.core import atomic_file, json_dataclass
+from cudnn_autotune.core.json_node import read_json
+from cudnn_autotune.engines.roofline import Peaks
+from cudnn_autotune.store import settings
+from cudnn_autotune.store.environment import Environment
+from cudnn_autotune.store.folder import names_file
+from cudnn_autotune.store.provenance import Provenance
+
+# Not that of a store's files, among which it lies.
+SUFFIX = ".peaks"
+_FORMAT = "cudnn_autotune peaks, version 1"
+_MOST_BYTES = 16 << 10
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MeasuredPeaks:
+    """The content of a file."""
+
+    format: str
+    gpu: Environment
+    """The GPU, without the versions of cuDNN and of its frontend."""
+    peaks: Peaks
+    provenance: Provenance
+    """Of the latest measurement; an earlier one may have had higher peaks."""
+
+    def __post_init__(self) -> None:
+        if self.format != _FORMAT:
+            raise ValueError(f"format: must be {_FORMAT!r}, got {self.format!r}")
+
+
+def gpu_of(environment: Environment) -> Environment:
+    """Returns what peaks depend on."""
+    return replace(environment, cudnn="", cudnn_frontend="")
+
+
+def path_of(place: Path, environment: Environment) -> Path:
+    """Returns the path of the file of a GPU beside a store, which is a folder or a file."""
+    folder = place.parent if names_file(place) else place
+    gpu = gpu_of(environment)
+    name = gpu.file_name.partition("_cudnn-")[0]
+    return folder / f"{name}_{gpu.digest}{SUFFIX}"
+
+
+def find(place: Path, environment: Environment) -> MeasuredPeaks | None:
+    """Returns what was measured of the GPU of ``environment``; None if there is no file that can be
+    used."""
+    path = path_of(place, environment)
+    try:
+        tree = read_json(path, _MOST_BYTES)
+        found = json_dataclass.decode(MeasuredPeaks, tree, "file")
+        if found.gpu != gpu_of(environment):
+            raise ValueError("it is of another GPU")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.info("%s is not used: %s", path, error)
+        return None
+    return found
+
+
+def keep(place: Path, environment: Environment, peaks: Peaks) -> None:
+    """Writes the peaks that this process has measured, and of each the better if it was known.
+
+    Raises:
+        OSError: the file cannot be written, and is as it was.
+    """
+    known = find(place, environment)
+    best = known.peaks.best(peaks) if known else peaks
+    content = MeasuredPeaks(_FORMAT, gpu_of(environment), best, Provenance.now())
+    path = path_of(place, environment)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = json.dumps(json_dataclass.encode(content), indent=1, allow_nan=False)
+    atomic_file.write(path, f"{data}\n".encode())
+
+
+def peaks_of(device: int) -> Peaks | None:
+    """Returns the peaks of a CUDA device of this machine from beside the user's store; None if they
+    have not been measured, or the store's mode does not let it be read."""
+    if not settings.is_read():
+        return None
+    store = settings.get_store(device)
+    found = find(store.path, store.environment)
+    return found.peaks if found else None
