@@ -23,6 +23,10 @@ STEADY = "steady"
 """Sustained if it was measured, else burst: the best estimate of the time in a long run."""
 TRUTHS = (STEADY, SUSTAINED, BURST, BURST_COLD, BURST_HOT)
 
+PEAKS = "peaks"
+"""The key of the GPU's measured peaks (``engines.roofline.Peaks``) in ``Record.environment``, where
+they are known."""
+
 PYTORCH_MODES = {
     "pytorch_off": (False, 10),
     "pytorch_on_10": (True, 10),

@@ -9,10 +9,12 @@ import numpy as np
 from rich.console import Console
 
 from cudnn_autotune.audit.analysis import NOT_YET, left_out, missed, shared_cases, truth_of
+from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import (
     BURST,
     BURST_COLD,
     BURST_HOT,
+    PEAKS,
     PYTORCH_MODES,
     STEADY,
     SUSTAINED,
@@ -20,10 +22,13 @@ from cudnn_autotune.audit.model import (
 )
 from cudnn_autotune.audit.summary import AgainstPytorch, ModeSummary, summarize
 from cudnn_autotune.audit.table import Table
+from cudnn_autotune.core.json_dataclass import decode
+from cudnn_autotune.engines.roofline import Peaks, limit
 
 _NONE = "–"
 _FEW_CASES = 3
 _MOST_LEFT_OUT = 12
+_MOST_FAR = 12
 
 
 def show(record: Record, console: Console | None = None) -> None:
@@ -42,7 +47,7 @@ def tables(record: Record) -> list[Table]:
     found = [_regrets(record, summaries), _pytorch(record, summaries)]
     if len(shared_cases(record)) <= _FEW_CASES:
         found.append(_picked(record))
-    found += [_missed(record), _lacking(record), _left_out(record)]
+    found += [_missed(record), _farthest(record), _lacking(record), _left_out(record)]
     return [table for table in found if table.rows]
 
 
@@ -208,6 +213,35 @@ def _missed(record: Record) -> Table:
         table.rows = sorted(table.rows, key=lambda row: -float(row[-1].split()[0]))
         del table.rows[_MOST_LEFT_OUT:]
         table.note = f"and {hidden} more"
+    return table
+
+
+def _farthest(record: Record) -> Table:
+    """Shows where another kernel could win most: how far the fastest candidates are from what the
+    GPU could do."""
+    table = Table(
+        "Farthest from the roofline",
+        ("case", "fastest with a cold cache", "ms", "limit, ms", "time / limit", "bound by"),
+        texts=2,
+    )
+    if PEAKS not in record.environment:
+        return table
+    peaks = decode(Peaks, record.environment[PEAKS], "peaks")
+    rows = []
+    for case in shared_cases(record):
+        truth = truth_of(record.oracle[case], BURST_COLD)
+        if truth is None:
+            continue
+        least = limit(Case(**record.cases[case]).problem(), peaks)
+        time_ms = truth.times_ms[truth.best]
+        times = f"{time_ms:.4g}", f"{least.limit_ms:.4g}", f"{least.times(time_ms):.2f}"
+        rows.append((least.gain_ms(time_ms), (case, truth.best, *times, least.bound_by)))
+    rows.sort(key=lambda row: -row[0])
+    table.rows += [row for gain_ms, row in rows[:_MOST_FAR] if gain_ms > 0]
+    table.note = (
+        "By the time that could be won. The limit: every tensor read from memory or written there "
+        "once, every product computed once, at the highest rates that were measured on this GPU."
+    )
     return table
 
 

@@ -9,8 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cudnn_autotune.cli import wording
+from cudnn_autotune.cli.farthest import Far, far
 from cudnn_autotune.cli.report.reasons import when
 from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store import Decision
 
 _PIPE_WIDTH = 150
@@ -22,34 +24,73 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=_PIPE_WIDTH)
 
 
-def show(console: Console, decisions: Iterable[Decision], title: str, note: str = "") -> None:
-    """Prints the table."""
-    made = Table(title=Text(wording.printable(title)), title_justify="left", caption_justify="left")
-    made.caption = Text(wording.printable(note), overflow="fold") if note else None
+def show(
+    console: Console,
+    decisions: Iterable[Decision],
+    title: str,
+    note: str = "",
+    peaks: Peaks | None = None,
+) -> None:
+    """Prints the table, with limits if the GPU's peaks are known."""
+    made = _table(title, note)
     made.add_column("problem", overflow="fold", ratio=3)
     made.add_column("engine, and why", overflow="fold", ratio=4)
     made.add_column("time, ms", justify="right", no_wrap=True)
     for decision in decisions:
-        made.add_row(*(_cell(*lines) for lines in _cells(decision)))
+        made.add_row(*(_cell(*lines) for lines in _cells(decision, far(decision, peaks))))
     console.print(made)
 
 
-def _cells(decision: Decision) -> list[tuple[str, ...]]:
+def show_farthest(console: Console, found: Iterable[Far], title: str, note: str = "") -> None:
+    """Prints the table of decisions that are far from their limits, in their order."""
+    made = _table(title, note)
+    made.add_column("problem", overflow="fold", ratio=3)
+    made.add_column("engine", overflow="fold", ratio=2)
+    for name in ("time, ms", "limit, ms", "time / limit", "to be won, ms"):
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("bound by", no_wrap=True)
+    for one in found:
+        chosen = one.decision.chosen
+        times = (one.time_ms, one.limit.limit_ms, one.gain_ms)
+        time, least, gain = map(wording.milliseconds, times)
+        made.add_row(
+            _cell(*_described(one.decision)),
+            _cell((chosen.candidate if chosen else ATEN).text),
+            *map(_cell, (time, least, wording.ratio(one.times_limit), gain, one.limit.bound_by)),
+        )
+    console.print(made)
+
+
+def _table(title: str, note: str) -> Table:
+    made = Table(title=Text(wording.printable(title)), title_justify="left", caption_justify="left")
+    made.caption = Text(wording.printable(note), overflow="fold") if note else None
+    return made
+
+
+def _cells(decision: Decision, distance: Far | None) -> list[tuple[str, ...]]:
     """The lines of each cell in a decision's row."""
-    problem, chosen = decision.problem, decision.chosen
+    chosen = decision.chosen
     candidate = chosen.candidate if chosen else ATEN
-    types = f"{wording.dtype(problem)} {wording.layout(problem)}"
     rule = decision.selection.evidence.rule if chosen else "every other's output was wrong"
     time = wording.milliseconds(chosen.time_ms if chosen else None)
     interval = wording.interval(chosen.low_ms, chosen.high_ms) if chosen else ""
     alone = wording.milliseconds(chosen.sustained_ms if chosen else None)
-    name = f"{problem.op} {wording.shapes(problem)}"
-    first = (name, ", ".join([types, *_constraints(decision)]))
     facts = [decision.sampling, when(decision.provenance.time)]
     if candidate.workspace_bytes:
         facts.insert(0, f"workspace {wording.size(candidate.workspace_bytes)}")
-    times = (time, interval, "" if alone == wording.NONE else f"alone {alone}")
-    return [first, (candidate.text, rule, ", ".join(facts)), times]
+    times = [time, interval, "" if alone == wording.NONE else f"alone {alone}"]
+    if distance is not None:
+        times.append(f"limit {wording.milliseconds(distance.limit.limit_ms)}")
+        times.append(f"{wording.ratio(distance.times_limit)} {distance.limit.bound_by}")
+    return [_described(decision), (candidate.text, rule, ", ".join(facts)), tuple(times)]
+
+
+def _described(decision: Decision) -> tuple[str, str]:
+    """The problem, and what it is measured for, in two lines."""
+    problem = decision.problem
+    types = f"{wording.dtype(problem)} {wording.layout(problem)}"
+    name = f"{problem.op} {wording.shapes(problem)}"
+    return name, ", ".join([types, *_constraints(decision)])
 
 
 def _constraints(decision: Decision) -> Iterable[str]:

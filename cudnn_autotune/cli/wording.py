@@ -8,11 +8,17 @@ from collections.abc import Sequence
 import torch
 
 from cudnn_autotune.engines.problem import DTYPES, ConvProblem
+from cudnn_autotune.engines.roofline import Bound, Limit
 
 NONE = "–"
 _LAYOUTS = {1: ("ncw", "nwc"), 2: ("nchw", "nhwc"), 3: ("ncdhw", "ndhwc")}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _DIGITS = 4
+_BOUNDS: dict[Bound, str] = {
+    "memory": "the bandwidth of the memory",
+    "compute": "the rate of arithmetic",
+    "launch": "the launch of a kernel",
+}
 
 
 def shapes(problem: ConvProblem) -> str:
@@ -64,6 +70,11 @@ def milliseconds(ms: float | None) -> str:
         return "0"
     decimals = _DIGITS - 1 - math.floor(math.log10(ms))
     return f"{ms:.{min(max(decimals, 0), 7)}f}"
+
+
+def bound(limit: Limit) -> str:
+    """What binds a limit, in the words of a sentence."""
+    return _BOUNDS[limit.bound_by]
 
 
 def interval(low_ms: float | None, high_ms: float | None) -> str:

@@ -12,11 +12,14 @@ import torch
 
 from cudnn_autotune.audit import layers, record_file
 from cudnn_autotune.audit.config import AuditConfig, OracleSettings
-from cudnn_autotune.audit.model import PYTORCH_MODES, Record
+from cudnn_autotune.audit.model import PEAKS, PYTORCH_MODES, Record
 from cudnn_autotune.audit.processes import ProcessFailure
 from cudnn_autotune.audit.schedule import Session
-from cudnn_autotune.cli import options
+from cudnn_autotune.cli import gpu_peaks, options
 from cudnn_autotune.core.json_dataclass import encode
+from cudnn_autotune.store import Environment
+from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.folder import default_folder
 from cudnn_autotune.timers.telemetry import Gpu, Telemetry
 
 
@@ -49,6 +52,9 @@ def audit_gpu(fresh: Record, modes: Sequence[str], given: dict[str, Any]) -> Rec
     }
     gpu = Gpu.of(0)
     fresh.environment |= {k: v for k, v in gpu.fixed().items() if v is not None}
+    place = store_settings.get_store_settings().path or default_folder()
+    if (peaks := gpu_peaks.known_or_measured(place, Environment.of(0))) is not None:
+        fresh.environment[PEAKS] = encode(peaks)
     fresh.cases = {case.id: encode(case) for case in cases}
     path: Path | None = given["json_path"]
     with options.refusing("--json"):

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
+from cudnn_autotune.cli import gpu_peaks
 from cudnn_autotune.cli.stores import files_of, nothing, read, store_option
 from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.core import versions
-from cudnn_autotune.store import Environment, disk_file
+from cudnn_autotune.store import Environment, disk_file, peaks_file
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.folder import FOLDER_VARIABLE, default_folder, file_in
 from cudnn_autotune.store.plan_files import folder_beside
@@ -31,14 +33,21 @@ _CHECKS = {
 
 @click.command()
 @store_option
+@click.option("--measure", is_flag=True, help="Measure the GPU's peaks first, in half a second.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def env(store_path: Path | None, as_json: bool) -> None:
-    """What this machine's decisions are kept under, where they are, and what is in force."""
+def env(store_path: Path | None, measure: bool, as_json: bool) -> None:
+    """What this machine's decisions are kept under, where they are, and what is in force.
+
+    Peaks that are measured again stay the best that were ever measured: a busy GPU is slower.
+    """
+    if measure:
+        _measure(store_path)
     variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIX)}
     facts = {
         "environment": Environment.of().to_json(),
         "store": _store(store_path),
         "compiled plans": _compiled_plans(store_path),
+        "peaks": _peaks(store_path),
         "versions": versions.environment(),
         "settings": _settings(),
         "variables": variables,
@@ -83,6 +92,29 @@ def _compiled_plans(store_path: Path | None) -> dict[str, Any]:
     folder = folder_beside(store_path or default_folder())
     files = folder.entries()
     return {"path": str(folder.path), "files": len(files), "bytes": sum(f.size for f in files)}
+
+
+def _measure(store_path: Path | None) -> None:
+    if not torch.cuda.is_available():
+        raise click.UsageError("--measure needs a CUDA GPU, and there is none here")
+    if not store_settings.is_written():
+        raise click.UsageError("--measure: the store's mode forbids to keep what is measured")
+    if gpu_peaks.measured(store_path or default_folder(), Environment.of()) is None:
+        raise click.ClickException("nothing was measured")
+
+
+def _peaks(store_path: Path | None) -> dict[str, Any]:
+    """What was measured of the GPU that is here, with units that people use."""
+    place, here = store_path or default_folder(), Environment.of()
+    found: dict[str, Any] = {"path": str(peaks_file.path_of(place, here))}
+    measured = peaks_file.find(place, here)
+    if measured is None:
+        return found | {"measured": "no" if torch.cuda.is_available() else "no: there is no GPU"}
+    peaks = measured.peaks
+    rates = {f"{name}, TFLOPS": f / 1e9 for name, f in peaks.flops_per_ms.items()}
+    rates = {"memory, GB/s": peaks.bytes_per_ms / 1e6, **rates, "launch, us": peaks.launch_ms * 1e3}
+    found |= {name: float(f"{rate:.4g}") for name, rate in rates.items()}
+    return found | {"measured": measured.provenance.time}
 
 
 def _not_understood(variables: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from cudnn_autotune.cli import gpu_peaks
 from cudnn_autotune.cli.filters import Filter, filter_options, in_order, passing, sort_option
 from cudnn_autotune.cli.options import FILE, refuse
 from cudnn_autotune.cli.output_files import check_new, force_option, write
@@ -44,6 +45,7 @@ def report(out: Path, store_path: Path | None, wanted: Filter, sort: str, force:
         found.environment,
         source=found.path.name,
         selected=wanted.words,
+        peaks=gpu_peaks.known_or_measured(found.path.parent, found.environment),
     )
     data = html.encode()
     write("FILE.html", out, data)

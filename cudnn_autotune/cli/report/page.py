@@ -12,15 +12,18 @@ import jinja2
 from markupsafe import Markup
 
 from cudnn_autotune.cli import wording
+from cudnn_autotune.cli.farthest import farthest
 from cudnn_autotune.cli.report.against import Total, total
 from cudnn_autotune.cli.report.reasons import when
 from cudnn_autotune.cli.report.view import section
 from cudnn_autotune.core import versions
+from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 
 _FILES = resources.files(__package__)
 _OPEN_UP_TO = 3
+_MOST_DISTANT = 10
 _FILTERS = {
     "ms": wording.milliseconds,
     "interval": wording.interval,
@@ -34,7 +37,12 @@ _FILTERS = {
 
 
 def render(
-    decisions: Iterable[Decision], environment: Environment, *, source: str, selected: str = ""
+    decisions: Iterable[Decision],
+    environment: Environment,
+    *,
+    source: str,
+    selected: str = "",
+    peaks: Peaks | None = None,
 ) -> str:
     """The page's HTML, with one or more decisions in their order.
 
@@ -44,8 +52,10 @@ def render(
     Args:
         source: the store's name, for the page's head.
         selected: which part of the store is shown, in words; empty for all of it.
+        peaks: those of the GPU; without them the page shows no limits.
     """
     found = list(decisions)
+    numbers = {id(decision): number for number, decision in enumerate(found, start=1)}
     style, script = _text("page.css"), _text("page.js")
     engine = jinja2.Environment(
         autoescape=True,
@@ -68,7 +78,9 @@ def render(
         version=versions.version(),
         headlines=_headlines(found),
         totals=list(_totals(found)),
-        sections=[section(decision) for decision in found],
+        sections=[section(decision, peaks) for decision in found],
+        has_limits=peaks is not None,
+        distant=[(numbers[id(d.decision)], d) for d in farthest(found, peaks, _MOST_DISTANT)],
         many_modes=len(_by_mode(found)) > 1,
         is_open=len(found) <= _OPEN_UP_TO,
         span=_span(found),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 
 from cudnn_autotune.cli import wording
+from cudnn_autotune.cli.farthest import Far
 from cudnn_autotune.cli.report.against import Against
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision
 
 
-def why(decision: Decision, against: Against | None) -> tuple[str, ...]:
-    """Sentences on the rule that decided, the other candidates, and the gain over PyTorch."""
+def why(
+    decision: Decision, against: Against | None, distance: Far | None = None
+) -> tuple[str, ...]:
+    """Sentences on the rule that decided, the other candidates, the gain over PyTorch, and the
+    limit."""
     evidence, chosen = decision.selection.evidence, decision.chosen
     if chosen is None:
         return ("Every candidate's output was wrong: PyTorch's own path serves it.",)
@@ -28,6 +32,8 @@ def why(decision: Decision, against: Against | None) -> tuple[str, ...]:
         found.append("Nothing was timed: cuDNN's own order decided.")
     if against is not None:
         found.append(_compared(against, chosen))
+    if distance is not None:
+        found.append(_from_limit(distance))
     if decision.rejected:
         wrong = wording.count(len(decision.rejected), "candidate")
         found.append(f"{wrong} gave wrong results and could not be chosen.")
@@ -52,6 +58,17 @@ def _compared(against: Against, chosen: Measurement) -> str:
         how = "; the two could not be told apart"
     sentence = f"PyTorch would run {against.text}: {wording.milliseconds(against.pytorch_ms)} ms"
     return f"{sentence} against {wording.milliseconds(against.ours_ms)} ms, {where}{how}."
+
+
+def _from_limit(distance: Far) -> str:
+    limit = f"{wording.milliseconds(distance.limit.limit_ms)} ms"
+    if distance.times_limit < 1:
+        return (
+            f"Below the limit of {limit} that {wording.bound(distance.limit)} sets: by the cache, "
+            "or with fewer products than a direct convolution."
+        )
+    times = f"{distance.times_limit:.2f} times the limit of {limit}"
+    return f"{times} that {wording.bound(distance.limit)} sets."
 
 
 def facts(decision: Decision) -> tuple[tuple[str, str], ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from cudnn_autotune.cli.farthest import far
 from cudnn_autotune.cli.report import reasons
 from cudnn_autotune.cli.report.against import against_pytorch, pytorchs_entry
 from cudnn_autotune.cli.report.axis import Axis
 from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store.decision import Decision
 
@@ -16,9 +18,10 @@ MOST_CANDIDATES = 12
 """The number of candidates listed for each decision, not counting those that explain it."""
 
 
-def section(decision: Decision) -> dict[str, Any]:
+def section(decision: Decision, peaks: Peaks | None = None) -> dict[str, Any]:
     """Returns what the template shows of a decision, by the names that it has there."""
     chosen, against = decision.chosen, against_pytorch(decision)
+    distance = far(decision, peaks)
     listed = _listed(decision)
     return {
         "decision": decision,
@@ -27,7 +30,8 @@ def section(decision: Decision) -> dict[str, Any]:
         # The plots show times in short batches.
         "best_ms": chosen.time_ms if chosen else None,
         "against": against,
-        "why": reasons.why(decision, against),
+        "far": distance,
+        "why": reasons.why(decision, against, distance),
         "facts": reasons.facts(decision),
         "rows": _rows(decision, listed),
         "left_out": len(decision.selection.ranking) - len(listed) + decision.omitted,
