@@ -24,8 +24,9 @@ from cudnn_autotune.cli.commands import tune_problems, tune_run
 from cudnn_autotune.cli.commands.tune import Bench
 from cudnn_autotune.cli.commands.tune_run import DeviceLost
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.nn.modules import Conv2d
-from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.store import Decision, Store, peaks_file
 from cudnn_autotune.tuning import events
 from cudnn_autotune.tuning.model_tuning import Progress
 
@@ -134,6 +135,13 @@ def gpu() -> Simulated:
 
 def kept(place: Path) -> dict[ConvProblem, Decision]:
     return {decision.problem: decision for decision in Store(place, H200)}
+
+
+def test_limits_are_shown_where_the_peaks_are_known(gpu: Simulated, tmp_path: Path) -> None:
+    given = (*LAYER, "--dtype", "float16", "--op", "fprop", "--store", tmp_path)
+    assert "limit 0." not in succeeded("tune", *given, obj=gpu.bench)
+    peaks_file.keep(tmp_path, H200, Peaks(4e9, {"float64": 6e10}, 0.002))
+    assert "limit 0.01469" in succeeded("tune", *given, "--retune", obj=gpu.bench)
 
 
 def test_a_layer(gpu: Simulated, tmp_path: Path) -> None:

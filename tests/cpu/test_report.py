@@ -27,6 +27,7 @@ from stored import (
 from cudnn_autotune.cli.report import page
 from cudnn_autotune.cli.report.against import against_pytorch, pytorchs_entry, total
 from cudnn_autotune.cli.report.view import MOST_CANDIDATES
+from cudnn_autotune.engines.roofline import Peaks
 from cudnn_autotune.store import Decision, Environment
 
 VOID = {"meta", "br", "input", "link", "img", "hr", "wbr", "base"}
@@ -95,6 +96,25 @@ def test_well_formed(html: str, parsed: Page) -> None:
     assert len(set(ids)) == len(ids)
     assert len(parsed.of("details")) == len(decisions())
     assert parsed.texts["h1"] == ["6 decisions"]
+
+
+def test_well_formed_with_limits() -> None:
+    peaks = Peaks(4e9, {"float16": 8e11, "float64": 6e10}, 0.002)
+    found = Page(page.render(decisions(), H200, source="h200.json", peaks=peaks))
+    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    links = [str(a["href"])[1:] for a in found.of("a")]
+    assert set(links) <= {attributes.get("id") for attributes in found.of("div")}
+    assert len(links) == 2 * len(decisions())
+    assert "Farthest from the roofline" in found.texts["h2"]
+    overview = found.texts["table"][1]
+    columns = overview.partition("problem")[2].partition("workspace")[0].split("\n")
+    assert [name for name in columns if name] == [
+        "engine",
+        "time, ms",
+        "PyTorch / chosen",
+        "time / limit",
+    ]
 
 
 def test_nothing_from_elsewhere(html: str, parsed: Page) -> None:

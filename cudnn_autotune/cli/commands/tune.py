@@ -12,7 +12,7 @@ import click
 import torch
 
 from cudnn_autotune import sampling
-from cudnn_autotune.cli import options
+from cudnn_autotune.cli import gpu_peaks, options
 from cudnn_autotune.cli.commands import tune_problems
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import store_option
@@ -213,7 +213,8 @@ def _race(
         raise click.ClickException(f"{error}; {kept}") from error
     timed = sum(decision.selection.total_samples > 0 for decision in made)
     title = f"{count(len(made), 'problem')}, {timed} of them timed"
-    decision_table.show(console, made, title, note=str(store.path))
+    peaks = gpu_peaks.known(store.path.parent, store.environment)
+    decision_table.show(console, made, title, str(store.path), peaks)
     if not store.is_writable:
         raise refuse("--store", f"{store.path} cannot be written to any more: not all is kept")
 
@@ -245,7 +246,8 @@ def _run(problems: list[ConvProblem], bench: Bench, mode: str, store: Store, ret
         raise refuse("--store", f"{store.path} cannot be written to any more: not all is kept")
     if made.decisions:
         title = f"{count(len(problems), 'problem')}, {made.known} of them known already"
-        decision_table.show(console, made.decisions, title, note=str(store.path))
+        peaks = gpu_peaks.known(store.path.parent, store.environment)
+        decision_table.show(console, made.decisions, title, str(store.path), peaks)
     if made.failed:
         raise click.ClickException(
             f"{len(made.failed)} of {count(len(problems), 'problem')} could not be tuned; "
