@@ -91,8 +91,8 @@ def keep(place: Path, environment: Environment, peaks: Peaks) -> None:
 
 def peaks_of(device: int) -> Peaks | None:
     """Returns the peaks of a CUDA device of this machine from beside the user's store; None if they
-    have not been measured, or the store's mode does not let it be read."""
-    if not settings.is_read():
+    have not been measured, or the store's mode is off."""
+    if settings.get_store_settings().mode == "off":
         return None
     store = settings.get_store(device)
     found = find(store.path, store.environment)

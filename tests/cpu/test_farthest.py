@@ -167,7 +167,7 @@ def test_a_time_below_its_limit_has_nothing_to_win(tmp_path: Path) -> None:
     fill(tmp_path / "fast", fast)
     peaks_file.keep(tmp_path / "fast", H200, H200_LIKE)
     said = succeeded("show", "--store", tmp_path / "fast", "--far")
-    assert "none of those shown is slower than its limit" in said
+    assert "none of 2 decisions is known to be slower than its limit" in said
     out = tmp_path / "page.html"
     succeeded("report", out, "--store", tmp_path / "fast")
     html = out.read_text()

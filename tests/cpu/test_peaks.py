@@ -1,5 +1,5 @@
-"""The measurement of a GPU's peaks, on a simulated GPU: its tensors hold no data, and its clock goes
-on by what each operation should take."""
+"""The measurement of a GPU's peaks, on a simulated GPU: its tensors hold no data, and each operation
+takes the time that it should."""
 
 from __future__ import annotations
 

@@ -242,8 +242,9 @@ def test_a_choice_tells_its_limit(tmp_path: Path) -> None:
     untimed = (timed("first", None),)
     by_heuristics = replace(made.decision, selection=replace(made.selection, ranking=untimed))
     assert replace(made, decision=by_heuristics).times_limit is None
-    ca.set_store(mode="off")
-    assert made.limit is None
+    for mode, is_told in (("retune", True), ("read", True), ("off", False)):
+        ca.set_store(mode=mode)
+        assert (made.limit is not None) is is_told
 
 
 def test_the_file_is_short_and_people_can_read_it(file: Path) -> None:

@@ -33,7 +33,7 @@ _CHECKS = {
 
 @click.command()
 @store_option
-@click.option("--measure", is_flag=True, help="Measure the GPU's peaks first, in half a second.")
+@click.option("--measure", is_flag=True, help="Measure the GPU's peaks first.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def env(store_path: Path | None, measure: bool, as_json: bool) -> None:
     """What this machine's decisions are kept under, where they are, and what is in force.

@@ -54,10 +54,10 @@ def show(
     if most and ctx.get_parameter_source("sort") is not ParameterSource.DEFAULT:
         raise refuse("--sort", "not with --far, which has an order of its own")
     found = open_store(store_path, wanted.may_pass)
-    decisions = wanted.of(found.decisions) if found else []
+    passing = wanted.of(found.decisions) if found else []
     peaks = _peaks(found, is_needed=bool(most)) if found else None
-    distant = farthest(decisions, peaks, most) if most else []
-    decisions = [one.decision for one in distant] if most else in_order(decisions, sort)
+    distant = farthest(passing, peaks, most) if most else []
+    decisions = [one.decision for one in distant] if most else in_order(passing, sort)
     if as_json:
         tree = {
             "path": str(found.path) if found else None,
@@ -70,9 +70,8 @@ def show(
         click.echo(nothing_there(store_path))
         return
     if not decisions:
-        faster = "none of those shown is slower than its limit"
-        has_some = most and wanted.of(found.decisions)
-        say(f"{found.path}: {faster if has_some else none_of(found, wanted)}")
+        near = f"none of {count(len(passing), 'decision')} is known to be slower than its limit"
+        say(f"{found.path}: {near if passing else none_of(found, wanted)}")
         return
     from cudnn_autotune.cli import decision_table
 
