@@ -1,4 +1,4 @@
-"""The measurement of a GPU's peaks, on a simulated GPU: its tensors hold no data, and each operation
+"""The measuring of a GPU's peaks, on a simulated one: tensors hold no data, and each operation
 takes the time that it should."""
 
 from __future__ import annotations
