@@ -47,9 +47,8 @@ class QueriedCandidates:
         own_paths = (ATEN.text, MATMUL.text)
         self._nearby = [c.text for c in chosen_nearby if c.text not in own_paths]
         self._operands = operands
-        device = operands[0].device
-        if gpu is None and device.type == "cuda":
-            gpu = gpu_of(device)
+        if gpu is None and operands and operands[0].is_cuda:
+            gpu = gpu_of(operands[0].device)
         self._without_cudnn = cache(partial(without_cudnn, problem, gpu, workspace_limit))
         self._describe: Callable[[str], Candidate | None] = lambda text: described(
             search, problem, text, _UNLISTED_RANK, workspace_limit=workspace_limit

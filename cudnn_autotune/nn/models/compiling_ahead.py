@@ -15,6 +15,7 @@ from types import TracebackType
 from cudnn_autotune.core.background import COMPILING
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
+from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.sampling.auto import Shortlist
@@ -89,7 +90,9 @@ def _compile(
 ) -> None:
     try:
         search = open_search(problem, device)
-        candidates: Candidates = _WithoutOperands(search, problem, (), workspace_limit, nearby)
+        candidates: Candidates = _WithoutOperands(
+            search, problem, (), workspace_limit, nearby, gpu_of(device)
+        )
         if mode == "auto":
             candidates = Shortlist(candidates)
         every = [*candidates.all(), *candidates.beyond(), *candidates.similar()]
