@@ -14,7 +14,7 @@ import torch
 from stored import H200, decisions, fill, refused, run, simulation, slower, succeeded
 
 import cudnn_autotune as ca
-from cudnn_autotune.audit import report
+from cudnn_autotune.audit import record_file, report
 from cudnn_autotune.audit.layers import Case
 from cudnn_autotune.audit.model import BURST_COLD, BURST_HOT, PEAKS, Oracle, Pick, Record, Truth
 from cudnn_autotune.cli import gpu_peaks, wording
@@ -362,6 +362,12 @@ class TestAudit:
             )
             for name, ms in (("farthest", 0.2), ("far", 0.1), ("near", 0.02))
         ]
+
+    def test_a_record_keeps_the_peaks(self, tmp_path: Path) -> None:
+        record = audited(far=0.1)
+        record_file.save(record, tmp_path / "audit.json")
+        loaded = record_file.load(tmp_path / "audit.json")
+        assert report.tables(loaded) == report.tables(record)
 
     def test_without_peaks_there_is_none(self) -> None:
         record = audited(far=0.1)
