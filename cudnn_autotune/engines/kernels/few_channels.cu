@@ -1,0 +1,294 @@
+// A forward convolution of a channels_last image with few channels, on tensor cores: a matrix of
+// output pixels times window elements, times one of window elements times output channels.
+//
+// A row of a window, all its taps and channels, lies together in memory. So the block copies the
+// rows of the image that a tile of TILE_P x TILE_Q pixels needs to shared memory just as they are,
+// without padding channels, and a window is KERNEL_H pieces of ROW elements. A register of the
+// left fragment is a pair of neighbouring elements, one access of 4 bytes. A piece begins at an odd
+// element if LEFT is odd: its pairs then begin one element earlier (`lead`). The pairs of all
+// pieces are numbered one after the other, so only the last register may have some to spare: 77
+// pairs are 80 for 7x7x3. What belongs to no window is removed from a pair by a mask. So no product
+// is computed that the convolution does not have, and infinities stay where they belong.
+//
+// If neighbouring pixels are an odd number of elements apart, a warp computes every other pixel
+// (PHASES is 2), and the weights are prepared for both leads.
+//
+// A warp keeps the weights of N_TILES * 8 channels in registers. It multiplies them with M_TILES *
+// 16 pixels of a row at a time. Column 2 t + b of tile j is channel 2 (N_TILES t + j) + b of the
+// warp's, so a lane ends with neighbouring channels of a pixel, and stores them at once.
+//
+// Banks: lane (g, t) reads word g * PIXELS_APART / 2 + t of a piece. These are 32 different words
+// in a row, or the same ones, if pixels are up to 4 words apart; only where the four pairs belong
+// to two pieces may words meet. A block goes from tile to tile; while it computes one, the next one
+// is copied.
+
+constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+constexpr int ROW = KERNEL_W * CHANNELS;             // elements of a row of a window
+constexpr int PIXEL_STEP = STRIDE_W * CHANNELS;      // elements between output pixels
+constexpr int PHASES = PIXEL_STEP % 2 == 0 ? 1 : 2;  // pixels between those of a warp
+constexpr int PIXELS_APART = PHASES * PIXEL_STEP;    // elements between those
+constexpr int LEADS = PHASES == 2 ? 1 : LEFT % 2;    // the largest lead
+constexpr int ROW_PAIRS = (ROW + LEADS + 1) / 2;     // in a row of a window
+constexpr int PAIRS = KERNEL_H * ROW_PAIRS;          // in a window
+constexpr int REGISTERS = (PAIRS + 3) / 4;           // a lane has every fourth pair
+constexpr int TILE_H = (TILE_P - 1) * STRIDE_H + KERNEL_H;
+constexpr int TILE_BYTES = TILE_H * PITCH * 2;
+constexpr int WEIGHT_PITCH = (4 * REGISTERS + 3) / 8 * 8 + 4;  // words: rows 4 banks apart
+constexpr int BLOCK_CHANNELS = WARPS_N * N_TILES * 8;
+constexpr int GROUPS_Q = TILE_Q / (16 * PHASES);  // of 16 pixels
+constexpr int GROUPS = TILE_P * GROUPS_Q;         // of a phase
+constexpr int WARPS_OF_PHASE = WARPS_M / PHASES;
+
+static_assert(PITCH % 8 == 0 && TILE_Q % (16 * PHASES) == 0 && WARPS_M % PHASES == 0, "");
+static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + 2 * ROW_PAIRS, "a row of the tile fits");
+
+struct Shape {
+  int height, width, channels, p, q;  // of the image, and of the output
+  int pad_h, pad_w;
+  int tiles_p, tiles_q;
+};
+
+struct Tile {
+  int image, p, q;  // of its first pixel
+};
+
+__device__ __forceinline__ Tile tile_at(int index, const Shape& shape) {
+  const int row = index / shape.tiles_q;
+  const int image = row / shape.tiles_p;
+  return {image, (row - image * shape.tiles_p) * TILE_P, (index - row * shape.tiles_q) * TILE_Q};
+}
+
+// Begins to copy the rows that a tile needs; zeros outside of the image. COPY elements, at a
+// multiple of COPY, are either inside of a row or outside.
+__device__ __forceinline__ void begin_copy(ELEMENT* target, const ELEMENT* __restrict__ x,
+                                           const Tile& tile, const Shape& shape) {
+  constexpr int copies = PITCH / COPY;
+  const int row_elements = shape.width * CHANNELS;
+  const int first = CHANNELS * (STRIDE_W * tile.q - shape.pad_w) - LEFT;  // a multiple of 8
+  const int top = STRIDE_H * tile.p - shape.pad_h;
+  x += static_cast<long long>(tile.image) * shape.height * row_elements;
+  for (int i = threadIdx.x; i < TILE_H * copies; i += THREADS) {
+    const int row = i / copies;
+    const int element = first + (i - row * copies) * COPY;
+    const int h = top + row;
+    const bool valid = h >= 0 && h < shape.height && element >= 0 && element < row_elements;
+    const int at = valid ? h * row_elements + element : 0;
+#if COPY == 1
+    target[i] = valid ? x[at] : ELEMENT{0};
+#else
+    copy_async<2 * COPY>(target + i * COPY, x + at, valid);
+#endif
+  }
+  commit_copies();
+}
+
+// Writes the block's weights to shared memory, a row per column of the fragments, in the order of
+// the pairs.
+__device__ __forceinline__ void prepare_weights(ELEMENT* target, const ELEMENT* __restrict__ w,
+                                                int lead) {
+  constexpr int elements = 8 * REGISTERS;
+  for (int i = threadIdx.x; i < BLOCK_CHANNELS * elements; i += THREADS) {
+    const int row = i / elements, place = i - row * elements;
+    const int tile = row / 8, column = row % 8;
+    const int channel =
+        (tile / N_TILES * 4 + column / 2) * 2 * N_TILES + tile % N_TILES * 2 + column % 2;
+    const int kernel_row = place / (2 * ROW_PAIRS);
+    const int element = place - kernel_row * 2 * ROW_PAIRS - lead;
+    const bool valid = kernel_row < KERNEL_H && element >= 0 && element < ROW;
+    target[row * 2 * WEIGHT_PITCH + place] =
+        valid ? w[(channel * KERNEL_H + kernel_row) * ROW + element] : ELEMENT{0};
+  }
+}
+
+// Where a pair lies, in elements from where the window's pairs begin.
+__device__ __forceinline__ constexpr int pair_offset(int pair) {
+  const int known = pair < PAIRS ? pair : PAIRS - 1;
+  return known / ROW_PAIRS * PITCH + known % ROW_PAIRS * 2;
+}
+// That of pair 4 i + t of this lane. A sum of constants and of what only depends on t.
+__device__ __forceinline__ int lane_offset(int i, int t) {
+  int offset = pair_offset(4 * i) + 2 * t;
+#pragma unroll
+  for (int j = 1; j < 4; ++j) {
+    const int jump = pair_offset(4 * i + j) - pair_offset(4 * i + j - 1) - 2;
+    if (jump != 0) offset += t >= j ? jump : 0;
+  }
+  return offset;
+}
+// The bits of a pair that belong to the window.
+__device__ __forceinline__ unsigned pair_mask(int pair, int lead) {
+  if (pair >= PAIRS) return 0u;
+  const int element = pair % ROW_PAIRS * 2 - lead;
+  return (element >= 0 && element < ROW ? 0x0000ffffu : 0u) |
+         (element + 1 < ROW ? 0xffff0000u : 0u);
+}
+__device__ __forceinline__ unsigned lane_mask(int i, int t, int lead) {
+  unsigned mask = ~0u;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const unsigned wanted = pair_mask(4 * i + j, lead);
+    if (wanted != ~0u) mask = t == j ? wanted : mask;
+  }
+  return mask;
+}
+
+#if N_TILES % 4 == 0
+using Vector = uint4;
+#elif N_TILES % 2 == 0
+using Vector = uint2;
+#else
+using Vector = unsigned;
+#endif
+constexpr int VECTOR = sizeof(Vector) / 4;  // registers in it
+
+// Adds the residual, applies the activation, and stores 2 * N_TILES channels of a pixel. `high` is
+// 0 for the fragments' row g, and 1 for row g + 8.
+__device__ __forceinline__ void store(ELEMENT* y, const ELEMENT* residual,
+                                      const float (&sums)[N_TILES][4], int high) {
+#pragma unroll
+  for (int v = 0; v < N_TILES; v += VECTOR) {
+    union {
+      Vector vector;
+      unsigned registers[VECTOR];
+    } out;
+#if HAS_RESIDUAL
+    out.vector = *reinterpret_cast<const Vector*>(residual + 2 * v);
+#endif
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) {
+      float first = sums[v + j][2 * high], second = sums[v + j][2 * high + 1];
+#if HAS_RESIDUAL
+      const float2 more = unpack<ELEMENT>(out.registers[j]);
+      first += more.x;
+      second += more.y;
+#endif
+      out.registers[j] = pack<ELEMENT>(activate<ACTIVATION>(first), activate<ACTIVATION>(second));
+    }
+    *reinterpret_cast<Vector*>(y + 2 * v) = out.vector;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    few_channels(const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ w,
+                 const ELEMENT* __restrict__ bias, const ELEMENT* __restrict__ residual,
+                 ELEMENT* __restrict__ y, int height, int width, int channels, int p, int q,
+                 int pad_h, int pad_w, int tiles_p, int tiles_q, int tiles) {
+  const Shape shape{height, width, channels, p, q, pad_h, pad_w, tiles_p, tiles_q};
+  DYNAMIC_SHARED(shared);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int g = lane / 4, t = lane % 4;
+  const int warp_n = warp % WARPS_N, warp_m = warp / WARPS_N;
+  const int phase = warp_m % PHASES;
+  const int lead = PHASES == 2 ? (LEFT + phase) % 2 : LEFT % 2;
+
+  begin_copy(reinterpret_cast<ELEMENT*>(shared), x, tile_at(blockIdx.x, shape), shape);
+
+  // The weights of this warp, by way of shared memory.
+  auto* const weights = reinterpret_cast<ELEMENT*>(shared + 2 * TILE_BYTES);
+  constexpr int weight_elements = BLOCK_CHANNELS * WEIGHT_PITCH * 2;
+#pragma unroll
+  for (int k = 0; k < PHASES; ++k) {
+    prepare_weights(weights + k * weight_elements,
+                    w + static_cast<long long>(blockIdx.y) * BLOCK_CHANNELS * KERNEL_H * ROW,
+                    PHASES == 2 ? k : lead);
+  }
+#if HAS_BIAS
+  auto* const biases = reinterpret_cast<float*>(weights + PHASES * weight_elements);
+  for (int i = threadIdx.x; i < BLOCK_CHANNELS; i += THREADS) {
+    biases[i] = to_float(bias[blockIdx.y * BLOCK_CHANNELS + i]);
+  }
+#endif
+  __syncthreads();
+  unsigned right[REGISTERS][N_TILES];
+  {
+    const auto* own =
+        reinterpret_cast<const unsigned*>(weights + (PHASES - 1) * lead * weight_elements);
+#pragma unroll
+    for (int i = 0; i < REGISTERS; ++i) {
+#pragma unroll
+      for (int j = 0; j < N_TILES; ++j) {
+        right[i][j] = own[((warp_n * N_TILES + j) * 8 + g) * WEIGHT_PITCH + 4 * i + t];
+      }
+    }
+  }
+  const int channel = (blockIdx.y * WARPS_N + warp_n) * N_TILES * 8 + t * 2 * N_TILES;
+
+  int buffer = 0;
+  for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int next = index + gridDim.x;
+    if (next < tiles) {
+      begin_copy(reinterpret_cast<ELEMENT*>(shared + (buffer ^ 1) * TILE_BYTES), x,
+                 tile_at(next, shape), shape);
+    } else {
+      commit_copies();
+    }
+    copies_arrived<1>();
+    __syncthreads();
+    const auto* image = reinterpret_cast<const ELEMENT*>(shared + buffer * TILE_BYTES);
+    const Tile tile = tile_at(index, shape);
+    for (int first = warp_m / PHASES * M_TILES; first < GROUPS; first += WARPS_OF_PHASE * M_TILES) {
+      const ELEMENT* windows[M_TILES];  // where those of row g begin
+      int rows[M_TILES], columns[M_TILES];
+#pragma unroll
+      for (int m = 0; m < M_TILES; ++m) {
+        const int group = min(first + m, GROUPS - 1);
+        rows[m] = group / GROUPS_Q;
+        columns[m] = (group - rows[m] * GROUPS_Q) * 16 * PHASES + g * PHASES + phase;
+        windows[m] = image + rows[m] * STRIDE_H * PITCH + columns[m] * PIXEL_STEP + LEFT - lead;
+      }
+      float sums[M_TILES][N_TILES][4];
+#pragma unroll
+      for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+        for (int j = 0; j < N_TILES; ++j) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+#if HAS_BIAS
+            sums[m][j][k] = biases[(warp_n * 4 + t) * 2 * N_TILES + 2 * j + k % 2];
+#else
+            sums[m][j][k] = 0.0f;
+#endif
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < REGISTERS; i += 2) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+          unsigned left[4];
+#pragma unroll
+          for (int k = 0; k < 2 && i + k < REGISTERS; ++k) {
+            const ELEMENT* pair = windows[m] + lane_offset(i + k, t);
+            const unsigned mask = lane_mask(i + k, t, lead);
+            left[2 * k] = *reinterpret_cast<const unsigned*>(pair) & mask;
+            left[2 * k + 1] = *reinterpret_cast<const unsigned*>(pair + 8 * PIXELS_APART) & mask;
+          }
+#pragma unroll
+          for (int j = 0; j < N_TILES; ++j) {
+            if (i + 1 < REGISTERS) {
+              mma_16x8x16<ELEMENT>(sums[m][j], left, {right[i][j], right[i + 1][j]});
+            } else {
+              mma_16x8x8<ELEMENT>(sums[m][j], {left[0], left[1]}, right[i][j]);
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < M_TILES; ++m) {
+        const int row = tile.p + rows[m];
+        if (first + m >= GROUPS || row >= p) continue;
+        const int line = (tile.image * p + row) * q;  // a tensor has less than 2^31 elements
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+          const int column = tile.q + columns[m] + 8 * high * PHASES;
+          if (column < q) {
+            const int at = (line + column) * channels + channel;
+            store(y + at, residual + at, sums[m], high);
+          }
+        }
+      }
+    }
+    __syncthreads();
+    buffer ^= 1;
+  }
+}

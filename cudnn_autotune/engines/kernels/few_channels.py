@@ -1,0 +1,240 @@
+"""Forward convolutions of channels_last images with few channels, on tensor cores."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, ELEMENTS, source, version
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+
+_SOURCE = "few_channels.cu"
+_MOST_CHANNELS = 8
+_TILE_PIXELS = 512
+"""Of a large image. The next tile is copied meanwhile, so it must take longer than a copy."""
+_MOST_COLUMNS = 128
+_MOST_OFFERS = 5
+_WARPS = 8
+_REGISTERS = 65536
+"""Of a multiprocessor."""
+_OTHER_REGISTERS = 28
+"""Of a thread, beside the weights, the sums and the fragments of the image; seen in cubins."""
+_MOST_REGISTERS = 240
+_MOST_WEIGHT_REGISTERS = 64
+"""For an eight of channels. A larger window is a matrix for cuDNN."""
+
+
+_RESERVED_SHARED_BYTES = 1024
+"""Of each block, which CUDA takes."""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    rows: int
+    """Of output pixels in a block's tile."""
+    columns: int
+    n_tiles: int
+    """Eights of output channels that a warp computes."""
+    m_tiles: int
+    """Groups of 16 pixels that it computes at a time."""
+    blocks: int
+    """That a multiprocessor is to hold."""
+
+    @property
+    def text(self) -> str:
+        return (
+            f"ROWS={self.rows},COLUMNS={self.columns},CHANNELS={8 * self.n_tiles},"
+            f"PIXELS={16 * self.m_tiles},BLOCKS={self.blocks}"
+        )
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """What follows from a problem, under the names of the kernel's source."""
+
+    problem: ConvProblem
+
+    @property
+    def row(self) -> int:
+        return self.problem.weight_shape[3] * self.problem.input_shape[1]
+
+    @property
+    def pixel_step(self) -> int:
+        return self.problem.stride[1] * self.problem.input_shape[1]
+
+    @property
+    def phases(self) -> int:
+        return 1 + self.pixel_step % 2
+
+    @property
+    def left(self) -> int:
+        """Elements of a tile before its first window, so that a row begins at a multiple of 8."""
+        return -self.problem.input_shape[1] * self.problem.padding[1] % 8
+
+    @property
+    def row_pairs(self) -> int:
+        lead = 1 if self.phases == 2 else self.left % 2
+        return (self.row + lead + 1) // 2
+
+    @property
+    def registers(self) -> int:
+        return -(-self.problem.weight_shape[2] * self.row_pairs // 4)
+
+    @property
+    def copy(self) -> int:
+        """The most elements that a copy may have: rows of the image begin at a multiple."""
+        row_elements = self.problem.input_shape[3] * self.problem.input_shape[1]
+        fits = (
+            n for n in (8, 4, 2) if row_elements % n == 0 and self.problem.alignment[0] >= 2 * n
+        )
+        return next(fits, 1)
+
+    def pitch(self, columns: int) -> int:
+        """Elements from row to row of a tile in shared memory."""
+        return -(-(self.left + self.pixel_step * (columns - 1) + 2 * self.row_pairs) // 8) * 8
+
+    def shared_bytes(self, settings: _Settings) -> int:
+        height = (settings.rows - 1) * self.problem.stride[0] + self.problem.weight_shape[2]
+        tile = height * self.pitch(settings.columns) * 2
+        words = (4 * self.registers + 3) // 8 * 8 + 4
+        channels = _warps(self.problem, settings)[1] * 8 * settings.n_tiles
+        biases = 4 * channels * self.problem.bias
+        return 2 * tile + self.phases * channels * words * 4 + biases
+
+
+def _warps(problem: ConvProblem, settings: _Settings) -> tuple[int, int]:
+    """The warps of a block along pixels and along channels."""
+    groups = problem.weight_shape[0] // (8 * settings.n_tiles)
+    along_channels = next(n for n in (4, 3, 2, 1) if groups % n == 0)
+    return _WARPS // along_channels, along_channels
+
+
+def _grid(problem: ConvProblem, settings: _Settings) -> tuple[int, int, int, int]:
+    """Tiles along the output's rows and columns, all tiles, and blocks along channels."""
+    n, channels, p, q = problem.output_shape
+    tiles_p, tiles_q = -(-p // settings.rows), -(-q // settings.columns)
+    along_channels = _warps(problem, settings)[1] * 8 * settings.n_tiles
+    return tiles_p, tiles_q, n * tiles_p * tiles_q, channels // along_channels
+
+
+class FewChannels:
+    """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 1 to 8 channels in and
+    a multiple of 8 out, no dilation, no groups."""
+
+    name = "few_channels"
+    version = version(source(_SOURCE), Path(__file__).read_text(encoding="utf-8"))
+
+    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
+        return [
+            Offer(settings.text, numerical_notes=("TENSOR_CORE",))
+            for settings in _all_settings(problem, gpu)
+        ]
+
+    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
+        chosen = next((s for s in _all_settings(problem, gpu) if s.text == settings), None)
+        if chosen is None:
+            raise ValueError(f"settings: {self.name} does not offer {settings!r} for this problem")
+        geometry = _Geometry(problem)
+        _, k, p, q = problem.output_shape
+        height, width = problem.input_shape[2:]
+        tiles_p, tiles_q, tiles, blocks_y = _grid(problem, chosen)
+        warps_m, warps_n = _warps(problem, chosen)
+        defines: dict[str, str | int] = {
+            "ELEMENT": ELEMENTS[problem.dtype],
+            "CHANNELS": problem.input_shape[1],
+            "KERNEL_H": problem.weight_shape[2],
+            "KERNEL_W": problem.weight_shape[3],
+            "STRIDE_H": problem.stride[0],
+            "STRIDE_W": problem.stride[1],
+            "LEFT": geometry.left,
+            "COPY": geometry.copy,
+            "TILE_P": chosen.rows,
+            "TILE_Q": chosen.columns,
+            "PITCH": geometry.pitch(chosen.columns),
+            "N_TILES": chosen.n_tiles,
+            "M_TILES": chosen.m_tiles,
+            "WARPS_M": warps_m,
+            "WARPS_N": warps_n,
+            "BLOCKS": chosen.blocks,
+            "HAS_BIAS": int(problem.bias),
+            "HAS_RESIDUAL": int(problem.residual),
+            "ACTIVATION": ACTIVATION_NUMBERS[problem.activation],
+        }
+        resident = gpu.multiprocessors * chosen.blocks
+        launch = KernelLaunch(
+            Kernel(source(_SOURCE), "few_channels", tuple(defines.items())),
+            grid=(min(tiles, max(1, resident // blocks_y)), blocks_y, 1),
+            block=(32 * warps_m * warps_n, 1, 1),
+            arguments=(
+                Address("x"),
+                Address("w"),
+                Address("bias" if problem.bias else "x"),
+                Address("residual" if problem.residual else "x"),
+                Address("y"),
+                *(height, width, k, p, q, *problem.padding[:2], tiles_p, tiles_q, tiles),
+            ),
+            shared_bytes=geometry.shared_bytes(chosen),
+        )
+        return Recipe((launch,))
+
+
+def _is_computed(problem: ConvProblem, gpu: Gpu) -> bool:
+    return (
+        problem.op == "fprop"
+        and problem.spatial_dims == 2
+        and problem.memory_format == torch.channels_last
+        and problem.dtype in (torch.float16, torch.bfloat16)
+        and problem.groups == 1
+        and problem.dilation == (1, 1)
+        and problem.input_shape[1] <= _MOST_CHANNELS
+        and problem.weight_shape[0] % 8 == 0
+        and problem.alignment[2] >= 16
+        and gpu.compute_capability >= (8, 0)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
+    geometry = _Geometry(problem)
+    if not _is_computed(problem, gpu) or geometry.registers > _MOST_WEIGHT_REGISTERS:
+        return ()
+    found = []
+    for n_tiles in range(1, 9):
+        for m_tiles in (1, 2):
+            used = n_tiles * geometry.registers + m_tiles * (4 * n_tiles + 4) + _OTHER_REGISTERS
+            if problem.weight_shape[0] % (8 * n_tiles) == 0 and used <= _MOST_REGISTERS:
+                blocks = min(4, _REGISTERS // (32 * _WARPS * used))
+                found.append(_tiled(n_tiles, m_tiles, blocks, problem, gpu))
+    # Enough warps hide latencies, and each fragment of the image should serve many products.
+    found.sort(
+        key=lambda s: (s.n_tiles > 1, min(s.blocks, 2), min(s.n_tiles, 4), s.m_tiles, -s.n_tiles),
+        reverse=True,
+    )
+    best = [s for s in found if s.n_tiles > 1 or found[0].n_tiles == 1][: _MOST_OFFERS - 1]
+    if best and best[0].rows > 1:
+        best.append(replace(best[0], rows=best[0].rows // 2))
+    return tuple(s for s in best if s.blocks > 0)
+
+
+def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: Gpu) -> _Settings:
+    """Chooses the tile: a large one copies fewer elements twice, but all blocks need one, and
+    their shared memory must fit."""
+    geometry = _Geometry(problem)
+    p, q = problem.output_shape[2:]
+    granule = 16 * geometry.phases
+    columns = -(-q // (-(-q // _MOST_COLUMNS) * granule)) * granule
+    rows = 1 << (min(p, max(1, _TILE_PIXELS // columns)).bit_length() - 1)
+    while True:
+        settings = _Settings(rows, columns, n_tiles, m_tiles, blocks)
+        _, _, tiles, blocks_y = _grid(problem, settings)
+        of_a_block = geometry.shared_bytes(settings) + _RESERVED_SHARED_BYTES
+        fitting = (gpu.shared_bytes + _RESERVED_SHARED_BYTES) // of_a_block
+        if rows == 1 or (fitting >= blocks and tiles * blocks_y >= blocks * gpu.multiprocessors):
+            return replace(settings, blocks=min(blocks, fitting))
+        rows //= 2

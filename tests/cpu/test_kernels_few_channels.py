@@ -1,0 +1,199 @@
+"""Forward convolutions with few input channels, on the emulation of CUDA."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import cuda_emulation
+import pytest
+import torch
+from cuda_emulation import run_recipe
+from cuda_emulation.checks import H200, check, expected, random_tensors
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.few_channels import FewChannels
+from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+
+pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
+
+KERNELS = FewChannels()
+L4 = Gpu(compute_capability=(8, 9), multiprocessors=58, shared_bytes=101376, l2_bytes=50331648)
+
+
+def problem(
+    input_shape: tuple[int, ...],
+    weight_shape: tuple[int, ...],
+    stride: Any = 1,
+    padding: Any = 0,
+    **options: Any,
+) -> ConvProblem:
+    options = {"dtype": torch.float16, "memory_format": torch.channels_last, **options}
+    return ConvProblem("fprop", input_shape, weight_shape, stride, padding, **options)
+
+
+def first_offer(of: ConvProblem) -> str:
+    return KERNELS.offers(of, H200)[0].settings
+
+
+FIRST_LAYERS = {
+    "resnet": problem((1, 3, 40, 72), (64, 3, 7, 7), 2, 3),
+    "u-net": problem((1, 3, 9, 72), (64, 3, 3, 3), 1, 1),
+    "mobilenet": problem((2, 3, 18, 48), (16, 3, 3, 3), 2, 1),
+    "efficientnet": problem((1, 3, 18, 48), (24, 3, 3, 3), 2, 1),
+    "convnext": problem((1, 3, 16, 80), (96, 3, 4, 4), 4),
+    "diffusion": problem((1, 4, 10, 16), (320, 4, 3, 3), 1, 1),
+    "grey": problem((1, 1, 12, 40), (32, 1, 5, 5), 1, 2),
+    "two images": problem((1, 6, 12, 24), (64, 6, 3, 3), 1, 1),
+    "inception": problem((1, 3, 15, 39), (32, 3, 3, 3), 2),
+    "alexnet": problem((1, 3, 23, 40), (64, 3, 11, 11), 4, 2),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_LAYERS)
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_first_layers_of_models(name: str, is_reversed: bool) -> None:
+    of = FIRST_LAYERS[name]
+    check(KERNELS, of, first_offer(of), is_reversed=is_reversed)
+
+
+@pytest.mark.parametrize("name", ["resnet", "u-net", "mobilenet", "diffusion"])
+def test_every_offer(name: str) -> None:
+    of = FIRST_LAYERS[name]
+    offers = KERNELS.offers(of, H200)
+    assert 2 <= len(offers) <= 5
+    assert len({offer.settings for offer in offers}) == len(offers)
+    for offer in offers[1:]:
+        check(KERNELS, of, offer.settings, is_reversed=True)
+
+
+def test_a_block_computes_many_tiles() -> None:
+    """A GPU with one multiprocessor has few blocks, so buffers are used again."""
+    small = Gpu(compute_capability=(8, 0), multiprocessors=1, shared_bytes=166912, l2_bytes=1 << 20)
+    of = problem((3, 3, 21, 70), (32, 3, 3, 3), 1, 1)
+    settings = KERNELS.offers(of, small)[0].settings
+    (launch,) = KERNELS.recipe(of, settings, small).launches
+    assert launch.grid[0] < 6  # type: ignore[union-attr]
+    for is_reversed in (False, True):
+        check(KERNELS, of, settings, gpu=small, is_reversed=is_reversed)
+
+
+EPILOGUES = [
+    {"bias": True},
+    {"residual": True},
+    {"bias": True, "activation": "relu", "dtype": torch.bfloat16},
+    *({"bias": True, "residual": True, "activation": name} for name in ACTIVATIONS),
+]
+
+
+@pytest.mark.parametrize("options", EPILOGUES, ids=str)
+def test_what_a_convolution_is_fused_with(options: dict[str, Any]) -> None:
+    of = problem((1, 3, 8, 20), (16, 3, 3, 3), 2, 1, **options)
+    check(KERNELS, of, first_offer(of))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        problem((1, 3, 2, 2), (8, 3, 5, 5), 1, 4),  # a kernel larger than the image
+        problem((2, 3, 5, 7), (8, 3, 3, 3), 3, (6, 4)),  # padding larger than the kernel
+        problem((1, 3, 9, 9), (8, 3, 3, 3), 2, (0, 1, 2, 0)),  # another padding behind
+        problem((2, 3, 6, 16), (8, 3, 1, 1)),
+        problem((1, 1, 7, 33), (8, 1, 1, 1)),
+        problem((1, 2, 9, 21), (40, 2, 2, 5), (3, 1), (1, 0)),
+        problem((1, 8, 9, 20), (16, 8, 3, 3), 2, 1),
+        problem((1, 5, 9, 20), (8, 5, 2, 2), (1, 3)),
+        problem((1, 3, 4, 300), (8, 3, 3, 3), 1, 1),  # several tiles in a row
+    ],
+    ids=lambda of: of.text,
+)
+def test_odd_shapes(of: ConvProblem) -> None:
+    check(KERNELS, of, first_offer(of), is_reversed=True)
+
+
+@pytest.mark.parametrize("alignment", [2, 4, 8, 16])
+def test_images_that_are_less_aligned(alignment: int) -> None:
+    of = problem((1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(alignment, 2, 16))
+    check(KERNELS, of, first_offer(of))
+
+
+def test_random_shapes() -> None:
+    choose = random.Random(0)
+    for seed in range(8):
+        c = choose.randint(1, 8)
+        kernel = (choose.randint(1, 5), choose.randint(1, 5))
+        image = (choose.randint(5, 20), choose.randint(5, 50))
+        of = problem(
+            (choose.randint(1, 2), c, *image),
+            (8 * choose.randint(1, 6), c, *kernel),
+            (choose.randint(1, 3), choose.randint(1, 3)),
+            tuple(choose.randint(0, 4) for _ in range(4)),
+            dtype=choose.choice([torch.float16, torch.bfloat16]),
+        )
+        settings = choose.choice(KERNELS.offers(of, H200)).settings
+        check(KERNELS, of, settings, is_reversed=bool(seed % 2), seed=seed)
+
+
+@pytest.mark.parametrize("name", ["resnet", "u-net", "inception", "grey", "diffusion"])
+def test_infinities_and_nans_go_where_they_belong(name: str) -> None:
+    of = FIRST_LAYERS[name]
+    tensors = random_tensors(of)
+    x = tensors["x"]
+    height, width = x.shape[2:]
+    places = [(0, 0), (height // 2, width // 2), (height // 3, 13), (height - 1, width - 1)]
+    for i, (h, w) in enumerate(places):
+        value = (torch.inf, torch.nan, -torch.inf, torch.inf)[i]
+        x[0, i % x.shape[1], h, w] = value
+    run_recipe(KERNELS.recipe(of, first_offer(of), H200), tensors)
+    wanted = expected(of, tensors)
+    got = tensors["y"].double()
+    assert 0 < wanted.isfinite().sum() < wanted.numel()
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert torch.equal(got.isinf(), wanted.isinf())
+    finite = wanted.isfinite()
+    assert (got[finite] - wanted[finite]).norm() < 1e-2 * wanted[finite].norm()
+
+
+def test_only_what_it_computes_is_offered() -> None:
+    shapes = (2, 3, 16, 16), (16, 3, 3, 3)
+    assert KERNELS.offers(problem(*shapes), H200)
+    others = [
+        problem(*shapes, dtype=torch.float32),
+        problem(*shapes, memory_format=torch.contiguous_format),
+        problem(*shapes, dilation=2),
+        problem(*shapes, alignment=(32, 32, 8)),
+        problem((2, 9, 16, 16), (16, 9, 3, 3)),
+        problem((2, 3, 16, 16), (12, 3, 3, 3)),
+        problem((2, 6, 16, 16), (16, 3, 3, 3), groups=2),
+        problem((2, 3, 64, 64), (64, 3, 16, 16), 16),
+        problem((2, 3, 16), (16, 3, 3), memory_format=torch.contiguous_format),
+        ConvProblem("wgrad", *shapes, dtype=torch.float16, memory_format=torch.channels_last),
+    ]
+    for other in others:
+        assert not KERNELS.offers(other, H200), other.text
+    turing = Gpu(
+        compute_capability=(7, 5), multiprocessors=40, shared_bytes=65536, l2_bytes=1 << 22
+    )
+    assert not KERNELS.offers(problem(*shapes), turing)
+    with pytest.raises(ValueError, match="settings: few_channels does not offer 'ROWS=3'"):
+        KERNELS.recipe(problem(*shapes), "ROWS=3", H200)
+
+
+@pytest.mark.parametrize("gpu", [H200, L4], ids=["H200", "L4"])
+def test_blocks_fit_on_a_multiprocessor(gpu: Gpu) -> None:
+    for shapes in (
+        ((64, 3, 224, 224), (64, 3, 7, 7), 2, 3),
+        ((64, 3, 224, 224), (96, 3, 4, 4), 4),
+        ((64, 3, 224, 224), (64, 3, 11, 11), 4, 2),
+        ((1, 3, 224, 224), (64, 3, 7, 7), 2, 3),
+    ):
+        of = problem(*shapes)
+        offers = KERNELS.offers(of, gpu)
+        assert offers
+        for offer in offers:
+            (launch,) = KERNELS.recipe(of, offer.settings, gpu).launches
+            blocks = int(offer.settings.rpartition("=")[2])
+            shared = launch.shared_bytes + 1024  # type: ignore[union-attr]
+            assert blocks * shared <= gpu.shared_bytes + 1024
+            resident = blocks * gpu.multiprocessors
+            assert launch.grid[0] * launch.grid[1] <= resident  # type: ignore[union-attr]
