@@ -6,14 +6,20 @@
 
 namespace cudnn_autotune {
 
+// A plan cannot be built, or cannot be launched. The message names the candidate or the problem.
+class PlanError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // A failure inside cuDNN or its frontend. The message names the call, the status and the problem,
 // and the two environment variables that make cuDNN log more.
-class CudnnError : public std::runtime_error {
+class CudnnError : public PlanError {
  public:
   CudnnError(const std::string& call, const std::string& status, const std::string& problem)
-      : std::runtime_error("cuDNN: " + call + " failed (" + status + ") for " + problem +
-                           ". Set CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr for cuDNN's own "
-                           "account of it.") {}
+      : PlanError("cuDNN: " + call + " failed (" + status + ") for " + problem +
+                  ". Set CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr for cuDNN's own account of "
+                  "it.") {}
 };
 
 }  // namespace cudnn_autotune

@@ -3,21 +3,49 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 namespace cudnn_autotune {
 
-// Compiles and launches this library's few small kernels with the CUDA driver. They are written in
-// PTX, so that no CUDA compiler is needed to build. The driver is looked up at run time, because a
-// library linked to it could not be loaded on a machine without a GPU. Safe to call from several
-// threads.
+// Loads kernels with the CUDA driver, and launches them. The driver is looked up at run time,
+// because a library linked to it could not be loaded on a machine without a GPU. What is loaded is
+// never unloaded. Safe to call from several threads.
 
-// Compiles kernels, given as PTX without its header, for the current device. Null if there is no
-// driver, or if it does not take them. The module is never unloaded.
+struct CudaDriver {
+  // Null where there is no driver, or where it lacks the function.
+  decltype(&cuModuleLoadData) load_module = nullptr;
+  decltype(&cuModuleGetFunction) function_of_module = nullptr;
+  decltype(&cuLibraryLoadData) load_library = nullptr;
+  decltype(&cuLibraryGetKernel) kernel_of_library = nullptr;
+  decltype(&cuKernelGetFunction) function_of_kernel = nullptr;
+  decltype(&cuFuncGetAttribute) get_attribute = nullptr;
+  decltype(&cuFuncSetAttribute) set_attribute = nullptr;
+  CUresult (*parameter_info)(CUfunction, size_t, size_t*,
+                             size_t*) = nullptr;  // CUDA 12.4 and later
+  decltype(&cuLaunchKernel) launch = nullptr;
+  decltype(&cuGetErrorName) error_name = nullptr;
+  decltype(&cuGetErrorString) error_string = nullptr;
+};
+const CudaDriver& cuda_driver();
+
+// Throws PlanError, with `what` and the driver's message, unless the status is CUDA_SUCCESS.
+void check_driver(CUresult status, const std::string& what);
+
+// Compiles this library's own small kernels, given as PTX without its header, for the current
+// device: so no CUDA compiler is needed to build. Null if there is no driver, or if it does not
+// take them.
 CUmodule load_ptx(const std::string& kernels);
 // Null if the module is null or has no such kernel.
 CUfunction kernel_of(CUmodule module, const char* name);
 // Enqueues `blocks` blocks of one thread each. `arguments` holds the addresses of the arguments.
 CUresult launch(CUfunction kernel, unsigned blocks, cudaStream_t stream, void** arguments);
+
+// Loads a kernel of a cubin for the current device, and lets its blocks have so much dynamic shared
+// memory. A cubin is loaded once in a process. Throws PlanError where the driver refuses, and if
+// the kernel takes arguments of other sizes, as drivers of CUDA 12.4 and later can tell.
+CUfunction load_kernel(const std::string& cubin, const std::string& name, int shared_bytes,
+                       const std::vector<size_t>& argument_sizes);
 
 }  // namespace cudnn_autotune
