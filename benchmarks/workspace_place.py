@@ -52,7 +52,7 @@ def measure(case: Any) -> Iterator[investigation.Row]:
             case.problem().native(), [operands(case.problem(), "cuda:0")], 0, workspace_pages=False
         )
         for candidate in chosen[:ENGINES]:
-            number = native.add(candidate.text, plans[candidate])
+            number = native.add(plans[candidate])
             calls = max(2, min(200, round(BATCH_MS / known[candidate])))
             batch = (number, calls, False, known[candidate] < GRAPH_BELOW_MS)
             times: dict[int, list[float]] = {}

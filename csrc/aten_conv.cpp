@@ -1,6 +1,7 @@
 #include "aten_conv.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/DimVector.h>
 
 #include <array>
 #include <stdexcept>
@@ -206,6 +207,12 @@ at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tenso
       return at::hardswish(sum);
   }
   return sum;
+}
+
+void add_bias(const at::Tensor& y, const at::Tensor& bias) {
+  c10::DimVector over_channels(y.dim(), 1);
+  over_channels[1] = bias.size(0);
+  y.add_(bias.view(over_channels));
 }
 
 }  // namespace cudnn_autotune

@@ -47,6 +47,9 @@ at::Tensor aten_fused(const at::Tensor& input, const at::Tensor& weight,
 at::Tensor aten_epilogue(const at::Tensor& result, const std::optional<at::Tensor>& residual,
                          Activation activation);
 
+// Adds the bias, of shape (K), to `y`, of shape (N, K, spatial...).
+void add_bias(const at::Tensor& y, const at::Tensor& bias);
+
 // As long as one lives, ATen's convolutions on this thread are PyTorch's own.
 class PyTorchsOwnGuard {
  public:

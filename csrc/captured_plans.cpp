@@ -5,10 +5,9 @@
 
 namespace cudnn_autotune {
 
-void keep_for_graphs(const std::shared_ptr<ConvPlan>& plan) {
-  if (plan == nullptr) return;
+void keep_for_graphs(const std::shared_ptr<Plan>& plan) {
   static std::mutex mutex;
-  static auto* captured = new std::set<std::shared_ptr<ConvPlan>>();
+  static auto* captured = new std::set<std::shared_ptr<Plan>>();
   const std::lock_guard lock(mutex);
   captured->insert(plan);
 }

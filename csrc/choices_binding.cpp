@@ -14,6 +14,8 @@
 #include "core/plan_cache.h"
 #include "engine_dispatch.h"
 #include "online_trial.h"
+#include "plan.h"
+#include "python_calls.h"
 #include "settings.h"
 #include "torch_bridge.h"
 
@@ -24,28 +26,12 @@ namespace {
 
 using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
 
-// An OnlineTrial::Implementation as Python sees it: (text, Plan or None).
-using Implementation = std::pair<std::string, std::shared_ptr<ConvPlan>>;
-
-// Keeps a Python function alive. The last copy may be destroyed on a thread without the GIL, and
-// after the interpreter has ended.
-std::shared_ptr<py::function> hold(const py::function& function) {
-  return {new py::function(function), [](py::function* last) {
-            if (is_interpreter_gone()) return;
-            const py::gil_scoped_acquire gil;
-            delete last;
-          }};
-}
-
 OnlineTrial::PreparationStep make_preparation_step(const py::function& function) {
   return [held = hold(function)](const Operands& operands) {
     const py::gil_scoped_acquire gil;
-    using Answer = std::pair<std::optional<Implementation>, int64_t>;
+    using Answer = std::pair<std::shared_ptr<Plan>, int64_t>;
     auto [joins, calls_to_next] = (*held)(*py::cast(operands.list())).cast<Answer>();
-    OnlineTrial::StepResult result;
-    if (joins) result.joins = {std::move(joins->first), std::move(joins->second)};
-    result.calls_to_next = calls_to_next;
-    return result;
+    return OnlineTrial::StepResult{std::move(joins), calls_to_next};
   };
 }
 
@@ -84,22 +70,15 @@ void bind_online_trial(py::module_& m) {
           py::arg("implementation"), py::arg("round"), py::arg("time_ms"))
       .def("fail", &TurnSchedule::fail, py::arg("implementation"));
   py::class_<OnlineTrial, std::shared_ptr<OnlineTrial>>(m, "OnlineTrial")
-      .def(py::init([](const Implementation& first, const py::function& preparation_step) {
-             return std::make_shared<OnlineTrial>(
-                 OnlineTrial::Implementation{first.first, first.second},
-                 make_preparation_step(preparation_step));
+      .def(py::init([](const std::shared_ptr<Plan>& first, const py::function& preparation_step) {
+             return std::make_shared<OnlineTrial>(first, make_preparation_step(preparation_step));
            }),
-           py::arg("first"), py::arg("preparation_step"))
+           py::arg("first").none(false), py::arg("preparation_step"))
       .def_property_readonly("schedule", &OnlineTrial::schedule)
-      .def(
-          "join",
-          [](OnlineTrial& trial, const Implementation& added) {
-            trial.join({added.first, added.second});
-          },
-          py::arg("implementation"))
+      .def("join", &OnlineTrial::join, py::arg("implementation").none(false))
       .def_property_readonly("decided", [](const OnlineTrial& trial) -> std::optional<std::string> {
-        const OnlineTrial::Implementation* decided = trial.decided();
-        return decided == nullptr ? std::nullopt : std::make_optional(decided->text);
+        const auto decided = trial.decided();
+        return decided == nullptr ? std::nullopt : std::make_optional(decided->text());
       });
 }
 
@@ -122,21 +101,19 @@ void bind_choice_table(py::module_& m) {
       const py::tuple answer =
           (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
                      policy.benchmark_limit, policy.device, *py::cast(operands.list()));
-      return TuneResult{answer[0].cast<std::string>(), answer[1].cast<std::shared_ptr<ConvPlan>>(),
-                        answer[2].cast<std::shared_ptr<OnlineTrial>>(),
-                        make_after_unlock(answer[3].cast<std::optional<py::function>>())};
+      return TuneResult{answer[0].cast<std::shared_ptr<Plan>>(),
+                        answer[1].cast<std::shared_ptr<OnlineTrial>>(),
+                        make_after_unlock(answer[2].cast<std::optional<py::function>>())};
     });
   });
   m.def("set_capture_miss_handler", [](const py::function& function) {
     auto* handler = new py::function(function);
-    set_capture_miss_handler([handler](const ChoiceKey& key) -> std::optional<TuneResult> {
+    set_capture_miss_handler([handler](const ChoiceKey& key) {
       const py::gil_scoped_acquire gil;
       const Policy& policy = key.policy;
-      auto known = (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
-                              policy.benchmark_limit, policy.device)
-                       .cast<std::optional<Implementation>>();
-      if (!known) return std::nullopt;
-      return TuneResult{std::move(known->first), std::move(known->second), nullptr};
+      return (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
+                        policy.benchmark_limit, policy.device)
+          .cast<std::shared_ptr<Plan>>();
     });
   });
   m.def("forget_choices", [] { ChoiceTable::instance().forget_all(); }, WithoutGilCall());

@@ -14,7 +14,6 @@
 #include "conv_ops.h"
 #include "engine_dispatch.h"
 #include "fallback_counts.h"
-#include "plan_launch.h"
 #include "settings.h"
 #include "torch_bridge.h"
 
@@ -121,7 +120,7 @@ at::Tensor compute(const Call& call, const ConvGeometry& geometry, const CallPol
     return operands;
   };
   const ChosenPath path = lookup(key, allocated);
-  if (!path.is_aten() && run(path, key, allocated())) {
+  if (!allocates_result(path) && run(path, key, allocated())) {
     return std::move(operands.result(call.op));
   }
   count_fallback("PyTorch's own path was chosen (see choices())");

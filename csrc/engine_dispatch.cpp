@@ -9,14 +9,15 @@
 #include <utility>
 
 #include "aten_conv.h"
+#include "build_plan.h"
 #include "captured_plans.h"
 #include "core/check.h"
 #include "core/choice_table.h"
 #include "core/engine_search.h"
+#include "engine_plan.h"
 #include "fallback_counts.h"
-#include "non_cudnn_paths.h"
 #include "online_trial.h"
-#include "plan_launch.h"
+#include "pytorch_plans.h"
 #include "settings.h"
 #include "torch_bridge.h"
 
@@ -39,25 +40,16 @@ struct DuringCapture {
   c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
 };
 
-// Throws CudnnError if the text names no config that builds.
-ChosenPath build(const ConvProblem& problem, const std::string& text) {
-  ChosenPath path;
-  path.is_matmul = text == kMatmul && is_matmul(problem);
-  if (text != kAten && !path.is_matmul) {
-    const DuringCapture guard;
-    path.plan = EngineSearch(problem, &current_handle).build(text);
-  }
-  return path;
-}
-
 // The first config of cuDNN's heuristics that builds and that PyTorch would run, which does not
-// check outputs either; null if there is none. Where padding differs before and after, and where
-// the engine computes an epilogue, some engines are wrong (core/errata.cpp), and PyTorch runs none.
-std::shared_ptr<ConvPlan> heuristic_plan(const ChoiceKey& key) {
+// check outputs either; PyTorch's own path if there is none. Where padding differs before and
+// after, and where the engine computes an epilogue, some engines are wrong (core/errata.cpp), and
+// PyTorch runs none.
+std::shared_ptr<Plan> heuristic_plan(const ChoiceKey& key) {
   const ConvProblem& problem = key.problem;
+  const auto own_path = std::make_shared<AtenPlan>(problem);
   const bool has_unfused = problem.has_only_bias();
-  if (problem.pre_padding != problem.post_padding) return nullptr;
-  if (problem.has_epilogue() && !has_unfused) return nullptr;
+  if (problem.pre_padding != problem.post_padding) return own_path;
+  if (problem.has_epilogue() && !has_unfused) return own_path;
   try {
     EngineSearch search(problem, &current_handle);
     for (const char* mode : {"A", "FALLBACK"}) {
@@ -65,7 +57,7 @@ std::shared_ptr<ConvPlan> heuristic_plan(const ChoiceKey& key) {
         if (candidate.config.is_unfused != has_unfused) continue;
         if (!is_allowed(candidate, problem, key.policy.workspace_limit)) continue;
         try {
-          return search.build(candidate.config);
+          return std::make_shared<EnginePlan>(search.build(candidate.config));
         } catch (const CudnnError&) {
           continue;
         }
@@ -74,18 +66,18 @@ std::shared_ptr<ConvPlan> heuristic_plan(const ChoiceKey& key) {
   } catch (const CudnnError&) {
     // cuDNN cannot express the problem.
   }
-  return nullptr;
+  return own_path;
 }
 
 // An entry for what was already chosen in this process. nullopt if nothing was chosen, or if the
-// chosen config no longer builds; that choice is then removed.
+// chosen plan no longer builds; that choice is then removed.
 std::optional<CacheEntry> remembered(const ChoiceKey& key) {
   auto& table = ChoiceTable::instance();
   const auto [text, version] = table.find(key);
   if (!text) return std::nullopt;
   try {
-    return CacheEntry{key, version, build(key.problem, *text)};
-  } catch (const CudnnError&) {
+    return CacheEntry{key, version, {build_plan(key.problem, *text, key.policy.device)}};
+  } catch (const PlanError&) {
     count_fallback("a remembered choice no longer builds: tuned again");
     table.erase(key, *text);
     return std::nullopt;
@@ -97,13 +89,10 @@ std::optional<CacheEntry> remembered(const ChoiceKey& key) {
 // next call outside of a capture is a miss, in which it is chosen properly and checked.
 CacheEntry provisional(const ChoiceKey& key) {
   const DuringCapture guard;
-  CacheEntry entry{key, ChoiceTable::instance().find(key).version, {}, /*is_provisional=*/true};
-  if (auto known = capture_miss_handler()(key)) {
-    entry.path = {std::move(known->plan), nullptr, known->text == kMatmul};
-  } else {
-    entry.path.plan = heuristic_plan(key);
-  }
-  return entry;
+  const ChoiceVersion version = ChoiceTable::instance().find(key).version;
+  auto known = capture_miss_handler()(key);
+  if (known == nullptr) known = heuristic_plan(key);
+  return {key, version, {std::move(known)}, /*is_provisional=*/true};
 }
 
 CacheEntry miss(const ChoiceKey& key, c10::function_ref<const Operands&()> operands) {
@@ -125,12 +114,14 @@ CacheEntry miss(const ChoiceKey& key, c10::function_ref<const Operands&()> opera
     const PyTorchsOwnGuard pytorchs_own;
     return miss_handler()(key, tensors);
   }();
-  CacheEntry entry{
-      key, asked, {std::move(result.plan), std::move(result.trial), result.text == kMatmul}};
+  CacheEntry entry{key, asked, {}};
   // What a trial chooses is recorded when it ends. If the problem was forgotten during the search,
   // the version is not current: this call uses the entry, and the next one is a miss again.
-  if (entry.path.trial == nullptr) {
-    entry.version = table.put_unless_forgotten(key, std::move(result.text), asked);
+  if (result.trial != nullptr) {
+    entry.path.trial = std::move(result.trial);
+  } else {
+    entry.version = table.put_unless_forgotten(key, result.plan->text(), asked);
+    entry.path.plan = std::move(result.plan);
   }
   tuning.unlock();
   if (result.after_unlock) result.after_unlock();
@@ -144,14 +135,14 @@ constexpr int64_t kLookEvery = 64;
 void end_trial_if_decided(CacheEntry& entry) {
   auto& table = ChoiceTable::instance();
   const OnlineTrial& trial = *entry.path.trial;
-  const OnlineTrial::Implementation* winner = trial.decided();
+  auto winner = trial.decided();
   if (winner == nullptr) {
     if (trial.schedule()->calls() % kLookEvery != kLookEvery - 1) return;
     if (auto other = remembered(entry.key)) entry = *std::move(other);
     return;
   }
   auto chosen = table.find(entry.key).text;
-  if (chosen && *chosen != winner->text) {
+  if (chosen && *chosen != winner->text()) {
     // Another thread has decided first: all threads use one choice.
     if (auto other = remembered(entry.key)) {
       entry = *std::move(other);
@@ -159,9 +150,8 @@ void end_trial_if_decided(CacheEntry& entry) {
     }
     chosen.reset();
   }
-  if (!chosen) entry.version = table.put_unless_forgotten(entry.key, winner->text, entry.version);
-  // This destroys the trial, and `winner` with it.
-  entry.path = ChosenPath{winner->plan, nullptr, winner->text == kMatmul};
+  if (!chosen) entry.version = table.put_unless_forgotten(entry.key, winner->text(), entry.version);
+  entry.path = ChosenPath{std::move(winner)};  // this destroys the trial
 }
 
 // The key of the same problem without any workspace, for when memory is short.
@@ -179,15 +169,10 @@ class ProfilerRange {
     auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
     if (C10_LIKELY(!callbacks.has_value())) return;
     range_.emplace(std::move(*callbacks));
-    range_->before("cudnn_autotune::" + name(path));
+    range_->before("cudnn_autotune::" + (path.trial ? "online" : path.plan->text()));
   }
 
  private:
-  static std::string name(const ChosenPath& path) {
-    if (path.trial != nullptr) return "online";
-    return path.is_matmul ? kMatmul : path.plan->config().text();
-  }
-
   std::optional<at::RecordFunction> range_;
 };
 
@@ -212,15 +197,15 @@ ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> ope
   return entry->path;
 }
 
+bool allocates_result(const ChosenPath& path) {
+  return path.plan != nullptr && path.plan->allocates_result();
+}
+
 bool run(const ChosenPath& path, const ChoiceKey& key, const Operands& operands) {
   const ProfilerRange range(path);
-  if (path.is_matmul) {
-    run_matmul(key.problem, operands);
-    return true;
-  }
   try {
     if (path.trial != nullptr) {
-      path.trial->run(key.problem, operands);
+      path.trial->run(operands);
     } else {
       const bool captures = is_capturing();
       if (captures) keep_for_graphs(path.plan);
@@ -233,7 +218,7 @@ bool run(const ChosenPath& path, const ChoiceKey& key, const Operands& operands)
   }
   const ChoiceKey other = without_workspace(key);
   const ChosenPath smaller = lookup(other, [&]() -> const Operands& { return operands; });
-  return !smaller.is_aten() && run(smaller, other, operands);
+  return !allocates_result(smaller) && run(smaller, other, operands);
 }
 
 }  // namespace cudnn_autotune

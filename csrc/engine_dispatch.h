@@ -5,13 +5,11 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 
-#include "core/conv_plan.h"
 #include "core/conv_problem.h"
 #include "core/plan_cache.h"
 #include "operands.h"
+#include "plan.h"
 
 namespace cudnn_autotune {
 
@@ -19,9 +17,8 @@ class OnlineTrial;
 
 // What a handler in Python answers to a miss.
 struct TuneResult {
-  std::string text;                    // an engine config, kAten or kMatmul
-  std::shared_ptr<ConvPlan> plan;      // null for kAten and kMatmul
-  std::shared_ptr<OnlineTrial> trial;  // compares candidates in the calls to come; mostly null
+  std::shared_ptr<Plan> plan;
+  std::shared_ptr<OnlineTrial> trial;  // compares plans in the calls to come; mostly null
   // Called after the tuning mutex is unlocked, since it may wait for other processes. May be empty.
   std::function<void()> after_unlock;
 };
@@ -32,8 +29,8 @@ using MissHandler = std::function<TuneResult(const ChoiceKey& key, const Operand
 void set_miss_handler(MissHandler handler);
 
 // Answers a miss while a stream is captured, when nothing may be timed or run: with what is known
-// of the key and was checked when it was tuned, or nullopt.
-using CaptureMissHandler = std::function<std::optional<TuneResult>(const ChoiceKey& key)>;
+// of the key and was checked when it was tuned, or null.
+using CaptureMissHandler = std::function<std::shared_ptr<Plan>(const ChoiceKey& key)>;
 void set_capture_miss_handler(CaptureMissHandler handler);
 
 // Finds what computes `key`. On a hit that is one lookup in this thread's plan cache. On a miss it
@@ -42,10 +39,13 @@ void set_capture_miss_handler(CaptureMissHandler handler);
 // the cache may drop its entry while the call runs. Throws what the handlers and `operands` throw.
 ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> operands);
 
-// Computes the problem on the current stream. `path` is the result of lookup(key), and not
-// PyTorch's own path. If the memory for its workspace cannot be had, the best engine without a
-// workspace runs instead; if there is none, nothing is run and the result is false. Throws
-// CudnnError, c10::Error, and c10::OutOfMemoryError where no workspace is needed.
+// Whether the path is a plan that allocates the result, as PyTorch's own path does.
+bool allocates_result(const ChosenPath& path);
+
+// Computes the problem on the current stream. `path` is the result of lookup(key), and does not
+// allocate the result. If the memory for its workspace cannot be had, the best plan without a
+// workspace runs instead; if that is PyTorch's own path, nothing is run and the result is false.
+// Throws PlanError, c10::Error, and c10::OutOfMemoryError where no workspace is needed.
 bool run(const ChosenPath& path, const ChoiceKey& key, const Operands& operands);
 
 }  // namespace cudnn_autotune

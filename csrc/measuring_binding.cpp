@@ -1,6 +1,5 @@
 #include "measuring_binding.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -14,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "aten_conv.h"
 #include "core/frontend_find.h"
-#include "non_cudnn_paths.h"
-#include "plan_launch.h"
+#include "engine_plan.h"
 #include "plan_timer.h"
 #include "torch_bridge.h"
 #include "workspace_pages.h"
@@ -36,6 +35,16 @@ FindTechnique technique(const std::string& name) {
   throw std::invalid_argument("technique: unknown value '" + name + "'");
 }
 
+std::vector<std::shared_ptr<ConvPlan>> engines_of(const std::vector<std::shared_ptr<Plan>>& plans) {
+  std::vector<std::shared_ptr<ConvPlan>> engines;
+  for (const auto& plan : plans) {
+    const auto* engine = dynamic_cast<const EnginePlan*>(plan.get());
+    TORCH_CHECK_VALUE(engine != nullptr, "plans: ", plan->text(), " is no engine of cuDNN");
+    engines.push_back(engine->engine());
+  }
+  return engines;
+}
+
 void bind_frontend_find(py::module_& m) {
   py::class_<FoundPlan>(m, "FoundPlan")
       .def_readonly("index", &FoundPlan::index)
@@ -46,15 +55,15 @@ void bind_frontend_find(py::module_& m) {
       .def_readonly("total_samples", &FindResult::total_samples);
   m.def(
       "frontend_find",
-      [](const std::string& name, const std::vector<std::shared_ptr<ConvPlan>>& plans,
+      [](const std::string& name, const std::vector<std::shared_ptr<Plan>>& plans,
          const Tensors& tensors, const std::optional<at::Tensor>& workspace,
          int64_t benchmark_limit) {
         if (plans.empty()) return FindResult{};
         const Operands operands = Operands::from_list(plans[0]->problem(), tensors);
         const c10::cuda::CUDAGuard guard(operands.x.device());
-        return frontend_find(technique(name), current_handle(), plans, operands.pointers(),
-                             workspace ? workspace->data_ptr() : nullptr, benchmark_limit,
-                             [&] { add_bias(operands.y, operands.bias); });
+        return frontend_find(technique(name), current_handle(), engines_of(plans),
+                             operands.pointers(), workspace ? workspace->data_ptr() : nullptr,
+                             benchmark_limit, [&] { add_bias(operands.y, operands.bias); });
       },
       py::arg("technique"), py::arg("plans"), py::arg("tensors"), py::arg("workspace"),
       py::arg("benchmark_limit"), WithoutGilCall());
@@ -71,12 +80,11 @@ void bind_plan_timer(py::module_& m) {
                        int64_t flush_bytes, bool workspace_pages) {
              std::vector<Operands> operands;
              for (const auto& set : sets) operands.push_back(Operands::from_list(problem, set));
-             return std::make_unique<PlanTimer>(problem, std::move(operands), flush_bytes,
-                                                workspace_pages);
+             return std::make_unique<PlanTimer>(std::move(operands), flush_bytes, workspace_pages);
            }),
            py::arg("problem"), py::arg("operands"), py::arg("flush_bytes"),
            py::arg("workspace_pages") = true, WithoutGilCall())
-      .def("add", &PlanTimer::add, py::arg("text"), py::arg("plan"))
+      .def("add", &PlanTimer::add, py::arg("plan").none(false))
       .def("set_workspace", &PlanTimer::set_workspace, py::arg("workspace"), WithoutGilCall())
       .def(
           "run",
@@ -128,48 +136,12 @@ void bind_pages(py::module_& m) {
       py::arg("device"), WithoutGilCall());
 }
 
-Operands operands_of(const ConvProblem& problem, const py::args& tensors) {
-  return Operands::from_list(problem, tensors.cast<Tensors>());
-}
-
-void bind_paths(py::module_& m) {
-  m.def(
-      "execute",
-      [](ConvPlan& plan, const py::args& tensors) {
-        const Operands operands = operands_of(plan.problem(), tensors);
-        const py::gil_scoped_release without_gil;
-        const c10::cuda::CUDAGuard guard(operands.x.device());
-        // Autograd would record the addition of a bias, and not the engine before it.
-        const at::NoGradGuard no_grad;
-        execute(plan, operands, is_capturing());
-      },
-      py::arg("plan"));
-  m.def("is_matmul", &is_matmul, py::arg("problem"));
-  m.def(
-      "run_aten",
-      [](const ConvProblem& problem, const py::args& tensors) {
-        const Operands operands = operands_of(problem, tensors);
-        const py::gil_scoped_release without_gil;
-        return run_aten(problem, operands);
-      },
-      py::arg("problem"));
-  m.def(
-      "run_matmul",
-      [](const ConvProblem& problem, const py::args& tensors) {
-        const Operands operands = operands_of(problem, tensors);
-        const py::gil_scoped_release without_gil;
-        run_matmul(problem, operands);
-      },
-      py::arg("problem"));
-}
-
 }  // namespace
 
 void bind_measuring(py::module_& m) {
   bind_frontend_find(m);
   bind_plan_timer(m);
   bind_pages(m);
-  bind_paths(m);
 }
 
 }  // namespace cudnn_autotune

@@ -11,6 +11,7 @@
 #include "choices_binding.h"
 #include "kept_plans_binding.h"
 #include "measuring_binding.h"
+#include "plans_binding.h"
 #include "process_wide.h"
 #include "search_binding.h"
 #endif
@@ -85,6 +86,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("built_with_torch") = CUDNN_AUTOTUNE_TORCH_VERSION;
   m.attr("built_with_cuda") = CUDNN_AUTOTUNE_CUDA_VERSION;
 #ifdef CUDNN_AUTOTUNE_WITH_CUDA
+  bind_plans(m);
   bind_search(m);
   bind_measuring(m);
   bind_choices(m);

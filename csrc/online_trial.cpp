@@ -11,8 +11,7 @@
 
 #include "captured_plans.h"
 #include "core/check.h"
-#include "non_cudnn_paths.h"
-#include "plan_launch.h"
+#include "pytorch_plans.h"
 
 namespace cudnn_autotune {
 
@@ -113,7 +112,7 @@ bool TurnSchedule::fail(size_t implementation) {
   return is_another_left();
 }
 
-OnlineTrial::OnlineTrial(Implementation first, PreparationStep preparation_step)
+OnlineTrial::OnlineTrial(std::shared_ptr<Plan> first, PreparationStep preparation_step)
     : preparation_step_(std::move(preparation_step)) {
   join(std::move(first));
 }
@@ -126,17 +125,18 @@ OnlineTrial::~OnlineTrial() {
   }
 }
 
-void OnlineTrial::join(Implementation implementation) {
+void OnlineTrial::join(std::shared_ptr<Plan> implementation) {
   implementations_.push_back(std::move(implementation));
   schedule_->join();
 }
 
-const OnlineTrial::Implementation* OnlineTrial::decided() const {
-  static const auto* own_path = new Implementation{kAten, nullptr};
+std::shared_ptr<Plan> OnlineTrial::decided() const {
   const int64_t decided = schedule_->decided();
   if (decided == TurnSchedule::kUndecided) return nullptr;
-  if (decided == TurnSchedule::kOwnPath) return own_path;
-  return &implementations_[static_cast<size_t>(decided)];
+  if (decided == TurnSchedule::kOwnPath) {
+    return std::make_shared<AtenPlan>(implementations_.front()->problem());
+  }
+  return implementations_[static_cast<size_t>(decided)];
 }
 
 void OnlineTrial::prepare(const Operands& operands) {
@@ -151,7 +151,7 @@ void OnlineTrial::prepare(const Operands& operands) {
   // so that a step that throws is the last one.
   PreparationStep step = std::exchange(preparation_step_, nullptr);
   StepResult result = step(operands);
-  if (result.joins) join(*std::move(result.joins));
+  if (result.joins) join(std::move(result.joins));
   if (result.calls_to_next == 0) return;
   next_step_ = schedule_->calls() + result.calls_to_next;
   preparation_step_ = std::move(step);
@@ -186,37 +186,23 @@ void OnlineTrial::make_timings() {
   timings_ = std::move(timings);
 }
 
-void OnlineTrial::launch(const Implementation& implementation, const ConvProblem& problem,
-                         const Operands& operands, Timing* timing, bool captures) {
+void OnlineTrial::launch(Plan& plan, const Operands& operands, Timing* timing, bool captures) {
   const auto stream = c10::cuda::getCurrentCUDAStream();
-  // The workspace and the handle are taken before the first event is recorded: on an idle GPU the
-  // host's time between the two events would count as the kernel's.
-  c10::DataPtr workspace;
-  cudnnHandle_t handle = nullptr;
-  if (implementation.plan != nullptr) {
-    workspace = workspace_of(*implementation.plan, captures);
-    handle = current_handle();
-  }
+  // The workspace is taken before the first event is recorded: on an idle GPU the host's time
+  // between the two events would count as the kernel's.
+  const c10::DataPtr workspace = workspace_of(plan.workspace_bytes(), captures);
   if (timing != nullptr) C10_CUDA_CHECK(cudaEventRecord(timing->begin, stream));
-  at::Tensor result;
-  if (implementation.plan != nullptr) {
-    cudnn_autotune::launch(*implementation.plan, handle, operands, workspace.get());
-  } else if (implementation.text == kMatmul) {
-    run_matmul(problem, operands);
-  } else {
-    result = run_aten(problem, operands);
-  }
+  const at::Tensor result = plan.launch(operands, workspace.get());
   if (timing != nullptr) C10_CUDA_CHECK(cudaEventRecord(timing->end, stream));
-  // ATen allocates its result. The copy is not part of the measured time.
-  if (result.defined()) operands.result(problem.op).copy_(result);
+  // The copy is not part of the measured time.
+  if (result.defined()) operands.result(plan.problem().op).copy_(result);
 }
 
-bool OnlineTrial::try_launch(size_t implementation, const ConvProblem& problem,
-                             const Operands& operands, Timing* timing) {
+bool OnlineTrial::try_launch(size_t implementation, const Operands& operands, Timing* timing) {
   try {
-    launch(implementations_[implementation], problem, operands, timing, false);
+    launch(*implementations_[implementation], operands, timing, false);
     return true;
-  } catch (const CudnnError&) {
+  } catch (const PlanError&) {
     if (!schedule_->fail(implementation)) throw;
   } catch (const c10::Error&) {
     // The workspace could not be allocated, or cuBLAS or ATen refuse the problem.
@@ -225,12 +211,12 @@ bool OnlineTrial::try_launch(size_t implementation, const ConvProblem& problem,
   return false;
 }
 
-void OnlineTrial::run(const ConvProblem& problem, const Operands& operands) {
+void OnlineTrial::run(const Operands& operands) {
   schedule_->count_call();
   if (is_capturing()) {
-    const Implementation& leader = implementations_[schedule_->leader()];
-    keep_for_graphs(leader.plan);
-    launch(leader, problem, operands, nullptr, true);
+    const auto& leader = implementations_[schedule_->leader()];
+    keep_for_graphs(leader);
+    launch(*leader, operands, nullptr, true);
     return;
   }
   prepare(operands);
@@ -241,12 +227,12 @@ void OnlineTrial::run(const ConvProblem& problem, const Operands& operands) {
     Timing& timing = timings_[(oldest_ + in_flight_) % kTimings];
     timing.implementation = turn->implementation;
     timing.round = turn->round;
-    if (try_launch(turn->implementation, problem, operands, &timing)) {
+    if (try_launch(turn->implementation, operands, &timing)) {
       ++in_flight_;
       return;
     }
   }
-  while (!try_launch(schedule_->leader(), problem, operands, nullptr)) {
+  while (!try_launch(schedule_->leader(), operands, nullptr)) {
   }
 }
 

@@ -4,19 +4,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
-#include <string>
 #include <vector>
 
-#include "core/choice_table.h"
-#include "core/conv_plan.h"
-#include "core/conv_problem.h"
 #include "operands.h"
+#include "plan.h"
 #include "torch_bridge.h"
 
 namespace cudnn_autotune {
@@ -113,20 +109,16 @@ class TurnSchedule {
 // A trial belongs to one thread, that of the plan cache that holds it, and is destroyed there.
 class OnlineTrial {
  public:
-  struct Implementation {
-    std::string text;                // an engine config, kAten or kMatmul
-    std::shared_ptr<ConvPlan> plan;  // null for kAten and kMatmul
-  };
   struct StepResult {
-    std::optional<Implementation> joins;  // takes part from now on
-    int64_t calls_to_next = 0;            // 1: the next call runs a step; 0: all are done
+    std::shared_ptr<Plan> joins;  // takes part from now on; may be null
+    int64_t calls_to_next = 0;    // 1: the next call runs a step; 0: all are done
   };
   // One step of the preparation, such as building and checking one candidate. It runs within a
   // call, on the call's tensors, and may overwrite the one that the operation writes.
   using PreparationStep = std::function<StepResult(const Operands& operands)>;
 
   // Runs `preparation_step` from the second call on, in each call that it asks for.
-  OnlineTrial(Implementation first, PreparationStep preparation_step);
+  OnlineTrial(std::shared_ptr<Plan> first, PreparationStep preparation_step);
   ~OnlineTrial();
   OnlineTrial(const OnlineTrial&) = delete;
   OnlineTrial& operator=(const OnlineTrial&) = delete;
@@ -134,14 +126,14 @@ class OnlineTrial {
   const std::shared_ptr<TurnSchedule>& schedule() const { return schedule_; }
   // Adds an implementation, which has turns from the next round on. It must have run before, since
   // the first run of a kernel loads it.
-  void join(Implementation implementation);
-  // The choice, or null while undecided. Valid as long as the trial.
-  const Implementation* decided() const;
+  void join(std::shared_ptr<Plan> implementation);
+  // The choice, or null while undecided.
+  std::shared_ptr<Plan> decided() const;
 
   // Computes the problem with the implementation whose turn it is, on the current stream. One that
   // fails is dropped, and the leader serves the call. Throws what the last implementation that is
-  // left throws (CudnnError, c10::Error), and what the preparation step throws.
-  void run(const ConvProblem& problem, const Operands& operands);
+  // left throws (PlanError, c10::Error), and what the preparation step throws.
+  void run(const Operands& operands);
 
  private:
   // A measured call whose events may not have passed yet.
@@ -160,20 +152,18 @@ class OnlineTrial {
   void prepare(const Operands& operands);
   void read_finished();
   void make_timings();
-  void launch(const Implementation& implementation, const ConvProblem& problem,
-              const Operands& operands, Timing* timing, bool captures);
+  void launch(Plan& plan, const Operands& operands, Timing* timing, bool captures);
   // Launches an implementation. If it fails, drops it and returns false, or throws if it was the
   // last one.
-  bool try_launch(size_t implementation, const ConvProblem& problem, const Operands& operands,
-                  Timing* timing);
+  bool try_launch(size_t implementation, const Operands& operands, Timing* timing);
 
   std::vector<Timing> timings_;  // a ring buffer
   size_t oldest_ = 0;
   size_t in_flight_ = 0;
   size_t calls_since_read_ = 0;
-  std::deque<Implementation> implementations_;  // a deque, since decided() returns an address
-  PreparationStep preparation_step_;            // empty once the preparation is complete
-  int64_t next_step_ = 2;                       // the number of the call that runs it next
+  std::vector<std::shared_ptr<Plan>> implementations_;
+  PreparationStep preparation_step_;  // empty once the preparation is complete
+  int64_t next_step_ = 2;             // the number of the call that runs it next
   std::shared_ptr<TurnSchedule> schedule_ = std::make_shared<TurnSchedule>();
 };
 

@@ -14,9 +14,6 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/choice_table.h"
-#include "non_cudnn_paths.h"
-#include "plan_launch.h"
 #include "torch_bridge.h"
 #include "workspace_pages.h"
 
@@ -64,10 +61,8 @@ at::Tensor device_bytes(const at::Tensor& like, int64_t bytes) {
 
 }  // namespace
 
-PlanTimer::PlanTimer(const ConvProblem& problem, std::vector<Operands> operands,
-                     int64_t flush_bytes, bool workspace_pages)
-    : problem_(problem),
-      operands_(std::move(operands)),
+PlanTimer::PlanTimer(std::vector<Operands> operands, int64_t flush_bytes, bool workspace_pages)
+    : operands_(std::move(operands)),
       flush_bytes_(flush_bytes),
       stream_(timing_stream(operands_.at(0).x.device().index())),
       clock_(nullptr) {
@@ -91,10 +86,8 @@ PlanTimer::~PlanTimer() {
   for (cudaEvent_t event : events_) static_cast<void>(cudaEventDestroy(event));
 }
 
-size_t PlanTimer::add(const std::string& text, std::shared_ptr<ConvPlan> plan) {
-  TORCH_CHECK_VALUE(plan != nullptr || text == kAten || (text == kMatmul && is_matmul(problem_)),
-                    "engine_text: '", text, "' needs a plan, or does not fit the problem");
-  candidates_.push_back({text, std::move(plan), 0});
+size_t PlanTimer::add(std::shared_ptr<Plan> plan) {
+  candidates_.push_back({std::move(plan)});
   return candidates_.size() - 1;
 }
 
@@ -118,20 +111,11 @@ void* PlanTimer::workspace_for(Candidate& candidate) const {
   return static_cast<char*>(workspace_.data_ptr()) + place * kPlaceBytes;
 }
 
-void PlanTimer::launch(Candidate& candidate, const Operands& operands) {
-  if (candidate.plan != nullptr) {
-    cudnn_autotune::launch(*candidate.plan, current_handle(), operands, workspace_for(candidate));
-  } else if (candidate.text == kMatmul) {
-    run_matmul(problem_, operands);
-  } else {
-    run_aten(problem_, operands);
-  }
-}
-
 void PlanTimer::enqueue(const Batch& batch) {
   Candidate& candidate = candidates_.at(batch.candidate);
   for (int64_t call = 0; call < batch.calls; ++call) {
-    launch(candidate, operands_[batch.cold ? next_operands_++ % operands_.size() : 0]);
+    const auto& operands = operands_[batch.cold ? next_operands_++ % operands_.size() : 0];
+    candidate.plan->launch(operands, workspace_for(candidate));
   }
 }
 
@@ -221,7 +205,7 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
           } else {
             enqueue(batch);
           }
-        } catch (const CudnnError& error) {
+        } catch (const PlanError& error) {
           samples[i].error = error.what();
         } catch (const c10::Error& error) {
           // Memory is short, or ATen refuses. A failure of CUDA itself shows at the next call.

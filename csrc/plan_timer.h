@@ -10,11 +10,10 @@
 #include <tuple>
 #include <vector>
 
-#include "core/conv_plan.h"
-#include "core/conv_problem.h"
 #include "core/gpu_clock.h"
 #include "core/page_distance.h"
 #include "operands.h"
+#include "plan.h"
 
 namespace at::cuda {
 struct CUDAGraph;
@@ -44,8 +43,7 @@ class PlanTimer {
   // `flush_bytes`: how much memory to write before a cold batch; 0 if the operands fill the cache.
   // `workspace_pages`: whether a workspace of at most one page is placed as in a call
   // (workspace_pages.h), if this GPU has such pages; else it is in the memory of set_workspace().
-  PlanTimer(const ConvProblem& problem, std::vector<Operands> operands, int64_t flush_bytes,
-            bool workspace_pages);
+  PlanTimer(std::vector<Operands> operands, int64_t flush_bytes, bool workspace_pages);
   ~PlanTimer();
   PlanTimer(const PlanTimer&) = delete;
   PlanTimer& operator=(const PlanTimer&) = delete;
@@ -55,9 +53,8 @@ class PlanTimer {
   static constexpr int64_t kPlaceBytes = PageDistance::kPageBytes;
   static constexpr int64_t kPlaces = 16;
 
-  // Adds a candidate, and returns its number for Batch. `plan` is null for kAten and kMatmul.
-  // Throws c10::ValueError if the text needs a plan, or does not fit the problem.
-  size_t add(const std::string& text, std::shared_ptr<ConvPlan> plan);
+  // Adds a candidate, and returns its number for Batch.
+  size_t add(std::shared_ptr<Plan> plan);
   // Sets the memory for the workspaces of all plans. It must hold the largest workspace_bytes() of
   // the plans that run. A plan uses as many places in turn as fit beside its need, kPlaces at most.
   void set_workspace(at::Tensor workspace);
@@ -71,20 +68,17 @@ class PlanTimer {
 
  private:
   struct Candidate {
-    std::string text;
-    std::shared_ptr<ConvPlan> plan;
+    std::shared_ptr<Plan> plan;
     int64_t next_place = 0;
     bool has_run = false;
   };
   using GraphKey = std::tuple<size_t, int64_t, bool>;
 
-  void launch(Candidate& candidate, const Operands& operands);
   void* workspace_for(Candidate& candidate) const;
   void enqueue(const Batch& batch);
   void capture(const Batch& batch);
   void reserve(size_t batches);
 
-  ConvProblem problem_;
   std::vector<Operands> operands_;
   int64_t flush_bytes_;
   at::Tensor flush_;

@@ -24,7 +24,6 @@
 #include "conv_layout.h"
 #include "conv_ops.h"
 #include "fallback_counts.h"
-#include "plan_launch.h"
 
 namespace cudnn_autotune {
 namespace {

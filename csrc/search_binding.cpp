@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -14,10 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "build_plan.h"
 #include "core/check.h"
 #include "core/cudnn_library.h"
 #include "core/engine_search.h"
 #include "core/errata.h"
+#include "core/worker_threads.h"
+#include "engine_plan.h"
 #include "torch_bridge.h"
 
 namespace py = pybind11;
@@ -142,22 +146,6 @@ void allow_capture_elsewhere() {
   C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
-// As long as it lives, a CUDA device is current, and this thread may allocate, load kernels and
-// wait while another one captures a graph. In CUDA's default mode such calls would break that
-// capture. Does nothing for nullopt.
-class OnDevice {
- public:
-  explicit OnDevice(std::optional<c10::DeviceIndex> device) {
-    if (!device) return;
-    device_.set_index(*device);
-    relaxed_.emplace(cudaStreamCaptureModeRelaxed);
-  }
-
- private:
-  c10::cuda::OptionalCUDAGuard device_;
-  std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed_;
-};
-
 // An EngineSearch, and the CUDA device of its handle. nullopt: it describes a GPU by a property
 // file.
 struct Search {
@@ -165,6 +153,16 @@ struct Search {
   std::optional<c10::DeviceIndex> device;
 
   OnDevice on_device() const { return OnDevice(device); }
+  // Throws PlanError.
+  std::shared_ptr<Plan> build(const std::string& text) const {
+    if (is_engine(text)) return std::make_shared<EnginePlan>(engines->build(text));
+    return build_plan(engines->problem(), text, device);
+  }
+  // Null if nothing is kept. Throws PlanError.
+  std::shared_ptr<Plan> read_back(const std::string& text) const {
+    auto engine = is_engine(text) ? engines->read_back(text) : nullptr;
+    return engine == nullptr ? nullptr : std::make_shared<EnginePlan>(std::move(engine));
+  }
   // Prepares a thread that only builds plans and then ends: its device and capture mode stay set.
   void enter() const {
     if (!device) return;
@@ -185,8 +183,32 @@ std::unique_ptr<Search> search_by_properties(const ConvProblem& problem, const s
       Search{std::make_unique<EngineSearch>(problem, json), std::nullopt});
 }
 
-std::shared_ptr<ConvPlan> build_ahead(Search& search, const std::string& text, bool may_compile) {
-  return may_compile ? search.engines->build(text) : search.engines->read_back(text);
+using Built = std::pair<std::shared_ptr<Plan>, std::string>;  // null and why, if it did not build
+
+std::vector<Built> build_many(const Search& search, const std::vector<std::string>& texts,
+                              int threads) {
+  std::vector<Built> built(texts.size());
+  std::vector<std::exception_ptr> interrupts(texts.size());
+  const auto guard = search.on_device();
+  const auto build = [&](size_t i) {
+    try {
+      built[i].first = search.build(texts[i]);
+    } catch (const py::error_already_set&) {
+      interrupts[i] = std::current_exception();
+    } catch (const std::exception& error) {
+      built[i].second = error.what();
+    }
+  };
+  on_worker_threads(texts.size(), threads, [&search] { search.enter(); }, build);
+  for (const auto& interrupt : interrupts) {
+    if (interrupt) std::rethrow_exception(interrupt);
+  }
+  return built;
+}
+
+std::shared_ptr<Plan> build_ahead(const Search& search, const std::string& text, bool may_compile) {
+  const auto guard = search.on_device();
+  return may_compile ? search.build(text) : search.read_back(text);
 }
 
 using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
@@ -195,11 +217,9 @@ void bind_build_ahead(py::module_& m) {
   m.def(
       "build_ahead",
       [](const ConvProblem& problem, int device, const std::string& text, bool may_compile) {
-        const auto search = search_on_device(problem, device);
-        const auto guard = search->on_device();
-        return build_ahead(*search, text, may_compile);
+        return build_ahead(*search_on_device(problem, device), text, may_compile);
       },
-      py::arg("problem"), py::arg("gpu"), py::arg("engine_text"), py::arg("may_compile"),
+      py::arg("problem"), py::arg("gpu"), py::arg("text"), py::arg("may_compile"),
       WithoutGilCall());
   m.def(
       "build_ahead",
@@ -207,7 +227,7 @@ void bind_build_ahead(py::module_& m) {
          bool may_compile) {
         return build_ahead(*search_by_properties(problem, json), text, may_compile);
       },
-      py::arg("problem"), py::arg("gpu"), py::arg("engine_text"), py::arg("may_compile"),
+      py::arg("problem"), py::arg("gpu"), py::arg("text"), py::arg("may_compile"),
       WithoutGilCall());
 }
 
@@ -229,11 +249,6 @@ void bind_engine_search(py::module_& m) {
       },
       py::arg("engine_text"), py::arg("problem"), py::arg("cudnn_version"));
 
-  py::class_<ConvPlan, std::shared_ptr<ConvPlan>>(m, "Plan")
-      .def_property_readonly("text", [](const ConvPlan& plan) { return plan.config().text(); })
-      .def_property_readonly("workspace_bytes", &ConvPlan::workspace_bytes)
-      .def_property_readonly("is_read_back", &ConvPlan::is_read_back);
-
   py::class_<Search>(m, "EngineSearch")
       .def_static("on_device", &search_on_device, py::arg("problem"), py::arg("device"),
                   WithoutGilCall())
@@ -250,9 +265,9 @@ void bind_engine_search(py::module_& m) {
           "build",
           [](Search& search, const std::string& text) {
             const auto guard = search.on_device();
-            return search.engines->build(text);
+            return search.build(text);
           },
-          py::arg("engine_text"), WithoutGilCall())
+          py::arg("text"), WithoutGilCall())
       .def(
           "describe",
           [](Search& search, const std::string& text) {
@@ -260,18 +275,7 @@ void bind_engine_search(py::module_& m) {
             return search.engines->describe(text);
           },
           py::arg("engine_text"), WithoutGilCall())
-      .def(
-          "build_many",
-          [](Search& search, const std::vector<std::string>& texts, int threads) {
-            std::vector<std::pair<std::shared_ptr<ConvPlan>, std::string>> built;
-            const auto guard = search.on_device();
-            for (auto& result :
-                 search.engines->build(texts, threads, [&search] { search.enter(); })) {
-              built.emplace_back(std::move(result.plan), std::move(result.error));
-            }
-            return built;
-          },
-          py::arg("engine_texts"), py::arg("threads"), WithoutGilCall());
+      .def("build_many", &build_many, py::arg("texts"), py::arg("threads"), WithoutGilCall());
 
   m.def("parse_engine_text", [](const std::string& text) {
     const auto config = EngineConfig::parse(text);
@@ -286,7 +290,6 @@ void bind_engine_search(py::module_& m) {
 
 void bind_search(py::module_& m) {
   bind_cudnn_library();
-  py::register_exception<CudnnError>(m, "CudnnError", PyExc_RuntimeError);
   m.def("cudnn_runtime_version", &cudnn_runtime_version);
   m.def("cudnn_frontend_version", &cudnn_frontend_version);
   bind_problem(m);

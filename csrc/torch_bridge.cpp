@@ -62,13 +62,13 @@ bool is_capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
-c10::DataPtr workspace_of(const ConvPlan& plan, bool captures) {
-  if (plan.workspace_bytes() == 0) return {};
-  if (plan.workspace_bytes() <= static_cast<int64_t>(WorkspacePages::kPageBytes)) {
+c10::DataPtr workspace_of(int64_t bytes, bool captures) {
+  if (bytes == 0) return {};
+  if (bytes <= static_cast<int64_t>(WorkspacePages::kPageBytes)) {
     c10::DataPtr page = WorkspacePages::of_current_device().take(captures);
     if (page) return page;
   }
-  return c10::cuda::CUDACachingAllocator::get()->allocate(plan.workspace_bytes());
+  return c10::cuda::CUDACachingAllocator::get()->allocate(bytes);
 }
 
 bool is_interpreter_gone() {

@@ -1,11 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <cudnn.h>
 
 #include <optional>
 
-#include "core/conv_plan.h"
 #include "core/conv_problem.h"
 
 namespace cudnn_autotune {
@@ -32,13 +33,30 @@ GlobalFlags global_flags(DataType dtype);
 // The handle that torch keeps for this thread and the current device, set to the current stream.
 cudnnHandle_t current_handle();
 
+// As long as it lives, a CUDA device is current, and this thread may allocate, load kernels and
+// wait while another one captures a graph. In CUDA's default mode such calls would break that
+// capture. Does nothing for nullopt.
+class OnDevice {
+ public:
+  explicit OnDevice(std::optional<c10::DeviceIndex> device) {
+    if (!device) return;
+    device_.set_index(*device);
+    relaxed_.emplace(cudaStreamCaptureModeRelaxed);
+  }
+
+ private:
+  c10::cuda::OptionalCUDAGuard device_;
+  std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed_;
+};
+
 // Whether the current stream is being captured into a CUDA graph.
 bool is_capturing();
 
-// Memory for the workspace of one launch on the current stream. `captures` says whether that stream
-// is being captured. A workspace of at most one page is taken from the pages where it is fastest
-// (workspace_pages.h), a larger one from torch's caching allocator. Throws c10::OutOfMemoryError.
-c10::DataPtr workspace_of(const ConvPlan& plan, bool captures);
+// Memory for a workspace of this size in one launch on the current stream. `captures` says whether
+// that stream is being captured. A workspace of at most one page is taken from the pages where it
+// is fastest (workspace_pages.h), a larger one from torch's caching allocator. Throws
+// c10::OutOfMemoryError.
+c10::DataPtr workspace_of(int64_t bytes, bool captures);
 
 // Whether Python has ended or is about to: its GIL must not be taken any more.
 bool is_interpreter_gone();

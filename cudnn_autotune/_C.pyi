@@ -2,6 +2,7 @@
 "search"."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from torch import Tensor
 
@@ -55,7 +56,10 @@ conv_transpose3d: Callable[..., Tensor]
 
 # search
 
-class CudnnError(RuntimeError): ...
+class PlanError(RuntimeError):
+    """A plan cannot be built, or cannot be launched."""
+
+class CudnnError(PlanError): ...
 
 def cudnn_runtime_version() -> int: ...
 def cudnn_frontend_version() -> str: ...
@@ -157,6 +161,8 @@ def is_allowed(candidate: Candidate, problem: ConvProblem, workspace_limit: int)
 def is_known_wrong(engine_text: str, problem: ConvProblem, cudnn_version: int) -> bool: ...
 
 class Plan:
+    """What computes a problem (csrc/plan.h). Two threads may not use one at once."""
+
     @property
     def text(self) -> str: ...
     @property
@@ -165,6 +171,56 @@ class Plan:
     def is_read_back(self) -> bool:
         """Whether it was read from a kept plan, so that nothing was compiled."""
 
+def is_engine(text: str) -> bool:
+    """Whether a candidate's text is that of an engine of cuDNN, which may not exist."""
+
+def build_plan(problem: ConvProblem, text: str, device: int) -> Plan:
+    """Builds the plan that a candidate's text names. Raises PlanError if it does not build."""
+
+PlanBuilder = Callable[[ConvProblem, str, int], Plan]
+"""(problem, text, device) -> the plan of a candidate that is no engine, "aten" or "matmul". Called
+on any thread. What it raises becomes a PlanError, except KeyboardInterrupt and the like."""
+
+def set_plan_builder(builder: PlanBuilder) -> None: ...
+
+Address = tuple[str, int]
+"""A place in a buffer ("x", "w", "y", "bias", "residual" or "workspace"), and its offset in
+bytes."""
+KernelArgument = Address | tuple[str, int | float]
+"""An address, or ("int32", value), ("int64", value) or ("float", value)."""
+Dim3 = tuple[int, int, int]
+KernelLaunch = tuple[Literal["kernel"], bytes, str, Dim3, Dim3, int, tuple[KernelArgument, ...]]
+"""("kernel", cubin, function, grid, block, dynamic shared bytes of a block, arguments)"""
+EngineLaunch = tuple[
+    Literal["engine"], ConvProblem, str, Address, Address, Address, Address | None, Address | None
+]
+"""("engine", its problem, engine text, x, w, y, bias, residual)"""
+PythonLaunch = tuple[Literal["python"], Callable[..., object]]
+"""("python", function); it is called as ``engines.recipe.PythonLaunch`` says."""
+
+def recipe_plan(
+    problem: ConvProblem,
+    text: str,
+    launches: Sequence[KernelLaunch | EngineLaunch | PythonLaunch],
+    workspace_bytes: int,
+    device: int,
+) -> Plan:
+    """Loads and builds what a recipe launches (csrc/recipe_plan.h).
+
+    Raises ValueError for launches that are not of this form, and PlanError, which names ``text``,
+    where a kernel does not load or an engine does not build.
+    """
+
+def nvrtc_version() -> tuple[int, int]: ...
+def compile_kernel(source: str, function: str, options: Sequence[str]) -> bytes:
+    """Compiles CUDA C++ to a cubin, by NVRTC (csrc/core/nvrtc.h). Raises PlanError, with the
+    compiler's log."""
+
+def execute(plan: Plan, *tensors: Tensor) -> Tensor:
+    """Runs a plan on the current stream, and returns the tensor that holds the result: the one that
+    the operation writes, or one that PyTorch's own path allocates. Raises PlanError."""
+
+def is_matmul(problem: ConvProblem) -> bool: ...
 def keep_plans(
     behavior_note: str,
     find: Callable[[str, str, int | str], bytes | None],
@@ -183,19 +239,18 @@ class EngineSearch:
     @staticmethod
     def by_properties(problem: ConvProblem, json: str) -> EngineSearch: ...
     def query(self, heuristic_mode: str) -> list[Candidate]: ...
-    def build(self, engine_text: str) -> Plan: ...
-    def describe(self, engine_text: str) -> Candidate: ...
-    def build_many(
-        self, engine_texts: Sequence[str], threads: int
-    ) -> list[tuple[Plan | None, str]]: ...
+    def build(self, text: str) -> Plan:
+        """Builds what :func:`build_plan` builds, and an engine without opening the search again."""
 
-def build_ahead(
-    problem: ConvProblem, gpu: int | str, engine_text: str, may_compile: bool
-) -> Plan | None:
+    def describe(self, engine_text: str) -> Candidate: ...
+    def build_many(self, texts: Sequence[str], threads: int) -> list[tuple[Plan | None, str]]:
+        """Builds each on one of several threads; None and the reason where one does not build."""
+
+def build_ahead(problem: ConvProblem, gpu: int | str, text: str, may_compile: bool) -> Plan | None:
     """Builds a plan that another thread will use, and that may capture a CUDA graph meanwhile.
 
     ``gpu`` is the index of a CUDA device, or a JSON description. If nothing may be compiled, the
-    result is the kept plan, or None. Raises CudnnError as ``EngineSearch.build`` does.
+    result is the kept plan of an engine, or None. Raises PlanError as ``EngineSearch.build`` does.
     """
 
 def parse_engine_text(text: str) -> tuple[int, dict[str, int]]: ...
@@ -222,7 +277,6 @@ def frontend_find(
     workspace: Tensor | None,
     benchmark_limit: int,
 ) -> FindResult: ...
-def execute(plan: Plan, *tensors: Tensor) -> None: ...
 def page_cycles(memory: Tensor) -> list[int]:
     """The latency, in cycles, of each 4 KiB page of ``memory`` (uint8, on a GPU, contiguous).
 
@@ -249,7 +303,7 @@ class PlanTimer:
         flush_bytes: int,
         workspace_pages: bool = True,
     ) -> None: ...
-    def add(self, text: str, plan: Plan | None) -> int: ...
+    def add(self, plan: Plan) -> int: ...
     def set_workspace(self, workspace: Tensor) -> None: ...
     def run(
         self, batches: Sequence[tuple[int, int, bool, bool]], lead: int
@@ -264,10 +318,6 @@ class PlanTimer:
             (milliseconds of a call, clock in MHz or 0, milliseconds before a first run in which the
             kernel was loaded, the error or ""), for each batch.
         """
-
-def is_matmul(problem: ConvProblem) -> bool: ...
-def run_aten(problem: ConvProblem, *tensors: Tensor) -> Tensor: ...
-def run_matmul(problem: ConvProblem, *tensors: Tensor) -> None: ...
 
 class TurnSchedule:
     """Decides which implementation of an :class:`OnlineTrial` runs in which call.
@@ -318,32 +368,29 @@ class TurnSchedule:
         active, those that were dropped for another reason are active again. Returns whether there
         are any."""
 
-PreparationStep = Callable[..., tuple[tuple[str, Plan | None] | None, int]]
-"""(*operands) -> (the implementation that joins, or None; after how many calls the next step
-follows, 0: there is none)."""
+PreparationStep = Callable[..., tuple[Plan | None, int]]
+"""(*operands) -> (the plan that joins, or None; after how many calls the next step follows, 0:
+there is none)."""
 
 class OnlineTrial:
-    def __init__(
-        self, first: tuple[str, Plan | None], preparation_step: PreparationStep
-    ) -> None: ...
+    def __init__(self, first: Plan, preparation_step: PreparationStep) -> None: ...
     @property
     def schedule(self) -> TurnSchedule: ...
-    def join(self, implementation: tuple[str, Plan | None]) -> None: ...
+    def join(self, implementation: Plan) -> None: ...
     @property
     def decided(self) -> str | None:
         """The text of the choice; None until the trial is decided."""
 
-MissHandler = Callable[..., tuple[str, Plan | None, OnlineTrial | None, Callable[[], None] | None]]
-"""(problem, sampling, workspace_limit, benchmark_limit, device, *operands) -> (engine text, "aten"
-or "matmul"; its plan, or None; the trial that is to decide it, or None; a function to call once
-other threads may tune again, or None)."""
+MissHandler = Callable[..., tuple[Plan, OnlineTrial | None, Callable[[], None] | None]]
+"""(problem, sampling, workspace_limit, benchmark_limit, device, *operands) -> (the plan of the
+choice; the trial that is to decide it, or None; a function to call once other threads may tune
+again, or None)."""
 
 def set_miss_handler(handler: MissHandler) -> None: ...
 
-CaptureMissHandler = Callable[[ConvProblem, str, int, int, int], tuple[str, Plan | None] | None]
-"""(problem, sampling, workspace_limit, benchmark_limit, device) -> the known choice of the problem:
-(engine text, "aten" or "matmul"; its plan, or None); or None. Called while a stream is captured,
-when nothing may be timed or run."""
+CaptureMissHandler = Callable[[ConvProblem, str, int, int, int], Plan | None]
+"""(problem, sampling, workspace_limit, benchmark_limit, device) -> the plan of the problem's known
+choice, or None. Called while a stream is captured, when nothing may be timed or run."""
 
 def set_capture_miss_handler(handler: CaptureMissHandler) -> None: ...
 def forget_choices() -> None: ...

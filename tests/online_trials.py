@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
+from made_up_plans import plan_of
 from simulation import candidate
 
 from cudnn_autotune.core.extension import _C
@@ -78,7 +79,7 @@ class Undecided:
 
     def __init__(self, first: Candidate = FIRST, earlier: TrialRecord | None = None) -> None:
         self.committer, self.prepared = Committed(), Prepared()
-        self.native = _C.OnlineTrial((first.text, None), lambda x, w, y: (None, 0))
+        self.native = _C.OnlineTrial(plan_of(first.text), lambda x, w, y: (None, 0))
         self.schedule = self.native.schedule
         self.trial = Trial(
             self.schedule, first, self.committer, self.prepared, earlier or TrialRecord()
@@ -87,7 +88,7 @@ class Undecided:
     def join(self, *candidates: Candidate) -> None:
         for one in candidates:
             self.prepared.joining.append(one)
-            self.native.join((one.text, None))
+            self.native.join(plan_of(one.text))
 
     def turns(self, count: int, times_ms: Sequence[float]) -> list[int]:
         """Who had one; the calls in between are the leader's."""

@@ -79,7 +79,7 @@ def compared(problem: Any, end: float) -> dict[str, Any]:
     }
     return {
         **figures,
-        **judged(online.text, race.text, times_ms, one_by_one(problem, data, plans)),
+        **judged(online.text, race.text, times_ms, one_by_one(data, plans)),
     }
 
 
@@ -114,12 +114,12 @@ def contenders(choices: list[Any]) -> list[Any]:
     return list(found.values())
 
 
-def one_by_one(problem: Any, data: Any, plans: dict[str, Any]) -> dict[str, float]:
+def one_by_one(data: Any, plans: dict[str, Any]) -> dict[str, float]:
     """Engine text -> milliseconds of a single call between two events, another engine's kernel
     before it: medians of rounds in random order, each enqueued before the GPU may start."""
     import torch
 
-    calls = runners(problem, data, plans)
+    calls = runners(data, plans)
     events = {text: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for text in calls}
     held = torch.cuda.Event()
     source = random.Random(0)
@@ -140,21 +140,11 @@ def one_by_one(problem: Any, data: Any, plans: dict[str, Any]) -> dict[str, floa
     return {text: numbers.median(found) for text, found in times.items() if found}
 
 
-def runners(problem: Any, data: Any, plans: dict[str, Any]) -> dict[str, Call]:
+def runners(data: Any, plans: dict[str, Any]) -> dict[str, Call]:
     """Calls without the operator around them, which cost the host a few microseconds."""
     from cudnn_autotune import _C
-    from cudnn_autotune.engines.unlisted import MATMUL
 
-    native = problem.native()
-    found: dict[str, Call] = {}
-    for text, plan in plans.items():
-        if plan is not None:
-            found[text] = partial(_C.execute, plan, *data)
-        elif text == MATMUL.text:
-            found[text] = partial(_C.run_matmul, native, *data)
-        else:
-            found[text] = partial(_C.run_aten, native, *data)
-    return found
+    return {text: partial(_C.execute, plan, *data) for text, plan in plans.items()}
 
 
 def judged(

@@ -13,9 +13,6 @@
 
 namespace cudnn_autotune {
 
-// The text of the choice to let PyTorch run the convolution in its own way.
-constexpr const char* kAten = "aten";
-
 // The version of one problem's choices at the moment when one of them was looked up. It tells
 // whether the answer is still valid. A version that no ChoiceTable gave is never current.
 class ChoiceVersion {
@@ -49,8 +46,8 @@ class ChoiceVersion {
   uint64_t forgettings_ = 0;
 };
 
-// What was chosen in this process: (problem, policy) -> the text of an engine config, kAten or
-// kMatmul (non_cudnn_paths.h). All methods are safe to use from several threads.
+// What was chosen in this process: (problem, policy) -> the text of a candidate
+// (build_plan.h). All methods are safe to use from several threads.
 class ChoiceTable {
  public:
   struct Found {

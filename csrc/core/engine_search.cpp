@@ -1,14 +1,11 @@
 #include "core/engine_search.h"
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <stdexcept>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "core/check.h"
@@ -175,54 +172,6 @@ Candidate EngineSearch::describe(const std::string& engine_text) {
   auto config = parse(engine_text);
   const auto& descriptor = impl_->descriptor(config);
   return described(descriptor, std::move(config), problem(), "");
-}
-
-std::vector<EngineSearch::BuildResult> EngineSearch::build(
-    const std::vector<std::string>& engine_texts, int threads,
-    const std::function<void()>& enter_thread) {
-  const size_t count = engine_texts.size();
-  std::vector<BuildResult> results(count);
-  std::vector<EngineConfig> configs(count);
-  std::vector<fe::ManagedOpaqueDescriptor> descriptors(count);
-  for (size_t i = 0; i < count; ++i) {
-    try {
-      configs[i] = parse(engine_texts[i]);
-      descriptors[i] = impl_->descriptor(configs[i]);
-    } catch (const std::exception& exception) {
-      results[i].error = exception.what();
-    }
-  }
-  std::atomic<size_t> next{0};
-  const auto work = [&] {
-    for (size_t i = next++; i < count; i = next++) {
-      if (!descriptors[i]) continue;
-      try {
-        results[i].plan = impl_->build(configs[i], descriptors[i]);
-      } catch (const std::exception& exception) {
-        results[i].error = exception.what();
-      }
-    }
-  };
-  const auto most = std::min<size_t>(std::max(threads, 1), count);
-  std::vector<std::thread> pool;
-  pool.reserve(most);
-  while (pool.size() + 1 < most) {
-    try {
-      pool.emplace_back([&] {
-        try {
-          enter_thread();
-        } catch (const std::exception&) {
-          return;  // if CUDA fails, the caller's thread meets the failure too, and reports it
-        }
-        work();
-      });
-    } catch (const std::system_error&) {
-      break;  // the system gives no more threads; those that run do the work
-    }
-  }
-  work();
-  for (auto& thread : pool) thread.join();
-  return results;
 }
 
 }  // namespace cudnn_autotune

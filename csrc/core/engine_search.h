@@ -3,7 +3,6 @@
 #include <cudnn.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,17 +52,6 @@ class EngineSearch {
   // What this cuDNN says of a config; its heuristic_mode is "". Throws CudnnError if the config
   // does not exist.
   Candidate describe(const std::string& engine_text);
-
-  struct BuildResult {
-    std::shared_ptr<ConvPlan> plan;  // null if it did not build
-    std::string error;               // why not
-  };
-  // Builds several configs, on the caller's thread and on up to `threads` - 1 more. Each new thread
-  // first calls `enter_thread`, which makes the CUDA device current; on the caller's thread it must
-  // be so already. Texts that do not parse and configs that do not build are reported in the
-  // results.
-  std::vector<BuildResult> build(const std::vector<std::string>& engine_texts, int threads,
-                                 const std::function<void()>& enter_thread);
 
  private:
   struct Impl;

@@ -6,21 +6,17 @@
 #include <unordered_map>
 
 #include "core/choice_table.h"
-#include "core/conv_plan.h"
 #include "core/conv_problem.h"
 
 namespace cudnn_autotune {
 
 class OnlineTrial;
+class Plan;
 
-// What computes a problem: a plan, a matrix product, an undecided trial, or, where it is none of
-// these, PyTorch's own path.
+// What computes a problem: a plan, or an undecided trial of several.
 struct ChosenPath {
-  std::shared_ptr<ConvPlan> plan = nullptr;
-  std::shared_ptr<OnlineTrial> trial = nullptr;
-  bool is_matmul = false;
-
-  bool is_aten() const { return plan == nullptr && trial == nullptr && !is_matmul; }
+  std::shared_ptr<Plan> plan = nullptr;
+  std::shared_ptr<OnlineTrial> trial = nullptr;  // null if there is a plan
 };
 
 struct CacheEntry {
@@ -32,10 +28,10 @@ struct CacheEntry {
   bool is_provisional = false;
 };
 
-// The built plans of one thread, in order of their last use. A plan takes about 200 KiB of host
-// memory (pytorch issue 104369), so their number is bounded, and it may not be used by two threads
-// at once, so each thread has its own cache. A choice whose plan was dropped here is built again,
-// not tuned again.
+// The built plans of one thread, in order of their last use. A plan of cuDNN takes about 200 KiB of
+// host memory (pytorch issue 104369), so their number is bounded, and it may not be used by two
+// threads at once, so each thread has its own cache. A choice whose plan was dropped here is built
+// again, not tuned again.
 class PlanCache {
  public:
   static PlanCache& of_this_thread();

@@ -177,9 +177,10 @@ def _our_call(problem: ConvProblem, data: Operands, mode: str) -> Call:
 
 
 def _pytorch_call(problem: ConvProblem, data: Operands) -> Call:
-    native = problem.native()
-    run_aten = require_cuda_build().run_aten
-    return lambda: run_aten(native, *data)
+    extension = require_cuda_build()
+    index = data[0].device.index or 0
+    own_path = extension.build_plan(problem.native(), ATEN.text, index)
+    return lambda: extension.execute(own_path, *data)
 
 
 def _decide(call: Call) -> bool:

@@ -83,8 +83,7 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added
     tensors = (*(named_tensors[name] for name in "xwy"), *read[2:])
     if problem.is_fused:  # its engines fail on other addresses than those that they were made for
         tensors = tuple(t if t.data_ptr() % MOST_ALIGNED == 0 else t.clone() for t in tensors)
-    require_cuda_build().execute(plan, *tensors)
-    return output
+    return require_cuda_build().execute(plan, *tensors)
 
 
 def measure(

@@ -92,7 +92,7 @@ class GpuTimer:
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Starts building in the background, on several threads; :meth:`runnable` waits for it."""
         self._collect()
-        missing = [c for c in candidates if c.engine is not None and c.text not in self.plans]
+        missing = [c for c in candidates if c.text not in self.plans]
         if not missing:
             return
         build = self._search.build_many
@@ -119,7 +119,10 @@ class GpuTimer:
         for batch in batches:
             text = batch.candidate.text
             if text not in self._numbers:
-                self._numbers[text] = native.add(text, self.plans.get(text))
+                # PyTorch's own path runs unasked.
+                if text not in self.plans and not self.runnable([batch.candidate]):
+                    raise ValueError(f"engine_text: {text!r} is not runnable")
+                self._numbers[text] = native.add(self.plans[text])
             as_graph = batch.calls > 1 and self._last_ms.get(text, math.inf) < _GRAPH_BELOW_MS
             wanted.append((self._numbers[text], batch.calls, batch.cache == "cold", as_graph))
         # The power is not read during a run that is shorter than a reading's window.
@@ -220,20 +223,16 @@ class GpuTimer:
         if any(c in some for some, _ in self._building for c in candidates):
             self._collect()
         being_built = [c for some, _ in self._building for c in some]
-        missing = [
-            c
-            for c in candidates
-            if c.engine is not None and c.text not in self.plans and c not in being_built
-        ]
+        missing = [c for c in candidates if c.text not in self.plans and c not in being_built]
         compiled = [c for c in missing if c.is_compiled]
-        # Precompiled engines build in microseconds, and need no threads.
+        # What is not compiled builds in microseconds, and needs no threads.
         for some, threads in (
             ([c for c in missing if not c.is_compiled], 1),
             (compiled, max(1, min(len(compiled), os.cpu_count() or 1, _MOST_THREADS))),
         ):
             if some:
                 self._keep(some, self._search.build_many([c.text for c in some], threads))
-        return [c for c in candidates if c.engine is None or c.text in self.plans]
+        return [c for c in candidates if c.text in self.plans]
 
     def _that_fit_in_memory(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Allocates one workspace for all and returns the candidates that it is large enough for.
@@ -243,7 +242,8 @@ class GpuTimer:
         """
         had = self._workspace_bytes()
         room = (_C.PlanTimer.PLACES - 1) * _C.PlanTimer.PLACE_BYTES
-        larger = {self._needs(c) + room for c in candidates if self._needs(c) > had}
+        needs = {c.text: self.plans[c.text].workspace_bytes for c in candidates}
+        larger = {need + room for need in needs.values() if need > had}
         if larger:
             # The old one is freed first, so that memory need not hold both.
             self._use_workspace(0)
@@ -254,7 +254,7 @@ class GpuTimer:
             else:
                 self._use_workspace(had)  # candidates that were runnable before stay runnable
         had = self._workspace_bytes()
-        return [c for c in candidates if self._needs(c) <= had]
+        return [c for c in candidates if needs[c.text] <= had]
 
     def _use_workspace(self, size: int) -> None:
         """Allocates ``size`` bytes, or raises OutOfMemoryError and keeps the old workspace."""
@@ -262,10 +262,6 @@ class GpuTimer:
         if self._native is not None:
             self._native.set_workspace(workspace)
         self._workspace = workspace
-
-    def _needs(self, candidate: Candidate) -> int:
-        plan = self.plans.get(candidate.text)
-        return 0 if plan is None else plan.workspace_bytes
 
     def _workspace_bytes(self) -> int:
         return 0 if self._workspace is None else self._workspace.numel()

@@ -88,7 +88,7 @@ def choose(
     benchmark_limit: int,
     device: int,
     *tensors: Tensor,
-) -> tuple[str, _C.Plan | None, _C.OnlineTrial | None, Callable[[], None] | None]:
+) -> tuple[_C.Plan, _C.OnlineTrial | None, Callable[[], None] | None]:
     """Chooses an engine for a problem that has none yet; called by C++, one at a time.
 
     Args:
@@ -98,14 +98,14 @@ def choose(
             the one that the operation writes may be overwritten.
 
     Returns:
-        The choice's text; its plan where it is an engine of cuDNN; the trial that decides later, in
-        the mode ``online``; and a function to call once other threads may tune.
+        The choice's plan; the trial that decides later, in the mode ``online``; and a function to
+        call once other threads may tune.
     """
     miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, tensors)
     with deferred.put_off() as changes, events.SEARCHES.searching():
         served, trial = _choose(miss)
     afterwards = partial(deferred.make_all, changes) if changes else None
-    return served.choice.text, served.plan, trial, afterwards
+    return served.plan, trial, afterwards
 
 
 def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
@@ -188,7 +188,7 @@ def _begin_trial(
         return OnlinePreparation(*served, prepared, budget_ms, nearby, earlier)
 
     step = new_sizes.OnceItRecurs()
-    trial = _C.OnlineTrial((first.choice.text, first.plan), step)
+    trial = _C.OnlineTrial(first.plan, step)
     step.begin = partial(begin, trial.schedule)  # it must not hold the trial, which holds it
     return trial if nearby is not None or step.start() else None
 
@@ -253,11 +253,13 @@ def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
     for timed in selection.ranking:
         text = timed.candidate.text
         plan = timer.plans.get(text)
+        if text == ATEN.text:
+            plan = _own_path(miss)  # a mode that times nothing does not build it
+        if plan is None:
+            continue  # it did not build
         if not is_checked:
             return _served(miss, selection, checks, timed, plan)
-        if plan is None and timed.candidate.engine is not None:
-            continue  # the plan did not build
-        if plan is not None and miss.limit is not None and plan.workspace_bytes > miss.limit:
+        if miss.limit is not None and plan.workspace_bytes > miss.limit:
             continue  # the workspace of an engine that no heuristic lists is known only now
         if checks.is_right(miss.problem, text, plan, miss.tensors):
             return _served(miss, selection, checks, timed, plan)
@@ -295,4 +297,8 @@ def _served(
         else:
             decision = replace(decision, rejected=tuple(checks.rejected))
     choice = Choice(decision, miss.device, searched=selection)
-    return Served(choice, plan, is_found=chosen is not None)
+    return Served(choice, plan or _own_path(miss), is_found=chosen is not None)
+
+
+def _own_path(miss: _Miss) -> _C.Plan:
+    return _C.build_plan(miss.native, ATEN.text, miss.device)

@@ -146,7 +146,7 @@ class OnceItRecurs:
             return False
         return True
 
-    def __call__(self, *tensors: Tensor) -> tuple[tuple[str, _C.Plan | None] | None, int]:
+    def __call__(self, *tensors: Tensor) -> tuple[_C.Plan | None, int]:
         """A ``_C.PreparationStep``; the first one comes in the second call."""
         if self._step is None and not self._has_waited:
             self._has_waited = True

@@ -69,7 +69,7 @@ class OnlinePreparation:
         self,
         choice: Choice,
         first: Candidate,
-        plan: _C.Plan | None,
+        plan: _C.Plan,
         prepared: Prepared,
         budget_ms: float | None = None,
         nearby: Sequence[Candidate] | None = None,
@@ -82,19 +82,20 @@ class OnlinePreparation:
         self._choice = choice
         self._nearby = nearby
         self._problem = choice.problem
-        self._first, self._plan = first, plan
+        self._first = first
+        self._plan: _C.Plan | None = plan  # None once the preparation has ended
         self._prepared = prepared
         self._search: _C.EngineSearch | None = None
         self._pending: deque[Candidate] = deque()
         self._compiling: dict[Candidate, Built] = {}
-        self._checking: deque[tuple[Candidate, _C.Plan | None, Verdict]] = deque()
+        self._checking: deque[tuple[Candidate, _C.Plan, Verdict]] = deque()
 
     def __del__(self) -> None:
         self._forget()
 
-    def __call__(self, *tensors: Tensor) -> tuple[tuple[str, _C.Plan | None] | None, int]:
-        """Does the next step (a ``_C.PreparationStep``); returns the candidate that joins with its
-        plan, and after how many calls the next step follows (0: none)."""
+    def __call__(self, *tensors: Tensor) -> tuple[_C.Plan | None, int]:
+        """Does the next step (a ``_C.PreparationStep``); returns the plan of the candidate that
+        joins, and after how many calls the next step follows (0: none)."""
         start_s = time.perf_counter()
         try:
             joins = self._step(tensors)
@@ -115,7 +116,7 @@ class OnlinePreparation:
             self._prepared.joining.append(joins[0])
             # One more step follows in any case, so that the candidate has joined before the
             # preparation ends.
-            return (joins[0].text, joins[1]), 1
+            return joins[1], 1
         is_built = any(built.done() for built in self._compiling.values())
         if self._pending or self._checking or is_built:
             return None, 1
@@ -124,7 +125,7 @@ class OnlinePreparation:
         self._end()
         return None, 0
 
-    def _step(self, tensors: Tensors) -> tuple[Candidate, _C.Plan | None] | None:
+    def _step(self, tensors: Tensors) -> tuple[Candidate, _C.Plan] | None:
         """Does the next step; returns the candidate that joins by it, and its plan."""
         if self._search is None:
             self._list(tensors)
@@ -144,14 +145,14 @@ class OnlinePreparation:
         try:
             plan = self._plan_of(candidate)
             verdict = output_check.begin(self._problem, candidate.text, plan, tensors)
-        except (_C.CudnnError, torch.OutOfMemoryError, CancelledError) as failure:
+        except (_C.PlanError, torch.OutOfMemoryError, CancelledError) as failure:
             _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))
             if candidate is self._first:
                 self._prepared.first_fails = "failed"
         else:
             self._checking.append((candidate, plan, verdict))
 
-    def _concluded(self) -> tuple[Candidate, _C.Plan | None] | None:
+    def _concluded(self) -> tuple[Candidate, _C.Plan] | None:
         """Returns the candidate whose check is over next, and its plan, if it is right and is to
         join."""
         if not self._checking or not self._checking[0][2].is_ready:
@@ -188,20 +189,23 @@ class OnlinePreparation:
         native, device = self._problem.native(), self._choice.device
         return COMPILING.submit(_C.build_ahead, native, device, candidate.text, may_compile=True)
 
-    def _build(self, candidate: Candidate) -> _C.Plan | None:
+    def _build(self, candidate: Candidate) -> _C.Plan:
         """Builds any other candidate."""
         assert self._search is not None
-        return None if candidate.engine is None else self._search.build(candidate.text)
+        return self._search.build(candidate.text)
 
-    def _plan_of(self, candidate: Candidate) -> _C.Plan | None:
+    def _plan_of(self, candidate: Candidate) -> _C.Plan:
         if candidate is self._first:
+            assert self._plan is not None
             return self._plan
         if not candidate.is_compiled:
             return self._build(candidate)
         built = self._compiling.pop(candidate)
         if error := built.exception():
-            raise _C.CudnnError(str(error))
-        return built.result()
+            raise _C.PlanError(str(error))
+        plan = built.result()
+        assert plan is not None  # None is what is not kept, and this was compiled
+        return plan
 
     def _drop_pending(self) -> None:
         others = sum(candidate is not self._first for candidate in self._pending)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
-from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.tuning.checking import comparison, error_in, tolerance
 
 _log = logging.getLogger(__name__)
@@ -28,9 +26,7 @@ class OutputChecks:
     rejected: list[tuple[str, float]] = field(default_factory=list)
     """``(engine text, relative error)`` of the candidates whose output is wrong."""
 
-    def is_right(
-        self, problem: ConvProblem, text: str, plan: _C.Plan | None, tensors: Tensors
-    ) -> bool:
+    def is_right(self, problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> bool:
         """Runs the candidate named ``text`` and compares its output with the reference."""
         return self.conclude(problem, text, begin(problem, text, plan, tensors))
 
@@ -72,29 +68,17 @@ class Verdict:
         return error_in(found.tolist()) if isinstance(found, Tensor) else found
 
 
-def begin(problem: ConvProblem, text: str, plan: _C.Plan | None, tensors: Tensors) -> Verdict:
+def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> Verdict:
     """Enqueues the candidate named ``text`` and the comparison of its output. The error of one that
     fails to run is infinite."""
+    written = tensors["xwy".index({"fprop": "y", "dgrad": "x", "wgrad": "w"}[problem.op])]
+
+    def run() -> None:
+        written.copy_(_C.execute(plan, *tensors))  # PyTorch's own path allocates its result
+
     try:
-        return Verdict(comparison(problem, _runner(problem, text, plan, tensors), *tensors))
-    except _C.CudnnError as failure:
+        return Verdict(comparison(problem, run, *tensors))
+    except _C.PlanError as failure:
         # As text, since a handler that keeps log records would keep the tensors of its frames.
         _log.warning("%s: %s fails: %s", problem.text, text, str(failure))
         return Verdict(math.inf)
-
-
-def _runner(
-    problem: ConvProblem, text: str, plan: _C.Plan | None, tensors: Tensors
-) -> Callable[[], None]:
-    """A function that computes the problem on ``tensors`` by the candidate named ``text``."""
-    written = tensors["xwy".index({"fprop": "y", "dgrad": "x", "wgrad": "w"}[problem.op])]
-    native = problem.native()
-    if plan is not None:
-        return lambda: _C.execute(plan, *tensors)
-    if text == MATMUL.text:
-        return lambda: _C.run_matmul(native, *tensors)
-
-    def aten() -> None:
-        written.copy_(_C.run_aten(native, *tensors))
-
-    return aten

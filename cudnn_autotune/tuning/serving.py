@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import MOST
-from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines import offers, registry
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.engines.selection import Measurement
-from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.store import checked_outputs
 from cudnn_autotune.tuning import prefetching, remembering
 from cudnn_autotune.tuning.checking import tolerance
@@ -42,8 +42,7 @@ class Served:
     """A choice that is ready to run."""
 
     choice: Choice
-    plan: _C.Plan | None
-    """None if the choice is not an engine of cuDNN."""
+    plan: _C.Plan
     is_found: bool = True
     """False if a search found no candidate that is right, and PyTorch's own path serves."""
 
@@ -66,7 +65,7 @@ def serve(
         counted in ``fallbacks()``.
 
     Raises:
-        CudnnError: a pinned engine does not build.
+        PlanError: what is pinned does not build.
     """
     problem, text, checks = known.problem, known.text, OutputChecks()
     prefetching.read_ahead(known)
@@ -92,7 +91,7 @@ def serve(
         _log.warning("%s: %s serves all the same: it is pinned", problem.text, text)
     # A decision holds finite numbers only.
     decision = replace(known.decision, relative_error=None if error is None else min(error, MOST))
-    if known.origin in ("pinned", "neighbour") and plan is not None:
+    if known.origin in ("pinned", "neighbour"):
         candidate = replace(
             decision.selection.winner.candidate, workspace_bytes=plan.workspace_bytes
         )
@@ -107,7 +106,7 @@ def during_capture(
     workspace_limit: int,
     benchmark_limit: int,
     device: int,
-) -> tuple[str, _C.Plan | None] | None:
+) -> _C.Plan | None:
     """Serves a problem by a known choice while a stream is being captured, when no output can be
     checked. Called by C++, with the key of the choice (workspace_limit in bytes, -1: no limit).
 
@@ -115,8 +114,8 @@ def during_capture(
     call outside a capture is served by :func:`serve`, which checks the output.
 
     Returns:
-        Text and plan of a pin, or of a known choice whose output was right where it was tuned and
-        that :func:`built` admits. None: the heuristics serve.
+        The plan of a pin, or of a known choice whose output was right where it was tuned and that
+        :func:`built` admits. None: the heuristics serve.
     """
     limit = None if workspace_limit < 0 else workspace_limit
     problem = ConvProblem.from_native(native)
@@ -129,13 +128,13 @@ def during_capture(
         return None
     try:
         plan = built(known, native, workspace_limit, _search_on(native, device))
-    except (UnfitError, _C.CudnnError) as failure:
+    except (UnfitError, _C.PlanError) as failure:
         _log.warning("%s: %s is not captured: %s", problem.text, known.text, failure.args[-1])
         return None
     if not is_pinned:
         message = "%s: %s is captured as remembered; its output is checked at the next call outside"
         _log.info(message, problem.text, known.text)
-    return known.text, plan
+    return plan
 
 
 def built(
@@ -143,8 +142,8 @@ def built(
     native: _C.ConvProblem,
     workspace_limit: int,
     open_search: Callable[[], _C.EngineSearch],
-) -> _C.Plan | None:
-    """The plan of a known choice; None if it is not an engine of cuDNN.
+) -> _C.Plan:
+    """The plan of a known choice.
 
     Args:
         native: the problem.
@@ -153,30 +152,33 @@ def built(
 
     Raises:
         UnfitError: a choice that is not pinned does not build or violates what the problem asks
-            for: by the workspace and the notes that cuDNN reports here, by the errata, or as a
-            matrix product for a problem that is not one.
-        CudnnError: a pinned engine does not build.
+            for: by its workspace, by the notes that cuDNN or its implementation reports here, or
+            by the errata.
+        PlanError: what is pinned does not build.
     """
-    text = known.text
+    text, notes = known.text, list[str]()
     is_pinned = known.origin == "pinned"
-    if text == ATEN.text:
-        return None
-    if text == MATMUL.text:
-        if not is_pinned and not _C.is_matmul(native):
-            raise UnfitError(NOT_ALLOWED, "the problem is no matrix product")
-        return None
+    build = partial(_C.build_plan, native, text, known.device)
     try:
-        search = open_search()
-        here = search.describe(text)
-        if not is_pinned and not _C.is_allowed(here, native, workspace_limit):
-            raise UnfitError(NOT_ALLOWED, _needs(here.workspace_bytes, here.numerical_notes))
-        plan = prefetching.take(native, text, known.device) or search.build(text)
-    except _C.CudnnError as failure:
+        if _C.is_engine(text):  # the text decides: what else is remembered of it may be wrong
+            search = open_search()
+            here, build = search.describe(text), partial(search.build, text)
+            notes = here.numerical_notes
+            if not is_pinned and not _C.is_allowed(here, native, workspace_limit):
+                raise UnfitError(NOT_ALLOWED, _needs(here.workspace_bytes, notes))
+        elif registry.is_text(text) and not is_pinned:
+            problem, gpu = ConvProblem.from_native(native), offers.gpu_of(known.device)
+            offer = offers.described(text, problem, gpu)
+            notes = list(offer.numerical_notes)
+            if not offers.is_allowed(offer, problem, None):
+                raise UnfitError(NOT_ALLOWED, _needs(offer.workspace_bytes, notes))
+        plan = prefetching.take(native, text, known.device) or build()
+    except (_C.PlanError, registry.ImplementationError, ValueError) as failure:
         if is_pinned:
             raise
         raise UnfitError(NO_LONGER_BUILDS, str(failure)) from None
     if not is_pinned and 0 <= workspace_limit < plan.workspace_bytes:
-        raise UnfitError(NOT_ALLOWED, _needs(plan.workspace_bytes, here.numerical_notes))
+        raise UnfitError(NOT_ALLOWED, _needs(plan.workspace_bytes, notes))
     return plan
 
 

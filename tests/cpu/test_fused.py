@@ -203,9 +203,10 @@ def test_atens_path_of_a_fused_problem_is_its_parts() -> None:
     small = {"dtype": torch.float32, "input_shape": (2, 64, 9, 9)}
     problem = problem_of(bias=True, residual=True, activation="silu", **small)
     x, w, y, b, r = operands(problem, "cpu")
-    found = ca._C.run_aten(problem.native(), x, w, y, b, r)
+    plan = ca._C.build_plan(problem.native(), "aten", 0)
+    found = ca._C.execute(plan, x, w, y, b, r)
     n = problem.spatial_dims
     expected = F.silu(F.conv2d(x, w, b, problem.stride, problem.padding[:n]) + r)
     assert torch.allclose(found, expected, atol=1e-5)
     with pytest.raises(ValueError, match="the problem has 5, got 3"):
-        ca._C.run_aten(problem.native(), x, w, y)
+        ca._C.execute(plan, x, w, y)

@@ -399,8 +399,8 @@ def test_a_finished_search_is_committed_as_one_of_the_miss_handler() -> None:
     timer: Any = SimpleNamespace(plans={})
     data = measuring.operands(problem, "cpu")
     with miss.searched(problem, selection, timer):
-        text, plan, trial, _ = miss.choose(problem.native(), "auto", -1, 0, 0, *data)
-    assert (text, plan, trial) == (ATEN.text, None, None)
+        plan, trial, _ = miss.choose(problem.native(), "auto", -1, 0, 0, *data)
+    assert (plan.text, trial) == (ATEN.text, None)
     (choice,) = ca.choices()
     assert (choice.problem, choice.origin, choice.sampling) == (problem, "tuned", "auto")
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import simulation
 import torch
+from made_up_plans import plan_of
 from online_trials import FIRST, MOST_ROUNDS, Calls, Committed, Undecided, race_of
 from simulation import GPU, SimulatedEngine, StaticCandidates, candidate, engine, timer_of
 
@@ -725,8 +726,8 @@ class Steps(OnlinePreparation):
         self._search = cast("_C.EngineSearch", object())
         return [self._first, *self.others]
 
-    def _build(self, candidate: Candidate) -> None:
-        return None
+    def _build(self, candidate: Candidate) -> _C.Plan:
+        return plan_of(candidate.text)
 
 
 @pytest.fixture
@@ -742,7 +743,7 @@ def prepare(budget_ms: float | None) -> tuple[Prepared, int]:
     decision = Decision(problem, "online", 0, None, Selection((Measurement(FIRST, None, 0),), 0))
     first = Choice(decision, 0)
     prepared = Prepared()
-    preparation = Steps(first, FIRST, None, prepared, budget_ms)
+    preparation = Steps(first, FIRST, plan_of(FIRST.text), prepared, budget_ms)
     tensors = (torch.empty(0),) * 3
     for calls in range(1, 20):
         if preparation(*tensors)[1] == 0:
@@ -814,7 +815,7 @@ def test_a_trial_ends_with_its_callers_and_they_let_go_of_its_plans() -> None:
 
     preparation = Step()
     alive = weakref.ref(preparation)
-    native = _C.OnlineTrial((ATEN.text, None), preparation)
+    native = _C.OnlineTrial(plan_of(ATEN.text), preparation)
     trial = Trial(native.schedule, ATEN, Committed(), Prepared())
     del preparation
     assert alive() is not None

@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 import torch
+from made_up_plans import plan_of
 from online_trials import FIRST, NOISE, Calls, Undecided, race_of
 from simulation import candidate
 
@@ -239,13 +240,13 @@ class Compiles(OnlinePreparation):
 
     def _offered(self, tensors: object) -> list[Candidate]:
         self._search = cast("_C.EngineSearch", object())
-        self.futures: dict[str, Future[None]] = {c.text: Future() for c in self.compiled}
+        self.futures: dict[str, Future[_C.Plan]] = {c.text: Future() for c in self.compiled}
         return [*self.compiled, self._first, *self.quick]
 
-    def _build(self, candidate: Candidate) -> None:
-        return None
+    def _build(self, candidate: Candidate) -> _C.Plan:
+        return plan_of(candidate.text)
 
-    def _compile(self, candidate: Candidate) -> Future[None]:  # type: ignore[override]
+    def _compile(self, candidate: Candidate) -> Future[_C.Plan]:  # type: ignore[override]
         return self.futures[candidate.text]
 
 
@@ -263,7 +264,8 @@ def preparation(
     problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3), padding=1)
     decision = Decision(problem, "online", 0, None, Selection((Measurement(FIRST, None, 0),), 0))
     prepared = Prepared()
-    return Compiles(Choice(decision, 0), FIRST, None, prepared, budget_ms, earlier), prepared
+    first = (Choice(decision, 0), FIRST, plan_of(FIRST.text))
+    return Compiles(*first, prepared, budget_ms, earlier), prepared
 
 
 def steps(one: Compiles) -> tuple[list[str], int]:
@@ -272,7 +274,7 @@ def steps(one: Compiles) -> tuple[list[str], int]:
     joined = []
     for _ in range(30):
         joins, next_ = one(*TENSORS)
-        joined += [joins[0]] if joins else []
+        joined += [joins.text] if joins else []
         if next_ != 1:
             return joined, next_
     raise AssertionError("it does not end")
@@ -287,12 +289,12 @@ def test_what_is_compiled_joins_once_it_is_and_no_call_waits() -> None:
     assert next_ == online_calls._CALLS_BETWEEN_LOOKS
     assert not prepared.is_over
     assert steps(one) == ([], next_)
-    one.futures["eng4:"].set_result(None)
+    one.futures["eng4:"].set_result(plan_of("eng4:"))
     assert steps(one) == (["eng4:"], next_)
     one.futures["eng3:"].set_exception(RuntimeError("no compiler"))
     assert steps(one) == ([], next_)
     assert not prepared.is_over
-    one.futures["eng5:"].set_result(None)
+    one.futures["eng5:"].set_result(plan_of("eng5:"))
     assert steps(one) == (["eng5:"], 0)
     assert prepared.is_over
     assert not prepared.is_broken
@@ -314,15 +316,15 @@ def test_no_call_waits_for_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(output_check, "begin", begin)
     one, prepared = preparation()
-    for future in (one(*TENSORS), one.futures)[1].values():
-        future.set_result(None)
+    for text, future in (one(*TENSORS), one.futures)[1].items():
+        future.set_result(plan_of(text))
     for _ in range(9):
         assert one(*TENSORS) == (None, 1)
     assert list(checks) == [FIRST.text, "eng1:", "eng2:", "eng3:"], "so many at once"
     checks["eng1:"].is_ready = checks["eng2:"].is_ready = True
     assert one(*TENSORS) == (None, 1), "the first is checked before all others"
     checks[FIRST.text].is_ready = True
-    joined = [joins[0] for joins, _ in (one(*TENSORS) for _ in range(6)) if joins]
+    joined = [joins.text for joins, _ in (one(*TENSORS) for _ in range(6)) if joins]
     assert joined == ["eng2:"]
     assert prepared.first_fails == ""
     assert [text for text, _ in prepared.checks.rejected] == ["eng1:"]
@@ -379,9 +381,9 @@ def test_a_compiled_one_that_is_fastest_wins_while_calls_go_on() -> None:
     def compile_all() -> None:
         while not hasattr(prepare, "futures"):
             time.sleep(0.001)
-        for future in prepare.futures.values():
+        for text, future in prepare.futures.items():
             time.sleep(0.15)
-            future.set_result(None)
+            future.set_result(plan_of(text))
 
     thread = threading.Thread(target=compile_all)
     thread.start()
@@ -394,8 +396,8 @@ def test_a_compiled_one_that_is_fastest_wins_while_calls_go_on() -> None:
             joins, next_ = prepare(*TENSORS)
             next_at = call + next_ if next_ else -1
             if joins:
-                one.native.join((joins[0], None))
-                names.append(joins[0])
+                one.native.join(joins)
+                names.append(joins.text)
         if turn := one.schedule.take_turn():
             implementation, round_ = turn
             time_ms = times[names[implementation]] * math.exp(rng.gauss(0, NOISE))

@@ -162,7 +162,7 @@ def test_forget_drops_them() -> None:
 # What takes them
 
 
-def served(known: Choice, limit: int = -1) -> _C.Plan | None:
+def served(known: Choice, limit: int = -1) -> _C.Plan:
     search = functools.partial(open_search, known.problem, "h200")
     return serving.built(known, known.problem.native(), limit, search)
 

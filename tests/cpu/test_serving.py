@@ -75,7 +75,7 @@ def first(problem: ca.ConvProblem, fits: Callable[[ca.Candidate], bool]) -> ca.C
     return next(c for c in listed(problem) if fits(c) and not c.is_compiled)
 
 
-def built(what: Choice, problem: ca.ConvProblem, limit: int = -1) -> _C.Plan | None:
+def built(what: Choice, problem: ca.ConvProblem, limit: int = -1) -> _C.Plan:
     search = functools.partial(open_search, problem, "h200")
     return serving.built(what, problem.native(), limit, search)
 
@@ -95,10 +95,10 @@ def test_what_is_true_is_built() -> None:
     one = first(problem, lambda c: c.workspace_bytes > 0)
     for limit in (-1, one.workspace_bytes):
         plan = built(known(problem, one), problem, limit)
-        assert plan is not None
         assert (plan.text, plan.workspace_bytes) == (one.text, one.workspace_bytes)
-    assert built(known(problem, ATEN), problem) is None
-    assert built(known(POINTWISE, MATMUL), POINTWISE) is None
+    for one, of in ((ATEN, problem), (MATMUL, POINTWISE)):
+        plan = built(known(of, one), of)
+        assert (plan.text, plan.workspace_bytes) == (one.text, 0)
 
 
 def test_the_workspace_is_the_plans() -> None:
@@ -108,7 +108,7 @@ def test_the_workspace_is_the_plans() -> None:
     reason, found = refused(lie, problem, 1000)
     assert reason == serving.NOT_ALLOWED
     assert f"it needs {one.workspace_bytes} bytes" in found
-    assert built(lie, problem, one.workspace_bytes) is not None
+    assert built(lie, problem, one.workspace_bytes).text == one.text
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_the_notes_are_the_engines(
     assert reason == serving.NOT_ALLOWED
     assert note in found
     free = make("resnet_fp16_nhwc", "wgrad", **changes)
-    assert built(replace_problem(lie, free), free) is not None
+    assert built(replace_problem(lie, free), free).text == one.text
 
 
 def replace_problem(what: Choice, problem: ca.ConvProblem) -> Choice:
@@ -160,7 +160,7 @@ def test_what_this_version_does_not_have_no_longer_builds(text: str) -> None:
 
 def test_a_matrix_product_serves_problems_that_are_one() -> None:
     reason, found = refused(known(PADDED, MATMUL), PADDED)
-    assert reason == serving.NOT_ALLOWED
+    assert reason == serving.NO_LONGER_BUILDS
     assert "no matrix product" in found
 
 
@@ -168,9 +168,7 @@ def test_a_pin_is_an_order() -> None:
     """The notes and the workspace are the user's business."""
     problem = make("resnet_fp16_nhwc", "wgrad", deterministic=True)
     one = first(problem, lambda c: "NONDETERMINISTIC" in c.numerical_notes)
-    plan = built(known(problem, one, "pinned"), problem, 0)
-    assert plan is not None
-    assert plan.text == one.text
+    assert built(known(problem, one, "pinned"), problem, 0).text == one.text
     for text in ("eng987", UNREADABLE):
         with pytest.raises(ca.CudnnError):
             built(known(problem, as_told(one, text=text), "pinned"), problem)
@@ -219,8 +217,8 @@ def test_a_matrix_product_of_what_is_none_is_tuned_again(
     assert what is not None
     assert what.text == "matmul"
     assert served(what, PADDED) is None
-    assert ca.fallbacks() == {serving.NOT_ALLOWED: 1}
-    assert "matmul (store): a remembered choice is not allowed here: tuned again" in caplog.text
+    assert ca.fallbacks() == {serving.NO_LONGER_BUILDS: 1}
+    assert "matmul (store): a remembered choice no longer builds: tuned again" in caplog.text
     # Nor is it found again.
     again = found(PADDED)
     assert again is None or again.text != "matmul"
@@ -267,7 +265,7 @@ def test_a_wrong_pin_serves_with_a_warning(caplog: pytest.LogCaptureFixture) -> 
 
 def captured(problem: ca.ConvProblem, limit: int = -1) -> str | None:
     way = serving.during_capture(problem.native(), "race", limit, 0, 0)
-    return None if way is None else way[0]
+    return None if way is None else way.text
 
 
 def test_during_a_capture_serves_what_was_right_where_it_was_tuned(
@@ -309,7 +307,7 @@ def test_during_a_capture_the_plan_is_verified(
 ) -> None:
     store.add([remembered(PADDED, MATMUL)])
     assert captured(PADDED) is None
-    assert "matmul is not captured: the problem is no matrix product" in caplog.text
+    assert "matmul is not captured: no matrix product computes" in caplog.text
 
 
 def test_during_a_capture_a_pin_is_an_order() -> None:

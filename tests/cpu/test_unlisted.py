@@ -133,7 +133,8 @@ def test_the_matrix_product_on_the_cpu(
     )
     assert _C.is_matmul(problem.native())
     tensors, written, right = operands_of(problem)
-    _C.run_matmul(problem.native(), *tensors)
+    plan = _C.build_plan(problem.native(), "matmul", 0)
+    assert _C.execute(plan, *tensors) is written
     assert_close(written, right, 1e-2, problem.text)
 
 
@@ -162,7 +163,7 @@ def test_pytorchs_own_path_on_the_cpu(name: str, op: str) -> None:
     }
     problem = ca.ConvProblem(op, **geometries[name])  # type: ignore[arg-type]
     tensors, written, right = operands_of(problem)
-    result = _C.run_aten(problem.native(), *tensors)
+    result = _C.execute(_C.build_plan(problem.native(), "aten", 0), *tensors)
     assert result.is_contiguous(memory_format=problem.memory_format)
     assert bool(written.isnan().all()), "the result is a tensor of its own"
     assert_close(result, right, 1e-5, name)
@@ -273,7 +274,7 @@ def test_many_threads_build_what_one_builds() -> None:
     assert search.build_many([], 4) == []
 
 
-@pytest.mark.parametrize("text", ["nonsense", "eng67:KNOB_9=0", "aten", ""])
+@pytest.mark.parametrize("text", ["nonsense", "eng67:KNOB_9=0", ""])
 def test_a_text_that_does_not_parse_is_a_config_that_does_not_build(text: str) -> None:
     """It may come from a store that another version has written, beside others that build."""
     problem = make("resnet_fp16_nhwc", "dgrad")

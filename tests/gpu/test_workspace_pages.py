@@ -48,7 +48,7 @@ def engine_text(problem: ca.ConvProblem) -> str:
             block = torch.full((PAGE,), 0xA5, dtype=torch.uint8, device="cuda")
             native = _C.PlanTimer(problem.native(), [timer._operands], 0, False)
             native.set_workspace(block)
-            native.run([(native.add(candidate.text, plan), 1, False, False)], 0)
+            native.run([(native.add(plan), 1, False, False)], 0)
             if bool((block != 0xA5).any()):
                 return candidate.text
     finally:
@@ -180,7 +180,7 @@ def test_a_timed_workspace_is_on_the_pages(
         for uses_pages in (False, True):
             native = _C.PlanTimer(problem.native(), [timer._operands], 0, uses_pages)
             native.set_workspace(block)
-            number = native.add(engine_text, timer.plans[engine_text])
+            number = native.add(timer.plans[engine_text])
             for as_graph in (False, True):
                 block.fill_(0xA5)
                 torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-#include "non_cudnn_paths.h"
+#include "pytorch_plans.h"
 
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
@@ -9,6 +9,7 @@
 
 #include "aten_conv.h"
 #include "conv_layout.h"
+#include "core/check.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -32,8 +33,9 @@ at::Tensor as_rows(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor run_aten(const ConvProblem& problem, const Operands& operands) {
+at::Tensor AtenPlan::launch(const Operands& operands, void* /*workspace*/) {
   const auto& [x, w, y, bias, residual] = operands;
+  const ConvProblem& problem = this->problem();
   // In a backward, autocast may be active. It must not cast: the tensors have the problem's dtype.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const size_t n = problem.spatial_dims;
@@ -74,26 +76,31 @@ bool is_matmul(const ConvProblem& problem) {
          (problem.dtype == DataType::float16 || problem.dtype == DataType::bfloat16);
 }
 
-void run_matmul(const ConvProblem& problem, const Operands& operands) {
+MatmulPlan::MatmulPlan(const ConvProblem& problem) : Plan(problem, kMatmul) {
+  if (!is_matmul(problem)) throw PlanError("no matrix product computes " + problem.text());
+}
+
+at::Tensor MatmulPlan::launch(const Operands& operands, void* /*workspace*/) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   at::Tensor inputs = as_rows(operands.x);
   at::Tensor weights = as_rows(operands.w);
   at::Tensor outputs = as_rows(operands.y);
-  switch (problem.op) {
+  switch (problem().op) {
     case ConvOp::fprop:
       if (operands.bias.defined()) {
         at::addmm_out(outputs, operands.bias, inputs, weights.t());
       } else {
         at::mm_out(outputs, inputs, weights.t());
       }
-      return;
+      break;
     case ConvOp::dgrad:
       at::mm_out(inputs, outputs, weights);
-      return;
+      break;
     case ConvOp::wgrad:
       at::mm_out(weights, outputs.t(), inputs);
-      return;
+      break;
   }
+  return {};
 }
 
 }  // namespace cudnn_autotune

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+
+#include "core/check.h"
+#include "torch_bridge.h"
+
+namespace cudnn_autotune {
+
+// Keeps a Python function alive. The last copy may be destroyed on a thread without the GIL, and
+// after the interpreter has ended.
+inline std::shared_ptr<pybind11::function> hold(const pybind11::function& function) {
+  return {new pybind11::function(function), [](pybind11::function* last) {
+            if (is_interpreter_gone()) return;
+            const pybind11::gil_scoped_acquire gil;
+            delete last;
+          }};
+}
+
+// Calls what calls Python, under the GIL. Throws PlanError for Python's exceptions, except those
+// that end a program, such as KeyboardInterrupt.
+template <typename Call>
+auto ask_python(const Call& call) {
+  if (is_interpreter_gone()) throw PlanError("Python has ended");
+  const pybind11::gil_scoped_acquire gil;
+  try {
+    return call();
+  } catch (pybind11::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    const std::string type = pybind11::str(error.type().attr("__name__"));
+    throw PlanError(type + ": " + std::string(pybind11::str(error.value())));
+  } catch (const pybind11::cast_error& error) {
+    throw PlanError(error.what());
+  }
+}
+
+}  // namespace cudnn_autotune

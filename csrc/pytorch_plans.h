@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "core/conv_problem.h"
+#include "plan.h"
+
+namespace cudnn_autotune {
+
+// The plans that ATen runs. They throw c10::Error where ATen or cuBLAS refuse.
+
+// The texts of PyTorch's own path, and of a matrix product by cuBLAS.
+constexpr const char* kAten = "aten";
+constexpr const char* kMatmul = "matmul";
+
+// PyTorch's own path, which allocates its result.
+class AtenPlan final : public Plan {
+ public:
+  explicit AtenPlan(const ConvProblem& problem) : Plan(problem, kAten) {}
+
+  bool allocates_result() const override { return true; }
+  at::Tensor launch(const Operands& operands, void* workspace) override;
+};
+
+// Whether a problem can be computed as one matrix product over all pixels: its kernel is 1x1,
+// without stride, padding, groups or an epilogue other than a bias, its layout is channels last,
+// and its dtype is a half type (in float32 cuBLAS obeys another TF32 switch than cuDNN).
+bool is_matmul(const ConvProblem& problem);
+
+class MatmulPlan final : public Plan {
+ public:
+  // Throws PlanError unless is_matmul(problem).
+  explicit MatmulPlan(const ConvProblem& problem);
+
+  at::Tensor launch(const Operands& operands, void* workspace) override;
+};
+
+}  // namespace cudnn_autotune

@@ -1,0 +1,248 @@
+#include "recipe_plan.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/check.h"
+#include "core/conv_plan.h"
+#include "core/cuda_driver.h"
+#include "core/engine_search.h"
+#include "torch_bridge.h"
+
+namespace cudnn_autotune {
+namespace {
+
+// What every workspace and the engines' part of it begin at a multiple of.
+constexpr int64_t kWorkspaceAligned = 256;
+
+const char* name(Buffer buffer) {
+  constexpr std::array names{"x", "w", "y", "bias", "residual", "workspace"};
+  return names.at(static_cast<size_t>(buffer));
+}
+
+// Throws PlanError unless the address is in a buffer that the problem has.
+void check_address(const Address& address, const ConvProblem& problem, int64_t workspace_bytes) {
+  const bool is_there = address.buffer == Buffer::bias       ? problem.has_bias()
+                        : address.buffer == Buffer::residual ? problem.has_residual()
+                                                             : true;
+  if (!is_there) throw PlanError(std::string("the problem has no ") + name(address.buffer));
+  const bool is_in_workspace = address.buffer != Buffer::workspace ||
+                               address.offset < workspace_bytes || address.offset == 0;
+  if (address.offset < 0 || !is_in_workspace) {
+    throw PlanError("the offset " + std::to_string(address.offset) + " is not in " +
+                    name(address.buffer));
+  }
+}
+
+// What the address is a multiple of, as far as the problem says: a power of two, in bytes.
+int64_t alignment_of(const Address& address, const ConvProblem& problem) {
+  int64_t known = kMostAligned;  // of what an epilogue adds
+  if (address.buffer == Buffer::x) known = problem.x_alignment;
+  if (address.buffer == Buffer::w) known = problem.w_alignment;
+  if (address.buffer == Buffer::y) known = problem.y_alignment;
+  const int64_t either = known | address.offset;
+  return either & -either;
+}
+
+}  // namespace
+
+// Where the buffers of one launch are.
+struct RecipePlan::Memory {
+  const Operands& operands;
+  std::array<void*, 6> buffers;  // by Buffer
+  int64_t own_bytes;
+  void* engine_workspace;
+
+  void* at(const Address& address) const {
+    return static_cast<char*>(buffers[static_cast<size_t>(address.buffer)]) + address.offset;
+  }
+};
+
+class RecipePlan::Step {
+ public:
+  virtual ~Step() = default;
+  virtual void run(const Memory& memory) = 0;
+};
+
+class RecipePlan::KernelStep final : public Step {
+ public:
+  explicit KernelStep(const KernelLaunch& launch)
+      : name_(launch.function),
+        grid_(launch.grid),
+        block_(launch.block),
+        shared_bytes_(launch.shared_bytes),
+        values_(launch.arguments.size()) {
+    std::vector<size_t> sizes;
+    for (size_t i = 0; i < values_.size(); ++i) {
+      std::visit(
+          [&](const auto& value) {
+            using Value = std::decay_t<decltype(value)>;
+            if constexpr (std::is_same_v<Value, Address>) {
+              addresses_.emplace_back(i, value);
+              sizes.push_back(sizeof(void*));
+            } else {
+              std::memcpy(&values_[i], &value, sizeof(value));
+              sizes.push_back(sizeof(value));
+            }
+          },
+          launch.arguments[i]);
+      pointers_.push_back(&values_[i]);
+    }
+    function_ = load_kernel(launch.cubin, name_, shared_bytes_, sizes);
+  }
+
+  void run(const Memory& memory) override {
+    for (const auto& [i, address] : addresses_) {
+      values_[i] = reinterpret_cast<uint64_t>(memory.at(address));
+    }
+    const CUresult status = cuda_driver().launch(
+        function_, grid_[0], grid_[1], grid_[2], block_[0], block_[1], block_[2], shared_bytes_,
+        c10::cuda::getCurrentCUDAStream().stream(), pointers_.data(), nullptr);
+    if (status != CUDA_SUCCESS) check_driver(status, "launching " + name_);
+  }
+
+ private:
+  std::string name_;
+  CUfunction function_ = nullptr;
+  std::array<uint32_t, 3> grid_, block_;
+  int shared_bytes_;
+  std::vector<uint64_t> values_;  // each argument in its first bytes
+  std::vector<void*> pointers_;   // to the values
+  std::vector<std::pair<size_t, Address>> addresses_;
+};
+
+class RecipePlan::EngineStep final : public Step {
+ public:
+  // `whole` is the recipe's problem.
+  EngineStep(const EngineLaunch& launch, const ConvProblem& whole) : launch_(launch) {
+    const ConvProblem& problem = launch.problem;
+    const auto check = [&](const Address& address, int64_t alignment) {
+      if (alignment_of(address, whole) >= alignment) return;
+      throw PlanError("offset " + std::to_string(address.offset) + " in " + name(address.buffer) +
+                      " is no multiple of the " + std::to_string(alignment) + " bytes that " +
+                      launch.engine_text + " asks for");
+    };
+    check(launch.x, problem.x_alignment);
+    check(launch.w, problem.w_alignment);
+    check(launch.y, problem.y_alignment);
+    if (problem.has_bias() != launch.bias.has_value() ||
+        problem.has_residual() != launch.residual.has_value()) {
+      throw PlanError(launch.engine_text + " is given a bias or a residual that its problem has " +
+                      "not, or lacks one");
+    }
+    if (launch.bias) check(*launch.bias, kMostAligned);
+    if (launch.residual) check(*launch.residual, kMostAligned);
+    engine_ = EngineSearch(problem, &current_handle).build(launch.engine_text);
+    if (engine_->config().is_unfused) {
+      throw PlanError(launch.engine_text + " leaves the bias to PyTorch, which a recipe cannot");
+    }
+  }
+
+  int64_t workspace_bytes() const { return engine_->workspace_bytes(); }
+
+  void run(const Memory& memory) override {
+    const ConvPointers pointers{memory.at(launch_.x), memory.at(launch_.w), memory.at(launch_.y),
+                                launch_.bias ? memory.at(*launch_.bias) : nullptr,
+                                launch_.residual ? memory.at(*launch_.residual) : nullptr};
+    engine_->execute(current_handle(), pointers, memory.engine_workspace);
+  }
+
+ private:
+  EngineLaunch launch_;
+  std::shared_ptr<ConvPlan> engine_;
+};
+
+class RecipePlan::FunctionStep final : public Step {
+ public:
+  explicit FunctionStep(FunctionLaunch launch) : launch_(std::move(launch)) {}
+
+  void run(const Memory& memory) override {
+    const at::NoGradGuard no_grad;
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const auto options = memory.operands.x.options().dtype(at::kByte).memory_format(std::nullopt);
+    void* own = memory.buffers[static_cast<size_t>(Buffer::workspace)];
+    launch_.function(memory.operands, memory.own_bytes == 0
+                                          ? at::empty({0}, options)
+                                          : at::from_blob(own, {memory.own_bytes}, options));
+  }
+
+ private:
+  FunctionLaunch launch_;
+};
+
+std::shared_ptr<RecipePlan> RecipePlan::build(const ConvProblem& problem, const std::string& text,
+                                              const std::vector<Launch>& launches,
+                                              int64_t workspace_bytes, c10::DeviceIndex device) {
+  const bool needs_device = std::any_of(launches.begin(), launches.end(), [](const Launch& launch) {
+    return !std::holds_alternative<FunctionLaunch>(launch);
+  });
+  const OnDevice guard(needs_device ? std::make_optional(device) : std::nullopt);
+  const auto check = [&](const Address& address) {
+    check_address(address, problem, workspace_bytes);
+  };
+  std::vector<std::unique_ptr<Step>> steps;
+  int64_t engine_bytes = 0;  // the engines run one after the other, and share theirs
+  try {
+    for (const Launch& launch : launches) {
+      if (const auto* kernel = std::get_if<KernelLaunch>(&launch)) {
+        for (const auto& argument : kernel->arguments) {
+          if (const auto* address = std::get_if<Address>(&argument)) check(*address);
+        }
+        steps.push_back(std::make_unique<KernelStep>(*kernel));
+      } else if (const auto* engine = std::get_if<EngineLaunch>(&launch)) {
+        for (const Address& address : {engine->x, engine->w, engine->y}) check(address);
+        if (engine->bias) check(*engine->bias);
+        if (engine->residual) check(*engine->residual);
+        auto step = std::make_unique<EngineStep>(*engine, problem);
+        engine_bytes = std::max(engine_bytes, step->workspace_bytes());
+        steps.push_back(std::move(step));
+      } else {
+        steps.push_back(std::make_unique<FunctionStep>(std::get<FunctionLaunch>(launch)));
+      }
+    }
+  } catch (const PlanError& error) {
+    throw PlanError(text + ": " + error.what());
+  }
+  return std::shared_ptr<RecipePlan>(
+      new RecipePlan(problem, text, workspace_bytes, engine_bytes, std::move(steps)));
+}
+
+namespace {
+
+int64_t rounded_up(int64_t bytes) {
+  return (bytes + kWorkspaceAligned - 1) / kWorkspaceAligned * kWorkspaceAligned;
+}
+
+}  // namespace
+
+RecipePlan::RecipePlan(const ConvProblem& problem, const std::string& text, int64_t own_bytes,
+                       int64_t engine_bytes, std::vector<std::unique_ptr<Step>> steps)
+    : Plan(problem, text, engine_bytes > 0 ? rounded_up(own_bytes) + engine_bytes : own_bytes),
+      own_bytes_(own_bytes),
+      engines_at_(rounded_up(own_bytes)),
+      steps_(std::move(steps)) {}
+
+RecipePlan::~RecipePlan() = default;
+
+at::Tensor RecipePlan::launch(const Operands& operands, void* workspace) {
+  const auto [x, w, y, bias, residual] = operands.pointers();
+  const Memory memory{operands,
+                      {x, w, y, bias, residual, workspace},
+                      own_bytes_,
+                      static_cast<char*>(workspace) + engines_at_};
+  try {
+    for (const auto& step : steps_) step->run(memory);
+  } catch (const PlanError& error) {
+    throw PlanError(text() + ": " + error.what());
+  }
+  return {};
+}
+
+}  // namespace cudnn_autotune
