@@ -180,7 +180,8 @@ def _launch_engine(launch: EngineLaunch, buffers: Buffers) -> None:
     bias = residual = None
     if problem.bias:
         assert launch.bias is not None
-        bias = _view(buffers, launch.bias, (1, problem.weight_shape[0]), problem).flatten()
+        channels = (1, problem.weight_shape[0], *(1,) * problem.spatial_dims)
+        bias = _view(buffers, launch.bias, channels, problem).flatten()
     if problem.residual:
         assert launch.residual is not None
         residual = _view(buffers, launch.residual, problem.output_shape, problem)

@@ -1,0 +1,208 @@
+// Copies tensors between a plain form and a packed one, in which a pixel's channels hold those of
+// several plain pixels, or of several groups, and zeros. It moves bits and computes nothing.
+//
+// A plain tensor is (images, height, width, channels), a packed one (images, packed height, packed
+// width, phases_h, run), both dense, with the last index fastest. With f < phases_h and
+// g < phases_w, the place (f, g * channels + c) of the packed pixel (y, x) is channel c of the
+// plain pixel (y * stride_h + f - offset_h, x * stride_w + g - offset_w). It is zero where that
+// pixel is not within limit_h x limit_w, where the image is not among those of the plain tensor,
+// and behind the last g. With BLOCKS, the channels begin at block * channels instead of 0, where
+// block = image / block_rows % blocks.
+//
+// PACK: the target is the packed tensor. Otherwise it is the plain one, which is zero at pixels
+// that are not packed or not within the limits.
+//
+// A thread writes ITEMS vectors of VECTOR elements, each within one run or one plain pixel, of
+// loads of LOAD elements. The source of a vector is contiguous in both directions, and what exists
+// of it is one interval, so an element costs a comparison and a load. Neighbouring threads write
+// neighbouring vectors. DRAM bounds it: with 3 channels of 2 bytes packed to 16, a vector costs
+// some 80 instructions, half of what the issue slots of an H100 allow in the time of its bytes.
+
+template <int bytes>
+struct WordOf;
+template <>
+struct WordOf<2> {
+  using Type = unsigned short;
+};
+template <>
+struct WordOf<4> {
+  using Type = unsigned;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using Type = uint4;
+};
+using Element = WordOf<ELEMENT_BYTES>::Type;
+using Store = WordOf<ELEMENT_BYTES * VECTOR>::Type;
+using Load = WordOf<ELEMENT_BYTES * LOAD>::Type;
+
+constexpr int kLoads = VECTOR / LOAD;
+constexpr unsigned kBlockVectors = THREADS * ITEMS;
+
+// Divides numbers below 2^31 by a multiplication. The argument has the divisor in its upper half,
+// and in its lower one the multiplier that packing.py computes.
+struct Divisor {
+  int value;
+  unsigned multiplier;
+  int shift;
+
+  __device__ __forceinline__ explicit Divisor(unsigned long long argument)
+      : value(static_cast<int>(argument >> 32)),
+        multiplier(static_cast<unsigned>(argument)),
+        shift(32 - __clz(value - 1)) {}
+
+  // Returns the quotient, and makes `number` the remainder.
+  __device__ __forceinline__ unsigned split(unsigned& number) const {
+    const auto high =
+        static_cast<unsigned>(static_cast<unsigned long long>(number) * multiplier >> 32);
+    const unsigned quotient = (high + number) >> shift;
+    number -= quotient * value;
+    return quotient;
+  }
+};
+
+struct Tensor {
+  Element* target;
+  const Element* source;
+  unsigned vectors;  // of the target
+  Divisor run_vectors, target_phases, target_width, target_height;
+  int images;  // of the plain tensor
+  int limit_h, limit_w, offset_h, offset_w;
+  Divisor stride_h, stride_w;
+  int phases_h, phases_w, channels, run;
+  int pixel_pitch;  // elements between the source's pixels, rows and images
+  long long row_pitch, image_pitch;
+  Divisor block_rows, blocks;
+};
+
+// The elements [begin, end) of a target's run, or of its pixel, are source[begin], ...; the others
+// are zero.
+struct Interval {
+  const Element* source;
+  int begin, end;
+};
+
+__device__ __forceinline__ int first_channel(const Tensor& t, unsigned image) {
+#if BLOCKS
+  unsigned block = t.block_rows.split(image);
+  t.blocks.split(block);
+  return static_cast<int>(block) * t.channels;
+#else
+  return 0;
+#endif
+}
+
+__device__ __forceinline__ Interval locate(const Tensor& t, unsigned image, int y, int x, int f) {
+  const long long begin_of_image = t.image_pitch * image;
+  const int first = first_channel(t, image);
+#if PACK
+  const int row = y * t.stride_h.value + f - t.offset_h;
+  const int column = x * t.stride_w.value - t.offset_w;
+  const bool exists = static_cast<int>(image) < t.images && row >= 0 && row < t.limit_h;
+  const int begin = max(0, -column) * t.channels;
+  const int end = exists ? min(t.phases_w, t.limit_w - column) * t.channels : 0;
+  const long long place =
+      begin_of_image + row * t.row_pitch + static_cast<long long>(column) * t.pixel_pitch - first;
+  return {t.source + place, begin + first, max(begin, end) + first};
+#else
+  unsigned phase_h = y + t.offset_h, phase_w = x + t.offset_w;
+  const unsigned row = t.stride_h.split(phase_h), column = t.stride_w.split(phase_w);
+  const bool exists = y < t.limit_h && x < t.limit_w && static_cast<int>(phase_h) < t.phases_h &&
+                      static_cast<int>(phase_w) < t.phases_w;
+  const long long place = begin_of_image + row * t.row_pitch +
+                          static_cast<long long>(column) * t.pixel_pitch + phase_h * t.run +
+                          phase_w * t.channels + first;
+  return {t.source + place, 0, exists ? t.channels : 0};
+#endif
+}
+
+__device__ __forceinline__ Store load_vector(const Tensor& t, unsigned vector) {
+  unsigned within = vector;
+  unsigned pixel = t.run_vectors.split(within);
+  const int begin = static_cast<int>(within) * VECTOR;
+  unsigned image = t.target_phases.split(pixel);
+  unsigned f = pixel;
+  pixel = image;
+  unsigned row = t.target_width.split(pixel);
+  const unsigned x = pixel;
+  image = t.target_height.split(row);
+  const Interval interval =
+      locate(t, image, static_cast<int>(row), static_cast<int>(x), static_cast<int>(f));
+  union {
+    Load loads[kLoads];
+    Store whole;
+  } result;
+  const Load zero{};
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const int at = begin + i * LOAD;
+    const bool exists = at >= interval.begin && at < interval.end;
+    result.loads[i] = exists ? *reinterpret_cast<const Load*>(interval.source + at) : zero;
+  }
+  return result.whole;
+}
+
+__device__ __forceinline__ void copy_tensor(const Tensor& t, unsigned block) {
+  const unsigned first = block * kBlockVectors + threadIdx.x;
+  Store values[ITEMS];
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    const unsigned vector = first + i * THREADS;
+    if (vector < t.vectors) values[i] = load_vector(t, vector);
+  }
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    const unsigned vector = first + i * THREADS;
+    if (vector < t.vectors) reinterpret_cast<Store*>(t.target)[vector] = values[i];
+  }
+}
+
+using Packed64 = unsigned long long;
+
+// clang-format off
+#define PARAMETERS(n)                                                                              \
+  Element* __restrict__ target##n, const Element* __restrict__ source##n, int vectors##n,          \
+  Packed64 run_vectors##n, Packed64 target_phases##n, Packed64 target_width##n,                    \
+  Packed64 target_height##n, int images##n, int limit_h##n, int limit_w##n, int offset_h##n,       \
+  int offset_w##n, Packed64 stride_h##n, Packed64 stride_w##n, int phases_h##n, int phases_w##n,   \
+  int channels##n, int run##n, int pixel_pitch##n, long long row_pitch##n,                         \
+  long long image_pitch##n, Packed64 block_rows##n, Packed64 blocks##n
+#define TENSOR(n)                                                                                  \
+  Tensor {                                                                                         \
+    target##n, source##n, static_cast<unsigned>(vectors##n), Divisor(run_vectors##n),              \
+    Divisor(target_phases##n), Divisor(target_width##n), Divisor(target_height##n), images##n,     \
+    limit_h##n, limit_w##n, offset_h##n, offset_w##n, Divisor(stride_h##n), Divisor(stride_w##n),  \
+    phases_h##n, phases_w##n, channels##n, run##n, pixel_pitch##n, row_pitch##n, image_pitch##n,   \
+    Divisor(block_rows##n), Divisor(blocks##n)                                                     \
+  }
+// clang-format on
+
+// The tensors one after the other, each beginning with a block of its own.
+extern "C" __global__ void __launch_bounds__(THREADS) copy_tensors(PARAMETERS(0)
+#if TENSORS > 1
+                                                                       ,
+                                                                   PARAMETERS(1)
+#endif
+#if TENSORS > 2
+                                                                       ,
+                                                                   PARAMETERS(2)
+#endif
+) {
+  unsigned block = blockIdx.x;
+#if TENSORS > 1
+  const unsigned blocks_of_0 = (vectors0 + kBlockVectors - 1) / kBlockVectors;
+  if (block >= blocks_of_0) {
+    block -= blocks_of_0;
+#if TENSORS > 2
+    const unsigned blocks_of_1 = (vectors1 + kBlockVectors - 1) / kBlockVectors;
+    if (block >= blocks_of_1) return copy_tensor(TENSOR(2), block - blocks_of_1);
+#endif
+    return copy_tensor(TENSOR(1), block);
+  }
+#endif
+  copy_tensor(TENSOR(0), block);
+}

@@ -1,0 +1,155 @@
+"""Tensors in a packed form: pixels or groups share the channels of one pixel, and zeros pad it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cudnn_autotune.engines.kernels import sources
+from cudnn_autotune.engines.recipe import Address, Argument, Int64, Kernel, KernelLaunch
+
+SOURCE = sources.source("packing.cu", __package__)
+_THREADS = 256
+_WIDEST = 16
+"""Bytes of the widest load and store."""
+_BYTES_OF_A_THREAD = 32
+_MOST_ITEMS = 8
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the pixels of a plain tensor lie in a packed one; packing.cu defines both.
+
+    Sizes are in elements. Pairs are those of height and width.
+    """
+
+    images: int
+    size: tuple[int, int]
+    """Height and width of the plain tensor."""
+    channels: int
+    run: int
+    """Elements of a packed pixel that one row of the plain tensor fills: ``phases[1] * channels``
+    or ``blocks * channels``, and zeros."""
+    packed_images: int
+    packed_size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    phases: tuple[int, int] = (1, 1)
+    """Rows and columns of plain pixels in a packed one."""
+    offset: tuple[int, int] = (0, 0)
+    limit: tuple[int, int] | None = None
+    """Plain pixels at this row or column and behind it are zero in both forms; None: all count."""
+    block_rows: int = 1
+    """Consecutive images whose channels begin at the same place in a run."""
+    blocks: int = 1
+    """Places in a run where channels begin, one behind the other."""
+
+    @property
+    def packed_count(self) -> int:
+        """Elements of the packed tensor."""
+        return self.packed_images * math.prod(self.packed_size) * self.phases[0] * self.run
+
+
+def padded_rows(rows: int, channels: int, packed_rows: int, run: int) -> Packing:
+    """A matrix of ``(rows, channels)``, padded with zeros to ``(packed_rows, run)``."""
+    return Packing(rows, (1, 1), channels, run, packed_rows, (1, 1))
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A tensor in both forms."""
+
+    packing: Packing
+    plain: Address
+    packed: Address
+    """Aligned to 16 bytes."""
+    alignment: int
+    """Bytes that the plain tensor's address is a multiple of."""
+
+
+def pack(copies: Sequence[Copy], dtype: torch.dtype) -> KernelLaunch:
+    """Returns the launch that writes the packed tensors, one to three."""
+    return _launch(copies, dtype, is_pack=True)
+
+
+def unpack(copies: Sequence[Copy], dtype: torch.dtype) -> KernelLaunch:
+    """Returns the launch that writes the plain tensors, one to three."""
+    return _launch(copies, dtype, is_pack=False)
+
+
+def _launch(copies: Sequence[Copy], dtype: torch.dtype, *, is_pack: bool) -> KernelLaunch:
+    size = dtype.itemsize
+    runs = math.gcd(*(c.packing.run for c in copies), _WIDEST // size)
+    plain = math.gcd(
+        *(c.packing.channels for c in copies), *(max(1, c.alignment // size) for c in copies)
+    )
+    vector = runs if is_pack else math.gcd(plain, _WIDEST // size)
+    load = math.gcd(vector, plain, runs)
+    items = min(_MOST_ITEMS, _BYTES_OF_A_THREAD // (vector * size))
+    defines = {
+        "ELEMENT_BYTES": size,
+        "TENSORS": len(copies),
+        "PACK": int(is_pack),
+        "BLOCKS": int(any(c.packing.blocks > 1 for c in copies)),
+        "VECTOR": vector,
+        "LOAD": load,
+        "ITEMS": items,
+        "THREADS": _THREADS,
+    }
+    vectors = [_target_count(c.packing, is_pack) // vector for c in copies]
+    return KernelLaunch(
+        Kernel(SOURCE, "copy_tensors", tuple(defines.items())),
+        (sum(-(-v // (_THREADS * items)) for v in vectors), 1, 1),
+        (_THREADS, 1, 1),
+        tuple(a for c in copies for a in _arguments(c, vector, is_pack)),
+    )
+
+
+def _target_count(p: Packing, is_pack: bool) -> int:
+    return p.packed_count if is_pack else p.images * math.prod(p.size) * p.channels
+
+
+def _arguments(copy: Copy, vector: int, is_pack: bool) -> list[Argument]:
+    p = copy.packing
+    packed_channels = p.phases[0] * p.run
+    target, source = (copy.packed, copy.plain) if is_pack else (copy.plain, copy.packed)
+    target_size = p.packed_size if is_pack else p.size
+    source_size, pixel = (p.size, p.channels) if is_pack else (p.packed_size, packed_channels)
+    limit = p.size if p.limit is None else p.limit
+    return [
+        target,
+        source,
+        _target_count(p, is_pack) // vector,
+        divisor((p.run if is_pack else p.channels) // vector),
+        divisor(p.phases[0] if is_pack else 1),
+        divisor(target_size[1]),
+        divisor(target_size[0]),
+        p.images,
+        min(limit[0], p.size[0]),
+        min(limit[1], p.size[1]),
+        *p.offset,
+        divisor(p.stride[0]),
+        divisor(p.stride[1]),
+        *p.phases,
+        p.channels,
+        p.run,
+        pixel,
+        Int64(source_size[1] * pixel),
+        Int64(math.prod(source_size) * pixel),
+        divisor(p.block_rows),
+        divisor(p.blocks),
+    ]
+
+
+def divisor(value: int) -> Int64:
+    """Returns a divisor from 1 to 2**31 - 1 as the kernel takes it.
+
+    With ``shift`` the number of bits of ``value - 1``, a number ``n`` below 2**31 divided by
+    ``value`` is ``(n + (n * multiplier >> 32)) >> shift`` (Granlund and Montgomery, "Division by
+    Invariant Integers using Multiplication", 1994, figure 4.1).
+    """
+    shift = (value - 1).bit_length()
+    multiplier = (((1 << shift) - value) << 32) // value + 1
+    return Int64(value << 32 | multiplier)

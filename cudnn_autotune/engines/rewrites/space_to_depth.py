@@ -1,0 +1,114 @@
+"""Space to depth: a stride becomes channels, of which the first layers have too few."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Buffer
+from cudnn_autotune.engines.rewrites.packing import Packing
+from cudnn_autotune.engines.rewrites.rewrite import (
+    Form,
+    Rewrite,
+    channel_granule,
+    inner_problem,
+    round_up,
+)
+
+_MOST_CHANNELS = 8
+"""Input channels above which tensor cores are busy without this."""
+_MOST_PACKED = 64
+"""Channels of the inner problem, unless the kernel is as large as the stride."""
+
+
+class SpaceToDepth(Rewrite):
+    """Makes channels of the pixels between two strides, so that a stride of 1 is left.
+
+    Along one dimension, with stride s, padding p and kernel size k,
+    ``y[o] = sum over t < k of w[t] x[o s + t - p]``. With ``t = s t' + f`` and f < s this is
+    ``sum over t', f of w'[t'][f] x'[o + t'][f]``, where ``x'[i][f] = x[i s + f - p]`` and
+    ``w'[t'][f] = w[s t' + f]``, zero where there is no such pixel or tap. So it is a convolution of
+    stride 1 without padding, with ``ceil(k / s)`` taps and s times the channels; in two dimensions,
+    with the stride's product times. x' has ``outputs + taps - 1`` pixels. Each of the rows f of a
+    pixel is padded with zeros to a part of what tensor cores want. wgrad's dw and dgrad's dx are
+    dw' and dx' at the places that the definitions of w' and x' give.
+
+    7 x 7 with stride 2 and 3 channels becomes 4 x 4 with 16 channels, and a kernel as large as its
+    stride, such as that of a transformer's patches, a matrix product. Only height and width are
+    folded; a depth keeps its stride.
+
+    Where k is not a multiple of s, the taps that w' adds multiply pixels behind the kernel by zero.
+    So in fprop and dgrad a non-finite value spreads up to s - 1 pixels farther than the definition
+    sends it, as it does in the tiles of cuDNN's Winograd engines. Pixels that no output depends on
+    stay out of x', so a search of the whole result for NaN finds what it would find. wgrad spreads
+    nothing.
+    """
+
+    name = "space_to_depth"
+
+    def forms(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Form]:
+        """Returns one form for few channels in ``channels_last`` and a stride that is not larger
+        than the kernel."""
+        n = problem.spatial_dims
+        granule = channel_granule(problem, gpu)
+        is_dense = problem.groups == 1 and all(d == 1 for d in problem.dilation[-2:])
+        if not granule or not is_dense or problem.memory_format == torch.contiguous_format:
+            return ()
+        stride, kernel = problem.stride[-2:], problem.weight_shape[-2:]
+        c, k = problem.input_shape[1], problem.weight_shape[0]
+        if math.prod(stride) == 1 or c > _MOST_CHANNELS or k % granule:
+            return ()
+        if any(s > size for s, size in zip(stride, kernel, strict=True)):
+            return ()  # pixels are skipped
+        run = round_up(stride[1] * c, granule // math.gcd(granule, stride[0]))
+        channels = stride[0] * run
+        if channels > _MOST_PACKED and kernel != stride:
+            return ()
+        return [_form(problem, n, run, channels)]
+
+
+def _form(problem: ConvProblem, n: int, run: int, channels: int) -> Form:
+    stride, kernel = _pair(problem.stride[-2:]), _pair(problem.weight_shape[-2:])
+    size, out = _pair(problem.input_shape[-2:]), _pair(problem.output_shape[-2:])
+    before = _pair(problem.padding[n - 2 : n])
+    c, k = problem.input_shape[1], problem.weight_shape[0]
+    taps = _pair([-(-t // s) for t, s in zip(kernel, stride, strict=True)])
+    packed = _pair([o + t - 1 for o, t in zip(out, taps, strict=True)])
+    read = [(o - 1) * s + t - p for o, s, t, p in zip(out, stride, kernel, before, strict=True)]
+    images = math.prod(problem.input_shape) // (c * math.prod(size))
+    filters = k * math.prod(problem.weight_shape[2:]) // math.prod(kernel)
+    packings: dict[Buffer, Packing] = {
+        "x": Packing(
+            *(images, size, c, run, images, packed),
+            stride=stride,
+            phases=stride,
+            offset=before,
+            limit=_pair(read),
+        ),
+        "w": Packing(*(filters, kernel, c, run, filters, taps), stride=stride, phases=stride),
+    }
+    depth = n - 2
+    padding = (*problem.padding[:depth], 0, 0, *problem.padding[n : n + depth], 0, 0)
+    inner = inner_problem(
+        problem,
+        packings,
+        input_shape=(
+            problem.input_shape[0],
+            channels,
+            *problem.input_shape[2 : 2 + depth],
+            *packed,
+        ),
+        weight_shape=(k, channels, *problem.weight_shape[2:-2], *taps),
+        stride=(*problem.stride[:depth], 1, 1),
+        padding=padding,
+    )
+    return Form(inner, packings)
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    height, width = values
+    return height, width
