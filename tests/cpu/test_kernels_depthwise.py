@@ -1,0 +1,160 @@
+"""Depthwise kernels on CUDA cores, in the emulation of CUDA."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import cuda_emulation
+import pytest
+import torch
+from cuda_emulation import run_recipe
+from cuda_emulation.checks import H200, check, expected, random_tensors, written
+
+from cudnn_autotune.engines.implementations import Implementation
+from cudnn_autotune.engines.kernels.depthwise import Depthwise
+from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
+
+pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
+
+DEPTHWISE = Depthwise()
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+
+
+def depthwise(
+    op: str, c: int, size: tuple[int, ...], kernel: tuple[int, ...], **options: Any
+) -> ConvProblem:
+    options.setdefault("memory_format", CHANNELS_LAST.get(len(size)))
+    n, k = options.pop("n", 2), c * options.pop("multiplier", 1)
+    return ConvProblem(op, (n, c, *size), (k, 1, *kernel), groups=c, allow_tf32=False, **options)
+
+
+def check_offers(problem: ConvProblem, implementation: Implementation = DEPTHWISE) -> None:
+    """All offers are right, in one order of threads or the other."""
+    offers = implementation.offers(problem, H200)
+    assert offers, problem.text
+    for i, offer in enumerate(offers):
+        check(implementation, problem, offer.settings, is_reversed=bool(i % 2))
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize(
+    ("c", "size", "kernel", "options"),
+    [
+        # EfficientNet, MobileNet: stride 2
+        (24, (18, 18), (3, 3), {"dtype": FP16, "stride": 2, "padding": 1}),
+        (16, (13, 12), (5, 5), {"dtype": BF16, "stride": 2, "padding": 2}),
+        # TensorFlow's padding: none before
+        (16, (12, 14), (3, 3), {"dtype": FP16, "stride": 2, "padding": (0, 0, 1, 1)}),
+        # odd channels: one a thread
+        (9, (11, 14), (3, 3), {"dtype": FP16, "padding": 1}),
+        (9, (7, 7), (5, 5), {"dtype": FP32, "padding": 2, "stride": 2}),
+        # ConvNeXt
+        (8, (15, 18), (7, 7), {"dtype": FP32, "padding": 3}),
+        # DeepLab
+        (16, (11, 10), (3, 3), {"dtype": FP16, "padding": 3, "dilation": (3, 2)}),
+        # X3D
+        (10, (4, 7, 9), (3, 3, 3), {"dtype": FP16, "padding": 1}),
+        (8, (5, 8, 9), (3, 3, 3), {"dtype": FP32, "padding": 1, "stride": 2}),
+        (8, (6, 5, 5), (5, 1, 1), {"dtype": BF16, "padding": (2, 0, 0), "stride": (3, 1, 1)}),
+        (8, (6, 5, 5), (3, 1, 2), {"dtype": FP32, "dilation": (2, 1, 3), "stride": (2, 1, 1)}),
+        # stride above the kernel, below and above it; stride and dilation
+        (8, (9, 11), (2, 3), {"dtype": FP32, "stride": (3, 4), "padding": (1, 2)}),
+        (8, (16, 17), (3, 4), {"dtype": FP32, "stride": (2, 3), "dilation": (3, 2), "padding": 4}),
+        # padding beyond the kernel, an image below it
+        (8, (2, 3), (5, 3), {"dtype": FP32, "padding": (6, 5), "stride": (2, 1)}),
+        (8, (1, 1), (3, 3), {"dtype": FP16, "padding": 1}),
+    ],
+)
+def test_fixed_shapes(
+    op: str, c: int, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    check_offers(depthwise(op, c, size, kernel, **options))
+
+
+@pytest.mark.parametrize(
+    ("bias", "residual", "activation"),
+    [(True, False, ""), (True, True, "silu"), (False, True, "relu"), (True, False, "hardswish")],
+)
+@pytest.mark.parametrize("dtype", [FP16, FP32])
+def test_epilogues(bias: bool, residual: bool, activation: str, dtype: torch.dtype) -> None:
+    epilogue = {"bias": bias, "residual": residual, "activation": activation}
+    problem = depthwise("fprop", 16, (9, 7), (3, 3), dtype=dtype, stride=2, padding=1, **epilogue)
+    check(DEPTHWISE, problem, DEPTHWISE.offers(problem, H200)[0].settings)
+
+
+def test_several_outputs_a_channel() -> None:
+    for size, dtype in (((9, 8), FP16), ((3, 4, 6), FP32)):
+        problem = depthwise("fprop", 8, size, (3,) * len(size), multiplier=3, dtype=dtype)
+        check_offers(problem)
+        assert not DEPTHWISE.offers(
+            depthwise("dgrad", 8, size, (3,) * len(size), multiplier=3, dtype=dtype), H200
+        )
+
+
+def test_tensors_that_are_hardly_aligned() -> None:
+    for op in ("fprop", "dgrad"):
+        problem = depthwise(op, 16, (6, 6), (3, 3), dtype=FP16, stride=2, alignment=(32, 32, 2))
+        offers = [offer.settings for offer in DEPTHWISE.offers(problem, H200)]
+        assert offers
+        assert all("CHANNELS=1," in settings for settings in offers)
+        check(DEPTHWISE, problem, offers[0])
+
+
+def test_random_shapes() -> None:
+    """Sizes, paddings, dilations and channels vary; each kernel is compiled once."""
+    chosen = random.Random(0)
+    for _ in range(60):
+        op = chosen.choice(("fprop", "dgrad"))
+        kernel, stride, dtype = chosen.choice(
+            (((3, 3), 2, FP16), ((3, 5), 2, BF16), ((3, 3), 1, FP32))
+        )
+        dilation = (chosen.choice((1, 2, 3)), 1) if stride == 1 else 1
+        problem = depthwise(
+            op,
+            2 * chosen.randint(4, 24),
+            (chosen.randint(7, 20), chosen.choice((7, 16))),
+            kernel,
+            n=chosen.randint(1, 3),
+            dtype=dtype,
+            stride=stride,
+            padding=(chosen.randint(0, 6), 1, chosen.randint(0, 6), 1),
+            dilation=dilation,
+        )
+        check(DEPTHWISE, problem, DEPTHWISE.offers(problem, H200)[0].settings)
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_not_finite_goes_where_it_belongs(op: str, value: float) -> None:
+    problem = depthwise(op, 16, (9, 8), (3, 3), dtype=FP16, stride=2, padding=1)
+    recipe = DEPTHWISE.recipe(problem, DEPTHWISE.offers(problem, H200)[0].settings, H200)
+    tensors = random_tensors(problem)
+    tensors["x" if op == "fprop" else "y"][1, 3, 2, 3] = value
+    run_recipe(recipe, tensors)
+    wanted = expected(problem, tensors)
+    result = tensors[written(problem)]
+    assert 0 < (~wanted.isfinite()).sum() < 10
+    assert torch.equal(result.isfinite(), wanted.isfinite())
+    assert torch.equal(result.isnan(), wanted.isnan())
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        depthwise("wgrad", 16, (9, 9), (3, 3), dtype=FP16),
+        depthwise("fprop", 16, (9, 9), (3, 3), dtype=torch.float64),
+        depthwise("fprop", 16, (9, 9), (3, 3), memory_format=torch.contiguous_format),
+        depthwise("fprop", 4, (9, 9), (3, 3), dtype=FP16),
+        depthwise("fprop", 16, (9, 9), (1, 1), dtype=FP16),
+        depthwise("fprop", 16, (19, 19), (9, 9), dtype=FP32),
+        depthwise("fprop", 16, (9, 9), (7, 7), dtype=FP16),
+        depthwise("dgrad", 16, (9, 9), (3, 3), dtype=FP16, stride=2, dilation=2),
+        ConvProblem("fprop", (1, 16, 9, 9), (16, 2, 3, 3), groups=8, dtype=FP16),
+    ],
+    ids=lambda problem: problem.text,
+)
+def test_what_is_not_offered(problem: ConvProblem) -> None:
+    assert not DEPTHWISE.offers(problem, H200)
+    with pytest.raises(ValueError, match="does not offer"):
+        DEPTHWISE.recipe(problem, "CHANNELS=2,COLUMNS=4,ROWS=4", H200)
