@@ -27,7 +27,8 @@ namespace {
 
 using WithoutGilCall = py::call_guard<py::gil_scoped_release>;
 
-at::Tensor execute_on(Plan& plan, const py::args& tensors) {
+at::Tensor execute_on(Plan& plan, const py::args& tensors,
+                      const std::optional<at::Tensor>& workspace) {
   const auto operands =
       Operands::from_list(plan.problem(), tensors.cast<std::vector<at::Tensor>>());
   const py::gil_scoped_release without_gil;
@@ -35,7 +36,12 @@ at::Tensor execute_on(Plan& plan, const py::args& tensors) {
   const c10::OptionalDeviceGuard guard(device);
   // Autograd would record the addition of a bias, and not the engine before it.
   const at::NoGradGuard no_grad;
-  const at::Tensor result = execute(plan, operands, device.is_cuda() && is_capturing());
+  if (workspace && workspace->nbytes() < static_cast<size_t>(plan.workspace_bytes())) {
+    throw std::invalid_argument("workspace must have " + std::to_string(plan.workspace_bytes()) +
+                                " bytes or more");
+  }
+  const at::Tensor result = workspace ? plan.launch(operands, workspace->data_ptr())
+                                      : execute(plan, operands, device.is_cuda() && is_capturing());
   return result.defined() ? result : operands.result(plan.problem().op);
 }
 
@@ -153,7 +159,7 @@ void bind_plans(py::module_& m) {
       },
       py::arg("problem"), py::arg("text"), py::arg("device"), WithoutGilCall());
   m.def("set_plan_builder", &set_python_builder, py::arg("builder"));
-  m.def("execute", &execute_on, py::arg("plan"));
+  m.def("execute", &execute_on, py::arg("plan"), py::arg("workspace") = py::none());
   m.def("recipe_plan", &recipe_plan, py::arg("problem"), py::arg("text"), py::arg("launches"),
         py::arg("workspace_bytes"), py::arg("device"));
   m.def("nvrtc_version", &nvrtc_version, WithoutGilCall());

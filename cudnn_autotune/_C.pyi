@@ -216,9 +216,12 @@ def compile_kernel(source: str, function: str, options: Sequence[str]) -> bytes:
     """Compiles CUDA C++ to a cubin, by NVRTC (csrc/core/nvrtc.h). Raises PlanError, with the
     compiler's log."""
 
-def execute(plan: Plan, *tensors: Tensor) -> Tensor:
+def execute(plan: Plan, *tensors: Tensor, workspace: Tensor | None = None) -> Tensor:
     """Runs a plan on the current stream, and returns the tensor that holds the result: the one that
-    the operation writes, or one that PyTorch's own path allocates. Raises PlanError."""
+    the operation writes, or one that PyTorch's own path allocates. Raises PlanError.
+
+    ``workspace`` has the plan's ``workspace_bytes`` or more; None: it is allocated.
+    """
 
 def is_matmul(problem: ConvProblem) -> bool: ...
 def keep_plans(
