@@ -91,6 +91,14 @@ def test_channels_are_padded(op: str, c: int, k: int, dtype: torch.dtype) -> Non
     check_forms(PAD, last(op, (2, c, 6, 7), (k, c, 3, 2), 1, 1, dtype=dtype))
 
 
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("dtype", [HALF, FLOAT])
+def test_channels_of_groups_are_padded(op: str, dtype: torch.dtype) -> None:
+    check_forms(PAD, last(op, (2, 72, 5, 6), (72, 24, 3, 3), 1, 1, 1, 3, dtype=dtype))
+    check_forms(PAD, last(op, (1, 12, 5, 6), (20, 3, 3, 2), 2, 1, 1, 4, dtype=dtype))
+    check_forms(PAD, last(op, (1, 16, 5, 6), (24, 8, 1, 2), 1, 0, 1, 2, dtype=dtype))
+
+
 def test_channels_of_three_dimensions_are_padded() -> None:
     for op in OPERATIONS:
         check_forms(PAD, last(op, (1, 3, 3, 4, 5), (10, 3, 2, 3, 3), (1, 2, 2), 1))
@@ -149,7 +157,7 @@ def test_groups_are_merged(
 ) -> None:
     w = (k, c // groups, *kernel)
     problem = make(op, (2, c, 5, 6), w, (2, 1), 1, 1, groups, dtype=dtype)
-    assert len(one_of_each_form(MERGE, problem)) == (2 if groups == 8 else 1)
+    assert len(one_of_each_form(MERGE, problem)) == (3 if c // groups == 8 else 1)
     check_forms(MERGE, problem)
 
 
@@ -187,10 +195,13 @@ def test_the_engine_has_the_epilogue(activation: str, residual: bool) -> None:
     check_forms(MERGE, last("fprop", (1, 32, 4, 5), (32, 8, 3, 3), 1, 1, 1, 4, **fused))
     check_forms(SLICED, last("fprop", (1, 8, 4, 5), (8, 8, 1, 1), 2, **fused))
     few = last("fprop", (1, 8, 4, 5), (3, 8, 3, 3), 1, 1, **fused)
+    wide = last("fprop", (1, 72, 4, 5), (72, 24, 3, 3), 1, 1, 1, 3, **fused)
     if residual:
         assert not PAD.offers(few, H200), "the residual would have to be padded"
+        assert not PAD.offers(wide, H200)
     else:
         check_forms(PAD, few)
+        check_forms(PAD, wide)
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
@@ -203,7 +214,7 @@ def test_the_order_of_threads_does_not_matter(op: str) -> None:
 
 def test_random_problems() -> None:
     generator = random.Random(0)
-    widths = [(1, 3, 8), (1, 4, 16), (1, 6, 5), (1, 16, 3), (4, 4, 16), (6, 8, 8)]
+    widths = [(2, 6, 10), (1, 3, 8), (1, 4, 16), (1, 6, 5), (1, 16, 3), (4, 4, 16), (6, 8, 8)]
     checked = dict.fromkeys((PAD, DEPTH, MERGE, SLICED), 0)
     for _ in range(500):
         size = generator.choices(range(1, 14), k=2)
@@ -372,9 +383,10 @@ def test_space_to_depth_leaves_out_what_no_output_depends_on() -> None:
         (PAD, last("fprop", (2, 3, 8, 8), (16, 3, 3, 3)), ["C=4,K=16", "C=8,K=16"]),
         (PAD, last("wgrad", (2, 30, 8, 8), (9, 30, 3, 3)), ["C=32,K=16"]),
         (PAD, last("dgrad", (2, 3, 8, 8), (6, 3, 3, 3), dtype=FLOAT), ["C=4,K=8"]),
-        (MERGE, last("fprop", (2, 128, 8, 8), (128, 4, 3, 3), groups=32), [4, 2, 1]),
-        (MERGE, last("fprop", (2, 576, 8, 8), (576, 24, 3, 3), groups=24), [12, 8]),
-        (MERGE, last("fprop", (2, 216, 8, 8), (216, 24, 3, 3), groups=9), [3, 1]),
+        (PAD, last("fprop", (2, 72, 8, 8), (36, 24, 3, 3), groups=3), ["C=96,K=48"]),
+        (MERGE, last("fprop", (2, 128, 8, 8), (128, 4, 3, 3), groups=32), [8, 4, 2]),
+        (MERGE, last("fprop", (2, 256, 8, 8), (256, 16, 3, 3), groups=16), [8, 4, 1]),
+        (MERGE, last("fprop", (2, 216, 8, 8), (216, 24, 3, 3), groups=9), [1]),
     ],
 )
 def test_forms(rewrite: Rewrite, problem: ConvProblem, what: list[object]) -> None:
@@ -399,7 +411,8 @@ DENSE = last("fprop", (2, 8, 8, 8), (8, 8, 3, 3), 1, 1)
     [
         (PAD, DENSE),
         (PAD, plain("fprop", (2, 3, 8, 8), (8, 3, 3, 3))),
-        (PAD, last("fprop", (2, 6, 8, 8), (8, 3, 3, 3), groups=2)),
+        (PAD, last("fprop", (2, 8, 8, 8), (8, 4, 3, 3), groups=2)),
+        (PAD, last("fprop", (2, 32, 8, 8), (32, 1, 3, 3), groups=32)),
         (PAD, last("fprop", (2, 3, 8, 8), (8, 3, 3, 3), dtype=FLOAT, allow_tf32=False)),
         (PAD, last("fprop", (2, 3, 8, 8), (8, 3, 3, 3), dtype=torch.float64)),
         (DEPTH, DENSE),
@@ -413,6 +426,7 @@ DENSE = last("fprop", (2, 8, 8, 8), (8, 8, 3, 3), 1, 1)
         (MERGE, last("fprop", (2, 32, 8, 8), (32, 1, 3, 3), groups=32)),
         (MERGE, last("fprop", (2, 256, 8, 8), (256, 128, 3, 3), groups=2)),
         (MERGE, last("fprop", (2, 20, 8, 8), (20, 10, 3, 3), groups=2)),
+        (MERGE, last("fprop", (2, 576, 8, 8), (576, 24, 3, 3), groups=24)),
         (SLICED, last("fprop", (2, 8, 8, 8), (8, 8, 1, 1))),
         (SLICED, last("fprop", (2, 8, 8, 8), (8, 8, 1, 2), 2)),
         (SLICED, last("fprop", (2, 8, 8, 8), (8, 4, 1, 1), 2, groups=2)),

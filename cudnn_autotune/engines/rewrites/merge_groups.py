@@ -20,10 +20,11 @@ from cudnn_autotune.engines.rewrites.rewrite import (
 
 _NARROWEST, _WIDEST = 4, 64
 """Input channels of a group between which cuDNN's engines are far from the roofline."""
-_MERGED_WIDTHS = (32, 64)
-"""Input channels that a merged group has at least."""
-_MOST_DENSE = 256
-"""Input channels up to which all groups may become one."""
+_MERGED_WIDTHS = (16, 32, 64)
+"""Input channels of a merged group. cuDNN's engines for groups take powers of two; for others they
+ask for the workspace of padded tensors."""
+_MOST_DENSE_CHANNELS, _MOST_DENSE_GROUPS = 256, 16
+"""Input channels and groups up to which all groups may become one, of any width."""
 
 
 class MergeGroups(Rewrite):
@@ -44,22 +45,20 @@ class MergeGroups(Rewrite):
     name = "merge_groups"
 
     def forms(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Form]:
-        """Returns a form for each merged width: at least 32, at least 64, and all groups in one if
+        """Returns a form for each merged width: 16, 32, 64, and all groups in one if the groups and
         the channels are few."""
         granule = channel_granule(problem, gpu)
         g, c, k = problem.groups, problem.weight_shape[1], problem.weight_shape[0]
         if not granule or g == 1 or not _NARROWEST <= c <= _WIDEST:
             return ()
-        counts = [
-            m
-            for m in range(2, g + 1)
-            if g % m == 0 and m * c % granule == 0 and m * (k // g) % granule == 0
+        counts = [width // c for width in _MERGED_WIDTHS if width % c == 0]
+        if g <= _MOST_DENSE_GROUPS and g * c <= _MOST_DENSE_CHANNELS:
+            counts.append(g)
+        return [
+            _form(problem, m)
+            for m in dict.fromkeys(counts)
+            if m > 1 and g % m == 0 and m * c % granule == 0 and m * (k // g) % granule == 0
         ]
-        chosen = [next((m for m in counts if m * c >= width), 0) for width in _MERGED_WIDTHS]
-        if counts and counts[-1] == g and g * c <= _MOST_DENSE:
-            chosen.append(g)
-        most = _MOST_DENSE // c
-        return [_form(problem, m) for m in dict.fromkeys(chosen) if 0 < m <= most]
 
 
 def _form(problem: ConvProblem, merged: int) -> Form:

@@ -52,11 +52,6 @@ class Packing:
         return self.packed_images * math.prod(self.packed_size) * self.phases[0] * self.run
 
 
-def padded_rows(rows: int, channels: int, packed_rows: int, run: int) -> Packing:
-    """A matrix of ``(rows, channels)``, padded with zeros to ``(packed_rows, run)``."""
-    return Packing(rows, (1, 1), channels, run, packed_rows, (1, 1))
-
-
 @dataclass(frozen=True)
 class Copy:
     """A tensor in both forms."""

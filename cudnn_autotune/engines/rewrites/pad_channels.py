@@ -1,4 +1,4 @@
-"""Channels padded with zeros to a number that tensor cores take."""
+"""Channels padded with zeros to a number that engines with tensor cores take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Buffer
-from cudnn_autotune.engines.rewrites.packing import Packing, padded_rows
+from cudnn_autotune.engines.rewrites.packing import Packing
 from cudnn_autotune.engines.rewrites.rewrite import (
     Form,
     Rewrite,
@@ -21,6 +21,8 @@ from cudnn_autotune.engines.rewrites.rewrite import (
 
 _HALF_OF_GRANULE = 4
 """Channels for which cuDNN has some engines of half types beside those for multiples of 8."""
+_NARROWEST, _WIDEST = 3, 128
+"""Channels of a group between which a power of two is worth the padding."""
 
 
 class PadChannels(Rewrite):
@@ -34,44 +36,61 @@ class PadChannels(Rewrite):
 
     Engines with tensor cores want channels in multiples of 8 (16-bit types) or 4 (TF32), of which
     the first layers of most networks have 3, and cuDNN's other engines take several times the time
-    of the bytes. In ``channels_last`` only: cuDNN's engines for NCHW pad while they transpose.
+    of the bytes. The engines for groups want a power of two in each group; for other widths, such
+    as the 24 of RegNet, they ask for the workspace of padded tensors.
+
+    In ``channels_last`` only: cuDNN's engines for NCHW pad while they transpose.
     """
 
     name = "pad_channels"
 
     def forms(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Form]:
-        """Returns a form if C or K is not a multiple of what tensor cores want, or two where C may
-        become 4 or 8."""
+        """Returns a form if the channels of a group, or of the convolution without groups, are not
+        what engines want, or two forms where C may become 4 or 8."""
         granule = channel_granule(problem, gpu)
-        if not granule or problem.groups > 1 or problem.memory_format == torch.contiguous_format:
+        if not granule or problem.memory_format == torch.contiguous_format:
             return ()
-        c, k = problem.input_shape[1], problem.weight_shape[0]
-        to_k = round_up(k, granule)
+        c, k = problem.weight_shape[1], problem.weight_shape[0] // problem.groups
+        if problem.groups == 1:
+            to_c, to_k = [round_up(c, granule)], round_up(k, granule)
+            if c < _HALF_OF_GRANULE < granule:
+                to_c.insert(0, _HALF_OF_GRANULE)
+        elif all(_NARROWEST <= width <= _WIDEST for width in (c, k)):
+            to_c, to_k = [_power_of_two(c)], _power_of_two(k)
+        else:
+            return ()
         if to_k > k and problem.residual:
             return ()  # it would have to be padded at each call, and it is as large as y
-        to_c = [round_up(c, granule)]
-        if c < _HALF_OF_GRANULE < granule:
-            to_c.insert(0, _HALF_OF_GRANULE)
         return [_form(problem, some, to_k) for some in to_c if (some, to_k) != (c, k)]
 
 
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
 def _form(problem: ConvProblem, to_c: int, to_k: int) -> Form:
-    n, c, *space = problem.input_shape
-    k, _, *kernel = problem.weight_shape
+    """The arguments are channels of a group."""
+    groups, kernel = problem.groups, problem.weight_shape[2:]
+    n, _, *space = problem.input_shape
+    c, k = problem.weight_shape[1], problem.weight_shape[0] // groups
     taps = math.prod(kernel)
-    packings: dict[Buffer, Packing] = {"w": padded_rows(k * taps, c, to_k * taps, to_c)}
+    packings: dict[Buffer, Packing] = {
+        "w": Packing(groups, (k, taps), c, to_c, groups, (to_k, taps))
+    }
     if to_c > c:
-        pixels = n * math.prod(space)
-        packings["x"] = padded_rows(pixels, c, pixels, to_c)
+        packings["x"] = _padded(n * math.prod(space) * groups, c, to_c)
     if to_k > k:
-        pixels = n * math.prod(problem.output_shape[2:])
-        packings["y"] = padded_rows(pixels, k, pixels, to_k)
+        packings["y"] = _padded(n * math.prod(problem.output_shape[2:]) * groups, k, to_k)
         if problem.bias:
-            packings["bias"] = padded_rows(1, k, 1, to_k)
+            packings["bias"] = _padded(groups, k, to_k)
     inner = inner_problem(
         problem,
         packings,
-        input_shape=(n, to_c, *space),
-        weight_shape=(to_k, to_c, *kernel),
+        input_shape=(n, to_c * groups, *space),
+        weight_shape=(to_k * groups, to_c, *kernel),
     )
-    return Form(inner, packings, f"C={to_c},K={to_k}")
+    return Form(inner, packings, f"C={to_c * groups},K={to_k * groups}")
+
+
+def _padded(rows: int, width: int, to_width: int) -> Packing:
+    return Packing(rows, (1, 1), width, to_width, rows, (1, 1))

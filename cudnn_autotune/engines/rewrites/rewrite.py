@@ -6,12 +6,11 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 import torch
 
 from cudnn_autotune.core.extension import require_cuda_build
-from cudnn_autotune.engines.configs import Candidate, open_search, query
+from cudnn_autotune.engines.configs import Candidate, Device, open_search, query
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.problem import ConvProblem
@@ -66,19 +65,7 @@ class Rewrite(ABC):
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         """Returns each form's engines that cuDNN's heuristic mode A ranks first."""
-        if gpu.device is None or problem.dtype is torch.float64:
-            return ()
-        try:
-            forms = self.forms(problem, gpu)
-        except ValueError:
-            return ()
-        each = -(-(MOST_OFFERS - 1) // max(1, len(forms)))
-        found = [
-            _offer(problem, form, engine)
-            for form in forms
-            for engine in _engines(form.inner, gpu)[:each]
-        ]
-        return found[:MOST_OFFERS]
+        return _offers(self, problem, gpu)
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
         if settings not in (offer.settings for offer in self.offers(problem, gpu)):
@@ -90,6 +77,24 @@ class Rewrite(ABC):
             parameters, engine_text = "", settings
         form = next(f for f in self.forms(problem, gpu) if f.parameters == parameters)
         return _recipe(problem, form, engine_text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _offers(rewrite: Rewrite, problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ...]:
+    """A query of engines takes some 3 ms, so what comes of it is kept."""
+    if gpu.device is None or problem.dtype is torch.float64:
+        return ()
+    try:
+        forms = rewrite.forms(problem, gpu)
+    except ValueError:
+        return ()
+    each = -(-(MOST_OFFERS - 1) // max(1, len(forms)))
+    found = [
+        _offer(problem, form, engine)
+        for form in forms
+        for engine in _engines(form.inner, gpu.device)[:each]
+    ]
+    return tuple(found[:MOST_OFFERS])
 
 
 def _offer(problem: ConvProblem, form: Form, engine: Candidate) -> Offer:
@@ -134,20 +139,17 @@ def _buffers(problem: ConvProblem) -> list[Buffer]:
     return names
 
 
-@functools.lru_cache(maxsize=1024)
-def _engines(problem: ConvProblem, gpu: Gpu) -> tuple[Candidate, ...]:
-    """Returns the first config of each family in mode A, the best guess first. A query takes some
-    3 ms, so it is made once."""
-    assert gpu.device is not None
+def _engines(problem: ConvProblem, device: Device) -> list[Candidate]:
+    """Returns the first config of each family in mode A, the best guess first."""
     try:
-        listed = query(open_search(problem, gpu.device), problem, ["A"])
+        listed = query(open_search(problem, device), problem, ["A"])
     except require_cuda_build().CudnnError:  # cuDNN has no graph for it
-        return ()
+        return []
     families: dict[tuple[object, ...], Candidate] = {}
     for candidate in listed:
         if not candidate.is_unfused:
             families.setdefault(candidate.config_family, candidate)
-    return tuple(islice(families.values(), MOST_OFFERS))
+    return list(families.values())
 
 
 def inner_problem(
