@@ -1,0 +1,221 @@
+"""Grouped convolutions on tensor cores (fprop and dgrad), run by the emulation of CUDA."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import cuda_emulation
+import pytest
+import torch
+from cuda_emulation import MATRIX_LOADS, run_recipe
+from cuda_emulation.checks import H200, check, expected, random_tensors, written
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.grouped import Grouped, layer_of
+from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+
+emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
+GROUPED = Grouped()
+
+
+def problem(
+    op: str,
+    x: tuple[int, int, int],
+    groups: int,
+    width: int | tuple[int, int],
+    kernel: int | tuple[int, int] = 3,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, ...] = 1,
+    **options: Any,
+) -> ConvProblem:
+    """A problem with an input of (images, height, width) and ``width`` channels a group."""
+    c, k = (width, width) if isinstance(width, int) else width
+    kernels = (kernel, kernel) if isinstance(kernel, int) else kernel
+    options = {"dtype": torch.float16, "memory_format": torch.channels_last, **options}
+    shape = (x[0], groups * c, *x[1:])
+    return ConvProblem(
+        op, shape, (groups * k, c, *kernels), stride, padding, groups=groups, **options
+    )
+
+
+def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
+    return [offer.settings for offer in GROUPED.offers(what, gpu)]
+
+
+LAYERS = {
+    "RegNetY-3.2": ((2, 14, 14), 3, 24),
+    "RegNetY-3.2, images of 7 x 7": ((5, 7, 7), 3, 24),
+    "RegNetY-3.2, stride 2": ((2, 14, 14), 3, 24, 3, 2),
+    "ResNeXt, 4 wide": ((1, 20, 12), 8, 4),
+    "ResNeXt, 8 wide, stride 2": ((1, 18, 14), 4, 8, 3, 2),
+    "16 wide": ((1, 9, 17), 2, 16),
+    "32 wide": ((1, 8, 8), 2, 32),
+    "48 wide": ((1, 7, 9), 2, 48),
+    "56 wide": ((1, 5, 7), 2, 56),
+    "64 wide, stride 2": ((1, 9, 9), 2, 64, 3, 2),
+}
+
+
+@emulated
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_layers_of_models(op: str, layer: Any) -> None:
+    what = problem(op, *layer)
+    found = settings_of(what)
+    assert len(found) >= 2
+    # Each variant takes a second to compile.
+    for index, settings in enumerate(found[: 2 if layer[2] == 24 else 1]):
+        MATRIX_LOADS.matrices = MATRIX_LOADS.conflicts = 0
+        check(GROUPED, what, settings, is_reversed=index == 1)
+        assert MATRIX_LOADS.matrices > 0
+        assert MATRIX_LOADS.conflicts == 0, "rows of a matrix lie in the same banks"
+
+
+EDGES = {
+    "an image smaller than a tile": ((1, 2, 3), 2, 8),
+    "one pixel": ((3, 1, 1), 2, 24),
+    "a kernel larger than the image": ((1, 3, 2), 2, 8, 7, 1, 3),
+    "padding as large as the kernel": ((1, 6, 5), 2, 16, 3, 1, 4),
+    "padding larger than the kernel, stride 2": ((1, 6, 5), 2, 8, 3, 2, 5),
+    "no padding": ((1, 11, 13), 2, 8, 5, 1, 0),
+    "1x1": ((2, 9, 9), 2, 16, 1, 1, 0),
+    "1x1, stride 2": ((2, 9, 8), 2, 16, 1, 2, 0),
+    "2x2, stride 2": ((1, 8, 9), 2, 8, 2, 2, 0),
+    "a kernel and a stride that are not square": ((1, 10, 12), 2, 8, (3, 5), (2, 1), (1, 2)),
+    "a kernel of one row": ((1, 10, 12), 2, 8, (1, 7), (1, 2), (0, 3)),
+    "other padding after than before": ((1, 9, 9), 2, 8, 3, 2, (0, 1, 2, 1)),
+    "rows of the input that no output reads": ((1, 10, 10), 2, 8, 3, 2, 0),
+    "other widths in than out": ((1, 9, 9), 2, (8, 24)),
+    "other widths in than out, merged": ((1, 9, 9), 4, (12, 4), 3, 2),
+    "20 wide": ((1, 6, 6), 4, 20),
+    "5x5, merged, stride 2": ((1, 9, 9), 4, 4, 5, 2, 2),
+}
+
+
+@emulated
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("layer", EDGES.values(), ids=EDGES)
+def test_edges(op: str, layer: Any) -> None:
+    what = problem(op, *layer, dtype=torch.bfloat16)
+    for is_reversed in (False, True):
+        check(GROUPED, what, settings_of(what)[0], is_reversed=is_reversed)
+
+
+@emulated
+def test_a_block_goes_over_several_tiles() -> None:
+    """One multiprocessor has few blocks, so each goes over many tiles."""
+    gpu = Gpu((9, 0), multiprocessors=1, shared_bytes=99 << 10, l2_bytes=1 << 20)
+    for op in ("fprop", "dgrad"):
+        what = problem(op, (9, 17, 20), 2, 24)
+        for settings in settings_of(what, gpu):
+            (launch,) = GROUPED.recipe(what, settings, gpu).launches
+            assert launch.grid[1] < launch.arguments[12]
+            check(GROUPED, what, settings, gpu=gpu, is_reversed=op == "dgrad")
+
+
+@emulated
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str) -> None:
+    what = problem("fprop", (1, 7, 9), 2, 8, bias=True, residual=True, activation=activation)
+    check(GROUPED, what, settings_of(what)[0])
+
+
+@emulated
+@pytest.mark.parametrize("width", [4, 24])
+@pytest.mark.parametrize("epilogue", [("bias",), ("residual",), ("bias", "residual")])
+def test_bias_and_residual(epilogue: tuple[str, ...], width: int) -> None:
+    what = problem("fprop", (1, 7, 9), 2, width, **dict.fromkeys(epilogue, True))
+    check(GROUPED, what, settings_of(what)[0])
+
+
+@emulated
+def test_random_shapes() -> None:
+    draw = random.Random(0)
+    for seed in range(12):
+        kernel, stride = draw.choice([(3, 1), (3, 2), (5, 2), (1, 1)])
+        shape = (draw.randint(1, 5), draw.randint(3, 30), draw.randint(3, 30))
+        width = draw.choice([4, 8, 24])
+        what = problem(
+            draw.choice(["fprop", "dgrad"]),
+            shape,
+            2 * draw.randint(1, 3),
+            width,
+            kernel,
+            stride,
+            draw.randint(0, kernel),
+            dtype=draw.choice([torch.float16, torch.bfloat16]),
+        )
+        settings = draw.choice(settings_of(what))
+        check(GROUPED, what, settings, is_reversed=bool(seed % 2), seed=seed)
+
+
+@emulated
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("width", [4, 8, 12])
+def test_nan_and_infinity_stay_in_their_group(op: str, width: int) -> None:
+    what = problem(op, (2, 9, 11), 4, width, 3, 2)
+    tensors = random_tensors(what)
+    read = tensors["x" if op == "fprop" else "y"]
+    read[0, 1, 2, 3] = torch.inf
+    read[0, width + 1, 4, 4] = torch.nan
+    read[1, -1, -1, -1] = -torch.inf
+    run_recipe(GROUPED.recipe(what, settings_of(what)[0], H200), tensors)
+    found, right = tensors[written(what)].double(), expected(what, tensors)
+    assert 0 < right.isfinite().sum() < right.numel()
+    assert torch.equal(found.isnan(), right.isnan())
+    assert torch.equal(found.isinf(), right.isinf())
+    finite = right.isfinite()
+    assert torch.allclose(found[finite], right[finite], atol=2e-2, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"op": "wgrad"},
+        {"dtype": torch.float32},
+        {"memory_format": torch.contiguous_format},
+        {"dilation": 2},
+        {"stride": 3},
+        {"kernel": 8},
+        {"width": 2},
+        {"width": 72},
+        {"width": 4, "groups": 3},
+        {"groups": 1},
+        {"alignment": (8, 32, 32)},
+        {"alignment": (32, 8, 32)},
+        {"alignment": (32, 32, 8)},
+        {"width": 64, "kernel": 7},  # the filters do not fit into shared memory
+    ],
+    ids=str,
+)
+def test_what_is_not_offered(changed: dict[str, Any]) -> None:
+    fields = {"op": "fprop", "x": (2, 20, 20), "groups": 4, "width": 24, "padding": 3}
+    assert settings_of(problem(**fields))
+    assert not settings_of(problem(**(fields | changed)))
+
+
+def test_an_older_gpu_is_offered_nothing() -> None:
+    turing = Gpu((7, 5), multiprocessors=40, shared_bytes=64 << 10, l2_bytes=4 << 20)
+    assert not settings_of(problem("fprop", (2, 14, 14), 2, 24), turing)
+
+
+def test_offers_fit_the_gpu_and_differ() -> None:
+    for shared_bytes in (99 << 10, 163 << 10, 227 << 10):
+        gpu = Gpu((8, 9), 58, shared_bytes, 48 << 20)
+        for width in (4, 8, 16, 24, 32, 48, 64):
+            what = problem("fprop", (64, 28, 28), 8, width)
+            found = settings_of(what, gpu)
+            assert 1 <= len(found) == len(set(found)) <= 5
+            for settings in found:
+                recipe = GROUPED.recipe(what, settings, gpu)
+                assert recipe.workspace_bytes == 0
+                assert recipe.launches[0].shared_bytes <= shared_bytes
+
+
+def test_other_settings_are_an_error() -> None:
+    what = problem("fprop", (2, 14, 14), 2, 24)
+    assert layer_of(what) is not None
+    for wrong in ("", "TILE=1x1x1", settings_of(what)[0] + ",X=1"):
+        with pytest.raises(ValueError, match="settings must be one of"):
+            GROUPED.recipe(what, wrong, H200)
