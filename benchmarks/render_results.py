@@ -35,6 +35,7 @@ BENCHMARKS = {
     "audit_layers": "common.audited",
     "online": "online_mode.report",
     "models": "model_steps.report",
+    "kernels": "kernels",
     "warm_start": "warm_processes.report",
     "ranks": "rank_tuning.report",
     "call_overhead": "overhead.report",

@@ -20,7 +20,7 @@ DRY_RUNS = {
     "warm_start": "--runs 1 --modes heuristic,auto_empty",
 }
 # Each repeats what a page of docs/findings rests on, and has no dry run.
-INVESTIGATIONS = ("workspace_place",)
+INVESTIGATIONS = ("kernels", "workspace_place")
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 
 
@@ -43,6 +43,8 @@ def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
         ("workspace_place", ("--cases", "no_such_layer"), "--cases: no case of layers.json has"),
         ("workspace_place", ("--cases", ","), "--cases: must name at least one case"),
         ("workspace_place", ("--layers", "nowhere.json"), "--layers: "),
+        ("kernels", ("--cases", "no_such_layer"), "--cases: no case of kernels.json has"),
+        ("kernels", ("--dtypes", "float8"), "--dtypes: ['float8'] unknown"),
         ("call_overhead", ("--settings", "everything"), "--settings"),
         ("new_sizes", ("--ways", "fastest"), "--ways"),
         ("new_sizes", ("--ways", "online"), "pytorch_off"),
@@ -254,6 +256,41 @@ def test_onlines_regret_is_against_the_best_of_all(modules: None) -> None:
     assert found["race_regret"] == pytest.approx(0.01)
     assert found["against_race"] == pytest.approx(1.02 / 1.01 - 1, rel=1e-3)
     assert found["race_single_regret"] == pytest.approx(0.1)
+
+
+def test_kernels_are_summed_up_by_kind(modules: None) -> None:
+    """A layer on which an implementation loses or has no offer counts as 1: the other one runs."""
+    from kernels import tables
+
+    rows = [
+        {"case": "a", "kind": "grouped", "op": "fprop", "times as fast": 4.0},
+        {"case": "b", "kind": "grouped", "op": "fprop", "times as fast": 0.5},
+        {"case": "c", "kind": "grouped", "op": "fprop", "times as fast": None},
+        {"case": "d", "kind": "grouped", "op": "dgrad", "times as fast": 2.0},
+    ]
+    found = {"title": "Each layer", "rows": rows, "failures": []}
+    summary, layers = tables({"results": found, "environment": {"device": "cuda"}})
+    assert summary.rows == [
+        ["grouped", "dgrad", "1", "2.000", "2.000", "2.000", "1"],
+        ["grouped", "fprop", "3", "1.587", "1.000", "4.000", "1"],
+    ]
+    assert len(layers.rows) == 4
+
+
+def test_every_layer_of_kernels_has_a_kind(modules: None) -> None:
+    from kernels import LAYERS, kind_of
+
+    from cudnn_autotune.audit.layers import load
+
+    kinds = Counter(kind_of(case.problem()) for case in load(LAYERS))
+    assert set(kinds) == {
+        "depthwise, 7 and wider",
+        "depthwise, narrower",
+        "depthwise, strided",
+        "grouped",
+        "first layer",
+        "1x1, strided",
+    }
 
 
 def test_an_investigations_rows_become_a_table(modules: None) -> None:
