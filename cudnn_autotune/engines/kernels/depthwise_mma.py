@@ -1,0 +1,318 @@
+"""Depthwise convolutions of stride 1 on tensor cores, forward and to the input."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.kernels import sources
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
+
+_FILE = "depthwise_mma.cu"
+_POSITIONS = 16  # rows of an mma's first matrix
+_PIECE = 16  # bytes of eight elements
+_STAGES = 4
+_STATE_REGISTERS = 70  # of a channel in a warp: the filter's matrices and incomplete sums
+_OTHER_REGISTERS = 36
+_SM_REGISTERS, _SM_THREADS, _SM_SHARED = 65536, 2048, 227 << 10
+_MOST_ROWS = 2048  # of a block, so that it counts its outputs in 32 bits
+_MOST_COPIES = 8  # of a thread and row
+_MOST_OFFERS = 6
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The problem as a forward convolution in two dimensions, whatever it is."""
+
+    images: int
+    channels: int
+    in_size: tuple[int, int]
+    out_size: tuple[int, int]
+    kernel: tuple[int, int]
+    padding: tuple[int, int]
+    """Before the first row and column. Negative where a gradient has more columns than needed."""
+    is_channels_last: bool
+    alignment: int
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether it has one row, which is divided into segments that are computed as rows."""
+        return self.in_size[0] == self.out_size[0] == self.kernel[0] == 1 and not self.padding[0]
+
+    @property
+    def steps(self) -> int:
+        """Pieces of eight columns that eight outputs depend on."""
+        return _ceil_div(self.kernel[1] + 7, 8)
+
+    @functools.cached_property
+    def column_blocks(self) -> int:
+        """Blocks of eight columns in a strip: as few idle ones as possible, and little overlap."""
+        if self.is_signal:
+            return _POSITIONS
+        blocks = _ceil_div(self.out_size[1], 8)
+
+        def cost(width: int) -> float:
+            strips = self.images * _ceil_div(blocks, width)
+            overlap = (width + self.steps - 1) / width
+            return _ceil_div(strips, _POSITIONS // width) * (1 + 0.5 * overlap)
+
+        return min((16, 8, 4, 2, 1), key=cost)
+
+    @property
+    def pitch(self) -> int:
+        """Pieces from a strip to the next one."""
+        pieces = self.column_blocks + self.steps - 1
+        if self.column_blocks == 4:
+            return pieces + (2 - pieces) % 4
+        return pieces | 1 if self.column_blocks < 4 else pieces
+
+    @property
+    def copy_bytes(self) -> int:
+        """The greatest copies of which every row of the input has a whole number."""
+        size = _PIECE
+        while not self.is_channels_last and (2 * self.in_size[1] % size or self.alignment % size):
+            size //= 2
+        return size
+
+    @functools.cached_property
+    def chained(self) -> int:
+        """Among how many warps the rows of a filter are divided."""
+        for chained in range(1, self.kernel[0] + 1):
+            rows = _ceil_div(self.kernel[0], chained)
+            if rows * self.steps + 4 * (rows - 1) <= _STATE_REGISTERS:
+                return chained
+        return 0
+
+    @property
+    def state_registers(self) -> int:
+        rows = _ceil_div(self.kernel[0], self.chained)
+        return rows * self.steps + 4 * (rows - 1)
+
+
+def _shape(problem: ConvProblem) -> _Shape:
+    n = problem.spatial_dims
+    before, kernel = problem.padding[:n], problem.weight_shape[2:]
+    in_size, out_size = problem.input_shape[2:], problem.output_shape[2:]
+    read, written = problem.alignment[0], problem.alignment[2]
+    if problem.op == "dgrad":
+        in_size, out_size = out_size, in_size
+        before = tuple(k - 1 - p for k, p in zip(kernel, before, strict=True))
+    flat = (1,) * (2 - n)
+    return _Shape(
+        images=problem.input_shape[0],
+        channels=problem.groups,
+        in_size=(*flat, *in_size),  # type: ignore[arg-type]
+        out_size=(*flat, *out_size),  # type: ignore[arg-type]
+        kernel=(*flat, *kernel),  # type: ignore[arg-type]
+        padding=(*(0 for _ in flat), *before),  # type: ignore[arg-type]
+        is_channels_last=problem.memory_format == torch.channels_last,
+        alignment=min(read, written),
+    )
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """What a block computes."""
+
+    shape: _Shape
+    channels: int
+    warp_channels: int
+    rows: int
+
+    @property
+    def settings(self) -> str:
+        return f"CHANNELS={self.channels},WARP_CHANNELS={self.warp_channels},ROWS={self.rows}"
+
+    @property
+    def strips_across(self) -> int:
+        if self.shape.is_signal:
+            return 1
+        return _ceil_div(self.shape.out_size[1], 8 * self.shape.column_blocks)
+
+    @property
+    def segments(self) -> int:
+        columns = 8 * self.shape.column_blocks
+        return _ceil_div(self.shape.out_size[1], columns) if self.shape.is_signal else 0
+
+    @property
+    def out_rows(self) -> int:
+        return self.segments or self.shape.out_size[0]
+
+    @property
+    def warps(self) -> int:
+        return self.channels // self.warp_channels * self.shape.chained
+
+    @property
+    def blocks(self) -> int:
+        strips = self.shape.images * self.strips_across * self.shape.column_blocks
+        return (
+            _ceil_div(self.shape.channels, self.channels)
+            * _ceil_div(strips, _POSITIONS)
+            * _ceil_div(self.out_rows, self.rows)
+        )
+
+    @property
+    def raw_bytes(self) -> int:
+        """A row as it is in memory."""
+        s, strips = self.shape, _POSITIONS // self.shape.column_blocks
+        if s.is_channels_last:
+            return _ceil_div(strips * s.pitch, 4) * 32 * _ceil_div(self.channels, 8) * _PIECE
+        return self.channels * strips * (s.pitch + 1) * _PIECE
+
+    @functools.cached_property
+    def shared_bytes(self) -> int:
+        """As depthwise_mma.cu divides it."""
+        s = self.shape
+        groups = _ceil_div(_POSITIONS // s.column_blocks * s.pitch, 4)
+        planes = self.channels * (4 * groups + (0 if groups % 2 else 4)) * _PIECE
+        out = _ceil_div(self.channels, 8) * 138 * _PIECE if s.is_channels_last else 0
+        links = (s.chained - 1) * self.channels * 32 * 16
+        return _STAGES * self.raw_bytes + 2 * (planes + out + links) + 16
+
+    @functools.cached_property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor holds at a time."""
+        registers = self.shape.state_registers * self.warp_channels + _OTHER_REGISTERS
+        registers = min(_ceil_div(registers, 8) * 8, 255)
+        return min(
+            _SM_REGISTERS // (32 * self.warps * registers),
+            _SM_THREADS // (32 * self.warps),
+            _SM_SHARED // (self.shared_bytes + 1024),
+        )
+
+    def cost(self, gpu: Gpu) -> float:
+        """Steps of the busiest multiprocessor, times the channels that a step computes."""
+        resident = max(1, self.resident)
+        waves = _ceil_div(self.blocks, gpu.multiprocessors * resident)
+        steps = self.rows + self.shape.kernel[0] - 1
+        if self.rows == self.out_rows:
+            steps -= min(max(self.shape.padding[0], 0), self.shape.kernel[0] - 1)
+        # Copies of 16 bytes are half of what the L2 cache delivers.
+        waste = 1.2 if self.shape.is_channels_last and self.channels <= 8 else 1.0
+        return waves * (steps + 4) * resident * self.channels * waste
+
+
+def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
+    # The filter of a chain of three and more takes so many registers that four channels fill half
+    # of a multiprocessor.
+    for channels in (4, 8) if shape.chained > 2 else (8, 16, 32):
+        for warp_channels in (1, 2):
+            whole = _Tiling(shape, channels, warp_channels, 1)
+            fits = 4 <= whole.warps <= 32 and whole.shared_bytes <= gpu.shared_bytes
+            if not fits or not whole.resident or whole.warps % _ceil_div(channels, 8):
+                continue
+            if whole.raw_bytes // shape.copy_bytes > _MOST_COPIES * 32 * whole.warps:
+                continue
+            rows = {min(_ceil_div(whole.out_rows, bands), _MOST_ROWS) for bands in (1, 2, 4)}
+            choices = [_Tiling(shape, channels, warp_channels, r) for r in rows]
+            yield from sorted(choices, key=lambda tiling: tiling.cost(gpu))[:2]
+
+
+def _is_computed(problem: ConvProblem, gpu: Gpu) -> bool:
+    if (
+        problem.op == "wgrad"
+        or problem.dtype not in (torch.float16, torch.bfloat16)
+        or problem.spatial_dims > 2
+        or not problem.groups == problem.input_shape[1] == problem.weight_shape[0]
+        or any(s != 1 for s in (*problem.stride, *problem.dilation))
+        or gpu.compute_capability < (8, 0)
+    ):
+        return False
+    shape = _shape(problem)
+    return (
+        # cuDNN serves 3x3 well, and a filter with few taps wastes most of an mma.
+        shape.kernel[0] * shape.kernel[1] > 9
+        and shape.chained > 0
+        and shape.channels % 8 == 0
+        and max(*shape.in_size, *shape.out_size) < 1 << 30
+        and max(map(abs, shape.padding)) < 1 << 29
+        and shape.alignment >= (_PIECE if shape.is_channels_last else 2)
+    )
+
+
+class DepthwiseMma:
+    """Depthwise convolutions with a multiplier of 1, stride 1 and dilation 1, in the half types.
+
+    It computes fprop, with every epilogue, and dgrad, in channels_last and contiguous, for filters
+    of more than nine taps. The number of channels is a multiple of 8. A NaN or an infinity in an
+    input reaches the outputs that depend on it, and no others.
+    """
+
+    name = "depthwise_mma"
+    version = sources.version(sources.source(_FILE), inspect.getsource(sys.modules[__name__]))
+
+    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
+        return [
+            Offer(tiling.settings, numerical_notes=("TENSOR_CORE",))
+            for tiling in self._offered(problem, gpu)
+        ]
+
+    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
+        tilings = {tiling.settings: tiling for tiling in self._offered(problem, gpu)}
+        if settings not in tilings:
+            allowed = " or ".join(tilings) or "none for this problem"
+            raise ValueError(f"settings must be {allowed}, got {settings!r}")
+        return Recipe((_launch(problem, tilings[settings]),))
+
+    def _offered(self, problem: ConvProblem, gpu: Gpu) -> list[_Tiling]:
+        if not _is_computed(problem, gpu):
+            return []
+        tilings = sorted(_tilings(_shape(problem), gpu), key=lambda tiling: tiling.cost(gpu))
+        return tilings[:_MOST_OFFERS]
+
+
+def _launch(problem: ConvProblem, tiling: _Tiling) -> KernelLaunch:
+    shape = tiling.shape
+    has_pairs = shape.out_size[1] % 2 == 0 and shape.alignment >= 4
+    defines: tuple[tuple[str, str | int], ...] = (
+        ("ELEMENT", sources.ELEMENTS[problem.dtype]),
+        ("KERNEL_H", shape.kernel[0]),
+        ("KERNEL_W", shape.kernel[1]),
+        ("TURNED", int(problem.op == "dgrad")),
+        ("SIGNAL", int(shape.is_signal)),
+        ("CHANNELS_LAST", int(shape.is_channels_last)),
+        ("COLUMN_BLOCKS", shape.column_blocks),
+        ("CHANNELS", tiling.channels),
+        ("WARP_CHANNELS", tiling.warp_channels),
+        ("CHAINED", shape.chained),
+        ("STAGES", _STAGES),
+        ("MIN_BLOCKS", tiling.resident),
+        ("COPY_BYTES", shape.copy_bytes),
+        ("SHIFT", 0 if shape.is_channels_last else -shape.padding[1] % 8),
+        ("STORE_PAIRS", int(has_pairs)),
+        ("ACTIVATION", sources.ACTIVATION_NUMBERS[problem.activation]),
+        ("HAS_BIAS", int(problem.bias)),
+        ("HAS_RESIDUAL", int(problem.residual)),
+    )
+    read, written = ("y", "x") if problem.op == "dgrad" else ("x", "y")
+    return KernelLaunch(
+        kernel=Kernel(sources.source(_FILE), "depthwise_mma", defines),
+        grid=(tiling.blocks, 1, 1),
+        block=(32 * tiling.warps, 1, 1),
+        arguments=(
+            Address(read),  # type: ignore[arg-type]
+            Address("w"),
+            Address(written),  # type: ignore[arg-type]
+            Address("bias") if problem.bias else Int64(0),
+            Address("residual") if problem.residual else Int64(0),
+            shape.images,
+            shape.channels,
+            *shape.in_size,
+            *shape.out_size,
+            *shape.padding,
+            tiling.strips_across,
+            tiling.rows,
+        ),
+        shared_bytes=tiling.shared_bytes,
+    )
