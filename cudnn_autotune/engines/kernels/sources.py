@@ -18,9 +18,9 @@ _VERSION_DIGITS = 8
 
 
 @functools.cache
-def source(file_name: str, package: str = __package__) -> str:
-    """Returns a source of a package's folder with device.cuh before it; it includes nothing."""
-    return text("device.cuh") + text(file_name, package)
+def source(file_name: str) -> str:
+    """Returns a source of this folder with device.cuh before it; it includes nothing."""
+    return text("device.cuh") + text(file_name)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import torch
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.recipe import Address, Argument, Int64, Kernel, KernelLaunch
 
-SOURCE = sources.source("packing.cu", __package__)
+SOURCE = sources.text("packing.cu", __package__)
 _THREADS = 256
 _WIDEST = 16
 """Bytes of the widest load and store."""
@@ -45,6 +45,13 @@ class Packing:
     """Consecutive images whose channels begin at the same place in a run."""
     blocks: int = 1
     """Places in a run where channels begin, one behind the other."""
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether an image is one pixel in both forms."""
+        return self == Packing(
+            *(self.images, (1, 1), self.channels, self.run, self.packed_images, (1, 1))
+        )
 
     @property
     def packed_count(self) -> int:
@@ -88,6 +95,7 @@ def _launch(copies: Sequence[Copy], dtype: torch.dtype, *, is_pack: bool) -> Ker
         "TENSORS": len(copies),
         "PACK": int(is_pack),
         "BLOCKS": int(any(c.packing.blocks > 1 for c in copies)),
+        "FLAT": sum(c.packing.is_flat << n for n, c in enumerate(copies)),
         "VECTOR": vector,
         "LOAD": load,
         "ITEMS": items,
