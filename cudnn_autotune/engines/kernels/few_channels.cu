@@ -1,9 +1,8 @@
 // A forward convolution of a channels_last image with few channels, on tensor cores: a matrix of
 // output pixels times window elements, times one of window elements times output channels.
 //
-// A row of a window, all its taps and channels, lies together in memory. So the block copies the
-// rows of the image that a tile of TILE_P x TILE_Q pixels needs to shared memory just as they are,
-// without padding channels, and a window is KERNEL_H pieces of ROW elements. A register of the
+// The block copies the rows of the image that a tile of TILE_P x TILE_Q pixels needs to shared
+// memory. A window is KERNEL_H pieces of ROW elements that lie together. A register of the
 // left fragment is a pair of neighbouring elements, one access of 4 bytes. A piece begins at an odd
 // element if LEFT is odd: its pairs then begin one element earlier (`lead`). The pairs of all
 // pieces are numbered one after the other, so only the last register may have some to spare: 77
@@ -23,8 +22,6 @@
 // is copied.
 
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
-constexpr int ROW = KERNEL_W * CHANNELS;             // elements of a row of a window
-constexpr int PIXEL_STEP = STRIDE_W * CHANNELS;      // elements between output pixels
 constexpr int PHASES = PIXEL_STEP % 2 == 0 ? 1 : 2;  // pixels between those of a warp
 constexpr int PIXELS_APART = PHASES * PIXEL_STEP;    // elements between those
 constexpr int LEADS = PHASES == 2 ? 1 : LEFT % 2;    // the largest lead
@@ -41,46 +38,6 @@ constexpr int WARPS_OF_PHASE = WARPS_M / PHASES;
 
 static_assert(PITCH % 8 == 0 && TILE_Q % (16 * PHASES) == 0 && WARPS_M % PHASES == 0, "");
 static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + 2 * ROW_PAIRS, "a row of the tile fits");
-
-struct Shape {
-  int height, width, channels, p, q;  // of the image, and of the output
-  int pad_h, pad_w;
-  int tiles_p, tiles_q;
-};
-
-struct Tile {
-  int image, p, q;  // of its first pixel
-};
-
-__device__ __forceinline__ Tile tile_at(int index, const Shape& shape) {
-  const int row = index / shape.tiles_q;
-  const int image = row / shape.tiles_p;
-  return {image, (row - image * shape.tiles_p) * TILE_P, (index - row * shape.tiles_q) * TILE_Q};
-}
-
-// Begins to copy the rows that a tile needs; zeros outside of the image. COPY elements, at a
-// multiple of COPY, are either inside of a row or outside.
-__device__ __forceinline__ void begin_copy(ELEMENT* target, const ELEMENT* __restrict__ x,
-                                           const Tile& tile, const Shape& shape) {
-  constexpr int copies = PITCH / COPY;
-  const int row_elements = shape.width * CHANNELS;
-  const int first = CHANNELS * (STRIDE_W * tile.q - shape.pad_w) - LEFT;  // a multiple of 8
-  const int top = STRIDE_H * tile.p - shape.pad_h;
-  x += static_cast<long long>(tile.image) * shape.height * row_elements;
-  for (int i = threadIdx.x; i < TILE_H * copies; i += THREADS) {
-    const int row = i / copies;
-    const int element = first + (i - row * copies) * COPY;
-    const int h = top + row;
-    const bool valid = h >= 0 && h < shape.height && element >= 0 && element < row_elements;
-    const int at = valid ? h * row_elements + element : 0;
-#if COPY == 1
-    target[i] = valid ? x[at] : ELEMENT{0};
-#else
-    copy_async<2 * COPY>(target + i * COPY, x + at, valid);
-#endif
-  }
-  commit_copies();
-}
 
 // Writes the block's weights to shared memory, a row per column of the fragments, in the order of
 // the pairs.
@@ -181,7 +138,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int phase = warp_m % PHASES;
   const int lead = PHASES == 2 ? (LEFT + phase) % 2 : LEFT % 2;
 
-  begin_copy(reinterpret_cast<ELEMENT*>(shared), x, tile_at(blockIdx.x, shape), shape);
+  begin_copy<TILE_H, THREADS>(reinterpret_cast<ELEMENT*>(shared), x, tile_at(blockIdx.x, shape),
+                              shape);
+  commit_copies();
 
   // The weights of this warp, by way of shared memory.
   auto* const weights = reinterpret_cast<ELEMENT*>(shared + 2 * TILE_BYTES);
@@ -215,15 +174,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
   int buffer = 0;
   for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const int next = index + gridDim.x;
-    if (next < tiles) {
-      begin_copy(reinterpret_cast<ELEMENT*>(shared + (buffer ^ 1) * TILE_BYTES), x,
-                 tile_at(next, shape), shape);
-    } else {
+    copies_arrived<0>();
+    __syncthreads();  // all have them, and are done with the other buffer
+    if (index + gridDim.x < tiles) {
+      begin_copy<TILE_H, THREADS>(reinterpret_cast<ELEMENT*>(shared + (buffer ^ 1) * TILE_BYTES), x,
+                                  tile_at(index + gridDim.x, shape), shape);
       commit_copies();
     }
-    copies_arrived<1>();
-    __syncthreads();
     const auto* image = reinterpret_cast<const ELEMENT*>(shared + buffer * TILE_BYTES);
     const Tile tile = tile_at(index, shape);
     for (int first = warp_m / PHASES * M_TILES; first < GROUPS; first += WARPS_OF_PHASE * M_TILES) {
@@ -288,7 +245,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
       }
     }
-    __syncthreads();
     buffer ^= 1;
   }
 }

@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import torch
 
 from cudnn_autotune.engines.implementations import Gpu, Offer
-from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, ELEMENTS, source, version
+from cudnn_autotune.engines.kernels.few_channels_rows import (
+    RESERVED_SHARED_BYTES,
+    Rows,
+    is_computed,
+    rows_source,
+    rows_version,
+)
+from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_SOURCE = "few_channels.cu"
-_MOST_CHANNELS = 8
+_SOURCE = rows_source("few_channels.cu")
 _TILE_PIXELS = 512
 """Of a large image. The next tile is copied meanwhile, so it must take longer than a copy."""
 _MOST_COLUMNS = 128
@@ -28,10 +31,6 @@ _OTHER_REGISTERS = 28
 _MOST_REGISTERS = 240
 _MOST_WEIGHT_REGISTERS = 64
 """For an eight of channels. A larger window is a matrix for cuDNN."""
-
-
-_RESERVED_SHARED_BYTES = 1024
-"""Of each block, which CUDA takes."""
 
 
 @dataclass(frozen=True)
@@ -55,27 +54,12 @@ class _Settings:
 
 
 @dataclass(frozen=True)
-class _Geometry:
-    """What follows from a problem, under the names of the kernel's source."""
-
-    problem: ConvProblem
-
-    @property
-    def row(self) -> int:
-        return self.problem.weight_shape[3] * self.problem.input_shape[1]
-
-    @property
-    def pixel_step(self) -> int:
-        return self.problem.stride[1] * self.problem.input_shape[1]
+class _Geometry(Rows):
+    """And under those of few_channels.cu."""
 
     @property
     def phases(self) -> int:
         return 1 + self.pixel_step % 2
-
-    @property
-    def left(self) -> int:
-        """Elements of a tile before its first window, so that a row begins at a multiple of 8."""
-        return -self.problem.input_shape[1] * self.problem.padding[1] % 8
 
     @property
     def row_pairs(self) -> int:
@@ -86,22 +70,12 @@ class _Geometry:
     def registers(self) -> int:
         return -(-self.problem.weight_shape[2] * self.row_pairs // 4)
 
-    @property
-    def copy(self) -> int:
-        """The most elements that a copy may have: rows of the image begin at a multiple."""
-        row_elements = self.problem.input_shape[3] * self.problem.input_shape[1]
-        fits = (
-            n for n in (8, 4, 2) if row_elements % n == 0 and self.problem.alignment[0] >= 2 * n
-        )
-        return next(fits, 1)
-
-    def pitch(self, columns: int) -> int:
-        """Elements from row to row of a tile in shared memory."""
-        return -(-(self.left + self.pixel_step * (columns - 1) + 2 * self.row_pairs) // 8) * 8
+    def tile_pitch(self, columns: int) -> int:
+        return self.pitch(columns, 2 * self.row_pairs)
 
     def shared_bytes(self, settings: _Settings) -> int:
         height = (settings.rows - 1) * self.problem.stride[0] + self.problem.weight_shape[2]
-        tile = height * self.pitch(settings.columns) * 2
+        tile = height * self.tile_pitch(settings.columns) * 2
         words = (4 * self.registers + 3) // 8 * 8 + 4
         channels = _warps(self.problem, settings)[1] * 8 * settings.n_tiles
         biases = 4 * channels * self.problem.bias
@@ -128,7 +102,7 @@ class FewChannels:
     a multiple of 8 out, no dilation, no groups."""
 
     name = "few_channels"
-    version = version(source(_SOURCE), Path(__file__).read_text(encoding="utf-8"))
+    version = rows_version(_SOURCE, __file__)
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [
@@ -145,18 +119,11 @@ class FewChannels:
         height, width = problem.input_shape[2:]
         tiles_p, tiles_q, tiles, blocks_y = _grid(problem, chosen)
         warps_m, warps_n = _warps(problem, chosen)
-        defines: dict[str, str | int] = {
-            "ELEMENT": ELEMENTS[problem.dtype],
-            "CHANNELS": problem.input_shape[1],
-            "KERNEL_H": problem.weight_shape[2],
-            "KERNEL_W": problem.weight_shape[3],
-            "STRIDE_H": problem.stride[0],
-            "STRIDE_W": problem.stride[1],
-            "LEFT": geometry.left,
-            "COPY": geometry.copy,
+        defines = {
+            **geometry.defines,
             "TILE_P": chosen.rows,
             "TILE_Q": chosen.columns,
-            "PITCH": geometry.pitch(chosen.columns),
+            "PITCH": geometry.tile_pitch(chosen.columns),
             "N_TILES": chosen.n_tiles,
             "M_TILES": chosen.m_tiles,
             "WARPS_M": warps_m,
@@ -168,7 +135,7 @@ class FewChannels:
         }
         resident = gpu.multiprocessors * chosen.blocks
         launch = KernelLaunch(
-            Kernel(source(_SOURCE), "few_channels", tuple(defines.items())),
+            Kernel(_SOURCE, "few_channels", tuple(defines.items())),
             grid=(min(tiles, max(1, resident // blocks_y)), blocks_y, 1),
             block=(32 * warps_m * warps_n, 1, 1),
             arguments=(
@@ -184,25 +151,12 @@ class FewChannels:
         return Recipe((launch,))
 
 
-def _is_computed(problem: ConvProblem, gpu: Gpu) -> bool:
-    return (
-        problem.op == "fprop"
-        and problem.spatial_dims == 2
-        and problem.memory_format == torch.channels_last
-        and problem.dtype in (torch.float16, torch.bfloat16)
-        and problem.groups == 1
-        and problem.dilation == (1, 1)
-        and problem.input_shape[1] <= _MOST_CHANNELS
-        and problem.weight_shape[0] % 8 == 0
-        and problem.alignment[2] >= 16
-        and gpu.compute_capability >= (8, 0)
-    )
-
-
 @functools.lru_cache(maxsize=256)
 def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
     geometry = _Geometry(problem)
-    if not _is_computed(problem, gpu) or geometry.registers > _MOST_WEIGHT_REGISTERS:
+    if problem.op != "fprop" or not is_computed(problem, gpu):
+        return ()
+    if geometry.registers > _MOST_WEIGHT_REGISTERS:
         return ()
     found = []
     for n_tiles in range(1, 9):
@@ -233,8 +187,8 @@ def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: G
     while True:
         settings = _Settings(rows, columns, n_tiles, m_tiles, blocks)
         _, _, tiles, blocks_y = _grid(problem, settings)
-        of_a_block = geometry.shared_bytes(settings) + _RESERVED_SHARED_BYTES
-        fitting = (gpu.shared_bytes + _RESERVED_SHARED_BYTES) // of_a_block
+        of_a_block = geometry.shared_bytes(settings) + RESERVED_SHARED_BYTES
+        fitting = (gpu.shared_bytes + RESERVED_SHARED_BYTES) // of_a_block
         if rows == 1 or (fitting >= blocks and tiles * blocks_y >= blocks * gpu.multiprocessors):
             return replace(settings, blocks=min(blocks, fitting))
         rows //= 2

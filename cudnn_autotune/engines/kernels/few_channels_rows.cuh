@@ -1,0 +1,46 @@
+// Rows of a channels_last image in shared memory. All taps and channels of a row of a window lie
+// together there, as they do in the image: channels are not padded.
+
+constexpr int ROW = KERNEL_W * CHANNELS;         // elements of a row of a window
+constexpr int PIXEL_STEP = STRIDE_W * CHANNELS;  // elements between output pixels
+
+struct Shape {
+  int height, width, channels, p, q;  // of the image, and of the output
+  int pad_h, pad_w;
+  int tiles_p, tiles_q;
+};
+
+struct Tile {
+  int image, p, q;  // of its first output pixel
+};
+
+__device__ __forceinline__ Tile tile_at(int index, const Shape& shape) {
+  const int row = index / shape.tiles_q;
+  const int image = row / shape.tiles_p;
+  return {image, (row - image * shape.tiles_p) * TILE_P, (index - row * shape.tiles_q) * TILE_Q};
+}
+
+// Begins to copy the rows that a tile's windows need, zeros outside of the image: PITCH elements of
+// each, of which the first window has those from LEFT on. COPY elements at a multiple of COPY are
+// either inside of a row or outside.
+template <int rows, int threads>
+__device__ __forceinline__ void begin_copy(ELEMENT* target, const ELEMENT* __restrict__ x,
+                                           const Tile& tile, const Shape& shape) {
+  constexpr int copies = PITCH / COPY;
+  const int row_elements = shape.width * CHANNELS;
+  const int first = CHANNELS * (STRIDE_W * tile.q - shape.pad_w) - LEFT;  // a multiple of 8
+  const int top = STRIDE_H * tile.p - shape.pad_h;
+  x += static_cast<long long>(tile.image) * shape.height * row_elements;
+  for (int i = threadIdx.x; i < rows * copies; i += threads) {
+    const int row = i / copies;
+    const int element = first + (i - row * copies) * COPY;
+    const int h = top + row;
+    const bool valid = h >= 0 && h < shape.height && element >= 0 && element < row_elements;
+    const int at = valid ? h * row_elements + element : 0;
+#if COPY == 1
+    target[i] = valid ? x[at] : ELEMENT{0};
+#else
+    copy_async<2 * COPY>(target + i * COPY, x + at, valid);
+#endif
+  }
+}

@@ -1,0 +1,89 @@
+"""How rows of a channels_last image with few channels lie in shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version
+from cudnn_autotune.engines.problem import ConvProblem
+
+MOST_CHANNELS = 8
+RESERVED_SHARED_BYTES = 1024
+"""Of each block, which CUDA takes."""
+
+
+def rows_source(file_name: str) -> str:
+    """Returns a source of this folder with few_channels_rows.cuh before it."""
+    own = Path(__file__).with_name(file_name).read_text(encoding="utf-8")
+    return source("few_channels_rows.cuh") + own
+
+
+def rows_version(source_text: str, python_file: str) -> str:
+    """Returns the version of an implementation in ``python_file``."""
+    return version(
+        source_text, *(Path(f).read_text(encoding="utf-8") for f in (python_file, __file__))
+    )
+
+
+def is_computed(problem: ConvProblem, gpu: Gpu) -> bool:
+    """Whether the kernels for few channels compute a problem of their operation."""
+    return (
+        problem.spatial_dims == 2
+        and problem.memory_format == torch.channels_last
+        and problem.dtype in (torch.float16, torch.bfloat16)
+        and problem.groups == 1
+        and problem.dilation == (1, 1)
+        and problem.input_shape[1] <= MOST_CHANNELS
+        and problem.weight_shape[0] % 8 == 0
+        and problem.alignment[2] >= 16
+        and gpu.compute_capability >= (8, 0)
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What follows from a problem, under the names of few_channels_rows.cuh."""
+
+    problem: ConvProblem
+
+    @property
+    def row(self) -> int:
+        return self.problem.weight_shape[3] * self.problem.input_shape[1]
+
+    @property
+    def pixel_step(self) -> int:
+        return self.problem.stride[1] * self.problem.input_shape[1]
+
+    @property
+    def left(self) -> int:
+        """Elements of a tile before its first window, so that a row begins at a multiple of 8."""
+        return -self.problem.input_shape[1] * self.problem.padding[1] % 8
+
+    @property
+    def copy(self) -> int:
+        """The most elements that a copy may have: rows of the image begin at a multiple."""
+        row_elements = self.problem.input_shape[3] * self.problem.input_shape[1]
+        aligned = self.problem.alignment[0]
+        return next((n for n in (8, 4, 2) if row_elements % n == 0 and aligned >= 2 * n), 1)
+
+    def pitch(self, columns: int, window: int) -> int:
+        """Elements of a row of a tile, whose windows have ``window`` elements a row."""
+        return -(-(self.left + self.pixel_step * (columns - 1) + window) // 8) * 8
+
+    @property
+    def defines(self) -> dict[str, str | int]:
+        """The macros of few_channels_rows.cuh but those of the tile."""
+        return {
+            "ELEMENT": ELEMENTS[self.problem.dtype],
+            "CHANNELS": self.problem.input_shape[1],
+            "KERNEL_H": self.problem.weight_shape[2],
+            "KERNEL_W": self.problem.weight_shape[3],
+            "STRIDE_H": self.problem.stride[0],
+            "STRIDE_W": self.problem.stride[1],
+            "LEFT": self.left,
+            "COPY": self.copy,
+        }
