@@ -1,0 +1,158 @@
+// The gradient of the weight for a channels_last image with few channels, on tensor cores: output
+// channels times pixels, times pixels times window elements. A block adds over its tiles of two
+// rows of TILE_Q pixels, and writes its sums to the workspace; sum_parts adds those of all blocks.
+//
+// An mma takes neighbouring pixels in pairs. Here a pair is one of pixels below each other: the
+// block makes words of the image's rows, word e of row h holding elements e of the rows h and h +
+// STRIDE_H. Then element n of the window of pixel q is word PIXEL_STEP * q + n of its row, at
+// whatever step, and one access is a register of the right fragment. The left ones, of the
+// output's gradient, are loaded transposed. An mma has 8 pairs.
+//
+// A warp computes M_TILES * 16 channels times N_TILES * 8 window elements; WARPS_N warps have all
+// elements, and WARPS_K groups of them take turns with the pixels. Elements behind the last one are
+// computed with the first one's words, and dropped. A pixel outside of the output has the gradient
+// zero, and its window is replaced by zeros as well, since zero times infinity is no zero.
+//
+// Banks: a row of gradients is an odd number of 16 bytes, so the 8 rows of a matrix lie in
+// different banks. Lane (g, t) reads word PIXEL_STEP * t + g: these lie in different banks, or are
+// the same, for steps up to 8 words; where an eight of elements belongs to two rows, words may
+// meet.
+
+constexpr int THREADS = 32 * WARPS_N * WARPS_K;
+constexpr int COLUMNS = KERNEL_H * ROW;  // window elements
+constexpr int BLOCK_CHANNELS = 16 * M_TILES;
+constexpr int BLOCK_COLUMNS = WARPS_N * N_TILES * 8;
+constexpr int IMAGE_ROWS = KERNEL_H + STRIDE_H;
+constexpr int IMAGE_BYTES = IMAGE_ROWS * PITCH * 2;
+constexpr int GRADIENT_PITCH = 2 * BLOCK_CHANNELS + 16;  // bytes
+constexpr int GRADIENT_BYTES = 2 * TILE_Q * GRADIENT_PITCH;
+constexpr int COPIED_BYTES = GRADIENT_BYTES + IMAGE_BYTES;
+
+static_assert(TILE_P == 2 && TILE_Q % 8 == 0 && PITCH % 8 == 0 && BLOCK_COLUMNS >= COLUMNS, "");
+static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + ROW, "a row of the tile fits");
+
+// Begins to copy the gradients of a tile's pixels, (p, q) and (p + 1, q) one after the other; zeros
+// outside of the output and behind the last channel.
+__device__ __forceinline__ void begin_gradients(unsigned char* target,
+                                                const ELEMENT* __restrict__ y, const Tile& tile,
+                                                const Shape& shape, int first_channel) {
+  constexpr int copies = BLOCK_CHANNELS / 8;
+  y += static_cast<long long>(tile.image) * shape.p * shape.q * shape.channels + first_channel;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < 2 * TILE_Q * copies; i += THREADS) {
+    const int pixel = i / copies, channel = i % copies * 8;
+    const int row = pixel / TILE_Q, column = pixel % TILE_Q;
+    const int p = tile.p + row, q = tile.q + column;
+    const bool valid = p < shape.p && q < shape.q && first_channel + channel < shape.channels;
+    copy_async<16>(target + (2 * column + row) * GRADIENT_PITCH + 2 * channel,
+                   y + (valid ? (p * shape.q + q) * shape.channels + channel : 0), valid);
+  }
+}
+
+// Makes words of pairs of rows. The second half is zero if there is no second row of pixels.
+__device__ __forceinline__ void pair_rows(unsigned* target, const unsigned char* image,
+                                          bool has_second) {
+  constexpr int fours = PITCH / 4;
+  const auto* from = reinterpret_cast<const uint2*>(image);
+  const unsigned mask = has_second ? 0xffff0000u : 0u;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < KERNEL_H * fours; i += THREADS) {
+    const uint2 first = from[i], second = from[i + STRIDE_H * fours];
+    uint4 words;
+    words.x = (first.x & 0xffffu) | ((second.x << 16) & mask);
+    words.y = (first.x >> 16) | (second.x & mask);
+    words.z = (first.y & 0xffffu) | ((second.y << 16) & mask);
+    words.w = (first.y >> 16) | (second.y & mask);
+    reinterpret_cast<uint4*>(target)[i] = words;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    few_channels_wgrad(const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ y,
+                       float* __restrict__ parts, int height, int width, int channels, int p, int q,
+                       int pad_h, int pad_w, int tiles_p, int tiles_q, int tiles) {
+  const Shape shape{height, width, channels, p, q, pad_h, pad_w, tiles_p, tiles_q};
+  DYNAMIC_SHARED(shared);
+  auto* const pairs = reinterpret_cast<unsigned*>(shared + 2 * COPIED_BYTES);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int g = lane / 4, t = lane % 4;
+  const int warp_n = warp % WARPS_N, warp_k = warp / WARPS_N;
+  const int first_channel = blockIdx.y * BLOCK_CHANNELS;
+
+  // Row lane % 8 of matrix lane / 8: two matrices of channels, of each of two fours of columns.
+  const int gradient_offset = (lane % 8 + lane / 16 * 8) * GRADIENT_PITCH + lane / 8 % 2 * 16;
+  const unsigned* words[N_TILES];  // this lane's first ones
+#pragma unroll
+  for (int j = 0; j < N_TILES; ++j) {
+    const int n = (warp_n * N_TILES + j) * 8 + g;
+    words[j] = pairs + LEFT + PIXEL_STEP * t + (n < COLUMNS ? n / ROW * PITCH + n % ROW : 0);
+  }
+  float sums[M_TILES][N_TILES][4] = {};
+
+  const auto begin_tile = [&](int index, int buffer) {
+    unsigned char* target = shared + buffer * COPIED_BYTES;
+    const Tile tile = tile_at(index, shape);
+    begin_gradients(target, y, tile, shape, first_channel);
+    begin_copy<IMAGE_ROWS, THREADS>(reinterpret_cast<ELEMENT*>(target + GRADIENT_BYTES), x, tile,
+                                    shape);
+    commit_copies();
+  };
+  begin_tile(blockIdx.x, 0);
+  int buffer = 0;
+  for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+    copies_arrived<0>();
+    __syncthreads();  // all have them, and are done with the other buffer and the pairs
+    if (index + gridDim.x < tiles) begin_tile(index + gridDim.x, buffer ^ 1);
+    const unsigned char* gradients = shared + buffer * COPIED_BYTES;
+    const Tile tile = tile_at(index, shape);
+    pair_rows(pairs, gradients + GRADIENT_BYTES, tile.p + 1 < p);
+    __syncthreads();
+    const int columns = min(TILE_Q, q - tile.q);
+#pragma unroll 1
+    for (int column = 8 * warp_k; column < columns; column += 8 * WARPS_K) {
+      unsigned left[M_TILES][4];
+#pragma unroll
+      for (int m = 0; m < M_TILES; ++m) {
+        load_transposed(left[m],
+                        gradients + gradient_offset + 2 * column * GRADIENT_PITCH + 32 * m);
+      }
+#pragma unroll
+      for (int j = 0; j < N_TILES; ++j) {
+        const unsigned* const word = words[j] + PIXEL_STEP * column;
+        unsigned right[2] = {word[0], word[4 * PIXEL_STEP]};
+#if IS_RAGGED
+        if (column + t >= columns) right[0] = 0u;
+        if (column + t + 4 >= columns) right[1] = 0u;
+#endif
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) mma_16x8x16<ELEMENT>(sums[m][j], left[m], right);
+      }
+    }
+    buffer ^= 1;
+  }
+
+  // The groups of warps add their sums, one after the other.
+  auto* const total = reinterpret_cast<float*>(shared);
+  for (int k = 0; k < WARPS_K; ++k) {
+    __syncthreads();
+    if (warp_k != k) continue;
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+      for (int j = 0; j < N_TILES; ++j) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          float& sum = total[(16 * m + g + r / 2 * 8) * BLOCK_COLUMNS + (warp_n * N_TILES + j) * 8 +
+                             2 * t + r % 2];
+          sum = k == 0 ? sums[m][j][r] : sum + sums[m][j][r];
+        }
+      }
+    }
+  }
+  __syncthreads();
+  parts += (static_cast<long long>(blockIdx.x) * channels + first_channel) * COLUMNS;
+  const int count = min(BLOCK_CHANNELS, channels - first_channel) * COLUMNS;
+  for (int i = threadIdx.x; i < count; i += THREADS) {
+    parts[i] = total[i / COLUMNS * BLOCK_COLUMNS + i % COLUMNS];
+  }
+}

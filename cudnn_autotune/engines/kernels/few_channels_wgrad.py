@@ -1,0 +1,207 @@
+"""Gradients of the weight for channels_last images with few channels, on tensor cores."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.kernels.few_channels_rows import (
+    RESERVED_SHARED_BYTES,
+    Rows,
+    is_computed,
+    rows_source,
+    rows_version,
+)
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+
+_SOURCE = rows_source("few_channels_wgrad.cu")
+_SUM_SOURCE = source("sum_parts.cu")
+_WARPS = 8
+_ARRAYS_OF_A_WARP = 8
+"""That a warp of sum_parts adds: few, because it waits for each four of them."""
+_LEAST_BLOCKS = 16
+_TILE_ROWS = 2
+_MOST_COLUMNS = 128
+_MOST_OFFERS = 5
+_MOST_SUMS = 160
+"""Registers of a thread for sums: with 8 warps a block, 255 registers are all it may have."""
+_SUMS_OF_TWO_BLOCKS, _SUMS_OF_THREE_BLOCKS = 80, 32
+_MOST_ELEMENTS = 400
+"""Of a window. A larger one is a matrix for cuDNN."""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    columns: int
+    """Of output pixels in a block's tile."""
+    m_tiles: int
+    """Sixteens of output channels that a block computes."""
+    warps_n: int
+    """Warps of a block that share the window's elements."""
+    blocks: int
+    """That a multiprocessor is to hold."""
+
+    @property
+    def text(self) -> str:
+        return (
+            f"COLUMNS={self.columns},CHANNELS={16 * self.m_tiles},WARPS={self.warps_n},"
+            f"BLOCKS={self.blocks}"
+        )
+
+
+class FewChannelsWgrad:
+    """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 1 to 8 channels in and
+    a multiple of 8 out, no dilation, no groups. Sums of blocks are added in a fixed order."""
+
+    name = "few_channels_wgrad"
+    version = rows_version(_SOURCE + _SUM_SOURCE, __file__)
+
+    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
+        return [
+            Offer(
+                settings.text,
+                workspace_bytes=_workspace_bytes(problem, settings, gpu),
+                numerical_notes=("TENSOR_CORE",),
+            )
+            for settings in _all_settings(problem, gpu)
+        ]
+
+    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
+        chosen = next((s for s in _all_settings(problem, gpu) if s.text == settings), None)
+        if chosen is None:
+            raise ValueError(f"settings: {self.name} does not offer {settings!r} for this problem")
+        rows = Rows(problem)
+        _, k, p, q = problem.output_shape
+        tiles_p, tiles_q, tiles = _tiles(problem, chosen)
+        blocks_x, blocks_y = _grid(problem, chosen, gpu)
+        defines = {
+            **rows.defines,
+            "TILE_P": _TILE_ROWS,
+            "TILE_Q": chosen.columns,
+            "PITCH": rows.pitch(chosen.columns, rows.row),
+            "M_TILES": chosen.m_tiles,
+            "N_TILES": _n_tiles(problem, chosen.warps_n),
+            "WARPS_N": chosen.warps_n,
+            "WARPS_K": _WARPS // chosen.warps_n,
+            "BLOCKS": chosen.blocks,
+            "IS_RAGGED": int(q % 8 != 0),
+        }
+        add = KernelLaunch(
+            Kernel(_SOURCE, "few_channels_wgrad", tuple(defines.items())),
+            grid=(blocks_x, blocks_y, 1),
+            block=(32 * _WARPS, 1, 1),
+            arguments=(
+                Address("x"),
+                Address("y"),
+                Address("workspace"),
+                *(*problem.input_shape[2:], k, p, q, *problem.padding[:2]),
+                *(tiles_p, tiles_q, tiles),
+            ),
+            shared_bytes=_shared_bytes(problem, chosen),
+        )
+        count = math.prod(problem.weight_shape)
+        warps = 1
+        while warps < 32 and warps * _ARRAYS_OF_A_WARP < blocks_x:
+            warps *= 2
+        sum_defines = {"ELEMENT": ELEMENTS[problem.dtype], "WARPS": warps}
+        sum_up = KernelLaunch(
+            Kernel(_SUM_SOURCE, "sum_parts", tuple(sum_defines.items())),
+            grid=(-(-count // 32), 1, 1),
+            block=(32 * warps, 1, 1),
+            arguments=(Address("workspace"), Address("w"), blocks_x, count),
+            shared_bytes=4 * 32 * warps,
+        )
+        return Recipe((add, sum_up), _workspace_bytes(problem, chosen, gpu))
+
+
+def _n_tiles(problem: ConvProblem, warps_n: int) -> int:
+    """Eights of the window's elements that a warp computes."""
+    return -(-math.prod(problem.weight_shape[1:]) // (8 * warps_n))
+
+
+def _tiles(problem: ConvProblem, settings: _Settings) -> tuple[int, int, int]:
+    """Tiles along the output's rows and columns, and all tiles."""
+    n, _, p, q = problem.output_shape
+    tiles_p, tiles_q = -(-p // _TILE_ROWS), -(-q // settings.columns)
+    return tiles_p, tiles_q, n * tiles_p * tiles_q
+
+
+def _grid(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> tuple[int, int]:
+    """Blocks that share the tiles, and blocks along the output's channels. The sums of all blocks
+    should not be more bytes than the operands."""
+    blocks_y = -(-problem.weight_shape[0] // (16 * settings.m_tiles))
+    resident = gpu.multiprocessors * settings.blocks // blocks_y
+    operands = 2 * (math.prod(problem.input_shape) + math.prod(problem.output_shape))
+    worthwhile = max(_LEAST_BLOCKS, operands // (4 * math.prod(problem.weight_shape)))
+    return min(_tiles(problem, settings)[2], max(1, resident), worthwhile), blocks_y
+
+
+def _workspace_bytes(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> int:
+    return 4 * _grid(problem, settings, gpu)[0] * math.prod(problem.weight_shape)
+
+
+def _shared_bytes(problem: ConvProblem, settings: _Settings) -> int:
+    rows = Rows(problem)
+    pitch = rows.pitch(settings.columns, rows.row)
+    kernel_h = problem.weight_shape[2]
+    gradients = 2 * settings.columns * (32 * settings.m_tiles + 16)
+    image = (kernel_h + problem.stride[0]) * pitch * 2
+    n_tiles = _n_tiles(problem, settings.warps_n)
+    sums = 16 * settings.m_tiles * settings.warps_n * n_tiles * 8 * 4
+    return max(2 * (gradients + image) + kernel_h * pitch * 4, sums)
+
+
+@functools.lru_cache(maxsize=256)
+def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
+    if problem.op != "wgrad" or not is_computed(problem, gpu):
+        return ()
+    elements = math.prod(problem.weight_shape[1:])
+    if elements > _MOST_ELEMENTS:
+        return ()
+    q = problem.output_shape[3]
+    columns = -(-q // (-(-q // _MOST_COLUMNS) * 8)) * 8
+    found = []
+    for m_tiles in range(1, 5):
+        blocks_y = -(-problem.weight_shape[0] // (16 * m_tiles))
+        if m_tiles > 1 and problem.weight_shape[0] <= 16 * (m_tiles - 1) * blocks_y:
+            continue  # fewer would do
+        for warps_n in (1, 2, 4, 8):
+            n_tiles = _n_tiles(problem, warps_n)
+            sums = 4 * m_tiles * n_tiles
+            if sums <= _MOST_SUMS and 8 * n_tiles * (warps_n - 1) < elements:  # no warp idles
+                found.append((m_tiles, n_tiles, warps_n))
+    found.sort(key=lambda s: _cost(problem, *s))
+    settings = []
+    for m_tiles, n_tiles, warps_n in found[: _MOST_OFFERS - 1]:
+        sums = 4 * m_tiles * n_tiles
+        blocks = 1 + (sums <= _SUMS_OF_TWO_BLOCKS) + (sums <= _SUMS_OF_THREE_BLOCKS)
+        settings.append(_fitted(_Settings(columns, m_tiles, warps_n, blocks), problem, gpu))
+    if settings and columns > 32:
+        half = -(-columns // 16) * 8
+        settings.append(_fitted(replace(settings[0], columns=half), problem, gpu))
+    return tuple(dict.fromkeys(s for s in settings if s.blocks > 0))
+
+
+def _cost(problem: ConvProblem, m_tiles: int, n_tiles: int, warps_n: int) -> float:
+    """Of 16 pixels: accesses to shared memory, which bind before the tensor cores do. A block that
+    has a multiprocessor for itself waits more."""
+    blocks_y = -(-problem.weight_shape[0] // (16 * m_tiles))
+    waits = 1.5 if 4 * m_tiles * n_tiles > _SUMS_OF_TWO_BLOCKS else 1.0
+    return waits * blocks_y * warps_n * (4 * m_tiles + 2 * n_tiles)
+
+
+def _fitted(settings: _Settings, problem: ConvProblem, gpu: Gpu) -> _Settings:
+    """Makes tiles narrower until the blocks' shared memory fits and each multiprocessor has one."""
+    while True:
+        of_a_block = _shared_bytes(problem, settings) + RESERVED_SHARED_BYTES
+        fitting = (gpu.shared_bytes + RESERVED_SHARED_BYTES) // of_a_block
+        blocks_y = _grid(problem, settings, gpu)[1]
+        is_enough = _tiles(problem, settings)[2] * blocks_y >= gpu.multiprocessors
+        if (fitting >= settings.blocks and is_enough) or settings.columns <= 32:
+            return replace(settings, blocks=min(settings.blocks, fitting))
+        settings = replace(settings, columns=-(-settings.columns // 16) * 8)
