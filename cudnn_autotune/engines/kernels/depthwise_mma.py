@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -15,7 +14,12 @@ from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
 
-_FILE = "depthwise_mma.cu"
+_SOURCE = "".join(
+    map(
+        sources.text,
+        ("device.cuh", "depthwise_mma_tile.cuh", "depthwise_mma_rows.cuh", "depthwise_mma.cu"),
+    )
+)
 _POSITIONS = 16  # rows of an mma's first matrix
 _PIECE = 16  # bytes of eight elements
 _STAGES = 4
@@ -250,7 +254,7 @@ class DepthwiseMma:
     """
 
     name = "depthwise_mma"
-    version = sources.version(sources.source(_FILE), inspect.getsource(sys.modules[__name__]))
+    version = sources.version(_SOURCE, Path(__file__).read_text(encoding="utf-8"))
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [
@@ -297,7 +301,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling) -> KernelLaunch:
     )
     read, written = ("y", "x") if problem.op == "dgrad" else ("x", "y")
     return KernelLaunch(
-        kernel=Kernel(sources.source(_FILE), "depthwise_mma", defines),
+        kernel=Kernel(_SOURCE, "depthwise_mma", defines),
         grid=(tiling.blocks, 1, 1),
         block=(32 * tiling.warps, 1, 1),
         arguments=(
