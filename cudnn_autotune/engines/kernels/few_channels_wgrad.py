@@ -108,7 +108,7 @@ class FewChannelsWgrad:
         warps = 1
         while warps < 32 and warps * _ARRAYS_OF_A_WARP < blocks_x:
             warps *= 2
-        sum_defines = {"ELEMENT": ELEMENTS[problem.dtype], "WARPS": warps}
+        sum_defines: dict[str, str | int] = {"ELEMENT": ELEMENTS[problem.dtype], "WARPS": warps}
         sum_up = KernelLaunch(
             Kernel(_SUM_SOURCE, "sum_parts", tuple(sum_defines.items())),
             grid=(-(-count // 32), 1, 1),
