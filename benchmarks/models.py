@@ -10,7 +10,8 @@ and marked.
 PyTorch's   eager; compile: `torch.compile`; compile_frozen: with Inductor's freezing; compile_max:
             with max-autotune-no-cudagraphs
 ours        convert: `cudnn_autotune.convert` in eager, convert_last and convert_auto: to
-            channels_last and with `memory_format="auto"`; fuse: `cudnn_autotune.fuse` in eager;
+            channels_last and with `memory_format="auto"`, convert_engines: without what computes
+            convolutions beside cuDNN's engines; fuse: `cudnn_autotune.fuse` in eager;
             backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_compare: in
             the faster of that and Inductor's, backend_auto: in the other layout too;
             compile_ours: `torch.compile` of a converted model

@@ -77,6 +77,8 @@ class Way:
     """``cudnn_autotune.convert`` or ``fuse``, called on the model first."""
     memory_format: Literal["", "auto", "channels_last"] = ""
     """What ``convert`` gets; else the layout stays."""
+    sampling: str = ""
+    """What ``convert`` gets; else the run's."""
     compile: dict[str, Any] | None = None
     """The arguments of ``torch.compile``; None: eager."""
     freezing: bool = False
@@ -104,6 +106,8 @@ WAYS = {
         times_while_compiling=True,
     ),
     "convert": Way("convert", "convert"),
+    # As before there were implementations beside cuDNN's engines.
+    "convert_engines": Way("convert, engines alone", "convert", sampling="engines_alone"),
     # For a contiguous case: the layout is a part of what is chosen.
     "convert_last": Way("convert, channels_last", "convert", "channels_last"),
     "convert_auto": Way("convert, layout auto", "convert", "auto"),

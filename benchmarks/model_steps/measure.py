@@ -15,7 +15,9 @@ from common.modes import set_torch_mode, synchronize
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
+from cudnn_autotune import sampling
 
+from . import engines_alone
 from .cases import WAYS, Case
 from .gpu_lock import GpuLock
 from .subject import Step, Subject, errors
@@ -34,6 +36,8 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     are off."""
     set_torch_mode(request["pytorch"])
     ca.set_sampling(request["sampling"])
+    if engines_alone.NAME not in sampling.names():
+        sampling.register(engines_alone.EnginesAlone(sampling.get(request["sampling"])))
     ca.set_store(request["store"], mode="read_write")
     left = TimeLeft(request["limit_s"])
     lock = GpuLock(request["lock"])

@@ -153,6 +153,10 @@ def _means(found: list[Row]) -> Table:
             better = (min(layouts, key=layouts.__getitem__), "")
             text = "convert in the better layout / layout auto"
             wanted.append((text, row.against("convert_auto", better)))
+        engines = "convert_engines"
+        if engines in row.ours:
+            text = f"{WAYS[engines].label} / convert"
+            wanted.append((text, row.against("convert", (engines, ""))))
         for text, ratio in wanted:
             if ratio is not None:
                 ratios.setdefault(text, {})[row] = ratio.median

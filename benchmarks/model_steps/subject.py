@@ -68,7 +68,7 @@ class Subject:
                 "channels_last": {"memory_format": torch.channels_last},
             }
             with self.autocast():
-                ca.convert(model, **formats[way.memory_format])
+                ca.convert(model, sampling=way.sampling or None, **formats[way.memory_format])
         elif way.prepare == "fuse":
             run = ca.fuse(model, tuple(inputs))
         if way.compile is not None:

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from benchmark_scripts import (
 from torch import nn
 
 import cudnn_autotune as ca
+from cudnn_autotune.engines.configs import ATEN
 
 SCRIPT = "models"
 SHORT = "--batches 2 --rounds 4 --block-ms 1 --settle-s 0"
@@ -207,6 +210,27 @@ def test_the_layout_of_a_converted_model(request_for: dict[str, Any]) -> None:
     assert not [part for part in parts if part["part"] == "failed"]
 
 
+def test_a_model_is_converted_to_engines_alone(request_for: dict[str, Any]) -> None:
+    """Its choices are not those of the model that may have other implementations."""
+    from model_steps import engines_alone, measure
+    from model_steps.cases import WAYS as KNOWN
+
+    ways = ["convert_engines", "convert"]
+    parts = list(measure.measure(request_for | {"ways": ["eager", *ways], "batches": [1]}))
+    assert not [part for part in parts if part["part"] == "failed"]
+    assert KNOWN["convert_engines"].sampling == engines_alone.NAME
+
+    offered = replace(ATEN, text="fast@1:BLOCK=64")
+    listed = SimpleNamespace(
+        of_mode=lambda _: [], all=lambda: [], aten_uses_cudnn=True,
+        beyond=lambda: [ATEN, offered], similar=lambda: [offered],
+    )  # fmt: skip
+    seen: list[Any] = []
+    mode = SimpleNamespace(select=lambda candidates, *_: seen.append(candidates))
+    engines_alone.EnginesAlone(mode).select(listed, None, None)  # type: ignore[arg-type]
+    assert [*seen[0].beyond(), *seen[0].similar()] == [ATEN]
+
+
 def test_batches_that_are_asked_for(modules: None) -> None:
     from model_steps.cases import Case
 
@@ -250,7 +274,6 @@ def test_every_compiled_way_has_a_program_of_its_own(
 def test_a_way_that_runs_the_code_of_another_is_named(
     request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
 
     from model_steps import cases, measure
 
@@ -436,6 +459,15 @@ def test_the_layout_that_was_chosen_is_compared_with_the_better_one(modules: Non
     means, *_ = tables(report_data(measured("a", "pytorch_on_10", times)))
     ratios = dict(zip(means.columns, means.rows[0], strict=True))
     assert ratios["convert in the better layout / layout auto"].startswith("0.800 ")
+
+
+def test_what_implementations_gain_is_compared_in_one_process(modules: None) -> None:
+    from model_steps.report import tables
+
+    times = {"eager": 5.0, "convert_engines": 4.5, "convert": 4.0}
+    means, *_ = tables(report_data(measured("a", "pytorch_on_10", times)))
+    ratios = dict(zip(means.columns, means.rows[0], strict=True))
+    assert ratios["convert, engines alone / convert"].startswith("1.125 ")
 
 
 def test_means_are_geometric_and_count_what_is_slower(modules: None) -> None:
