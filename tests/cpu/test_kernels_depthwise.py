@@ -13,24 +13,31 @@ from cuda_emulation.checks import H200, check, expected, random_tensors, written
 
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.kernels.depthwise import Depthwise
+from cudnn_autotune.engines.kernels.depthwise_planes import DepthwisePlanes
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
-DEPTHWISE = Depthwise()
+DEPTHWISE, PLANES = Depthwise(), DepthwisePlanes()
+CONTIGUOUS = torch.contiguous_format
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 
 
 def depthwise(
     op: str, c: int, size: tuple[int, ...], kernel: tuple[int, ...], **options: Any
 ) -> ConvProblem:
-    options.setdefault("memory_format", CHANNELS_LAST.get(len(size)))
+    options.setdefault("memory_format", CHANNELS_LAST.get(len(size), CONTIGUOUS))
     n, k = options.pop("n", 2), c * options.pop("multiplier", 1)
     return ConvProblem(op, (n, c, *size), (k, 1, *kernel), groups=c, allow_tf32=False, **options)
 
 
-def check_offers(problem: ConvProblem, implementation: Implementation = DEPTHWISE) -> None:
+def that_computes(problem: ConvProblem) -> Implementation:
+    return PLANES if problem.memory_format == CONTIGUOUS else DEPTHWISE
+
+
+def check_offers(problem: ConvProblem) -> None:
     """All offers are right, in one order of threads or the other."""
+    implementation = that_computes(problem)
     offers = implementation.offers(problem, H200)
     assert offers, problem.text
     for i, offer in enumerate(offers):
@@ -72,15 +79,54 @@ def test_fixed_shapes(
     check_offers(depthwise(op, c, size, kernel, **options))
 
 
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize(
+    ("c", "size", "kernel", "options"),
+    [
+        (3, (9, 16), (3, 3), {"dtype": FP16, "padding": 1}),
+        (5, (14, 12), (3, 3), {"dtype": FP16, "stride": 2, "padding": 1}),
+        (2, (13, 11), (5, 5), {"dtype": BF16, "stride": 2, "padding": 2}),
+        (5, (30, 14), (7, 7), {"dtype": FP32, "padding": 3}),
+        # more columns than a tile has
+        (2, (6, 300), (3, 3), {"dtype": FP16, "padding": 1, "stride": 2}),
+        # a Conformer; a long row, and one of odd length
+        (3, (100,), (31,), {"dtype": FP32, "padding": 15}),
+        (2, (1500,), (31,), {"dtype": FP32, "padding": (30, 0)}),
+        (2, (1301,), (15,), {"dtype": FP32, "padding": 2, "stride": 2}),
+        # dilation
+        (3, (13, 12), (3, 3), {"dtype": FP16, "padding": (4, 2), "dilation": (3, 2)}),
+        (3, (16, 12), (3, 3), {"dtype": FP32, "stride": (2, 1), "dilation": (3, 2), "padding": 4}),
+        # X3D
+        (3, (5, 8, 8), (3, 3, 3), {"dtype": FP32, "padding": 1}),
+        (2, (5, 8, 9), (3, 3, 3), {"dtype": FP16, "padding": 1, "stride": 2}),
+        (2, (7, 8, 8), (5, 1, 1), {"dtype": FP16, "padding": (2, 0, 0), "dilation": (2, 1, 1)}),
+        (2, (4, 8, 8), (1, 3, 3), {"dtype": FP32, "padding": (0, 1, 1), "stride": (1, 2, 2)}),
+        # stride above the kernel; padding beyond the kernel, an image below it
+        (3, (9, 11), (2, 3), {"dtype": FP32, "stride": (3, 4), "padding": (1, 2)}),
+        (3, (2, 3), (5, 3), {"dtype": FP32, "padding": (6, 5), "stride": (2, 1)}),
+        (3, (1, 1), (3, 3), {"dtype": FP16, "padding": 1}),
+    ],
+)
+def test_fixed_shapes_in_contiguous_layout(
+    op: str, c: int, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    check_offers(depthwise(op, c, size, kernel, memory_format=CONTIGUOUS, **options))
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
 @pytest.mark.parametrize(
     ("bias", "residual", "activation"),
     [(True, False, ""), (True, True, "silu"), (False, True, "relu"), (True, False, "hardswish")],
 )
 @pytest.mark.parametrize("dtype", [FP16, FP32])
-def test_epilogues(bias: bool, residual: bool, activation: str, dtype: torch.dtype) -> None:
-    epilogue = {"bias": bias, "residual": residual, "activation": activation}
-    problem = depthwise("fprop", 16, (9, 7), (3, 3), dtype=dtype, stride=2, padding=1, **epilogue)
-    check(DEPTHWISE, problem, DEPTHWISE.offers(problem, H200)[0].settings)
+def test_epilogues(
+    bias: bool, residual: bool, activation: str, dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    options = {"bias": bias, "residual": residual, "activation": activation, "dtype": dtype}
+    options |= {"stride": 2, "padding": 1, "memory_format": layout}
+    problem = depthwise("fprop", 16, (9, 31), (3, 3), **options)
+    implementation = that_computes(problem)
+    check(implementation, problem, implementation.offers(problem, H200)[0].settings)
 
 
 def test_several_outputs_a_channel() -> None:
@@ -92,46 +138,59 @@ def test_several_outputs_a_channel() -> None:
         )
 
 
-def test_tensors_that_are_hardly_aligned() -> None:
-    for op in ("fprop", "dgrad"):
-        problem = depthwise(op, 16, (6, 6), (3, 3), dtype=FP16, stride=2, alignment=(32, 32, 2))
-        offers = [offer.settings for offer in DEPTHWISE.offers(problem, H200)]
-        assert offers
-        assert all("CHANNELS=1," in settings for settings in offers)
-        check(DEPTHWISE, problem, offers[0])
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+def test_tensors_that_are_hardly_aligned(op: str) -> None:
+    options = {"dtype": FP16, "stride": 2, "alignment": (32, 32, 2)}
+    problem = depthwise(op, 16, (6, 6), (3, 3), **options)
+    offers = [offer.settings for offer in DEPTHWISE.offers(problem, H200)]
+    assert offers
+    assert all("CHANNELS=1," in settings for settings in offers)
+    check(DEPTHWISE, problem, offers[0])
+    problem = depthwise(op, 3, (8, 16), (3, 3), memory_format=CONTIGUOUS, **options)
+    recipe = PLANES.recipe(problem, PLANES.offers(problem, H200)[0].settings, H200)
+    assert {("VECTOR_IN", 1), ("VECTOR_OUT", 1)} <= set(recipe.launches[0].kernel.defines)
+    check_offers(problem)
 
 
-def test_random_shapes() -> None:
+@pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
+def test_random_shapes(layout: torch.memory_format) -> None:
     """Sizes, paddings, dilations and channels vary; each kernel is compiled once."""
     chosen = random.Random(0)
-    for _ in range(60):
+    for _ in range(50):
         op = chosen.choice(("fprop", "dgrad"))
         kernel, stride, dtype = chosen.choice(
             (((3, 3), 2, FP16), ((3, 5), 2, BF16), ((3, 3), 1, FP32))
         )
-        dilation = (chosen.choice((1, 2, 3)), 1) if stride == 1 else 1
         problem = depthwise(
             op,
-            2 * chosen.randint(4, 24),
-            (chosen.randint(7, 20), chosen.choice((7, 16))),
+            2 * chosen.randint(4, 24) if layout == torch.channels_last else chosen.randint(2, 9),
+            (chosen.randint(7, 20), chosen.choice((8, 16))),
             kernel,
             n=chosen.randint(1, 3),
             dtype=dtype,
             stride=stride,
             padding=(chosen.randint(0, 6), 1, chosen.randint(0, 6), 1),
-            dilation=dilation,
+            dilation=(chosen.choice((1, 2, 3)), 1) if stride == 1 else 1,
+            memory_format=layout,
         )
-        check(DEPTHWISE, problem, DEPTHWISE.offers(problem, H200)[0].settings)
+        implementation = that_computes(problem)
+        check(implementation, problem, implementation.offers(problem, H200)[0].settings)
 
 
+@pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_not_finite_goes_where_it_belongs(op: str, value: float) -> None:
-    problem = depthwise(op, 16, (9, 8), (3, 3), dtype=FP16, stride=2, padding=1)
-    recipe = DEPTHWISE.recipe(problem, DEPTHWISE.offers(problem, H200)[0].settings, H200)
+def test_what_is_not_finite_goes_where_it_belongs(
+    op: str, value: float, layout: torch.memory_format
+) -> None:
+    problem = depthwise(
+        op, 16, (9, 8), (3, 3), dtype=FP16, stride=2, padding=1, memory_format=layout
+    )
+    implementation = that_computes(problem)
+    settings = implementation.offers(problem, H200)[0].settings
     tensors = random_tensors(problem)
     tensors["x" if op == "fprop" else "y"][1, 3, 2, 3] = value
-    run_recipe(recipe, tensors)
+    run_recipe(implementation.recipe(problem, settings, H200), tensors)
     wanted = expected(problem, tensors)
     result = tensors[written(problem)]
     assert 0 < (~wanted.isfinite()).sum() < 10
@@ -139,22 +198,38 @@ def test_what_is_not_finite_goes_where_it_belongs(op: str, value: float) -> None
     assert torch.equal(result.isnan(), wanted.isnan())
 
 
+@pytest.mark.parametrize("layout", [torch.channels_last, CONTIGUOUS])
 @pytest.mark.parametrize(
-    "problem",
+    ("op", "c", "size", "kernel", "options"),
     [
-        depthwise("wgrad", 16, (9, 9), (3, 3), dtype=FP16),
-        depthwise("fprop", 16, (9, 9), (3, 3), dtype=torch.float64),
-        depthwise("fprop", 16, (9, 9), (3, 3), memory_format=torch.contiguous_format),
-        depthwise("fprop", 4, (9, 9), (3, 3), dtype=FP16),
-        depthwise("fprop", 16, (9, 9), (1, 1), dtype=FP16),
-        depthwise("fprop", 16, (19, 19), (9, 9), dtype=FP32),
-        depthwise("fprop", 16, (9, 9), (7, 7), dtype=FP16),
-        depthwise("dgrad", 16, (9, 9), (3, 3), dtype=FP16, stride=2, dilation=2),
-        ConvProblem("fprop", (1, 16, 9, 9), (16, 2, 3, 3), groups=8, dtype=FP16),
+        ("wgrad", 16, (9, 9), (3, 3), {"dtype": FP16}),
+        ("fprop", 16, (9, 9), (3, 3), {"dtype": torch.float64}),
+        ("fprop", 16, (9, 9), (1, 1), {"dtype": FP16}),
+        ("fprop", 16, (19, 19), (9, 9), {"dtype": FP32}),
+        ("fprop", 16, (9, 9), (7, 7), {"dtype": FP16}),
+        ("dgrad", 16, (9, 9), (3, 3), {"dtype": FP16, "stride": 2, "dilation": 2}),
+        ("dgrad", 16, (9, 9), (3, 3), {"dtype": FP16, "multiplier": 2}),
     ],
-    ids=lambda problem: problem.text,
 )
-def test_what_is_not_offered(problem: ConvProblem) -> None:
-    assert not DEPTHWISE.offers(problem, H200)
-    with pytest.raises(ValueError, match="does not offer"):
-        DEPTHWISE.recipe(problem, "CHANNELS=2,COLUMNS=4,ROWS=4", H200)
+def test_what_is_not_offered(
+    op: str,
+    c: int,
+    size: tuple[int, ...],
+    kernel: tuple[int, ...],
+    options: dict[str, Any],
+    layout: torch.memory_format,
+) -> None:
+    problem = depthwise(op, c, size, kernel, memory_format=layout, **options)
+    for implementation in (DEPTHWISE, PLANES):
+        assert not implementation.offers(problem, H200)
+        with pytest.raises(ValueError, match="does not offer"):
+            implementation.recipe(problem, "CHANNELS=2,COLUMNS=4,ROWS=4", H200)
+
+
+def test_each_kernel_has_its_layout() -> None:
+    for layout, other in ((torch.channels_last, PLANES), (CONTIGUOUS, DEPTHWISE)):
+        problem = depthwise("fprop", 16, (9, 9), (3, 3), dtype=FP16, memory_format=layout)
+        assert that_computes(problem).offers(problem, H200)
+        assert not other.offers(problem, H200)
+    grouped = ConvProblem("fprop", (1, 16, 9, 9), (16, 2, 3, 3), groups=8, dtype=FP16)
+    assert not PLANES.offers(grouped, H200)

@@ -109,6 +109,17 @@ def is_depthwise(problem: ConvProblem) -> bool:
     )
 
 
+def is_for_tensor_cores(problem: ConvProblem) -> bool:
+    """Whether the products bound the problem, and tensor cores can compute them: large kernels at
+    stride 1 in the half types, which are depthwise_mma's."""
+    return (
+        problem.dtype != torch.float32
+        and problem.spatial_dims < 3
+        and math.prod(problem.weight_shape[2:]) > 25
+        and all(n == 1 for n in (*problem.stride, *problem.dilation))
+    )
+
+
 def epilogue(problem: ConvProblem) -> tuple[tuple[tuple[str, int], ...], tuple[Address, ...]]:
     """Returns the macros and the arguments of what a kernel adds to its sums."""
     defines = (
@@ -150,9 +161,8 @@ class Depthwise:
         taps = depth.taps * height.taps * width.taps
         if not 1 < taps <= _MOST_TAPS:
             return []
-        is_half = problem.dtype != torch.float32
-        if is_half and min(height.taps, width.taps) > 5 and height.stride == width.stride == 1:
-            return []  # bound by the products, of which tensor cores compute more
+        if is_for_tensor_cores(problem):
+            return []
         tiles: list[Tile] = []
         longest = height.strip_length(problem.op)
         for channels, columns in _shapes(problem):

@@ -1,0 +1,264 @@
+"""Depthwise convolutions in contiguous layout on CUDA cores, and their gradients of the input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.kernels.depthwise import (
+    Dimension,
+    dimensions,
+    epilogue,
+    is_depthwise,
+    is_for_tensor_cores,
+)
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+
+_MOST_TAPS = 64  # whose filter fits into a thread's registers
+_MOST_WINDOW = 64  # pixels of a row in a thread's registers
+_MOST_THREADS = 256
+_THREADS = 192  # wanted
+_BLOCKS_AT_ONCE = 3  # that share a multiprocessor's memory, so that they load and compute in turns
+_LONGEST_STRIPS = 128  # of a row in a tile
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block computes: the settings of an offer."""
+
+    columns: int
+    """Of y, or groups of ``stride`` columns of x, in a thread."""
+    strips: int
+    """Threads side by side in a row."""
+    rows: int
+    """Of y, or groups of rows of x."""
+    planes: int
+
+    @property
+    def settings(self) -> str:
+        return f"COLUMNS={self.columns},STRIPS={self.strips},ROWS={self.rows},PLANES={self.planes}"
+
+
+class DepthwisePlanes:
+    """Depthwise convolutions and their dgrad in contiguous layout, in one to three dimensions: any
+    stride and dilation, float16, bfloat16 and float32.
+
+    Pixels in the padding count as zeros, which an infinite weight makes NaN.
+    """
+
+    name = "depthwise_planes"
+    version = version(
+        source("depthwise_planes.cu"),
+        *(
+            Path(__file__).with_name(name).read_text(encoding="utf-8")
+            for name in ("depthwise_planes.py", "depthwise.py")
+        ),
+    )
+
+    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
+        return [Offer(tile.settings) for tile in _tiles(problem, gpu)]
+
+    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
+        for tile in _tiles(problem, gpu):
+            if tile.settings == settings:
+                return _Geometry(problem, tile).recipe()
+        raise ValueError(f"settings: {self.name} does not offer {settings!r} for {problem.text}")
+
+
+def _tiles(problem: ConvProblem, gpu: Gpu) -> list[Tile]:
+    if (
+        problem.memory_format != torch.contiguous_format
+        or not is_depthwise(problem)
+        or problem.weight_shape[0] != problem.groups
+        or is_for_tensor_cores(problem)
+    ):
+        return []
+    depth, height, width = dimensions(problem)
+    taps = depth.taps * height.taps * width.taps
+    if not 1 < taps <= _MOST_TAPS:
+        return []
+    if problem.op == "dgrad" and width.stride > 1 and width.dilation > 1:
+        return []
+    tiles: list[Tile] = []
+    for columns, most_rows in _shapes(problem, height, width):
+        length = _columns(problem.op, width)
+        strips = -(-length // columns)
+        if strips > _LONGEST_STRIPS:
+            pieces = -(-strips // _LONGEST_STRIPS)
+            strips = -(-strips // (8 * pieces)) * 8  # tiles begin where vectors are aligned
+        rows = _even(height.strip_length(problem.op), most_rows)
+        planes = min(max(1, _THREADS // strips), _planes(problem))
+        room = gpu.shared_bytes // _BLOCKS_AT_ONCE
+        tile = Tile(columns, strips, rows, planes)
+        while _Geometry(problem, tile).shared_bytes > room and planes > 1:
+            planes = -(-planes // 2)
+            tile = Tile(columns, strips, rows, planes)
+        while _Geometry(problem, tile).shared_bytes > room and rows > 1:
+            rows = -(-rows // 2)
+            tile = Tile(columns, strips, rows, planes)
+        geometry = _Geometry(problem, tile)
+        if geometry.shared_bytes <= gpu.shared_bytes and tile not in tiles:
+            tiles.append(tile)
+    return tiles
+
+
+def _shapes(problem: ConvProblem, height: Dimension, width: Dimension) -> Iterator[tuple[int, int]]:
+    """Yields the columns of a thread and the most rows of a tile, the best guess first.
+
+    More columns share the loads of a row, and need more shared memory a thread. An odd number
+    has no bank conflicts.
+    """
+    if height.taps == 1:
+        wanted = [(9, 4), (5, 4), (13, 4)] if width.taps > 9 else [(3, 4), (1, 4)]
+    elif height.taps * width.taps >= 25 and height.stride == width.stride == 1:
+        wanted = [(5, 14), (7, 14), (3, 14), (1, 28)]
+    else:
+        wanted = [(1, 28), (3, 14), (1, 14)]
+    for columns, rows in wanted:
+        window = (columns - 1) * width.stride + (width.taps - 1) * width.dilation + 1
+        if columns == 1 or window <= _MOST_WINDOW:
+            yield columns, rows
+
+
+def _even(length: int, most: int) -> int:
+    """Returns the size of pieces of at most ``most``, about as large as each other."""
+    return -(-length // -(-length // most))
+
+
+def _planes(problem: ConvProblem) -> int:
+    """How many planes lie next to each other in what is written: in 3-d those of a channel, else
+    those of all channels of all images."""
+    shape = problem.output_shape if problem.op == "fprop" else problem.input_shape
+    return shape[2] if problem.spatial_dims == 3 else shape[0] * shape[1]
+
+
+def _columns(op: str, width: Dimension) -> int:
+    """Columns of y, or groups of columns of x."""
+    if op == "fprop":
+        return width.output
+    return (width.size - 1 + width.padding) // width.stride - width.padding // width.stride + 1
+
+
+class _Geometry:
+    """What follows from a problem and a tile."""
+
+    def __init__(self, problem: ConvProblem, tile: Tile) -> None:
+        self.problem, self.tile = problem, tile
+        self.is_dgrad = problem.op == "dgrad"
+        depth, height, width = self.dimensions = dimensions(problem)
+        self.tile_columns = tile.columns * tile.strips
+        slots = -(-height.taps // height.stride)
+        reach = (depth.taps - 1) * depth.dilation
+        width_read, width_written = width.size, width.output
+        if self.is_dgrad:
+            width_read, width_written = width_written, width_read
+            reach_w = (-(-width.taps // width.stride) - 1) * width.dilation
+            first = width.padding // width.stride - reach_w
+            columns_in = self.tile_columns + reach_w
+            self.planes_in = (tile.planes - 1 + reach) // depth.stride
+            self.planes_in += 1 if depth.stride == 1 else 2
+            self.rows_in = tile.rows + slots - 1
+            phases, rows_out = 1, tile.rows * height.stride
+            columns_out = self.tile_columns * width.stride
+        else:
+            first = -width.padding
+            columns_in = (self.tile_columns - 1) * width.stride
+            columns_in += (width.taps - 1) * width.dilation + 1
+            self.planes_in = (tile.planes - 1) * depth.stride + reach + 1
+            self.rows_in = (tile.rows + slots - 2) * height.stride
+            self.rows_in += min(height.stride, height.taps)
+            phases, rows_out, columns_out = width.stride, tile.rows, self.tile_columns
+        self.vector_in = self._vector(width_read)
+        if self.vector_in % phases:
+            self.vector_in = 1
+        self.vector_out = self._vector(width_written)
+        self.shift = first % self.vector_in
+        self.vectors_in = -(-(columns_in + self.shift) // self.vector_in)
+        self.pitch = -(-self.vectors_in * self.vector_in // (4 * phases)) * 4
+        self.pitch_out = -(-(columns_out + self.vector_out - 1) // 4) * 4
+        self.shared_bytes = 4 * (
+            self.planes_in * self.rows_in * phases * self.pitch
+            + tile.planes * rows_out * self.pitch_out
+        )
+
+    def _vector(self, width: int) -> int:
+        """Elements in a vector of at most 16 bytes that every row begins aligned to."""
+        itemsize = self.problem.dtype.itemsize
+        most = min(16, *self.problem.alignment) // itemsize
+        return max(1, math.gcd(width, most))
+
+    def recipe(self) -> Recipe:
+        problem, tile = self.problem, self.tile
+        depth, height, width = self.dimensions
+        is_3d = problem.spatial_dims == 3
+        planes = _planes(problem)
+        outer = problem.input_shape[0] * problem.input_shape[1] if is_3d else 1
+        read, written = ("y", "x") if self.is_dgrad else ("x", "y")
+        sizes = {
+            "x": (depth.size if is_3d else planes, height.size, width.size),
+            "y": (depth.output if is_3d else planes, height.output, width.output),
+        }
+        plane_tiles = -(-planes // tile.planes)
+        row_tiles = height.dilation * -(-height.strip_length(problem.op) // tile.rows)
+        column_tiles = -(-_columns(problem.op, width) // self.tile_columns)
+        defines, addresses = epilogue(problem)
+        kernel = Kernel(
+            source("depthwise_planes.cu"),
+            "depthwise_planes",
+            (
+                ("ELEMENT", ELEMENTS[problem.dtype]),
+                ("COLUMNS", tile.columns),
+                ("DGRAD", int(self.is_dgrad)),
+                ("IS_3D", int(is_3d)),
+                ("KT", depth.taps),
+                ("KH", height.taps),
+                ("KW", width.taps),
+                ("STRIDE_H", height.stride),
+                ("STRIDE_W", width.stride),
+                ("DILATION_W", width.dilation),
+                ("VECTOR_IN", self.vector_in),
+                ("VECTOR_OUT", self.vector_out),
+                ("SHIFT", self.shift),
+                *defines,
+            ),
+        )
+        launch = KernelLaunch(
+            kernel,
+            grid=(outer * plane_tiles * row_tiles * column_tiles, 1, 1),
+            block=(min(_MOST_THREADS, -(-tile.planes * tile.strips // 32) * 32), 1, 1),
+            arguments=(
+                Address(read),  # type: ignore[arg-type]
+                Address("w"),
+                Address(written),  # type: ignore[arg-type]
+                *addresses,
+                problem.groups,
+                *sizes[read],
+                *sizes[written],
+                depth.stride,
+                depth.padding,
+                height.padding,
+                width.padding,
+                depth.dilation,
+                height.dilation,
+                plane_tiles,
+                row_tiles,
+                column_tiles,
+                tile.planes,
+                tile.rows,
+                self.tile_columns,
+                self.planes_in,
+                self.rows_in,
+                self.vectors_in,
+                self.pitch,
+                self.pitch_out,
+            ),
+            shared_bytes=self.shared_bytes,
+        )
+        return Recipe((launch,))
