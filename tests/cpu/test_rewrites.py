@@ -115,7 +115,7 @@ DEPTH_SHAPES = {
     "other strides": ((1, 3, 11, 14), (8, 3, 5, 4), (1, 2), (2, 0)),
     "stride of three": ((1, 2, 12, 14), (8, 2, 3, 4), 3, 1),
     "other padding": ((1, 3, 8, 9), (8, 3, 3, 3), 2, (0, 1, 1, 2)),
-    "padding beyond the kernel": ((1, 3, 2, 3), (8, 3, 3, 3), 2, 5),
+    "much padding": ((1, 3, 2, 3), (8, 3, 3, 4), 2, (2, 3)),
     "image smaller than the kernel": ((1, 3, 2, 1), (8, 3, 7, 7), 2, 3),
     "depth": ((1, 3, 4, 6, 7), (8, 3, 3, 3, 3), (1, 2, 2), 1),
     "strided depth": ((2, 2, 5, 6, 7), (8, 2, 3, 3, 3), 2, (1, 1, 1, 0, 0, 1)),
@@ -216,8 +216,11 @@ def test_random_problems() -> None:
     widths = [(2, 6, 10), (1, 3, 8), (1, 4, 16), (1, 6, 5), (1, 16, 3), (4, 4, 16), (6, 8, 8)]
     checked = dict.fromkeys((PAD, DEPTH, MERGE, SLICED), 0)
     for _ in range(500):
-        size = generator.choices(range(1, 14), k=2)
-        kernel = generator.choices([1, 1, 2, 3, 5], k=2)
+        kernel = generator.choice([(1, 1), (3, 3), (2, 3), (5, 4), (1, 3)])
+        padding = [generator.randrange(max(k, 2)) for k in kernel * 2]
+        dilation = generator.choice([1, 1, 1, 2])
+        least = [dilation * (k - 1) + 1 - p for k, p in zip(kernel, padding, strict=False)]
+        size = [generator.randint(max(1, some), 13) for some in least]
         groups, c, k = generator.choice(widths)
         make = generator.choice([last, plain])
         problem = make(
@@ -225,8 +228,8 @@ def test_random_problems() -> None:
             (generator.randint(1, 3), groups * c, *size),
             (groups * k, c, *kernel),
             generator.choices([1, 2, 2, 3], k=2),
-            [max(kernel) + generator.randint(-1, 1) for _ in range(4)],
-            generator.choice([1, 1, 1, 2]),
+            padding,
+            dilation,
             groups,
             deterministic=generator.random() < 0.5,
         )
@@ -443,6 +446,7 @@ DENSE = last("fprop", (2, 8, 8, 8), (8, 8, 3, 3), 1, 1)
         (DEPTH, last("fprop", (2, 3, 8, 8), (8, 3, 3, 3), 2, 2, 2)),
         (DEPTH, last("fprop", (2, 3, 8, 8), (8, 3, 1, 1), 2)),
         (DEPTH, last("fprop", (2, 16, 8, 8), (8, 16, 3, 3), 2)),
+        (DEPTH, last("fprop", (2, 3, 8, 8), (8, 3, 3, 3), 2, (2, 1, 2, 3))),
         (DEPTH, plain("fprop", (2, 3, 8, 8), (8, 3, 3, 3), 2)),
         (DEPTH, last("fprop", (2, 8, 32, 32), (8, 8, 9, 9), 8 - 4)),
         (MERGE, DENSE),

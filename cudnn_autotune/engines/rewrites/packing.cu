@@ -46,6 +46,8 @@ using Load = WordOf<ELEMENT_BYTES * LOAD>::Type;
 constexpr int kLoads = VECTOR / LOAD;
 constexpr unsigned kBlockVectors = THREADS * ITEMS;
 
+using DivisorArgument = unsigned long long;
+
 // Divides numbers below 2^31 by a multiplication. The argument has the divisor in its upper half,
 // and in its lower one the multiplier that packing.py computes.
 struct Divisor {
@@ -53,7 +55,7 @@ struct Divisor {
   unsigned multiplier;
   int shift;
 
-  __device__ __forceinline__ explicit Divisor(unsigned long long argument)
+  __device__ __forceinline__ explicit Divisor(DivisorArgument argument)
       : value(static_cast<int>(argument >> 32)),
         multiplier(static_cast<unsigned>(argument)),
         shift(32 - __clz(value - 1)) {}
@@ -125,15 +127,16 @@ __device__ __forceinline__ Interval locate(const Tensor& t, unsigned image, int 
 
 template <bool is_flat>
 __device__ __forceinline__ Interval interval_of(const Tensor& t, unsigned run) {
-  if (is_flat) {
+  if constexpr (is_flat) {
     const bool exists = static_cast<int>(run) < t.images;
     return {t.source + t.image_pitch * run, 0, exists ? t.channels : 0};
+  } else {
+    unsigned f = run;  // of a packed target
+    unsigned x = PACK ? t.target_phases.split(f) : run;
+    unsigned y = t.target_width.split(x);
+    const unsigned image = t.target_height.split(y);
+    return locate(t, image, static_cast<int>(y), static_cast<int>(x), static_cast<int>(f));
   }
-  unsigned f = run;  // of a packed target
-  unsigned x = PACK ? t.target_phases.split(f) : run;
-  unsigned y = t.target_width.split(x);
-  const unsigned image = t.target_height.split(y);
-  return locate(t, image, static_cast<int>(y), static_cast<int>(x), static_cast<int>(f));
 }
 
 template <bool is_flat>
@@ -172,16 +175,15 @@ __device__ __forceinline__ void copy_tensor(const Tensor& t, unsigned block) {
   }
 }
 
-using Packed64 = unsigned long long;
-
 // clang-format off
 #define PARAMETERS(n)                                                                              \
   Element* __restrict__ target##n, const Element* __restrict__ source##n, int vectors##n,          \
-  Packed64 run_vectors##n, Packed64 target_phases##n, Packed64 target_width##n,                    \
-  Packed64 target_height##n, int images##n, int limit_h##n, int limit_w##n, int offset_h##n,       \
-  int offset_w##n, Packed64 stride_h##n, Packed64 stride_w##n, int phases_h##n, int phases_w##n,   \
-  int channels##n, int run##n, int pixel_pitch##n, long long row_pitch##n,                         \
-  long long image_pitch##n, Packed64 block_rows##n, Packed64 blocks##n
+  DivisorArgument run_vectors##n, DivisorArgument target_phases##n,                                \
+  DivisorArgument target_width##n, DivisorArgument target_height##n, int images##n,                \
+  int limit_h##n, int limit_w##n, int offset_h##n, int offset_w##n, DivisorArgument stride_h##n,   \
+  DivisorArgument stride_w##n, int phases_h##n, int phases_w##n, int channels##n, int run##n,      \
+  int pixel_pitch##n, long long row_pitch##n, long long image_pitch##n,                            \
+  DivisorArgument block_rows##n, DivisorArgument blocks##n
 #define TENSOR(n)                                                                                  \
   Tensor {                                                                                         \
     target##n, source##n, static_cast<unsigned>(vectors##n), Divisor(run_vectors##n),              \
@@ -192,17 +194,19 @@ using Packed64 = unsigned long long;
   }
 // clang-format on
 
-// The tensors one after the other, each beginning with a block of its own.
-extern "C" __global__ void __launch_bounds__(THREADS) copy_tensors(PARAMETERS(0)
 #if TENSORS > 1
-                                                                       ,
-                                                                   PARAMETERS(1)
+#define SECOND , PARAMETERS(1)
+#else
+#define SECOND
 #endif
 #if TENSORS > 2
-                                                                       ,
-                                                                   PARAMETERS(2)
+#define THIRD , PARAMETERS(2)
+#else
+#define THIRD
 #endif
-) {
+
+// The tensors one after the other, each beginning with a block of its own.
+extern "C" __global__ void __launch_bounds__(THREADS) copy_tensors(PARAMETERS(0) SECOND THIRD) {
   unsigned block = blockIdx.x;
 #if TENSORS > 1
   const unsigned blocks_of_0 = (vectors0 + kBlockVectors - 1) / kBlockVectors;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,7 +22,7 @@ MOST_OFFERS = 4
 _ALIGNMENT = 256
 """Of tensors in the workspace, in bytes; torch aligns the workspace itself so."""
 _WRITTEN: Mapping[str, Buffer] = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
-_OWN_ALIGNMENT = 32
+_MOST_ALIGNED = 32
 """The most that a problem says of a tensor's alignment, in bytes."""
 
 
@@ -37,7 +37,7 @@ class Form:
     inner: ConvProblem
     packings: Mapping[Buffer, Packing]
     """Of the tensors that are not used as they are."""
-    parameters: str = field(default="")
+    parameters: str = ""
     """What tells it from the problem's other forms, such as ``C=8``."""
 
 
@@ -49,6 +49,7 @@ class Rewrite(ABC):
     """
 
     name: str
+    """Also that of the module, whose text is part of the version."""
 
     def __init__(self) -> None:
         package = __package__ or ""
@@ -88,6 +89,7 @@ def _offers(rewrite: Rewrite, problem: ConvProblem, gpu: Gpu) -> tuple[Offer, ..
         forms = rewrite.forms(problem, gpu)
     except ValueError:
         return ()
+    # Three engines of one form, two of each of two forms, one of each of more.
     each = -(-(MOST_OFFERS - 1) // max(1, len(forms)))
     found = [
         _offer(problem, form, engine)
@@ -116,7 +118,7 @@ def _recipe(problem: ConvProblem, form: Form, engine_text: str) -> Recipe:
     used = 0
     for name, packing in form.packings.items():
         packed = Address("workspace", used)
-        alignment = aligned.get(name, _OWN_ALIGNMENT)
+        alignment = aligned.get(name, _MOST_ALIGNED)
         copies[name] = Copy(packing, places[name], packed, alignment)
         places[name] = packed
         used += -(-packing.packed_count * inner.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
@@ -162,7 +164,7 @@ def inner_problem(
         ValueError: as :class:`ConvProblem`.
     """
     alignment = tuple(
-        _OWN_ALIGNMENT if name in packings else given
+        _MOST_ALIGNED if name in packings else given
         for name, given in zip(("x", "w", "y"), problem.alignment, strict=True)
     )
     return replace(problem, alignment=alignment, **changes)  # type: ignore[arg-type]

@@ -53,25 +53,29 @@ class SpaceToDepth(Rewrite):
     def forms(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Form]:
         """Returns one form for few channels in ``channels_last`` and a stride that is not larger
         than the kernel."""
-        n = problem.spatial_dims
         granule = channel_granule(problem, gpu)
         is_dense = problem.groups == 1 and all(d == 1 for d in problem.dilation[-2:])
         if not granule or not is_dense or problem.memory_format == torch.contiguous_format:
             return ()
         stride, kernel = problem.stride[-2:], problem.weight_shape[-2:]
+        n = problem.spatial_dims
+        before, after = problem.padding[n - 2 : n], problem.padding[-2:]
         c, k = problem.input_shape[1], problem.weight_shape[0]
         if math.prod(stride) == 1 or c > _MOST_CHANNELS or k % granule:
             return ()
         if any(s > size for s, size in zip(stride, kernel, strict=True)):
             return ()  # pixels are skipped
+        if any(p >= size for p, size in zip(before + after, kernel * 2, strict=True)):
+            return ()  # outputs depend on no pixel, to which the taps behind the kernel would lead
         run = round_up(stride[1] * c, granule // math.gcd(granule, stride[0]))
-        channels = stride[0] * run
-        if channels > _MOST_PACKED and kernel != stride:
+        if stride[0] * run > _MOST_PACKED and kernel != stride:
             return ()
-        return [_form(problem, n, run, channels)]
+        return [_form(problem, run)]
 
 
-def _form(problem: ConvProblem, n: int, run: int, channels: int) -> Form:
+def _form(problem: ConvProblem, run: int) -> Form:
+    """The argument is what a row of a packed pixel is padded to."""
+    n = problem.spatial_dims
     stride, kernel = _pair(problem.stride[-2:]), _pair(problem.weight_shape[-2:])
     size, out = _pair(problem.input_shape[-2:]), _pair(problem.output_shape[-2:])
     before = _pair(problem.padding[n - 2 : n])
@@ -91,17 +95,12 @@ def _form(problem: ConvProblem, n: int, run: int, channels: int) -> Form:
         ),
         "w": Packing(*(filters, kernel, c, run, filters, taps), stride=stride, phases=stride),
     }
-    depth = n - 2
+    depth, channels = n - 2, stride[0] * run
     padding = (*problem.padding[:depth], 0, 0, *problem.padding[n : n + depth], 0, 0)
     inner = inner_problem(
         problem,
         packings,
-        input_shape=(
-            problem.input_shape[0],
-            channels,
-            *problem.input_shape[2 : 2 + depth],
-            *packed,
-        ),
+        input_shape=(problem.input_shape[0], channels, *problem.input_shape[2:-2], *packed),
         weight_shape=(k, channels, *problem.weight_shape[2:-2], *taps),
         stride=(*problem.stride[:depth], 1, 1),
         padding=padding,
