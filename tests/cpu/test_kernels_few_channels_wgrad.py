@@ -11,9 +11,11 @@ import torch
 from cuda_emulation import MATRIX_LOADS, run_recipe
 from cuda_emulation.checks import H200, check, expected, random_tensors
 
+from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -197,3 +199,17 @@ def test_blocks_fit_on_a_multiprocessor(gpu: Gpu) -> None:
             assert blocks * shared <= gpu.shared_bytes + 1024
             resident = blocks * gpu.multiprocessors
             assert launch.grid[0] * launch.grid[1] <= resident  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", ["resnet", "u-net", "inception"])
+def test_nvrtc_compiles_every_offer(name: str, architecture: str) -> None:
+    of = FIRST_LAYERS[name]
+    for offer in KERNELS.offers(of, H200):
+        for launch in KERNELS.recipe(of, offer.settings, H200).launches:
+            assert isinstance(launch, KernelLaunch)
+            kernel = launch.kernel
+            assert isinstance(kernel, Kernel)
+            defines = [f"-D{key}={value}" for key, value in kernel.defines]
+            options = [f"--gpu-architecture={architecture}", "--std=c++17", *defines]
+            assert require_cuda_build().compile_kernel(kernel.source, kernel.function, options)

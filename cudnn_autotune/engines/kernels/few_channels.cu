@@ -13,8 +13,9 @@
 // (PHASES is 2), and the weights are prepared for both leads.
 //
 // A warp keeps the weights of N_TILES * 8 channels in registers. It multiplies them with M_TILES *
-// 16 pixels of a row at a time. Column 2 t + b of tile j is channel 2 (N_TILES t + j) + b of the
-// warp's, so a lane ends with neighbouring channels of a pixel, and stores them at once.
+// 16 pixels of a row at a time. Which channel is which column of a fragment is chosen so that a
+// lane ends with neighbouring channels of a pixel (8, if N_TILES is a multiple of 4), next to those
+// of the next lane, and stores them at once.
 //
 // Banks: lane (g, t) reads word g * PIXELS_APART / 2 + t of a piece. These are 32 different words
 // in a row, or the same ones, if pixels are up to 4 words apart; only where the four pairs belong
@@ -39,6 +40,20 @@ constexpr int WARPS_OF_PHASE = WARPS_M / PHASES;
 static_assert(PITCH % 8 == 0 && TILE_Q % (16 * PHASES) == 0 && WARPS_M % PHASES == 0, "");
 static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + 2 * ROW_PAIRS, "a row of the tile fits");
 
+#if N_TILES % 4 == 0
+using Vector = uint4;
+#elif N_TILES % 2 == 0
+using Vector = uint2;
+#else
+using Vector = unsigned;
+#endif
+constexpr int VECTOR = sizeof(Vector) / 4;  // registers in it
+
+// The first of two neighbouring channels of the warp's that are columns 2 t and 2 t + 1 of a tile.
+__device__ __forceinline__ constexpr int tile_channel(int tile, int t) {
+  return (tile / VECTOR * 4 + t) * 2 * VECTOR + tile % VECTOR * 2;
+}
+
 // Writes the block's weights to shared memory, a row per column of the fragments, in the order of
 // the pairs.
 __device__ __forceinline__ void prepare_weights(ELEMENT* target, const ELEMENT* __restrict__ w,
@@ -48,7 +63,7 @@ __device__ __forceinline__ void prepare_weights(ELEMENT* target, const ELEMENT* 
     const int row = i / elements, place = i - row * elements;
     const int tile = row / 8, column = row % 8;
     const int channel =
-        (tile / N_TILES * 4 + column / 2) * 2 * N_TILES + tile % N_TILES * 2 + column % 2;
+        tile / N_TILES * N_TILES * 8 + tile_channel(tile % N_TILES, column / 2) + column % 2;
     const int kernel_row = place / (2 * ROW_PAIRS);
     const int element = place - kernel_row * 2 * ROW_PAIRS - lead;
     const bool valid = kernel_row < KERNEL_H && element >= 0 && element < ROW;
@@ -89,15 +104,6 @@ __device__ __forceinline__ unsigned lane_mask(int i, int t, int lead) {
   return mask;
 }
 
-#if N_TILES % 4 == 0
-using Vector = uint4;
-#elif N_TILES % 2 == 0
-using Vector = uint2;
-#else
-using Vector = unsigned;
-#endif
-constexpr int VECTOR = sizeof(Vector) / 4;  // registers in it
-
 // Adds the residual, applies the activation, and stores 2 * N_TILES channels of a pixel. `high` is
 // 0 for the fragments' row g, and 1 for row g + 8.
 __device__ __forceinline__ void store(ELEMENT* y, const ELEMENT* residual,
@@ -109,7 +115,7 @@ __device__ __forceinline__ void store(ELEMENT* y, const ELEMENT* residual,
       unsigned registers[VECTOR];
     } out;
 #if HAS_RESIDUAL
-    out.vector = *reinterpret_cast<const Vector*>(residual + 2 * v);
+    out.vector = *reinterpret_cast<const Vector*>(residual + tile_channel(v, 0));
 #endif
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) {
@@ -121,7 +127,7 @@ __device__ __forceinline__ void store(ELEMENT* y, const ELEMENT* residual,
 #endif
       out.registers[j] = pack<ELEMENT>(activate<ACTIVATION>(first), activate<ACTIVATION>(second));
     }
-    *reinterpret_cast<Vector*>(y + 2 * v) = out.vector;
+    *reinterpret_cast<Vector*>(y + tile_channel(v, 0)) = out.vector;
   }
 }
 
@@ -170,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       }
     }
   }
-  const int channel = (blockIdx.y * WARPS_N + warp_n) * N_TILES * 8 + t * 2 * N_TILES;
+  const int channel = (blockIdx.y * WARPS_N + warp_n) * N_TILES * 8 + tile_channel(0, t);
 
   int buffer = 0;
   for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
@@ -201,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
 #if HAS_BIAS
-            sums[m][j][k] = biases[(warp_n * 4 + t) * 2 * N_TILES + 2 * j + k % 2];
+            sums[m][j][k] = biases[warp_n * N_TILES * 8 + tile_channel(j, t) + k % 2];
 #else
             sums[m][j][k] = 0.0f;
 #endif

@@ -26,7 +26,7 @@ _MOST_OFFERS = 5
 _WARPS = 8
 _REGISTERS = 65536
 """Of a multiprocessor."""
-_OTHER_REGISTERS = 28
+_OTHER_REGISTERS, _RESIDUAL_REGISTERS = 28, 8
 """Of a thread, beside the weights, the sums and the fragments of the image; seen in cubins."""
 _MOST_REGISTERS = 240
 _MOST_WEIGHT_REGISTERS = 64
@@ -161,7 +161,8 @@ def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
     found = []
     for n_tiles in range(1, 9):
         for m_tiles in (1, 2):
-            used = n_tiles * geometry.registers + m_tiles * (4 * n_tiles + 4) + _OTHER_REGISTERS
+            used = n_tiles * geometry.registers + m_tiles * (4 * n_tiles + 4)
+            used += _OTHER_REGISTERS + _RESIDUAL_REGISTERS * problem.residual
             if problem.weight_shape[0] % (8 * n_tiles) == 0 and used <= _MOST_REGISTERS:
                 blocks = min(4, _REGISTERS // (32 * _WARPS * used))
                 found.append(_tiled(n_tiles, m_tiles, blocks, problem, gpu))

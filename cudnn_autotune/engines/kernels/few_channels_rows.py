@@ -11,7 +11,11 @@ from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version
 from cudnn_autotune.engines.problem import ConvProblem
 
-MOST_CHANNELS = 8
+_MOST_CHANNELS = 8
+_MOST_OUTPUT_CHANNELS = 65536
+"""A grid has at most 65535 blocks along them."""
+_MOST_ELEMENTS = 2**30
+"""Of a padded row of the image: the kernels count them in 32 bits."""
 RESERVED_SHARED_BYTES = 1024
 """Of each block, which CUDA takes."""
 
@@ -31,14 +35,18 @@ def rows_version(source_text: str, python_file: str) -> str:
 
 def is_computed(problem: ConvProblem, gpu: Gpu) -> bool:
     """Whether the kernels for few channels compute a problem of their operation."""
+    if problem.spatial_dims != 2:
+        return False
+    padded_width = problem.input_shape[3] + problem.padding[1] + problem.padding[3]
     return (
-        problem.spatial_dims == 2
+        problem.input_shape[1] * padded_width < _MOST_ELEMENTS
         and problem.memory_format == torch.channels_last
         and problem.dtype in (torch.float16, torch.bfloat16)
         and problem.groups == 1
         and problem.dilation == (1, 1)
-        and problem.input_shape[1] <= MOST_CHANNELS
+        and problem.input_shape[1] <= _MOST_CHANNELS
         and problem.weight_shape[0] % 8 == 0
+        and problem.weight_shape[0] <= _MOST_OUTPUT_CHANNELS
         and problem.alignment[2] >= 16
         and gpu.compute_capability >= (8, 0)
     )
