@@ -4,7 +4,8 @@ from cudnn_autotune import distributed, sampling
 from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.core.versions import environment, version
-from cudnn_autotune.engines import recipe
+from cudnn_autotune.engines import recipe, registry
+from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.configs import (
     Candidate,
     build_plan,
@@ -13,7 +14,6 @@ from cudnn_autotune.engines.configs import (
 )
 from cudnn_autotune.engines.listing import candidates
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.nn import fake as fake
 from cudnn_autotune.nn import flops as flops
@@ -65,15 +65,19 @@ from cudnn_autotune.tuning.settings import (
     use_sampling,
 )
 
+for _implementation in BUILT_IN:
+    registry.register(_implementation)
+
 if extension_available():
     from cudnn_autotune.tuning import miss, serving
 
+    PlanError: type[RuntimeError] = _C.PlanError
     CudnnError: type[RuntimeError] = _C.CudnnError
     _C.set_miss_handler(miss.choose)
     _C.set_capture_miss_handler(serving.during_capture)
     _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)
 else:
-    CudnnError = RuntimeError
+    PlanError = CudnnError = RuntimeError
 
 settings.read_environment()
 store_settings.read_environment()
@@ -98,7 +102,6 @@ __all__ = [
     "CudnnError",
     "Evidence",
     "FusedModel",
-    "ImplementationError",
     "Measurement",
     "LazyConv1d",
     "LazyConv2d",
@@ -106,6 +109,7 @@ __all__ = [
     "LazyConvTranspose1d",
     "LazyConvTranspose2d",
     "LazyConvTranspose3d",
+    "PlanError",
     "Prefetched",
     "Selection",
     "Store",

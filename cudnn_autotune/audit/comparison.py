@@ -12,7 +12,7 @@ from cudnn_autotune.audit.model import BURST, BURST_COLD, BURST_HOT, SUSTAINED, 
 from cudnn_autotune.audit.oracle import CACHE_OF, burst_truths
 from cudnn_autotune.audit.pairing import relative_error
 from cudnn_autotune.engines.configs import ATEN, Candidate
-from cudnn_autotune.timers.by_name import named
+from cudnn_autotune.engines.listing import named
 from cudnn_autotune.timers.timer import Timer
 
 

@@ -225,8 +225,8 @@ def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") 
     Args:
         problem: the convolution.
         engine_text: as :attr:`Candidate.text`.
-        device: any that :func:`~cudnn_autotune.engines.listing.candidates` takes, for an engine
-            config; else a CUDA device.
+        device: any that :func:`~cudnn_autotune.engines.listing.candidates` takes; for what an
+            implementation offers, a CUDA device.
 
     Returns:
         A plan with ``.text`` and ``.workspace_bytes``.
@@ -234,16 +234,15 @@ def build_plan(problem: ConvProblem, engine_text: str, device: Device = "cuda") 
     Raises:
         TypeError: ``problem`` is not a ConvProblem, or ``engine_text`` is not a str.
         ValueError: ``engine_text`` does not parse, or the device is unknown.
-        CudnnError: the config does not exist for the problem, or does not build.
-        ImplementationError: the implementation is not registered, in this version, does not offer
-            these settings for the problem, or does not build.
+        PlanError: the candidate does not exist for the problem, or does not build.
     """
     check_problem(problem)
     check_engine_text(engine_text)
+    extension = require_cuda_build()
     if registry.is_text(engine_text):
         registry.parse(engine_text)
-    else:
-        require_cuda_build().parse_engine_text(engine_text)
+    elif extension.is_engine(engine_text):
+        extension.parse_engine_text(engine_text)
     return open_search(problem, device).build(engine_text)
 
 

@@ -1,4 +1,4 @@
-"""Runs and measures engine configs by name."""
+"""Runs and measures candidates by name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,8 @@ from torch import Tensor
 
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.core.json_node import shown
-from cudnn_autotune.engines.configs import (
-    Candidate,
-    Device,
-    build_plan,
-    check_engine_text,
-    parse_engine_text,
-)
+from cudnn_autotune.engines.configs import Device, build_plan, check_engine_text
+from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import MOST_ALIGNED, added_shapes
@@ -25,19 +20,12 @@ from cudnn_autotune.timers.timer import Cache
 from cudnn_autotune.timers.turns import Turns
 
 
-def named(engine_text: str, rank: int = 0) -> Candidate:
-    """Returns the candidate of a config that need not be listed by a heuristic, without workspace
-    and notes. Raises ValueError if ``engine_text`` names no config."""
-    engine, knobs = parse_engine_text(engine_text)
-    return Candidate(engine, knobs, 0, (), (), engine_text, "", rank)
-
-
 def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added: Tensor) -> Tensor:
-    """Runs one engine config once. The output is filled with NaN before.
+    """Runs one candidate once. The output is filled with NaN before.
 
     Args:
         problem: the convolution, on the device of ``a``.
-        engine_text: the config, as in :attr:`Candidate.text`.
+        engine_text: as :attr:`Candidate.text`.
         a, b: input and weight for fprop, grad_output and weight for dgrad, grad_output and input
             for wgrad, in the problem's shapes and dtype, and in any layout.
         added: the bias, of shape ``(K,)``, and the residual, of the output's shape, of a fused
@@ -49,7 +37,7 @@ def execute(problem: ConvProblem, engine_text: str, a: Tensor, b: Tensor, *added
     Raises:
         TypeError: an argument is not a ConvProblem, a str or a tensor.
         ValueError: a tensor has another shape, dtype or device.
-        CudnnError: the config does not build, as in :func:`build_plan`.
+        PlanError: it does not build, as in :func:`build_plan`.
     """
     check_problem(problem)
     check_engine_text(engine_text)
@@ -95,15 +83,15 @@ def measure(
     device: Device = "cuda",
     cache: Cache = "hot",
 ) -> dict[str, list[float]]:
-    """Times engine configs side by side, in rounds of one batch of calls each, in random order.
+    """Times candidates side by side, in rounds of one batch of calls each, in random order.
 
-    Since they take turns, the configs share every drift of the clock. They are measured as the
+    Since they take turns, the candidates share every drift of the clock. They are measured as the
     sampling modes measure them (see :class:`.GpuTimer`).
 
     Args:
         problem: the convolution, which runs on normal random data.
-        texts: engine configs, as in :attr:`Candidate.text`.
-        rounds: number of samples of each config.
+        texts: of the candidates, as :attr:`Candidate.text`.
+        rounds: number of samples of each candidate.
         target_ms: about how long a batch should take, in milliseconds.
         device: a CUDA device of this machine.
         cache: ``"hot"`` runs on one set of tensors. ``"cold"`` rotates over copies of what is read
@@ -116,8 +104,8 @@ def measure(
     Raises:
         TypeError: ``problem`` is not a ConvProblem, or ``texts`` is not a list of str.
         ValueError: another argument is not allowed.
-        CudnnError: a config does not build.
-        RuntimeError: a config does not run, or there is no memory for its workspace.
+        PlanError: a candidate does not build.
+        RuntimeError: a candidate does not run, or there is no memory for its workspace.
     """
     check_problem(problem)
     if isinstance(texts, str) or not isinstance(texts, Iterable):

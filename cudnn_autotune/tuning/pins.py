@@ -11,6 +11,7 @@ from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import ATEN, build_plan, check_engine_text
 from cudnn_autotune.engines.listing import check_text
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
+from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.tuning import choice_log
 
@@ -31,11 +32,9 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
 
     Raises:
         TypeError: ``problem`` is no ConvProblem, or ``engine_text`` is no str.
-        ValueError: ``engine_text`` does not parse, or is ``"matmul"`` where the problem is no
-            matrix product.
-        CudnnError: the config does not exist for the problem, or does not build.
-        ImplementationError: the implementation is not registered, or in another version; where
-            there is a GPU, also if it does not offer or build this for the problem.
+        ValueError: ``engine_text`` does not parse, is ``"matmul"`` where the problem is no matrix
+            product, or names an implementation that is not registered in this version.
+        PlanError: it does not exist for the problem, or does not build.
     """
     check_problem(problem)
     check_engine_text(engine_text)
@@ -49,12 +48,19 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
     elif engine_text != ATEN.text:
         check_text(engine_text)
         if registry.is_text(engine_text):
-            registry.get(registry.parse(engine_text))
+            _check_registered(engine_text)
         if torch.cuda.is_available():
             build_plan(problem, engine_text)
     with _lock:
         _pins[problem] = engine_text
     choice_log.forget_problem(problem)
+
+
+def _check_registered(engine_text: str) -> None:
+    try:
+        registry.get(registry.parse(engine_text))
+    except ImplementationError as error:
+        raise ValueError(f"engine_text: {error}") from None
 
 
 def unpin(problem: ConvProblem | None = None) -> None:

@@ -44,7 +44,8 @@ POINTWISE: dict[str, Any] = {
 
 @functools.cache
 def listed(problem: ca.ConvProblem, device: str = "h200") -> list[Candidate]:
-    return ca.candidates(problem, device)
+    """Engine configs of cuDNN, of both kinds."""
+    return [c for c in ca.candidates(problem, device) if c.engine is not None]
 
 
 def first(is_unfused: bool) -> Candidate:

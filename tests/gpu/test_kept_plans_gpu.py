@@ -50,7 +50,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def compiled(problem: ca.ConvProblem) -> list[ca.Candidate]:
-    return [c for c in ca.candidates(problem, device="cuda") if c.is_compiled]
+    return [
+        c for c in ca.candidates(problem, device="cuda") if c.is_compiled and c.engine is not None
+    ]
 
 
 def builds(problem: ca.ConvProblem) -> ca.Candidate:

@@ -1,0 +1,28 @@
+"""The implementations that the package brings, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from cudnn_autotune.engines.implementations import Implementation
+from cudnn_autotune.engines.kernels.depthwise import Depthwise
+from cudnn_autotune.engines.kernels.depthwise_mma import DepthwiseMma
+from cudnn_autotune.engines.kernels.depthwise_planes import DepthwisePlanes
+from cudnn_autotune.engines.kernels.few_channels import FewChannels
+from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
+from cudnn_autotune.engines.kernels.grouped import Grouped
+from cudnn_autotune.engines.rewrites.merge_groups import MergeGroups
+from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
+from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
+from cudnn_autotune.engines.rewrites.space_to_depth import SpaceToDepth
+
+BUILT_IN: tuple[Implementation, ...] = (
+    Depthwise(),
+    DepthwiseMma(),
+    DepthwisePlanes(),
+    FewChannels(),
+    FewChannelsWgrad(),
+    Grouped(),
+    MergeGroups(),
+    PadChannels(),
+    SlicedPointwise(),
+    SpaceToDepth(),
+)
