@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
@@ -40,6 +40,8 @@ _WATCHED_MS = 1e3 * (board_power.WINDOW_S + board_power.LATE_S)
 
 Operands = tuple[Tensor, ...]
 Built = list[tuple["_C.Plan | None", str]]
+Refusal = Callable[[str, "_C.Plan"], str]
+"""(text, plan) -> why the candidate must not run, or an empty text."""
 
 
 class GpuTimer:
@@ -51,6 +53,8 @@ class GpuTimer:
         operands: as ``engines.queried.Tensors``, of which the one that the operation writes is
             overwritten.
         builders: threads that build what timers prepare; None: the timer starts its own.
+        refusal: asked once of each candidate before it runs; says why it must not run on
+            ``operands``, or nothing.
     """
 
     def __init__(
@@ -59,8 +63,11 @@ class GpuTimer:
         search: _C.EngineSearch,
         operands: Operands,
         builders: Executor | None = None,
+        refusal: Refusal | None = None,
     ) -> None:
         self._builders = builders
+        self._ask_refusal = refusal
+        self._refusals: dict[str, str] = {}
         self._start = time.perf_counter()
         self._problem = problem
         self._search = search
@@ -113,6 +120,22 @@ class GpuTimer:
         )
 
     def run(self, batches: Sequence[Batch]) -> list[Sample]:
+        refusals = [self._refusal(batch.candidate) for batch in batches]
+        admitted = [batch for batch, why in zip(batches, refusals, strict=True) if not why]
+        measured = iter(self._run(admitted) if admitted else ())
+        return [Sample(math.inf, error=why) if why else next(measured) for why in refusals]
+
+    def _refusal(self, candidate: Candidate) -> str:
+        text = candidate.text
+        if self._ask_refusal is None or text not in self.plans:
+            return ""
+        if text not in self._refusals:
+            why = self._refusals[text] = self._ask_refusal(text, self.plans[text])
+            if why:
+                self._seen[text], self._errors[text] = candidate, why
+        return self._refusals[text]
+
+    def _run(self, batches: Sequence[Batch]) -> list[Sample]:
         native = self._timer()
         lead = self._lead(batches)
         wanted = []

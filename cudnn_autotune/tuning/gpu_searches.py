@@ -26,6 +26,7 @@ from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.measuring import Operands, operands
 from cudnn_autotune.tuning import choice_log, miss, remembering, settings, tune_problem
 from cudnn_autotune.tuning.choice import untimed
+from cudnn_autotune.tuning.output_check import refusal
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class GpuSearches:
         nearby = remembering.similar(problem, self.device)
         limit = settings.get_workspace_limit()
         candidates = QueriedCandidates(search, problem, data, limit, nearby)
-        timer = GpuTimer(problem, search, data, self._builders)
+        timer = GpuTimer(problem, search, data, self._builders, refusal(problem, data))
         return _Open(timer, candidates, data)
 
     def _steps(

@@ -25,6 +25,7 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
+from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.store import Decision
@@ -41,7 +42,7 @@ from cudnn_autotune.tuning import (
 from cudnn_autotune.tuning.choice import Choice, untimed, with_selection
 from cudnn_autotune.tuning.online_calls import OnlineCommitter, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
-from cudnn_autotune.tuning.output_check import OutputChecks
+from cudnn_autotune.tuning.output_check import OutputChecks, refusal
 from cudnn_autotune.tuning.serving import Served, serve
 
 _log = logging.getLogger(__name__)
@@ -218,7 +219,7 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
         # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))
         return _served(miss, None)
-    timer = GpuTimer(problem, search, miss.tensors)
+    timer = GpuTimer(problem, search, miss.tensors, refusal=refusal(problem, miss.tensors))
     try:
         nearby = remembering.similar(problem, miss.device)
         candidates = QueriedCandidates(search, problem, miss.tensors, miss.limit, nearby)
@@ -278,7 +279,8 @@ def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
     is_cudnns_first = bool(winner.heuristic_mode) and (winner.is_unfused or not problem.is_fused)
     n = problem.spatial_dims
     is_symmetric = problem.padding[:n] == problem.padding[n:]
-    is_pytorchs = (winner.engine is None or is_cudnns_first) and is_symmetric
+    is_own_path = winner.text in (ATEN.text, MATMUL.text)
+    is_pytorchs = (is_own_path or is_cudnns_first) and is_symmetric
     return selection.total_samples > 0 or not is_pytorchs
 
 

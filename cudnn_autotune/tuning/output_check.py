@@ -1,18 +1,25 @@
-"""Runs candidates on a caller's tensors, and rejects those whose output is wrong."""
+"""Runs candidates on a caller's tensors, and rejects those whose output is wrong.
+
+What implementations write goes to memory between guard bands instead, and is compared there.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
+from cudnn_autotune.timers.measuring import WRITTEN
 from cudnn_autotune.tuning.checking import comparison, error_in, tolerance
+from cudnn_autotune.tuning.guard_bands import GuardedMemory
 
 _log = logging.getLogger(__name__)
 
@@ -28,14 +35,18 @@ class OutputChecks:
 
     def is_right(self, problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> bool:
         """Runs the candidate named ``text`` and compares its output with the reference."""
-        return self.conclude(problem, text, begin(problem, text, plan, tensors))
+        try:
+            verdict = begin(problem, text, plan, tensors)
+        except torch.OutOfMemoryError:
+            verdict = Verdict(None)
+        return self.conclude(problem, text, verdict)
 
     def conclude(self, problem: ConvProblem, text: str, verdict: Verdict) -> bool:
         """Records a verdict, and returns whether the output is right. Waits for the verdict."""
         error = self.errors[text] = verdict.error()
         if error is None or error <= tolerance(problem):
             return True
-        _log.warning("%s: %s is wrong (relative error %.3g)", problem.text, text, error)
+        _log.warning("%s: %s %s", problem.text, text, verdict.fault())
         self.rejected.append((text, error))
         return False
 
@@ -44,11 +55,14 @@ class Verdict:
     """The error of a candidate's output, which the device may still be computing.
 
     Args:
-        found: what ``checking.comparison`` returns, or the error.
+        found: what ``checking.comparison`` returns, and behind it whether guard bands were written
+            to, if there are any; or the error.
+        failure: why the candidate failed to run.
     """
 
-    def __init__(self, found: Tensor | float | None) -> None:
+    def __init__(self, found: Tensor | float | None, failure: str = "") -> None:
         self._found = found
+        self._failure = failure
         self._event: torch.cuda.Event | None = None
         if isinstance(found, Tensor) and found.is_cuda:
             # The copy lies in pinned memory, so the host does not wait for it.
@@ -61,24 +75,81 @@ class Verdict:
         return self._event is None or self._event.query()
 
     def error(self) -> float | None:
-        """Waits for the device; returns as ``checking.relative_error``."""
+        """Waits for the device; returns as ``checking.relative_error``, and infinity where guard
+        bands were written to."""
         if self._event is not None:
             self._event.synchronize()
-        found = self._found
-        return error_in(found.tolist()) if isinstance(found, Tensor) else found
+        if not isinstance(self._found, Tensor):
+            return self._found
+        compared, is_outside = self._values()
+        return math.inf if is_outside else error_in(compared)
+
+    def fault(self) -> str:
+        """What is wrong, as the rest of a sentence about the candidate. Waits for the device."""
+        error = self.error()
+        if self._failure:
+            return f"fails: {self._failure}"
+        if isinstance(self._found, Tensor) and self._values()[1]:
+            return "writes outside of its result or its workspace"
+        return f"is wrong (relative error {math.nan if error is None else error:.3g})"
+
+    def _values(self) -> tuple[list[float], bool]:
+        assert isinstance(self._found, Tensor)
+        values = self._found.tolist()
+        return values[:4], any(values[4:])
 
 
 def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> Verdict:
     """Enqueues the candidate named ``text`` and the comparison of its output. The error of one that
-    fails to run is infinite."""
-    written = tensors["xwy".index({"fprop": "y", "dgrad": "x", "wgrad": "w"}[problem.op])]
+    fails to run is infinite.
 
-    def run() -> None:
-        written.copy_(_C.execute(plan, *tensors))  # PyTorch's own path allocates its result
-
+    Raises:
+        OutOfMemoryError: there is none for the guard bands of an implementation.
+    """
     try:
+        if registry.is_text(text):
+            return _begin_guarded(problem, plan, tensors)
+        written = tensors[WRITTEN[problem.op]]
+
+        def run() -> None:
+            written.copy_(_C.execute(plan, *tensors))  # PyTorch's own path allocates its result
+
         return Verdict(comparison(problem, run, *tensors))
     except _C.PlanError as failure:
         # As text, since a handler that keeps log records would keep the tensors of its frames.
         _log.warning("%s: %s fails: %s", problem.text, text, str(failure))
-        return Verdict(math.inf)
+        return Verdict(math.inf, str(failure))
+
+
+def _begin_guarded(problem: ConvProblem, plan: _C.Plan, tensors: Tensors) -> Verdict:
+    place = WRITTEN[problem.op]
+    result = GuardedMemory.like(tensors[place])
+    workspace = GuardedMemory(plan.workspace_bytes, tensors[place].device)
+    written = result.as_tensor(tensors[place])
+    guarded = (*tensors[:place], written, *tensors[place + 1 :])
+
+    def run() -> None:
+        _C.execute(plan, *guarded, workspace=workspace.memory)
+
+    found = comparison(problem, run, *guarded)
+    if found is None:
+        return Verdict(None)
+    touched = [memory.is_touched().to(found.dtype) for memory in (result, workspace)]
+    return Verdict(torch.cat([found, torch.stack(touched)]))
+
+
+def refusal(problem: ConvProblem, tensors: Tensors) -> Callable[[str, _C.Plan], str]:
+    """Returns a function of a candidate's text and plan, which says why the candidate must not run
+    on the caller's tensors, and nothing if it may. Only an implementation's is run to find out."""
+
+    def why(text: str, plan: _C.Plan) -> str:
+        if not registry.is_text(text):
+            return ""
+        try:
+            verdict = begin(problem, text, plan, tensors)
+        except torch.OutOfMemoryError:
+            return "there is no memory to check it"
+        error = verdict.error()
+        return "" if error is None or error <= tolerance(problem) else f"it {verdict.fault()}"
+
+    return why

@@ -1,0 +1,40 @@
+"""Memory between guard bands, which show whether a kernel writes where it must not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# More than a tile of a kernel, or a row of an image.
+_BAND_BYTES = 1 << 20
+_PATTERN = 0xA5
+# So much of an address is kept, because kernels may depend on it.
+_ALIGNMENT = 256
+
+
+class GuardedMemory:
+    """Memory of ``size`` bytes at an address that is ``ahead`` bytes behind a multiple of 256,
+    between bands that nothing may write to. Raises OutOfMemoryError."""
+
+    def __init__(self, size: int, device: torch.device, ahead: int = 0) -> None:
+        room = _ALIGNMENT + _BAND_BYTES + size + _BAND_BYTES
+        whole = torch.empty(room, dtype=torch.uint8, device=device)
+        first = _BAND_BYTES + (ahead - whole.data_ptr() - _BAND_BYTES) % _ALIGNMENT
+        self.memory = whole[first : first + size]
+        self._bands = (whole[:first], whole[first + size :])
+        for band in self._bands:
+            band.fill_(_PATTERN)
+
+    @classmethod
+    def like(cls, tensor: Tensor) -> GuardedMemory:
+        """Memory for a tensor that is dense in some order, as well aligned as this one is."""
+        return cls(tensor.nbytes, tensor.device, tensor.data_ptr() % _ALIGNMENT)
+
+    def as_tensor(self, like: Tensor) -> Tensor:
+        """The memory as a tensor with the shape, the strides and the dtype of another one."""
+        return self.memory.view(like.dtype).as_strided(like.shape, like.stride())
+
+    def is_touched(self) -> Tensor:
+        """Whether a band was written to: a tensor of one bool, on the device, for which the host
+        does not wait."""
+        return torch.stack([(band != _PATTERN).any() for band in self._bands]).any()
