@@ -297,6 +297,25 @@ def test_accesses_are_as_wide_as_addresses_allow() -> None:
     assert [widths(a) for a in (32, 16, 8, 2)] == [[(8, 8)], [(8, 8)], [(4, 4)], [(1, 1)]]
 
 
+@pytest.mark.parametrize(
+    ("x", "w", "stride", "padding", "load"),
+    [
+        ((1, 3, 64, 64), (8, 3, 16, 16), 16, 0, 8),
+        ((1, 3, 16, 16), (8, 3, 4, 4), 4, 0, 4),
+        ((1, 3, 16, 15), (8, 3, 4, 4), 4, 0, 1),
+        ((1, 3, 16, 16), (8, 3, 4, 4), 4, (0, 2), 2),
+        ((1, 4, 16, 16), (8, 4, 3, 3), 2, 1, 4),
+    ],
+)
+def test_pixels_are_loaded_together(
+    x: tuple[int, ...], w: tuple[int, ...], stride: int, padding: object, load: int
+) -> None:
+    problem = last("fprop", x, w, stride, padding)
+    recipe = DEPTH.recipe(problem, DEPTH.offers(problem, H200)[0].settings, H200)
+    assert [k["LOAD"] for k in kernels(recipe)] == [load]
+    check_forms(DEPTH, problem)
+
+
 def test_an_engine_knows_what_is_aligned() -> None:
     """What lies in the workspace is; the output is where the caller has it."""
     problem = last("fprop", (1, 3, 8, 8), (8, 3, 3, 3), 2, 1, alignment=(2, 4, 16))

@@ -54,6 +54,14 @@ class Packing:
         )
 
     @property
+    def stretch(self) -> int:
+        """The elements of a plain row that a run takes lie side by side. Where they begin, and how
+        many exist, are multiples of this number of elements."""
+        limit = self.size if self.limit is None else self.limit
+        widths = (self.stride[1], self.phases[1], self.offset[1], self.size[1], limit[1])
+        return self.channels * math.gcd(*widths)
+
+    @property
     def packed_count(self) -> int:
         """Elements of the packed tensor."""
         return self.packed_images * math.prod(self.packed_size) * self.phases[0] * self.run
@@ -84,9 +92,8 @@ def unpack(copies: Sequence[Copy], dtype: torch.dtype) -> KernelLaunch:
 def _launch(copies: Sequence[Copy], dtype: torch.dtype, *, is_pack: bool) -> KernelLaunch:
     size = dtype.itemsize
     runs = math.gcd(*(c.packing.run for c in copies), _WIDEST // size)
-    plain = math.gcd(
-        *(c.packing.channels for c in copies), *(max(1, c.alignment // size) for c in copies)
-    )
+    stretches = (c.packing.stretch if is_pack else c.packing.channels for c in copies)
+    plain = math.gcd(*stretches, *(max(1, c.alignment // size) for c in copies))
     vector = runs if is_pack else math.gcd(plain, _WIDEST // size)
     load = math.gcd(vector, plain, runs)
     items = min(_MOST_ITEMS, _BYTES_OF_A_THREAD // (vector * size))
