@@ -50,10 +50,10 @@ def inductor_plan(problem: Any, operands: Any) -> Any:
     """A plan that calls Inductor's best template; None where Inductor has none. It allocates its
     result, as users' calls do."""
     import torch
-    from cudnn_autotune.engines.recipe_plan import recipe_plan
     from torch._inductor import config
 
     from cudnn_autotune.engines.recipe import PythonLaunch, Recipe
+    from cudnn_autotune.engines.recipe_plan import recipe_plan
 
     if problem.op != "fprop" or problem.groups > 1 or problem.spatial_dims != 2:
         return None

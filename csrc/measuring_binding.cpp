@@ -59,11 +59,12 @@ void bind_frontend_find(py::module_& m) {
          const Tensors& tensors, const std::optional<at::Tensor>& workspace,
          int64_t benchmark_limit) {
         if (plans.empty()) return FindResult{};
+        const auto engines = engines_of(plans);
         const Operands operands = Operands::from_list(plans[0]->problem(), tensors);
         const c10::cuda::CUDAGuard guard(operands.x.device());
-        return frontend_find(technique(name), current_handle(), engines_of(plans),
-                             operands.pointers(), workspace ? workspace->data_ptr() : nullptr,
-                             benchmark_limit, [&] { add_bias(operands.y, operands.bias); });
+        return frontend_find(technique(name), current_handle(), engines, operands.pointers(),
+                             workspace ? workspace->data_ptr() : nullptr, benchmark_limit,
+                             [&] { add_bias(operands.y, operands.bias); });
       },
       py::arg("technique"), py::arg("plans"), py::arg("tensors"), py::arg("workspace"),
       py::arg("benchmark_limit"), WithoutGilCall());

@@ -36,9 +36,10 @@ at::Tensor execute_on(Plan& plan, const py::args& tensors,
   const c10::OptionalDeviceGuard guard(device);
   // Autograd would record the addition of a bias, and not the engine before it.
   const at::NoGradGuard no_grad;
-  if (workspace && workspace->nbytes() < static_cast<size_t>(plan.workspace_bytes())) {
+  if (workspace && (workspace->nbytes() < static_cast<size_t>(plan.workspace_bytes()) ||
+                    workspace->device() != device)) {
     throw std::invalid_argument("workspace must have " + std::to_string(plan.workspace_bytes()) +
-                                " bytes or more");
+                                " bytes or more, on the device of the tensors");
   }
   const at::Tensor result = workspace ? plan.launch(operands, workspace->data_ptr())
                                       : execute(plan, operands, device.is_cuda() && is_capturing());
@@ -119,24 +120,26 @@ FunctionLaunch function_launch(const py::tuple& launch) {
   }};
 }
 
+Launch launch_of(const py::tuple& launch) {
+  const std::string kind = py::str(launch[0]);
+  try {
+    if (kind == "kernel") return kernel_launch(launch);
+    if (kind == "engine") return engine_launch(launch);
+    if (kind == "python") return function_launch(launch);
+    throw std::invalid_argument("launches: there is no kind '" + kind + "'");
+  } catch (const py::cast_error&) {
+    throw std::invalid_argument("launches: a launch of kind '" + kind +
+                                "' is not of the form that _C.pyi describes");
+  }
+}
+
 std::shared_ptr<Plan> recipe_plan(const ConvProblem& problem, const std::string& text,
                                   const std::vector<py::tuple>& launches, int64_t workspace_bytes,
                                   int device) {
   if (launches.empty()) throw std::invalid_argument("launches: a recipe has at least one");
   if (workspace_bytes < 0) throw std::invalid_argument("workspace_bytes must be 0 or more");
   std::vector<Launch> all;
-  for (const py::tuple& launch : launches) {
-    const auto kind = launch[0].cast<std::string>();
-    if (kind == "kernel") {
-      all.emplace_back(kernel_launch(launch));
-    } else if (kind == "engine") {
-      all.emplace_back(engine_launch(launch));
-    } else if (kind == "python") {
-      all.emplace_back(function_launch(launch));
-    } else {
-      throw std::invalid_argument("launches: there is no kind '" + kind + "'");
-    }
-  }
+  for (const py::tuple& launch : launches) all.push_back(launch_of(launch));
   const py::gil_scoped_release without_gil;
   return RecipePlan::build(problem, text, all, workspace_bytes,
                            static_cast<c10::DeviceIndex>(device));

@@ -19,36 +19,8 @@
 namespace cudnn_autotune {
 namespace {
 
-// What every workspace and the engines' part of it begin at a multiple of.
-constexpr int64_t kWorkspaceAligned = 256;
-
-const char* name(Buffer buffer) {
-  constexpr std::array names{"x", "w", "y", "bias", "residual", "workspace"};
-  return names.at(static_cast<size_t>(buffer));
-}
-
-// Throws PlanError unless the address is in a buffer that the problem has.
-void check_address(const Address& address, const ConvProblem& problem, int64_t workspace_bytes) {
-  const bool is_there = address.buffer == Buffer::bias       ? problem.has_bias()
-                        : address.buffer == Buffer::residual ? problem.has_residual()
-                                                             : true;
-  if (!is_there) throw PlanError(std::string("the problem has no ") + name(address.buffer));
-  const bool is_in_workspace = address.buffer != Buffer::workspace ||
-                               address.offset < workspace_bytes || address.offset == 0;
-  if (address.offset < 0 || !is_in_workspace) {
-    throw PlanError("the offset " + std::to_string(address.offset) + " is not in " +
-                    name(address.buffer));
-  }
-}
-
-// What the address is a multiple of, as far as the problem says: a power of two, in bytes.
-int64_t alignment_of(const Address& address, const ConvProblem& problem) {
-  int64_t known = kMostAligned;  // of what an epilogue adds
-  if (address.buffer == Buffer::x) known = problem.x_alignment;
-  if (address.buffer == Buffer::w) known = problem.w_alignment;
-  if (address.buffer == Buffer::y) known = problem.y_alignment;
-  const int64_t either = known | address.offset;
-  return either & -either;
+int64_t rounded_up(int64_t bytes) {
+  return (bytes + kWorkspaceAligned - 1) / kWorkspaceAligned * kWorkspaceAligned;
 }
 
 }  // namespace
@@ -120,26 +92,8 @@ class RecipePlan::KernelStep final : public Step {
 
 class RecipePlan::EngineStep final : public Step {
  public:
-  // `whole` is the recipe's problem.
-  EngineStep(const EngineLaunch& launch, const ConvProblem& whole) : launch_(launch) {
-    const ConvProblem& problem = launch.problem;
-    const auto check = [&](const Address& address, int64_t alignment) {
-      if (alignment_of(address, whole) >= alignment) return;
-      throw PlanError("offset " + std::to_string(address.offset) + " in " + name(address.buffer) +
-                      " is no multiple of the " + std::to_string(alignment) + " bytes that " +
-                      launch.engine_text + " asks for");
-    };
-    check(launch.x, problem.x_alignment);
-    check(launch.w, problem.w_alignment);
-    check(launch.y, problem.y_alignment);
-    if (problem.has_bias() != launch.bias.has_value() ||
-        problem.has_residual() != launch.residual.has_value()) {
-      throw PlanError(launch.engine_text + " is given a bias or a residual that its problem has " +
-                      "not, or lacks one");
-    }
-    if (launch.bias) check(*launch.bias, kMostAligned);
-    if (launch.residual) check(*launch.residual, kMostAligned);
-    engine_ = EngineSearch(problem, &current_handle).build(launch.engine_text);
+  explicit EngineStep(const EngineLaunch& launch) : launch_(launch) {
+    engine_ = EngineSearch(launch.problem, &current_handle).build(launch.engine_text);
     if (engine_->config().is_unfused) {
       throw PlanError(launch.engine_text + " leaves the bias to PyTorch, which a recipe cannot");
     }
@@ -180,27 +134,19 @@ class RecipePlan::FunctionStep final : public Step {
 std::shared_ptr<RecipePlan> RecipePlan::build(const ConvProblem& problem, const std::string& text,
                                               const std::vector<Launch>& launches,
                                               int64_t workspace_bytes, c10::DeviceIndex device) {
-  const bool needs_device = std::any_of(launches.begin(), launches.end(), [](const Launch& launch) {
-    return !std::holds_alternative<FunctionLaunch>(launch);
-  });
-  const OnDevice guard(needs_device ? std::make_optional(device) : std::nullopt);
-  const auto check = [&](const Address& address) {
-    check_address(address, problem, workspace_bytes);
-  };
   std::vector<std::unique_ptr<Step>> steps;
   int64_t engine_bytes = 0;  // the engines run one after the other, and share theirs
   try {
+    check_launches(launches, problem, workspace_bytes);
+    const bool needs_device = std::any_of(
+        launches.begin(), launches.end(),
+        [](const Launch& launch) { return !std::holds_alternative<FunctionLaunch>(launch); });
+    const OnDevice guard(needs_device ? std::make_optional(device) : std::nullopt);
     for (const Launch& launch : launches) {
       if (const auto* kernel = std::get_if<KernelLaunch>(&launch)) {
-        for (const auto& argument : kernel->arguments) {
-          if (const auto* address = std::get_if<Address>(&argument)) check(*address);
-        }
         steps.push_back(std::make_unique<KernelStep>(*kernel));
       } else if (const auto* engine = std::get_if<EngineLaunch>(&launch)) {
-        for (const Address& address : {engine->x, engine->w, engine->y}) check(address);
-        if (engine->bias) check(*engine->bias);
-        if (engine->residual) check(*engine->residual);
-        auto step = std::make_unique<EngineStep>(*engine, problem);
+        auto step = std::make_unique<EngineStep>(*engine);
         engine_bytes = std::max(engine_bytes, step->workspace_bytes());
         steps.push_back(std::move(step));
       } else {
@@ -213,14 +159,6 @@ std::shared_ptr<RecipePlan> RecipePlan::build(const ConvProblem& problem, const 
   return std::shared_ptr<RecipePlan>(
       new RecipePlan(problem, text, workspace_bytes, engine_bytes, std::move(steps)));
 }
-
-namespace {
-
-int64_t rounded_up(int64_t bytes) {
-  return (bytes + kWorkspaceAligned - 1) / kWorkspaceAligned * kWorkspaceAligned;
-}
-
-}  // namespace
 
 RecipePlan::RecipePlan(const ConvProblem& problem, const std::string& text, int64_t own_bytes,
                        int64_t engine_bytes, std::vector<std::unique_ptr<Step>> steps)

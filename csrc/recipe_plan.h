@@ -3,54 +3,16 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "core/conv_problem.h"
 #include "plan.h"
+#include "recipe.h"
 
 namespace cudnn_autotune {
-
-// What a recipe is made of, as in cudnn_autotune/engines/recipe.py.
-
-enum class Buffer : uint8_t { x, w, y, bias, residual, workspace };
-
-struct Address {
-  Buffer buffer;
-  int64_t offset = 0;  // in bytes, from the buffer's first element
-};
-
-struct KernelLaunch {
-  using Argument = std::variant<Address, int32_t, int64_t, float>;
-
-  std::string cubin;
-  std::string function;
-  std::array<uint32_t, 3> grid;
-  std::array<uint32_t, 3> block;
-  int shared_bytes = 0;  // dynamic
-  std::vector<Argument> arguments;
-};
-
-// An engine of another problem. Its own workspace lies behind the recipe's.
-struct EngineLaunch {
-  ConvProblem problem;
-  std::string engine_text;
-  Address x, w, y;
-  std::optional<Address> bias, residual;
-};
-
-// A function that enqueues on the current stream. `workspace` is the recipe's, in bytes (uint8).
-struct FunctionLaunch {
-  std::function<void(const Operands& operands, const at::Tensor& workspace)> function;
-};
-
-using Launch = std::variant<KernelLaunch, EngineLaunch, FunctionLaunch>;
 
 // A sequence of launches into the operands and a workspace. To launch it takes no memory from the
 // heap, and calls no Python unless a FunctionLaunch does.

@@ -4,7 +4,7 @@ from cudnn_autotune import distributed, sampling
 from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.core.versions import environment, version
-from cudnn_autotune.engines import recipe, registry
+from cudnn_autotune.engines import compiled_kernels, recipe, registry
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.configs import (
     Candidate,
@@ -40,7 +40,7 @@ from cudnn_autotune.nn.modules import (
 )
 from cudnn_autotune.nn.prefetch import Prefetched, prefetch
 from cudnn_autotune.nn.tune import tune
-from cudnn_autotune.store import Store, kept_plans
+from cudnn_autotune.store import Store, kept_kernels, kept_plans
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.settings import get_store, set_store
 from cudnn_autotune.timers.by_name import execute, measure
@@ -76,6 +76,7 @@ if extension_available():
     _C.set_miss_handler(miss.choose)
     _C.set_capture_miss_handler(serving.during_capture)
     _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)
+    compiled_kernels.keep_kernels(kept_kernels.find, kept_kernels.keep)
 else:
     PlanError = CudnnError = RuntimeError
 

@@ -67,8 +67,9 @@ def _count(what: str) -> None:
         _counts[what] += 1
 
 
-def files_for(gpu: Gpu, kind: Kind = PLAN) -> PlanFiles | None:
-    """Returns the files for a GPU under the present settings; None if nothing is kept."""
+def files_for(gpu: Gpu | None, kind: Kind = PLAN) -> PlanFiles | None:
+    """Returns the files for a GPU, or for what depends on none, under the present settings; None if
+    nothing is kept."""
     chosen = settings.get_store_settings()
     if chosen.mode == "off":
         return None
@@ -77,8 +78,10 @@ def files_for(gpu: Gpu, kind: Kind = PLAN) -> PlanFiles | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _files(place: Path, is_read: bool, is_written: bool, gpu: Gpu, kind: Kind) -> PlanFiles | None:
-    environment = environment_of(gpu)
+def _files(
+    place: Path, is_read: bool, is_written: bool, gpu: Gpu | None, kind: Kind
+) -> PlanFiles | None:
+    environment = {} if gpu is None else environment_of(gpu)
     if environment is None:
         return None
     return PlanFiles(place, environment, is_read=is_read, is_written=is_written, kind=kind)

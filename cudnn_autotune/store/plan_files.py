@@ -1,8 +1,9 @@
-"""Compiled plans on disk, a file for each plan, and undecided trials of ``online`` beside them.
+"""Compiled plans on disk, a file for each plan, and compiled kernels and undecided trials of
+``online`` beside them.
 
 A file is named by the digest of what its plan depends on. Its first line says that in full, as
-JSON, its second line is the digest of the rest, and the rest is cuDNN's serialized plan, or a
-trial's record as JSON.
+JSON, its second line is the digest of the rest, and the rest is cuDNN's serialized plan, a kernel's
+cubin, or a trial's record as JSON.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Kind(NamedTuple):
 
 
 PLAN = Kind("cudnn_autotune compiled plan", ".plan")
+KERNEL = Kind("cudnn_autotune compiled kernel", ".cubin")
 TRIAL = Kind("cudnn_autotune trial of online, version 1", ".trial")
 MOST_BYTES = 256 << 20
 """About the most that a user's plans take on disk; those that were not used for longest go."""

@@ -47,7 +47,9 @@ def read_ahead(known: Choice) -> None:
         if reader is None or reader.layers is not layers:
             reader = _readers[known.device] = Reader(layers)
         around = reader.around(known.decision)
-    start([(d.problem, d.chosen.candidate.text) for d in around if d.chosen], known.device)
+    chosen = [(d.problem, d.chosen.candidate.text) for d in around if d.chosen]
+    # Of implementations it is kernels that are kept, and not plans.
+    start([(problem, text) for problem, text in chosen if _C.is_engine(text)], known.device)
 
 
 def start(

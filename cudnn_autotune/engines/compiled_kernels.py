@@ -1,0 +1,86 @@
+"""CUDA kernels as machine code: NVRTC compiles each once in a process, unless an earlier process
+has kept it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.recipe import Kernel
+
+Find = Callable[[str, str], bytes | None]
+"""(function, digest) -> the cubin that is kept, or None. It must not raise."""
+Keep = Callable[[str, str, bytes], None]
+"""Keeps a cubin under its function and digest. It must not raise."""
+
+_lock = threading.Lock()
+_compiled: dict[str, Future[bytes]] = {}
+_kept: tuple[Find, Keep] | None = None
+
+
+def keep_kernels(find: Find, keep: Keep) -> None:
+    """Sets what keeps kernels for later processes. Both functions are called on any thread."""
+    global _kept
+    _kept = (find, keep)
+
+
+def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
+    """Returns the machine code of a kernel for GPUs of a compute capability.
+
+    Threads that ask for the same kernel meanwhile wait, so that it is compiled once.
+
+    Raises:
+        PlanError: it does not compile, or NVRTC is not there. The compiler's log is in the message.
+    """
+    options = _options(kernel, compute_capability)
+    depends_on = [kernel.source, kernel.function, options, _C.nvrtc_version()]
+    digest = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()
+    with _lock:
+        found = _compiled.get(digest)
+        mine = Future[bytes]()
+        if found is None:
+            _compiled[digest] = mine
+    if found is not None:
+        return found.result()
+    try:
+        code = _found_or_compiled(kernel, options, digest)
+    except BaseException as error:
+        with _lock:
+            _compiled.pop(digest, None)  # whoever asks next tries again
+        mine.set_exception(error)
+        raise
+    mine.set_result(code)
+    return code
+
+
+def _options(kernel: Kernel, compute_capability: tuple[int, int]) -> list[str]:
+    major, minor = compute_capability
+    defines = [f"-D{name}={value}" for name, value in kernel.defines]
+    return [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *defines]
+
+
+def _found_or_compiled(kernel: Kernel, options: list[str], digest: str) -> bytes:
+    if _kept is not None:
+        find, keep = _kept
+        if code := find(kernel.function, digest):
+            return code
+    code = _C.compile_kernel(kernel.source, kernel.function, options)
+    if _kept is not None:
+        keep(kernel.function, digest, code)
+    return code
+
+
+def clear() -> None:
+    """Forgets the kernels of this process; what is loaded stays so."""
+    global _lock
+    _lock = threading.Lock()
+    _compiled.clear()
+
+
+# The threads that were compiling are not in a child process.
+os.register_at_fork(after_in_child=clear)

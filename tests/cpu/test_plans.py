@@ -1,0 +1,123 @@
+"""Plans: what computes a problem, by whichever means, is built from a text and run alike."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from made_up_plans import PROBLEM, plan_of
+from subprocesses import evaluate
+
+from cudnn_autotune import _C
+from cudnn_autotune.engines.configs import open_search
+from cudnn_autotune.timers.measuring import operands
+
+pytestmark = pytest.mark.search
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("eng0", True), ("unfused:eng67:KERNEL_CFG=3", True), ("nonsense", True),
+        ("aten", False), ("matmul", False), ("mine@1", False), ("mine@1:A=2", False),
+    ],
+)  # fmt: skip
+def test_a_text_tells_whether_cudnn_computes_it(text: str, expected: bool) -> None:
+    assert _C.is_engine(text) is expected
+
+
+def test_a_plan_says_what_it_is() -> None:
+    own = _C.build_plan(PROBLEM.native(), "aten", 0)
+    assert (own.text, own.workspace_bytes, own.is_read_back) == ("aten", 0, False)
+
+
+def test_what_is_no_matrix_product_has_no_such_plan() -> None:
+    with pytest.raises(_C.PlanError, match="no matrix product computes fprop"):
+        _C.build_plan(PROBLEM.native(), "matmul", 0)
+
+
+def test_an_error_of_cudnn_is_one_of_a_plan() -> None:
+    assert issubclass(_C.CudnnError, _C.PlanError)
+    assert issubclass(_C.PlanError, RuntimeError)
+
+
+def test_the_operands_are_counted() -> None:
+    with pytest.raises(ValueError, match="the problem has 3, got 2"):
+        _C.execute(plan_of("mine@1"), *operands(PROBLEM, "cpu")[:2])
+
+
+def test_the_result_is_the_operand_that_is_written() -> None:
+    x, w, y = operands(PROBLEM, "cpu")
+    plan = plan_of("mine@1", run=lambda x, w, y, workspace: y.fill_(3.0))
+    assert _C.execute(plan, x, w, y) is y
+    assert torch.equal(y, torch.full_like(y, 3.0))
+
+
+def test_only_engines_can_be_searched_by_cudnns_frontend() -> None:
+    with pytest.raises(ValueError, match="mine@1 is no engine of cuDNN"):
+        _C.frontend_find("sample_once", [plan_of("mine@1")], [], None, 0)
+
+
+# The builder that Python sets: in a process of its own, since it stays set
+
+BODIES = {
+    "a plan": 'return _C.recipe_plan(problem, f"{text} {device}", [("python", print)], 0, device)',
+    "ValueError": 'raise ValueError("no such settings")',
+    "PlanError": 'raise _C.PlanError("no such settings")',
+    "None": "return None",
+    "a number": "return 3",
+    "an interrupt": "raise KeyboardInterrupt",
+}
+BUILDERS = """
+from cudnn_autotune import _C, ConvProblem
+problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3)).native()
+for name, body in {bodies!r}.items():
+    exec("def build(problem, text, device): " + body, globals())
+    _C.set_plan_builder(build)
+    try:
+        print(name, _C.build_plan(problem, "mine@1:A=2", 3).text, sep=": ")
+    except BaseException as error:
+        print(name, type(error).__name__, error, sep=": ")
+"""
+
+
+@functools.cache
+def what_comes_of_builders() -> dict[str, str]:
+    lines = evaluate(BUILDERS.format(bodies=BODIES)).splitlines()
+    return dict(line.split(": ", 1) for line in lines if ": " in line)
+
+
+def test_the_builder_is_given_what_names_the_plan() -> None:
+    assert what_comes_of_builders()["a plan"] == "mine@1:A=2 3"
+
+
+@pytest.mark.parametrize("error", ["ValueError", "PlanError"])
+def test_what_the_builder_raises_names_the_plan(error: str) -> None:
+    found = what_comes_of_builders()[error]
+    assert found.startswith("PlanError: building mine@1:A=2 for fprop x=1x8x8x8")
+    assert found.endswith(f"{error}: no such settings")
+
+
+@pytest.mark.parametrize("returned", ["None", "a number"])
+def test_the_builder_returns_a_plan(returned: str) -> None:
+    found = what_comes_of_builders()[returned]
+    assert found.startswith("PlanError: building mine@1:A=2 for fprop")
+
+
+def test_an_interrupt_is_not_an_error() -> None:
+    assert what_comes_of_builders()["an interrupt"].strip() == "KeyboardInterrupt:"
+
+
+def test_plans_of_all_kinds_are_built_side_by_side() -> None:
+    """Without its GPU an implementation's is not."""
+    search = open_search(PROBLEM, "h200")
+    engine = search.query("A")[0].text
+    texts = ["aten", engine, "mine@1", "matmul", "nonsense"]
+    found = search.build_many(texts * 3, 4)
+    assert [plan and plan.text for plan, _ in found] == ["aten", engine, None, None, None] * 3
+    errors = [error for _, error in found[:5]]
+    assert errors[:2] == ["", ""]
+    assert errors[2] == "mine@1 is built for a CUDA device of this machine only"
+    assert "no matrix product" in errors[3]
+    assert "does not parse" in errors[4]
