@@ -29,42 +29,9 @@
 // M_TILES 4, 22 matrices of 128 bytes from shared memory for 12 mma, or 22 clocks for 24. Groups of
 // 8 read 2 matrices a chunk for half an mma, and shared memory bounds them, below DRAM's time.
 
-template <int kernel, int stride, int pad, int tile>
-struct Axis {
-  // Output elements are `u * kOutStep + phase`, with u from the tile's first; tap j of a phase
-  // reads element `u * kInStep + kFirst + offset(phase, j)` of the input.
-  static constexpr int kPhases = DGRAD ? stride : 1;
-  static constexpr int kOutStep = DGRAD ? stride : 1;
-  static constexpr int kInStep = DGRAD ? 1 : stride;
-
-  __device__ static constexpr int filter_tap(int phase, int j) {
-    return DGRAD ? (phase + pad) % stride + stride * j : j;
-  }
-  __device__ static constexpr int taps(int phase) {
-    return (kernel - filter_tap(phase, 0) + kOutStep - 1) / kOutStep;
-  }
-  __device__ static constexpr int distance(int phase, int j) {
-    return DGRAD ? (phase + pad) / stride - j : j - pad;
-  }
-  __device__ static constexpr int extreme(int sign) {
-    int most = -(1 << 30);
-    for (int phase = 0; phase < kPhases; ++phase) {
-      for (int j = 0; j < taps(phase); ++j) {
-        if (sign * distance(phase, j) > most) most = sign * distance(phase, j);
-      }
-    }
-    return sign * most;
-  }
-  static constexpr int kFirst = extreme(-1);
-  static constexpr int kExtent = (tile - 1) * kInStep + extreme(1) - kFirst + 1;
-  __device__ static constexpr int offset(int phase, int j) { return distance(phase, j) - kFirst; }
-};
-using Y = Axis<KERNEL_Y, STRIDE_Y, PAD_Y, TILE_Y>;
-using X = Axis<KERNEL_X, STRIDE_X, PAD_X, TILE_X>;
-
-constexpr int kThreads = 32 * WARPS;
-constexpr int kInWidth = MERGE * GROUP_IN, kOutWidth = MERGE * GROUP_OUT;
-constexpr int kInChunks = kInWidth / 8;
+using Y = Axis<DGRAD, KERNEL_Y, STRIDE_Y, PAD_Y, TILE_Y>;
+using X = Axis<DGRAD, KERNEL_X, STRIDE_X, PAD_X, TILE_X>;
+using Input = Tile<Y, X, TILE_IMAGES, SLAB * kInChunks>;
 constexpr int kTaps = KERNEL_Y * KERNEL_X;
 
 // The filters as memory has them: a row for each output channel of the forward convolution.
@@ -74,25 +41,15 @@ constexpr int kRows = MERGE * kGroupRows, kColumns = MERGE * kGroupColumns;
 constexpr int kFilterPitch = (kTaps * kColumns / 8 | 1) * 16;
 constexpr int kFilterBytes = SLAB * kRows * kFilterPitch;
 
-// The tile of the input: images, rows, columns by their residue, channels.
-constexpr int kSlabChunks = SLAB * kInChunks;
-constexpr int kPixelPitch = (kSlabChunks | 1) * 16;
-constexpr int kPlane = (X::kExtent + X::kInStep - 1) / X::kInStep;
-constexpr int kRowPixels = X::kInStep * kPlane;
-constexpr int kImagePixels = Y::kExtent * kRowPixels;
-constexpr int kTileBytes = TILE_IMAGES * kImagePixels * kPixelPitch;
-__device__ constexpr int column_place(int x) { return x % X::kInStep * kPlane + x / X::kInStep; }
-
-// The work of a block, and what a warp needs to store 16 pixels.
+// The work of a block.
 constexpr int kPixels = TILE_IMAGES * TILE_Y * TILE_X;
 constexpr int kPixelBlocks = (kPixels + 16 * M_TILES - 1) / (16 * M_TILES);
 constexpr int kParts = kOutWidth / (8 * N_TILES);
 constexpr int kItems = kPixelBlocks * SLAB * kParts;
+// What a warp stores at a time, through its part of shared memory: pieces of 16 bytes for 32 lanes.
+constexpr int kStoredTiles = N_TILES % 2 == 1 && M_TILES > 1 ? 2 : 1;
+constexpr int kStores = (16 * kStoredTiles * N_TILES + 31) / 32;
 constexpr int kScratchPitch = (N_TILES | 1) * 16;
-
-struct Shapes {
-  int images, in_y, in_x, in_channels, out_y, out_x, out_channels;
-};
 
 template <int phase_y, int phase_x>
 struct Phase {
@@ -117,7 +74,7 @@ struct Phase {
   __device__ static constexpr int pixel_offset(int tap, int chunk) {
     const int row = Y::offset(phase_y, tap / kColumnTaps);
     const int column = X::offset(phase_x, tap % kColumnTaps);
-    return (row * kRowPixels + column_place(column)) * kPixelPitch + chunk * 16;
+    return Input::offset(row, column) + chunk * 16;
   }
   __device__ static constexpr int filter_tap(int tap) {
     return Y::filter_tap(phase_y, tap / kColumnTaps) * KERNEL_X +
@@ -145,7 +102,7 @@ __device__ __forceinline__ void load_filters(unsigned (&b)[matrices], const unsi
 __device__ __forceinline__ int pixel_place(int m) {
   if (m >= kPixels) m = kPixels - 8 + m % 8;  // any pixel will do, but not one bank for all lanes
   const int x = m % TILE_X, y = m / TILE_X % TILE_Y, image = m / (TILE_X * TILE_Y);
-  return (image * kImagePixels + y * Y::kInStep * kRowPixels + x) * kPixelPitch;
+  return Input::place(image, y, x);
 }
 
 // From the first to the second chunk of a step where both are of one tap. Lanes whose rows are of
@@ -218,15 +175,10 @@ __device__ __noinline__ float exact_sum(const unsigned char* tile, const unsigne
   return sum;
 }
 
-// A tile's first output pixels, in units of kOutStep.
-struct Place {
-  int image, y, x;
-};
-
 template <int phase_y, int phase_x>
 __device__ __forceinline__ void compute(const unsigned char* tile, const unsigned char* filters,
                                         unsigned char* scratch, ELEMENT* out, const ELEMENT* bias,
-                                        const ELEMENT* residual, const Shapes& shapes,
+                                        const ELEMENT* residual, const Extents& to,
                                         const Place& place) {
   using P = Phase<phase_y, phase_x>;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -265,57 +217,59 @@ __device__ __forceinline__ void compute(const unsigned char* tile, const unsigne
 
     const int slab_channel = blockIdx.x * SLAB * kOutWidth + first_channel;
 #pragma unroll
-    for (int m = 0; m < M_TILES; ++m) {
+    for (int first = 0; first < M_TILES; first += kStoredTiles) {
       // Each lane stores 8 channels of a pixel, where it holds 2 of each n tile.
-      constexpr int kStores = 16 * N_TILES;
-      long long places[(kStores + 31) / 32];
+      long long places[kStores];
+      unsigned char* pieces[kStores];
 #pragma unroll
-      for (int i = 0; i < (kStores + 31) / 32; ++i) {
-        const int store = i * 32 + lane;
-        const int pixel = first_pixel + m * 16 + store / N_TILES;
+      for (int i = 0; i < kStores; ++i) {
+        const int piece = i * 32 + lane, in_tiles = piece / N_TILES, n = piece % N_TILES;
+        const int pixel = first_pixel + first * 16 + in_tiles;
         const int image = place.image + pixel / (TILE_X * TILE_Y);
         const int y = (place.y + pixel / TILE_X % TILE_Y) * Y::kOutStep + phase_y;
         const int x = (place.x + pixel % TILE_X) * X::kOutStep + phase_x;
-        const bool exists = store < kStores && pixel < kPixels && image < shapes.images &&
-                            y < shapes.out_y && x < shapes.out_x;
-        const long long index =
-            (static_cast<long long>(image) * shapes.out_y + y) * shapes.out_x + x;
-        places[i] = exists ? index * shapes.out_channels + slab_channel + store % N_TILES * 8 : -1;
+        const bool exists = in_tiles < 16 * kStoredTiles && first * 16 + in_tiles < 16 * M_TILES &&
+                            pixel < kPixels && image < to.images && y < to.y && x < to.x;
+        const int index = (image * to.y + y) * to.x + x;
+        places[i] =
+            exists ? static_cast<long long>(index) * to.channels + slab_channel + n * 8 : -1;
+        pieces[i] = scratch + in_tiles * kScratchPitch + n * 16;
         if (HAS_RESIDUAL && exists) {
-          *reinterpret_cast<uint4*>(scratch + store / N_TILES * kScratchPitch +
-                                    store % N_TILES * 16) =
+          *reinterpret_cast<uint4*>(pieces[i]) =
               *reinterpret_cast<const uint4*>(residual + places[i]);
         }
       }
       if (HAS_RESIDUAL) __syncwarp();
 #pragma unroll
-      for (int n = 0; n < N_TILES; ++n) {
+      for (int m = first; m < first + kStoredTiles && m < M_TILES; ++m) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          auto* const two =
-              reinterpret_cast<unsigned*>(scratch + (g + 8 * h) * kScratchPitch + n * 16 + t * 4);
-          float low = sums[m][n][2 * h], high = sums[m][n][2 * h + 1];
-          if (HAS_BIAS) {
-            const float2 more = unpack<ELEMENT>(
-                *reinterpret_cast<const unsigned*>(bias + slab_channel + n * 8 + 2 * t));
-            low += more.x;
-            high += more.y;
+        for (int n = 0; n < N_TILES; ++n) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const int row = (m - first) * 16 + h * 8 + g;
+            auto* const two =
+                reinterpret_cast<unsigned*>(scratch + row * kScratchPitch + n * 16 + t * 4);
+            float low = sums[m][n][2 * h], high = sums[m][n][2 * h + 1];
+            if (HAS_BIAS) {
+              const float2 more = unpack<ELEMENT>(
+                  *reinterpret_cast<const unsigned*>(bias + slab_channel + n * 8 + 2 * t));
+              low += more.x;
+              high += more.y;
+            }
+            if (HAS_RESIDUAL) {
+              const float2 more = unpack<ELEMENT>(*two);
+              low += more.x;
+              high += more.y;
+            }
+            *two = pack<ELEMENT>(activate<ACTIVATION>(low), activate<ACTIVATION>(high));
           }
-          if (HAS_RESIDUAL) {
-            const float2 more = unpack<ELEMENT>(*two);
-            low += more.x;
-            high += more.y;
-          }
-          *two = pack<ELEMENT>(activate<ACTIVATION>(low), activate<ACTIVATION>(high));
         }
       }
       __syncwarp();
 #pragma unroll
-      for (int i = 0; i < (kStores + 31) / 32; ++i) {
-        const int store = i * 32 + lane;
+      for (int i = 0; i < kStores; ++i) {
         if (places[i] >= 0) {
-          *reinterpret_cast<uint4*>(out + places[i]) = *reinterpret_cast<const uint4*>(
-              scratch + store / N_TILES * kScratchPitch + store % N_TILES * 16);
+          *reinterpret_cast<uint4*>(out + places[i]) = *reinterpret_cast<const uint4*>(pieces[i]);
         }
       }
       __syncwarp();
@@ -327,12 +281,12 @@ template <int phase>
 __device__ __forceinline__ void compute_phases(const unsigned char* tile,
                                                const unsigned char* filters, unsigned char* scratch,
                                                ELEMENT* out, const ELEMENT* bias,
-                                               const ELEMENT* residual, const Shapes& shapes,
+                                               const ELEMENT* residual, const Extents& to,
                                                const Place& place) {
   if constexpr (phase < Y::kPhases * X::kPhases) {
-    compute<phase / X::kPhases, phase % X::kPhases>(tile, filters, scratch, out, bias, residual,
-                                                    shapes, place);
-    compute_phases<phase + 1>(tile, filters, scratch, out, bias, residual, shapes, place);
+    compute<phase / X::kPhases, phase % X::kPhases>(tile, filters, scratch, out, bias, residual, to,
+                                                    place);
+    compute_phases<phase + 1>(tile, filters, scratch, out, bias, residual, to, place);
   }
 }
 
@@ -358,27 +312,6 @@ __device__ __forceinline__ void stage_filters(unsigned char* filters, const ELEM
   }
 }
 
-__device__ __forceinline__ void stage_tile(unsigned char* tile, const ELEMENT* in,
-                                           const Shapes& shapes, const Place& place) {
-  const int first_y = place.y * Y::kInStep + Y::kFirst;
-  const int first_x = place.x * X::kInStep + X::kFirst;
-  const int image_elements = shapes.in_y * shapes.in_x * shapes.in_channels;
-  in += static_cast<long long>(place.image) * image_elements + blockIdx.x * (SLAB * kInWidth);
-  constexpr int kCopies = TILE_IMAGES * Y::kExtent * X::kExtent * kSlabChunks;
-  for (int i = threadIdx.x; i < kCopies; i += kThreads) {
-    const int chunk = i % kSlabChunks, pixel = i / kSlabChunks;
-    const int column = pixel % X::kExtent, row = pixel / X::kExtent % Y::kExtent;
-    const int image = pixel / (X::kExtent * Y::kExtent);
-    const int y = first_y + row, x = first_x + column;
-    const bool exists = y >= 0 && y < shapes.in_y && x >= 0 && x < shapes.in_x &&
-                        place.image + image < shapes.images;
-    const ELEMENT* const from = in + static_cast<long long>(image) * image_elements +
-                                ((y * shapes.in_x + x) * shapes.in_channels + chunk * 8);
-    const int to = image * kImagePixels + row * kRowPixels + column_place(column);
-    copy_async<16>(tile + to * kPixelPitch + chunk * 16, exists ? from : in, exists);
-  }
-}
-
 // Block (s, b) computes slab s of tiles b, b + gridDim.y, ... of images x tiles_y x tiles_x.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     grouped(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
@@ -387,26 +320,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   DYNAMIC_SHARED(shared);
   unsigned char* const stages = shared + kFilterBytes;
   unsigned char* const scratch =
-      stages + STAGES * kTileBytes + threadIdx.x / 32 * (16 * kScratchPitch);
-  const Shapes shapes{images, in_y, in_x, in_channels, out_y, out_x, out_channels};
-  const auto place_of = [&](int tile) {
-    return Place{tile / (tiles_y * tiles_x) * TILE_IMAGES, tile / tiles_x % tiles_y * TILE_Y,
-                 tile % tiles_x * TILE_X};
+      stages + STAGES * Input::kBytes + threadIdx.x / 32 * (16 * kStoredTiles * kScratchPitch);
+  const Extents from{images, in_y, in_x, in_channels}, to{images, out_y, out_x, out_channels};
+  const auto stage_tile = [&](int tile, int stage) {
+    Input::stage(stages + stage * Input::kBytes, in + blockIdx.x * (SLAB * kInWidth), from,
+                 place_of(tile, tiles_y, tiles_x));
   };
 
   stage_filters(shared, w);
   int tile = blockIdx.y, stage = 0;
-  if (STAGES == 2) stage_tile(stages, in, shapes, place_of(tile));
+  if (STAGES == 2) stage_tile(tile, 0);
   commit_copies();
   for (; tile < tiles; tile += gridDim.y) {
-    const int copied = STAGES == 2 ? tile + gridDim.y : tile;
-    if (STAGES == 2) stage ^= 1;
-    if (copied < tiles) stage_tile(stages + stage * kTileBytes, in, shapes, place_of(copied));
+    if (STAGES == 1) {
+      stage_tile(tile, 0);
+    } else if (tile + gridDim.y < tiles) {
+      stage_tile(tile + gridDim.y, stage ^ 1);
+    }
     commit_copies();
     copies_arrived<STAGES - 1>();
     __syncthreads();
-    compute_phases<0>(stages + (STAGES == 2 ? stage ^ 1 : 0) * kTileBytes, shared, scratch, out,
-                      bias, residual, shapes, place_of(tile));
+    compute_phases<0>(stages + stage * Input::kBytes, shared, scratch, out, bias, residual, to,
+                      place_of(tile, tiles_y, tiles_x));
     __syncthreads();
+    if (STAGES == 2) stage ^= 1;
   }
 }

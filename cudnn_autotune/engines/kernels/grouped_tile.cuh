@@ -1,0 +1,95 @@
+// Tiles of images in shared memory, which the kernels of grouped convolutions read.
+
+// One dimension of a tile of `tile` output elements, of a forward convolution or of the gradient of
+// its input.
+template <bool is_dgrad, int kernel, int stride, int pad, int tile>
+struct Axis {
+  // Output elements are `u * kOutStep + phase`, with u from the tile's first; tap j of a phase
+  // reads element `u * kInStep + kFirst + offset(phase, j)` of the input.
+  static constexpr int kPhases = is_dgrad ? stride : 1;
+  static constexpr int kOutStep = is_dgrad ? stride : 1;
+  static constexpr int kInStep = is_dgrad ? 1 : stride;
+
+  __device__ static constexpr int filter_tap(int phase, int j) {
+    return is_dgrad ? (phase + pad) % stride + stride * j : j;
+  }
+  __device__ static constexpr int taps(int phase) {
+    return (kernel - filter_tap(phase, 0) + kOutStep - 1) / kOutStep;
+  }
+  __device__ static constexpr int distance(int phase, int j) {
+    return is_dgrad ? (phase + pad) / stride - j : j - pad;
+  }
+  __device__ static constexpr int extreme(int sign) {
+    int most = -(1 << 30);
+    for (int phase = 0; phase < kPhases; ++phase) {
+      for (int j = 0; j < taps(phase); ++j) {
+        if (sign * distance(phase, j) > most) most = sign * distance(phase, j);
+      }
+    }
+    return sign * most;
+  }
+  static constexpr int kFirst = extreme(-1);
+  static constexpr int kExtent = (tile - 1) * kInStep + extreme(1) - kFirst + 1;
+  __device__ static constexpr int offset(int phase, int j) { return distance(phase, j) - kFirst; }
+};
+constexpr int kThreads = 32 * WARPS;
+constexpr int kInWidth = MERGE * GROUP_IN, kOutWidth = MERGE * GROUP_OUT;
+constexpr int kInChunks = kInWidth / 8;
+
+// The sizes of a tensor.
+struct Extents {
+  int images, y, x, channels;
+};
+
+// The first output of a tile.
+struct Place {
+  int image, y, x;
+};
+__device__ __forceinline__ Place place_of(int tile, int tiles_y, int tiles_x) {
+  return Place{tile / (tiles_y * tiles_x) * TILE_IMAGES, tile / tiles_x % tiles_y * TILE_Y,
+               tile % tiles_x * TILE_X};
+}
+
+// A tile of a channels_last tensor in shared memory: images, rows, columns by their residue modulo
+// the step (those that neighbouring outputs read are neighbours), `chunks` of 8 channels. A pixel
+// takes an odd multiple of 16 bytes, so any 8 neighbours lie in different banks.
+template <typename Y, typename X, int images, int chunks>
+struct Tile {
+  static constexpr int kPitch = (chunks | 1) * 16;
+  static constexpr int kPlane = (X::kExtent + X::kInStep - 1) / X::kInStep;
+  static constexpr int kRowPixels = X::kInStep * kPlane;
+  static constexpr int kImagePixels = Y::kExtent * kRowPixels;
+  static constexpr int kBytes = images * kImagePixels * kPitch;
+
+  // Bytes to an element of the input, from where that of the output's first element lies.
+  __device__ static constexpr int offset(int row, int column) {
+    return (row * kRowPixels + column % X::kInStep * kPlane + column / X::kInStep) * kPitch;
+  }
+  // Bytes to the input of output (y, x) of an image of the tile.
+  __device__ static constexpr int place(int image, int y, int x) {
+    return (image * kImagePixels + y * Y::kInStep * kRowPixels + x) * kPitch;
+  }
+
+  // Copies the tile; what lies outside of the images is zero. `tensor` begins at the first channel,
+  // `place` is that of the output.
+  __device__ __forceinline__ static void stage(unsigned char* tile, const ELEMENT* tensor,
+                                               const Extents& extents, const Place& place) {
+    const int first_y = place.y * Y::kInStep + Y::kFirst;
+    const int first_x = place.x * X::kInStep + X::kFirst;
+    const int image_elements = extents.y * extents.x * extents.channels;
+    tensor += static_cast<long long>(place.image) * image_elements;
+    constexpr int kCopies = images * Y::kExtent * X::kExtent * chunks;
+    for (int i = threadIdx.x; i < kCopies; i += kThreads) {
+      const int chunk = i % chunks, pixel = i / chunks;
+      const int column = pixel % X::kExtent, row = pixel / X::kExtent % Y::kExtent;
+      const int image = pixel / (X::kExtent * Y::kExtent);
+      const int y = first_y + row, x = first_x + column;
+      const bool exists = y >= 0 && y < extents.y && x >= 0 && x < extents.x &&
+                          place.image + image < extents.images;
+      const ELEMENT* const from = tensor + static_cast<long long>(image) * image_elements +
+                                  ((y * extents.x + x) * extents.channels + chunk * 8);
+      const int to = image * kImagePixels * kPitch + offset(row, column) + chunk * 16;
+      copy_async<16>(tile + to, exists ? from : tensor, exists);
+    }
+  }
+};

@@ -1,0 +1,196 @@
+"""The weight gradient of grouped convolutions on tensor cores, run by the emulation of CUDA."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import cuda_emulation
+import pytest
+import torch
+from cuda_emulation import MATRIX_LOADS, run_recipe
+from cuda_emulation.checks import H200, check, expected, random_tensors
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
+from cudnn_autotune.engines.problem import ConvProblem
+
+emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
+WGRAD = GroupedWgrad()
+SMALL = Gpu((8, 9), multiprocessors=2, shared_bytes=99 << 10, l2_bytes=1 << 20)
+
+
+def problem(
+    x: tuple[int, int, int],
+    groups: int,
+    width: int | tuple[int, int],
+    kernel: int | tuple[int, int] = 3,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, ...] = 1,
+    **options: Any,
+) -> ConvProblem:
+    """A problem with an input of (images, height, width) and ``width`` channels a group."""
+    c, k = (width, width) if isinstance(width, int) else width
+    kernels = (kernel, kernel) if isinstance(kernel, int) else kernel
+    options = {"dtype": torch.float16, "memory_format": torch.channels_last, **options}
+    shape = (x[0], groups * c, *x[1:])
+    return ConvProblem(
+        options.pop("op", "wgrad"),
+        shape,
+        (groups * k, c, *kernels),
+        stride,
+        padding,
+        groups=groups,
+        **options,
+    )
+
+
+def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
+    return [offer.settings for offer in WGRAD.offers(what, gpu)]
+
+
+LAYERS = {
+    "RegNetY-3.2": ((2, 14, 14), 3, 24),
+    "RegNetY-3.2, images of 7 x 7": ((5, 7, 7), 3, 24),
+    "RegNetY-3.2, stride 2": ((2, 14, 14), 3, 24, 3, 2),
+    "ResNeXt, 4 wide": ((1, 20, 12), 8, 4),
+    "ResNeXt, 8 wide, stride 2": ((1, 18, 14), 4, 8, 3, 2),
+    "16 wide": ((1, 9, 17), 2, 16),
+    "32 wide": ((1, 8, 8), 2, 32),
+    "48 wide": ((1, 7, 9), 2, 48),
+    "56 wide": ((1, 5, 7), 2, 56),
+    "64 wide, stride 2": ((1, 9, 9), 2, 64, 3, 2),
+}
+
+
+@emulated
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_layers_of_models(layer: Any) -> None:
+    what = problem(*layer)
+    found = settings_of(what)
+    assert len(found) >= 2
+    # Each variant takes a second to compile.
+    for index, settings in enumerate(found[: 2 if layer[2] == 24 else 1]):
+        check(WGRAD, what, settings, is_reversed=index == 1)
+
+
+@emulated
+@pytest.mark.parametrize("stride", [1, 2])
+def test_rows_of_matrices_lie_in_different_banks(stride: int) -> None:
+    """Where rows of zeros stand in for pixels outside of the output, too."""
+    what = problem((2, 13, 30), 2, 24, 3, stride)
+    MATRIX_LOADS.matrices = MATRIX_LOADS.conflicts = 0
+    check(WGRAD, what, settings_of(what)[0])
+    assert MATRIX_LOADS.matrices > 0
+    assert MATRIX_LOADS.conflicts == 0
+
+
+EDGES = {
+    "an image smaller than a tile": ((1, 2, 3), 2, 8),
+    "one pixel": ((3, 1, 1), 2, 24),
+    "a kernel larger than the image": ((1, 3, 2), 2, 8, 7, 1, 3),
+    "padding as large as the kernel": ((1, 6, 5), 2, 16, 3, 1, 4),
+    "no padding": ((1, 11, 13), 2, 8, 5, 1, 0),
+    "1x1": ((2, 9, 9), 2, 16, 1, 1, 0),
+    "1x1, stride 2": ((2, 9, 8), 2, 16, 1, 2, 0),
+    "a kernel and a stride that are not square": ((1, 10, 12), 2, 8, (3, 5), (2, 1), (1, 2)),
+    "other padding after than before": ((1, 9, 9), 2, 8, 3, 2, (0, 1, 2, 1)),
+    "other widths in than out": ((1, 9, 9), 2, (8, 24)),
+    "other widths in than out, merged": ((1, 9, 9), 4, (12, 4), 3, 2),
+    "20 wide": ((1, 6, 6), 4, 20),
+    "7x7": ((1, 9, 9), 2, 24, 7, 1, 3),
+}
+
+
+@emulated
+@pytest.mark.parametrize("layer", EDGES.values(), ids=EDGES)
+def test_edges(layer: Any) -> None:
+    what = problem(*layer, dtype=torch.bfloat16)
+    for is_reversed in (False, True):
+        check(WGRAD, what, settings_of(what)[0], is_reversed=is_reversed)
+
+
+@emulated
+def test_a_block_goes_over_several_tiles() -> None:
+    what = problem((9, 17, 20), 2, 24)
+    for settings in settings_of(what, SMALL):
+        multiply, add = WGRAD.recipe(what, settings, SMALL).launches
+        assert 1 <= multiply.grid[1] == add.arguments[2] < multiply.arguments[10]
+        check(WGRAD, what, settings, gpu=SMALL)
+
+
+@emulated
+def test_random_shapes() -> None:
+    draw = random.Random(0)
+    for seed in range(6):
+        kernel, stride = draw.choice([(3, 1), (3, 2), (5, 2)])
+        shape = (draw.randint(1, 5), draw.randint(3, 30), draw.randint(3, 30))
+        width = draw.choice([4, 8, 24])
+        groups = 2 * draw.randint(1, 3)
+        dtype = draw.choice([torch.float16, torch.bfloat16])
+        padding = draw.randint(0, kernel)
+        what = problem(shape, groups, width, kernel, stride, padding, dtype=dtype)
+        settings = draw.choice(settings_of(what))
+        check(WGRAD, what, settings, is_reversed=bool(seed % 2), seed=seed)
+
+
+@emulated
+@pytest.mark.parametrize("width", [4, 24])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_nan_and_infinity_stay_where_they_belong(width: int, stride: int) -> None:
+    """Beside the output dy is zero, but x may be infinite: that must not make a NaN."""
+    what = problem((2, 9, 11), 4, width, 3, stride, 0)
+    for where in ((0, 1, 8, 10), (0, width + 1, 2, 3), (1, -1, 0, 0)):
+        tensors = random_tensors(what)
+        tensors["x"][where] = torch.inf
+        tensors["y"][0, 2 * width + 3, 1, 1] = torch.nan
+        recipe = WGRAD.recipe(what, settings_of(what)[0], H200)
+        workspace = torch.empty(recipe.workspace_bytes, dtype=torch.uint8)
+        run_recipe(recipe, {**tensors, "workspace": workspace})
+        found, right = tensors["w"].double(), expected(what, tensors)
+        assert 0 < right.isfinite().sum() < right.numel()
+        assert torch.equal(found.isnan(), right.isnan())
+        assert torch.equal(found.isinf(), right.isinf())
+
+
+def test_the_workspace_holds_the_sums_of_all_blocks() -> None:
+    what = problem((64, 14, 14), 24, 24)
+    for offer in WGRAD.offers(what, H200):
+        multiply, add = WGRAD.recipe(what, offer.settings, H200).launches
+        assert offer.workspace_bytes == multiply.grid[1] * 576 * 24 * 9 * 4
+        assert add.arguments[2:] == (multiply.grid[1], 576 * 24 * 9)
+        assert offer.numerical_notes == ("TENSOR_CORE",)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"op": "fprop"},
+        {"op": "dgrad"},
+        {"dtype": torch.float32},
+        {"memory_format": torch.contiguous_format},
+        {"dilation": 2},
+        {"stride": 3},
+        {"width": 2},
+        {"width": 4, "groups": 3},
+        {"alignment": (8, 32, 32)},
+        {"width": 72},
+    ],
+    ids=str,
+)
+def test_what_is_not_offered(changed: dict[str, Any]) -> None:
+    fields = {"x": (2, 20, 20), "groups": 4, "width": 24, "padding": 3}
+    assert settings_of(problem(**fields))
+    assert not settings_of(problem(**(fields | changed)))
+
+
+def test_an_older_gpu_is_offered_nothing() -> None:
+    turing = Gpu((7, 5), multiprocessors=40, shared_bytes=64 << 10, l2_bytes=4 << 20)
+    assert not settings_of(problem((2, 14, 14), 2, 24), turing)
+
+
+def test_other_settings_are_an_error() -> None:
+    what = problem((2, 14, 14), 2, 24)
+    for wrong in ("", "TILE=1x1x1", settings_of(what)[0] + ",X=1"):
+        with pytest.raises(ValueError, match="settings must be one of"):
+            WGRAD.recipe(what, wrong, H200)
