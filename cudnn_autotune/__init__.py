@@ -69,10 +69,11 @@ for _implementation in BUILT_IN:
     registry.register(_implementation)
 
 if extension_available():
-    from cudnn_autotune.tuning import miss, serving
+    from cudnn_autotune.tuning import building, miss, serving
 
     PlanError: type[RuntimeError] = _C.PlanError
     CudnnError: type[RuntimeError] = _C.CudnnError
+    _C.set_plan_builder(building.build)
     _C.set_miss_handler(miss.choose)
     _C.set_capture_miss_handler(serving.during_capture)
     _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)

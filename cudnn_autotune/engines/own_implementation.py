@@ -61,6 +61,14 @@ class OwnImplementation:
         return [Offer(settings, self._workspace(problem, settings), *notes) for settings in given]
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
+        return self.built(problem, settings)
+
+    def built(self, problem: ConvProblem, settings: str) -> Recipe:
+        """Returns what :meth:`recipe` returns, which is for the GPU that is current.
+
+        Raises:
+            TypeError: ``build`` returns neither a function nor a recipe.
+        """
         built = self.build(problem, settings)
         if isinstance(built, Recipe):
             return built

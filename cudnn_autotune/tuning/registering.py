@@ -12,7 +12,7 @@ from cudnn_autotune.engines.own_implementation import (
     Settings,
 )
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.tuning import remembering
+from cudnn_autotune.tuning import isolated_run, remembering
 
 
 def register_implementation(
@@ -84,4 +84,5 @@ def unregister_implementation(name: str) -> None:
         KeyError: no implementation of this name is registered.
     """
     registry.unregister(name)
+    isolated_run.forget(name)
     remembering.forget()

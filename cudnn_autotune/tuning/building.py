@@ -1,0 +1,24 @@
+"""Builds the plans of implementations, after those of users have been run in another process."""
+
+from __future__ import annotations
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.offers import described, gpu_of, recipe_of
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe_plan import recipe_plan
+from cudnn_autotune.tuning import isolated_run
+
+
+def build(native: _C.ConvProblem, text: str, device: int) -> _C.Plan:
+    """Builds the plan of an implementation's candidate (a ``_C.PlanBuilder``).
+
+    Raises:
+        ValueError: ``text`` does not parse.
+        ImplementationError: the implementation is not registered, in this version, does not offer
+            this for the problem, does harm (see ``isolated_run``), or does not build.
+        PlanError: a part of it does not build.
+    """
+    problem, gpu = ConvProblem.from_native(native), gpu_of(device)
+    described(text, problem, gpu)
+    isolated_run.check(text, problem, device)
+    return recipe_plan(problem, text, recipe_of(text, problem, gpu), device)

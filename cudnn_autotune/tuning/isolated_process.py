@@ -1,0 +1,115 @@
+"""The process in which a user's implementation runs first (see ``isolated_run``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from typing import TextIO
+
+import torch
+from torch import Tensor
+
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.own_implementation import OwnImplementation
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem_json import problem_from_json
+from cudnn_autotune.engines.recipe_plan import recipe_plan
+from cudnn_autotune.engines.registry import Named
+from cudnn_autotune.timers.measuring import WRITTEN, operands
+from cudnn_autotune.tuning.checking import relative_error, tolerance
+from cudnn_autotune.tuning.guard_bands import GuardedMemory
+from cudnn_autotune.tuning.tune_problem import flags_of
+
+
+def main() -> None:
+    """Reads a task from the standard input, and answers with two lines of JSON on the standard
+    output: that the run begins, and what has come of it."""
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the implementation prints is no answer
+
+    try:
+        implementation, settings, problem_tree, device = pickle.load(sys.stdin.buffer)
+        problem = problem_from_json(problem_tree)
+        data = _operands(problem, device)
+    except torch.OutOfMemoryError as error:
+        _answer(channel, impossible=f"out of memory: {error}")
+    except Exception as error:  # such as whatever the import of a user's module raises
+        what = f"{type(error).__name__}: {error}"
+        _answer(channel, impossible=f"it cannot be imported by name ({what})")
+    else:
+        _answer(channel)
+        _answer(channel, **_outcome(implementation, settings, problem, data))
+
+
+def _answer(channel: TextIO, **answer: str) -> None:
+    channel.write(json.dumps(answer) + "\n")
+    channel.flush()
+
+
+def _operands(problem: ConvProblem, device: int | str) -> tuple[Tensor, ...]:
+    if isinstance(device, int):
+        torch.cuda.set_device(device)
+    return operands(problem, torch.device("cuda", device) if isinstance(device, int) else device)
+
+
+def _outcome(
+    implementation: OwnImplementation, settings: str, problem: ConvProblem, data: tuple[Tensor, ...]
+) -> dict[str, str]:
+    """What has come of the run, as ``isolated_run.Outcome``. That it raises an exception does no
+    harm elsewhere either."""
+    try:
+        with flags_of(problem, data[0].device.type):
+            harm = harm_of(implementation, settings, problem, data)
+        _wait(data[0].device)
+    except torch.OutOfMemoryError as error:
+        return {"impossible": f"out of memory: {error}"}
+    except Exception as error:
+        try:
+            _wait(data[0].device)
+        except RuntimeError:
+            return {"harm": f"in a process of its own it leaves the GPU in an error: {error}"}
+        return {}
+    return {"harm": harm}
+
+
+def harm_of(
+    implementation: OwnImplementation, settings: str, problem: ConvProblem, data: tuple[Tensor, ...]
+) -> str:
+    """Runs an implementation on copies of ``data`` between guard bands, and returns what it does
+    wrong; empty if nothing."""
+    text = Named(implementation.name, implementation.version, settings).text
+    recipe, device = implementation.built(problem, settings), data[0].device
+    plan = recipe_plan(problem, text, recipe, device.index or 0)
+    memories = [GuardedMemory.like(tensor) for tensor in data]
+    workspace = GuardedMemory(plan.workspace_bytes, device)
+    copies = [
+        memory.as_tensor(tensor).copy_(tensor)
+        for memory, tensor in zip(memories, data, strict=True)
+    ]
+
+    def run() -> None:
+        _C.execute(plan, *copies, workspace=workspace.memory)
+
+    error = relative_error(problem, run, *copies)
+    names = _names(problem)
+    for name, memory in zip((*names, "workspace"), (*memories, workspace), strict=True):
+        if memory.is_touched():
+            return f"it writes outside of {name}"
+    for name, copy, tensor in zip(names, copies, data, strict=True):
+        if name != "xwy"[WRITTEN[problem.op]] and not torch.equal(copy, tensor):
+            return f"it writes to {name}, which it may only read"
+    if error is not None and error > tolerance(problem):
+        return f"its output is wrong (relative error {error:.3g})"
+    return ""
+
+
+def _names(problem: ConvProblem) -> list[str]:
+    added = ["bias"] * problem.bias + ["residual"] * problem.residual
+    return [*"xwy", *added]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

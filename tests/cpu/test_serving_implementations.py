@@ -1,0 +1,156 @@
+"""A remembered implementation serves like an engine, as long as it is what it was."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import user_kernels
+from own_implementations import registered
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C
+from cudnn_autotune.engines import offers
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.listing import named
+from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.store import Decision
+from cudnn_autotune.timers.measuring import operands
+from cudnn_autotune.tuning import building, isolated_run, miss, remembering, serving
+from cudnn_autotune.tuning.isolated_run import Outcome
+
+pytestmark = pytest.mark.search
+
+PROBLEM = ca.ConvProblem("fprop", (2, 3, 5, 6), (4, 3, 3, 3), padding=1)
+
+
+@pytest.fixture(autouse=True)
+def on_an_h200(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Functions run on the CPU, where implementations are asked about another GPU."""
+    h200 = Gpu((9, 0), 132, 232448, 62914560)
+    monkeypatch.setattr(building, "gpu_of", lambda device: h200)
+    monkeypatch.setattr(offers, "gpu_of", lambda device: h200)
+    monkeypatch.setattr(isolated_run, "run_elsewhere", lambda *_: Outcome())
+    ca.set_store(tmp_path, mode="read_write")
+    with registered():
+        yield
+    isolated_run.forget("mine")
+
+
+def register(version: str = "1", **changes: Any) -> None:
+    given: dict[str, Any] = {
+        "supports": user_kernels.always,
+        "settings": ("right", "wrong", "behind", "raises"),
+        "workspace": user_kernels.workspace,
+        **changes,
+    }
+    ca.register_implementation("mine", version=version, **given)(user_kernels.build)
+
+
+def remember(
+    settings: str, problem: ca.ConvProblem = PROBLEM, workspace_limit: int | None = None
+) -> None:
+    ours = Measurement(named(f"mine@1:{settings}"), 1.0, 9)
+    selection = Selection((ours, Measurement(ATEN, 2.0, 9)), 18)
+    decision = Decision(problem, "race", 0, workspace_limit, selection, 1e-7)
+    ca.get_store().add([decision])
+
+
+def served(problem: ca.ConvProblem = PROBLEM, limit: int = -1) -> str | None:
+    known = remembering.find(problem, "race", None if limit < 0 else limit, 0, 0)
+    assert known is not None
+    found = serving.serve(known, problem.native(), limit, operands(problem, "cpu"))
+    return None if found is None else found.plan.text
+
+
+def test_what_is_as_it_was_serves() -> None:
+    register()
+    remember("right")
+    assert served() == "mine@1:right"
+    assert ca.fallbacks() == {}
+    plan = _C.build_plan(PROBLEM.native(), "mine@1:right", 0)
+    x, w, y = operands(PROBLEM, "cpu")
+    workspace = torch.empty(1000, dtype=torch.uint8)
+    _C.execute(plan, x, w, y, workspace=workspace)
+    torch.testing.assert_close(y, torch.conv2d(x, w, padding=1))
+    with pytest.raises(ValueError, match="workspace must have 1000 bytes or more"):
+        _C.execute(plan, x, w, y, workspace=workspace[1:])
+
+
+def test_without_it_the_next_best_serves_and_the_decision_stays() -> None:
+    remember("right")
+    assert served() == "aten"
+    assert ca.fallbacks() == {}
+    register()
+    assert served() == "mine@1:right"
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "why"),
+    [
+        ("right", {"version": "2"}, "'mine' is registered in version '2'"),
+        ("right", {"settings": ("left",)}, "it is not offered for fprop"),
+        ("right", {"supports": lambda problem: False}, "it is not offered for fprop"),
+        ("right", {"supports": lambda problem: 1 / 0}, "it is not offered for fprop"),
+    ],
+)
+def test_another_version_or_other_settings_are_tuned_again(
+    settings: str, changes: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(**changes)
+    remember(settings)
+    assert served() is None
+    assert ca.fallbacks() == {serving.NO_LONGER_BUILDS: 1}
+    assert why in caplog.text
+    again = remembering.find(PROBLEM, "race", None, 0, 0)
+    assert again is None or not again.text.startswith("mine")
+
+
+@pytest.mark.parametrize("settings", ["wrong", "behind", "raises"])
+def test_what_turns_out_wrong_is_tuned_again(settings: str) -> None:
+    register()
+    remember(settings)
+    assert served() is None
+    assert ca.fallbacks() == {serving.WRONG: 1}
+
+
+def test_the_store_does_not_say_what_the_implementation_may() -> None:
+    """Its notes and its workspace are those of today."""
+    strict = ca.ConvProblem("fprop", (2, 3, 5, 6), (4, 3, 3, 3), padding=1, deterministic=True)
+    register(numerical_notes=("NONDETERMINISTIC",))
+    remember("right", strict)
+    assert served(strict) is None
+    remember("right", PROBLEM, 999)
+    assert served(PROBLEM, 999) is None
+    assert ca.fallbacks() == {serving.NOT_ALLOWED: 2}
+
+
+def test_what_does_harm_elsewhere_is_not_built(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(isolated_run, "run_elsewhere", lambda *_: Outcome("it hangs"))
+    register()
+    remember("right")
+    with caplog.at_level(logging.WARNING):
+        assert served() is None
+    assert ca.fallbacks() == {serving.NO_LONGER_BUILDS: 1}
+    assert "mine@1:right is left out: it hangs" in caplog.text
+    with pytest.raises(_C.PlanError, match="mine@1:wrong is left out: it hangs"):
+        _C.build_plan(PROBLEM.native(), "mine@1:wrong", 0)
+    # One that is registered anew is tried anew.
+    monkeypatch.setattr(isolated_run, "run_elsewhere", lambda *_: Outcome())
+    ca.unregister_implementation("mine")
+    register()
+    assert _C.build_plan(PROBLEM.native(), "mine@1:wrong", 0).text == "mine@1:wrong"
+
+
+def test_a_winner_that_was_not_timed_is_checked() -> None:
+    """In the mode ``neighbour``; PyTorch's own path is not."""
+    for candidate, is_checked in ((named("mine@1:right"), True), (ATEN, False)):
+        selection = Selection((Measurement(candidate, None, 0),), 0)
+        assert miss._needs_check(PROBLEM, selection) is is_checked

@@ -1,0 +1,302 @@
+"""On a GPU: a user's implementation competes, is remembered, and is kept from doing harm."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import user_kernels
+from own_implementations import registered
+from references import assert_close
+from subprocesses import PACKAGE_PARENT, python
+from torch import Tensor
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.configs import ATEN
+from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
+from cudnn_autotune.timers.timer import Batch
+from cudnn_autotune.tuning import isolated_run
+from cudnn_autotune.tuning.online_tuner import TUNER
+
+pytestmark = pytest.mark.gpu
+
+TESTS = Path(__file__).parents[1]
+ALLOWED = 4e-3
+HARMFUL = {
+    "wrong": "its output is wrong",
+    "behind": "it writes outside of y",
+    "workspace": "it writes outside of workspace",
+    "input": "it writes to x, which it may only read",
+    "exits": "ends with status 3",
+    "crashes": "dies of signal 11",
+    "gpu_error": "leaves the GPU in an error",
+}
+
+
+class PrefersOwn:
+    """Takes the implementation if it runs, with made-up times, so that no test depends on which is
+    faster."""
+
+    name = "test_prefers_own"
+
+    def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
+        own = [c for c in candidates.beyond() if c.text.startswith("mine@")]
+        entries, failed = [], []
+        for candidate in timer.runnable(own):
+            (sample,) = timer.run([Batch(candidate, 1, "hot")])
+            if sample.error:
+                failed.append(Measurement(candidate, None, 0, eliminated=f"failed: {sample.error}"))
+            else:
+                entries.append(Measurement(candidate, 1.0, 1))
+        entries.append(Measurement(ATEN, 2.0, 1))
+        return Selection((*entries, *failed), len(entries))
+
+
+ca.sampling.register(PrefersOwn())
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path) -> Iterator[None]:
+    ca.set_store(tmp_path / "store", mode="read_write")
+    with registered():
+        yield
+    isolated_run.forget("mine")
+
+
+def register(build: Any = user_kernels.build, *settings: str, **changes: Any) -> None:
+    given: dict[str, Any] = {
+        "version": "1",
+        "supports": user_kernels.is_pointwise,
+        "settings": settings or ("right",),
+        "workspace": user_kernels.workspace,
+        "numerical_notes": ("TENSOR_CORE",),
+        **changes,
+    }
+    ca.register_implementation("mine", **given)(build)
+
+
+def operands() -> tuple[Tensor, Tensor]:
+    x = torch.randn(4, 64, 14, 14, device="cuda", dtype=torch.float16)
+    w = torch.randn(96, 64, 1, 1, device="cuda", dtype=torch.float16)
+    return x.contiguous(memory_format=torch.channels_last), w.contiguous(
+        memory_format=torch.channels_last
+    )
+
+
+def call(x: Tensor, w: Tensor, sampling: str = PrefersOwn.name) -> Tensor:
+    found = ca.functional.conv2d(x, w, sampling=sampling)
+    right = F.conv2d(x.double(), w.double())
+    assert_close(found, right, ALLOWED)
+    return found
+
+
+def chosen() -> str:
+    (choice,) = ca.choices()
+    return choice.text
+
+
+# It competes
+
+
+@pytest.mark.parametrize("build", [user_kernels.build_mm, user_kernels.build_recipe])
+def test_a_function_and_a_recipe_serve(build: Any) -> None:
+    register(build)
+    x, w = operands()
+    for _ in range(3):
+        call(x, w)
+    assert chosen() == "mine@1:right"
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ca.functional.conv2d(x, w, sampling=PrefersOwn.name)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert_close(y, F.conv2d(x.double(), w.double()), ALLOWED)
+
+
+@pytest.mark.parametrize("mode", ["race", "sustained", "auto"])
+def test_every_mode_times_it(mode: str) -> None:
+    register(user_kernels.build_recipe)
+    call(*operands(), sampling=mode)
+    (choice,) = ca.choices()
+    assert choice.searched is not None
+    (entry,) = [e for e in choice.searched.ranking if e.candidate.text == "mine@1:right"]
+    assert entry.time_ms is not None, entry.eliminated
+
+
+def test_online_takes_it_into_its_turns() -> None:
+    register(user_kernels.build_recipe)
+    x, w = operands()
+    ca.functional.conv2d(x, w, sampling="online")
+    deadline = time.monotonic() + 240.0
+    while TUNER.undecided and time.monotonic() < deadline:
+        ca.functional.conv2d(x, w, sampling="online")
+        torch.cuda.synchronize()
+    assert not TUNER.undecided
+    (choice,) = ca.choices()
+    assert choice.searched is not None
+    ranked = {e.candidate.text: e for e in choice.searched.ranking}
+    assert "mine@1:right" in ranked
+    assert "failed" not in ranked["mine@1:right"].eliminated
+
+
+def test_it_is_run_and_timed_by_name() -> None:
+    register(user_kernels.build_recipe)
+    x, w = operands()
+    problem = ca.ConvProblem(
+        "fprop", tuple(x.shape), tuple(w.shape), dtype=x.dtype, memory_format=torch.channels_last
+    )
+    text = "mine@1:right"
+    assert text in [c.text for c in ca.candidates(problem)]
+    assert ca.build_plan(problem, text).text == text
+    assert_close(ca.execute(problem, text, x, w), F.conv2d(x.double(), w.double()), ALLOWED)
+    first = ca.candidates(problem)[0].text
+    times = ca.measure(problem, [first, text], rounds=3)
+    assert {len(found) for found in times.values()} == {3}
+    ca.pin(problem, text)
+    call(x, w, sampling="heuristic")
+    assert chosen() == text
+    ca.unpin(problem)
+
+
+# It is remembered
+
+
+_LATER = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+import cudnn_autotune as ca
+import user_kernels
+
+class Never:
+    name = "test_prefers_own"
+
+    def select(self, candidates, timer, limits):
+        raise AssertionError("nothing is timed")
+
+ca.sampling.register(Never())
+ca.set_store({store!r}, mode="read")
+if {version!r}:
+    ca.register_implementation(
+        "mine", version={version!r}, supports=user_kernels.is_pointwise, settings=("right",),
+        workspace=user_kernels.workspace, numerical_notes=("TENSOR_CORE",),
+    )(user_kernels.build_recipe)
+x = torch.ones(4, 64, 14, 14, device="cuda", dtype=torch.float16)
+w = torch.ones(96, 64, 1, 1, device="cuda", dtype=torch.float16)
+x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
+y = ca.functional.conv2d(x, w, sampling="test_prefers_own")
+assert bool((y == 64).all())
+(choice,) = ca.choices()
+print(choice.text, choice.origin)
+"""
+
+
+@pytest.mark.parametrize(("version", "served"), [("1", "mine@1:right store"), ("", "aten store")])
+def test_another_process_takes_it_from_the_store(version: str, served: str, tmp_path: Path) -> None:
+    """Or the next best, if it has not registered the implementation."""
+    register(user_kernels.build_recipe)
+    call(*operands())
+    assert chosen() == "mine@1:right"
+    code = _LATER.format(tests=str(TESTS), store=str(tmp_path / "store"), version=version)
+    done = python("-c", code, cwd=PACKAGE_PARENT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == served
+
+
+def test_once_it_is_unregistered_it_serves_no_more() -> None:
+    register(user_kernels.build_recipe)
+    x, w = operands()
+    call(x, w)
+    ca.unregister_implementation("mine")
+    call(x, w)
+    assert chosen() == "aten"
+    register(user_kernels.build_recipe)
+    call(x, w)
+    assert chosen() == "mine@1:right"
+
+
+def test_another_version_is_searched_for_anew() -> None:
+    register(user_kernels.build_recipe)
+    x, w = operands()
+    call(x, w)
+    ca.unregister_implementation("mine")
+    register(user_kernels.build_recipe, version="2")
+    call(x, w)
+    assert chosen() == "mine@2:right"
+
+
+# It does no harm
+
+
+@pytest.mark.parametrize("settings", HARMFUL)
+def test_a_harmful_one_is_left_out(settings: str, caplog: pytest.LogCaptureFixture) -> None:
+    register(user_kernels.build, settings)
+    x, w = operands()
+    with caplog.at_level(logging.WARNING):
+        call(x, w)
+    assert chosen() == "aten"
+    assert HARMFUL[settings] in caplog.text
+    torch.cuda.synchronize()
+
+
+def test_one_that_hangs_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(isolated_run, "RUN_S", 5.0)
+    register(user_kernels.build, "hangs")
+    with caplog.at_level(logging.WARNING):
+        call(*operands())
+    assert chosen() == "aten"
+    assert "does not finish within 5 s" in caplog.text
+
+
+def test_a_version_runs_in_another_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(user_kernels.build_recipe)
+    x, w = operands()
+    call(x, w)
+
+    def again(*_: Any) -> Any:
+        raise AssertionError("it has been run already")
+
+    monkeypatch.setattr(isolated_run, "run_elsewhere", again)
+    isolated_run.forget("mine")
+    ca.forget()
+    call(x, w)
+    assert chosen() == "mine@1:right"
+
+
+@pytest.mark.parametrize("settings", ["wrong", "behind", "workspace", "raises"])
+def test_what_cannot_run_elsewhere_is_found_out_here(
+    settings: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before it is timed on the caller's tensors, with the reason in the evidence."""
+    register(lambda problem, _: user_kernels.build(problem, settings))
+    with caplog.at_level(logging.WARNING):
+        call(*operands())
+    assert "without having been tried in another one" in caplog.text
+    (choice,) = ca.choices()
+    assert choice.text == "aten"
+    assert choice.searched is not None
+    (entry,) = [e for e in choice.searched.ranking if e.candidate.text == "mine@1:right"]
+    assert entry.time_ms is None
+    reason = {"wrong": "it is wrong", "raises": "ValueError: not today"}
+    assert reason.get(settings, "it writes outside of its result") in entry.eliminated
+
+
+def test_one_that_does_not_build_is_left_out() -> None:
+    register(user_kernels.builds_nothing)
+    call(*operands())
+    assert chosen() == "aten"
+
+
+def test_one_that_needs_too_much_workspace_is_not_offered() -> None:
+    register(user_kernels.build_recipe)
+    with ca.use_sampling(PrefersOwn.name, workspace_limit=999):
+        ca.functional.conv2d(*operands())
+    assert chosen() == "aten"
