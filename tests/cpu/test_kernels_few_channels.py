@@ -215,3 +215,27 @@ def test_nvrtc_compiles_every_offer(name: str, architecture: str) -> None:
             defines = [f"-D{key}={value}" for key, value in kernel.defines]
             options = [f"--gpu-architecture={architecture}", "--std=c++17", *defines]
             assert require_cuda_build().compile_kernel(kernel.source, kernel.function, options)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((64, 3, 224, 224), (64, 3, 7, 7), 2, 3),
+        ((8, 3, 512, 512), (64, 3, 3, 3), 1, 1),
+    ],
+)
+def test_blocks_and_warps_have_nearly_equal_shares(shapes: tuple[Any, ...]) -> None:
+    """Where products bind: else a tile is chosen for its copies."""
+    of = problem(*shapes)
+    n, k, p, q = of.output_shape
+    for offer in KERNELS.offers(of, H200)[:2]:
+        (launch,) = KERNELS.recipe(of, offer.settings, H200).launches
+        assert isinstance(launch, KernelLaunch)
+        assert isinstance(launch.kernel, Kernel)
+        d = {name: int(v) for name, v in launch.kernel.defines if str(v).isdecimal()}
+        tiles = n * -(-p // d["TILE_P"]) * -(-q // d["TILE_Q"])
+        groups = d["TILE_P"] * d["TILE_Q"] // 16
+        turns = -(-groups // (d["WARPS_M"] * d["M_TILES"]))
+        computed = -(-tiles // launch.grid[0]) * turns * d["M_TILES"] * d["WARPS_M"] * 16
+        computed *= launch.grid[0] * launch.grid[1] * d["WARPS_N"] * d["N_TILES"] * 8
+        assert n * p * q * k > 0.85 * computed, offer.settings

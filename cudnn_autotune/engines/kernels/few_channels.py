@@ -19,9 +19,11 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _SOURCE = rows_source("few_channels.cu")
-_TILE_PIXELS = 512
-"""Of a large image. The next tile is copied meanwhile, so it must take longer than a copy."""
-_MOST_COLUMNS = 128
+_MOST_ROWS, _MOST_COLUMNS = 16, 128
+"""Of output pixels in a tile."""
+_BYTES_OF_A_CLOCK = 16
+"""That a multiprocessor moves from and to memory, and what else a tile costs it, about."""
+_CLOCKS_OF_A_TILE = 300
 _MOST_OFFERS = 5
 _WARPS = 8
 _REGISTERS = 65536
@@ -173,23 +175,45 @@ def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
     )
     best = [s for s in found if s.n_tiles > 1 or found[0].n_tiles == 1][: _MOST_OFFERS - 1]
     if best and best[0].rows > 1:
-        best.append(replace(best[0], rows=best[0].rows // 2))
+        best.append(replace(best[0], rows=-(-best[0].rows // 2)))
     return tuple(s for s in best if s.blocks > 0)
 
 
 def _tiled(n_tiles: int, m_tiles: int, blocks: int, problem: ConvProblem, gpu: Gpu) -> _Settings:
-    """Chooses the tile: a large one copies fewer elements twice, but all blocks need one, and
-    their shared memory must fit."""
+    """Chooses the tile, and fewer blocks a multiprocessor if their shared memory does not fit."""
     geometry = _Geometry(problem)
     p, q = problem.output_shape[2:]
     granule = 16 * geometry.phases
     columns = -(-q // (-(-q // _MOST_COLUMNS) * granule)) * granule
-    rows = 1 << (min(p, max(1, _TILE_PIXELS // columns)).bit_length() - 1)
-    while True:
-        settings = _Settings(rows, columns, n_tiles, m_tiles, blocks)
-        _, _, tiles, blocks_y = _grid(problem, settings)
-        of_a_block = geometry.shared_bytes(settings) + RESERVED_SHARED_BYTES
-        fitting = (gpu.shared_bytes + RESERVED_SHARED_BYTES) // of_a_block
-        if rows == 1 or (fitting >= blocks and tiles * blocks_y >= blocks * gpu.multiprocessors):
-            return replace(settings, blocks=min(blocks, fitting))
-        rows //= 2
+    while blocks > 0:
+        of_a_block = (gpu.shared_bytes + RESERVED_SHARED_BYTES) // blocks - RESERVED_SHARED_BYTES
+        fitting = [
+            settings
+            for rows in range(1, min(p, _MOST_ROWS) + 1)
+            if geometry.shared_bytes(settings := _Settings(rows, columns, n_tiles, m_tiles, blocks))
+            <= of_a_block
+        ]
+        if fitting:
+            return min(fitting, key=lambda s: _clocks(problem, s, gpu))
+        blocks -= 1
+    return _Settings(1, columns, n_tiles, m_tiles, 0)
+
+
+def _clocks(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> int:
+    """About how many a multiprocessor is busy: a large tile copies fewer elements twice, but warps
+    and blocks should have equal shares."""
+    geometry = _Geometry(problem)
+    _, _, tiles, blocks_y = _grid(problem, settings)
+    warps_m, warps_n = _warps(problem, settings)
+    groups = settings.rows * settings.columns // (16 * geometry.phases)
+    turns = -(-groups // (warps_m // geometry.phases * settings.m_tiles))
+    # A quarter of the multiprocessor takes 4 clocks for 8 elements, 8 channels and 16 pixels.
+    products = turns * settings.m_tiles * settings.n_tiles * geometry.registers * warps_m * warps_n
+    height = (settings.rows - 1) * problem.stride[0] + problem.weight_shape[2]
+    image = 2 * height * geometry.tile_pitch(settings.columns)
+    output = 2 * settings.rows * settings.columns * warps_n * 8 * settings.n_tiles
+    # Much of the image comes from the L2 cache. Nothing is computed until the first tile is here.
+    moved = (image // 2 + output) // _BYTES_OF_A_CLOCK
+    resident = max(1, gpu.multiprocessors * settings.blocks // blocks_y)
+    a_tile = products + moved + _CLOCKS_OF_A_TILE
+    return image // _BYTES_OF_A_CLOCK + -(-tiles // resident) * a_tile

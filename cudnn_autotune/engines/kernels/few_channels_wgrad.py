@@ -182,7 +182,8 @@ def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
         blocks = 1 + (sums <= _SUMS_OF_TWO_BLOCKS) + (sums <= _SUMS_OF_THREE_BLOCKS)
         settings.append(_fitted(_Settings(columns, m_tiles, warps_n, blocks), problem, gpu))
     if settings and columns > 32:
-        half = -(-columns // 16) * 8
+        turn = 8 * _WARPS // settings[0].warps_n  # all groups of warps have equal shares
+        half = -(-columns // (2 * turn)) * turn
         settings.append(_fitted(replace(settings[0], columns=half), problem, gpu))
     return tuple(dict.fromkeys(s for s in settings if s.blocks > 0))
 
