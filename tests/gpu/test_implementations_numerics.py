@@ -1,0 +1,145 @@
+"""What implementations beside cuDNN's engines compute, on thousands of random problems."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+from random_problems import KINDS, random_problem
+from references import relative_error, tolerance
+from torch import Tensor
+
+import cudnn_autotune as ca
+from cudnn_autotune.engines.built_in import BUILT_IN
+from cudnn_autotune.engines.implementations import Implementation
+from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.engines.problem import ACTIVATIONS
+
+pytestmark = pytest.mark.gpu
+
+# These may spread it to other channels or neighbours of a place that has it, as their docstrings say.
+SPREADING = ("merge_groups", "space_to_depth")
+PROBLEMS = 600
+"""Of each kind, of which each implementation takes those that it computes."""
+
+
+def offered(implementation: Implementation, problem: ca.ConvProblem) -> list[str]:
+    gpu = gpu_of(torch.cuda.current_device())
+    prefix = f"{implementation.name}@{implementation.version}"
+    settings = (offer.settings for offer in implementation.offers(problem, gpu))
+    return [f"{prefix}:{text}" if text else prefix for text in settings]
+
+
+def operands(problem: ca.ConvProblem, seed: int) -> dict[str, Tensor]:
+    """Normal random tensors; those that the problem says are hardly aligned are no better."""
+    shapes = {"x": problem.input_shape, "w": problem.weight_shape, "y": problem.output_shape}
+    if problem.bias:
+        shapes["bias"] = (problem.weight_shape[0],)
+    if problem.residual:
+        shapes["residual"] = problem.output_shape
+    generator = torch.Generator("cuda").manual_seed(seed)
+    tensors = {}
+    aligned = dict(zip("xwy", problem.alignment, strict=True))
+    for name, shape in shapes.items():
+        format = torch.contiguous_format if name == "bias" else problem.memory_format
+        strides = torch.empty(shape, device="meta").contiguous(memory_format=format).stride()
+        skipped = aligned.get(name, 32) % 32 // problem.dtype.itemsize
+        room = torch.randn(
+            torch.Size(shape).numel() + skipped, generator=generator, device="cuda"
+        ).to(problem.dtype)
+        tensors[name] = room[skipped:].as_strided(shape, strides, skipped)
+    return tensors
+
+
+def expected(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> Tensor:
+    """The result in float64, by PyTorch's own kernels on the GPU."""
+    n = problem.spatial_dims
+    before, after = problem.padding[:n], problem.padding[n:]
+    x, w, y = (tensors[name].double().contiguous() for name in "xwy")
+    pairs = [p for d in reversed(range(n)) for p in (before[d], after[d])]
+    padded = torch.nn.functional.pad(x, pairs)
+    geometry = (problem.stride, [0] * n, problem.dilation, False, [0] * n, problem.groups)
+    with torch.backends.cudnn.flags(enabled=False):
+        if problem.op == "fprop":
+            sums = torch.convolution(padded, w, None, *geometry)
+            if problem.bias:
+                sums += tensors["bias"].double().reshape(-1, *(1,) * n)
+            if problem.residual:
+                sums += tensors["residual"].double()
+            return ACTIVATIONS[problem.activation](sums) if problem.activation else sums
+        mask = (problem.op == "dgrad", problem.op == "wgrad", False)
+        gradients = torch.ops.aten.convolution_backward(y, padded, w, None, *geometry, mask)
+    if problem.op == "wgrad":
+        return gradients[1]
+    inner = (slice(p, p + size) for p, size in zip(before, x.shape[2:], strict=True))
+    return gradients[0][(..., *inner)]
+
+
+def arguments(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> list[Tensor]:
+    """As ``ca.execute`` takes them."""
+    names = {"fprop": "xw", "dgrad": "yw", "wgrad": "yx"}[problem.op]
+    added = [name for name in ("bias", "residual") if name in tensors]
+    return [tensors[name] for name in (*names, *added)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("implementation", BUILT_IN, ids=lambda one: one.name)
+def test_every_offer_is_right_and_repeats_to_the_bit(
+    implementation: Implementation, kind: str
+) -> None:
+    rng = random.Random(f"{implementation.name} {kind}")
+    wrong: list[str] = []
+    counts: Counter[str] = Counter()
+    for seed in range(PROBLEMS):
+        problem = random_problem(rng, kind)
+        texts = offered(implementation, problem)
+        if not texts:
+            continue
+        tensors = operands(problem, seed)
+        reference = expected(problem, tensors)
+        allowed = tolerance(problem.dtype, problem.allow_tf32, problem.activation)
+        for text in texts:
+            counts[problem.op] += 1
+            first, second = (
+                ca.execute(problem, text, *arguments(problem, tensors)) for _ in range(2)
+            )
+            error = relative_error(first, reference)
+            if not error <= allowed:
+                wrong.append(f"{problem.text} by {text}: relative error {error:.3g}")
+            elif not torch.equal(first, second):
+                wrong.append(f"{problem.text} by {text}: two runs differ")
+    print(f"{implementation.name}, {kind}: {dict(counts)}")
+    assert not wrong, "\n".join([f"{len(wrong)} of {counts.total()}", *wrong[:20]])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "implementation",
+    [one for one in BUILT_IN if one.name not in SPREADING],
+    ids=lambda one: one.name,
+)
+def test_a_number_that_is_not_finite_goes_where_the_definition_sends_it(
+    implementation: Implementation, kind: str, value: float
+) -> None:
+    """Places of the output are not finite exactly where they are in float64."""
+    rng = random.Random(f"{implementation.name} {kind} {value}")
+    wrong = []
+    for seed in range(PROBLEMS // 6):
+        problem = random_problem(rng, kind)
+        texts = offered(implementation, problem)
+        if not texts or problem.activation:
+            continue
+        tensors = operands(problem, seed)
+        read = {"fprop": "x", "dgrad": "y", "wgrad": "x"}[problem.op]
+        place = tuple(rng.randrange(size) for size in tensors[read].shape)
+        tensors[read][place] = value
+        reference = expected(problem, tensors)
+        for text in texts:
+            found = ca.execute(problem, text, *arguments(problem, tensors))
+            if not torch.equal(found.isfinite(), reference.isfinite()):
+                wrong.append(f"{problem.text} by {text}, {value} at {place} of {read}")
+    assert not wrong, "\n".join([str(len(wrong)), *wrong[:20]])

@@ -1,0 +1,96 @@
+"""Random convolution problems of the kinds for which there are implementations beside cuDNN's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+
+from cudnn_autotune.engines.problem import ACTIVATIONS, CHANNELS_LAST, ConvProblem
+
+_MOST_PRODUCTS = 2**26  # so that the reference takes milliseconds
+
+
+def _depthwise(rng: random.Random) -> tuple[int, int, int, int]:
+    channels = rng.choice((1, 2, 5, 8, 16, 24, 40, 64, 72, 96, 130))
+    width = rng.choice((1, 3, 3, 5, 5, 7, 7, 9, 13, 31))
+    return channels, channels * rng.choice((1, 1, 1, 1, 2)), channels, width
+
+
+def _grouped(rng: random.Random) -> tuple[int, int, int, int]:
+    groups = rng.randint(2, 6)
+    width = rng.choice((2, 4, 8, 12, 16, 20, 24, 32, 48, 64))
+    return groups * width, groups * rng.choice((width, width, 8, 24)), groups, rng.choice((1, 3, 5))
+
+
+def _few_channels(rng: random.Random) -> tuple[int, int, int, int]:
+    return rng.randint(1, 8), rng.choice((3, 8, 16, 24, 32, 64, 96, 130)), 1, rng.choice((3, 4, 7))
+
+
+def _dense(rng: random.Random) -> tuple[int, int, int, int]:
+    return rng.choice((6, 30, 64, 100)), rng.choice((8, 30, 64, 147)), 1, rng.choice((1, 1, 3))
+
+
+KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
+    "depthwise": _depthwise,
+    "grouped": _grouped,
+    "few_channels": _few_channels,
+    "dense": _dense,
+}
+"""Kind -> a function that draws (input channels, output channels, groups, width of the kernel)."""
+
+
+def random_problem(rng: random.Random, kind: str) -> ConvProblem:
+    """Draws a problem whose reference takes milliseconds.
+
+    Images smaller than the kernel, padding that differs before and after, dilation, addresses that
+    are hardly aligned, and each epilogue are among them, in a part of the cases each.
+    """
+    while True:
+        channels, kernels, groups, width = KINDS[kind](rng)
+        dims = rng.choice((1, 2, 2, 2, 2, 3))
+        kernel = [width if rng.random() < 0.8 else rng.randint(1, width + 2) for _ in range(dims)]
+        if dims == 1 and rng.random() < 0.5:
+            kernel = [rng.choice((15, 31, 40))]
+        sizes = [rng.randint(1, {1: 300, 2: 60, 3: 14}[dims]) for _ in range(dims)]
+        stride = rng.choice((1, 1, 1, 2, 2, 3)) if rng.random() < 0.9 else width
+        dilation = rng.choice((2, 3)) if rng.random() < 0.1 else 1
+        before = [rng.randint(0, k // 2 * dilation + 1) for k in kernel]
+        after = [
+            rng.randint(0, k) if rng.random() < 0.2 else p
+            for k, p in zip(kernel, before, strict=True)
+        ]
+        op = rng.choice(("fprop", "dgrad", "wgrad"))
+        epilogue = {}
+        if op == "fprop" and rng.random() < 0.5:
+            epilogue = {
+                "bias": rng.random() < 0.7,
+                "residual": rng.random() < 0.3,
+                "activation": rng.choice(("", *ACTIVATIONS)),
+            }
+        is_aligned = any(epilogue.values()) or rng.random() < 0.8
+        alignment = (32, 32, 32) if is_aligned else tuple(rng.choice((4, 8, 16)) for _ in range(3))
+        try:
+            problem = ConvProblem(
+                op,
+                (rng.randint(1, 5), channels, *sizes),
+                (kernels, channels // groups, *kernel),
+                stride,
+                (*before, *after),
+                tuple(dilation if k > 1 else 1 for k in kernel),
+                groups,
+                rng.choice((torch.float16, torch.float16, torch.bfloat16, torch.float32)),
+                CHANNELS_LAST.get(dims, torch.contiguous_format)
+                if rng.random() < 0.7
+                else torch.contiguous_format,
+                rng.random() < 0.2,
+                allow_tf32=rng.random() < 0.5,
+                alignment=alignment,  # type: ignore[arg-type]
+                **epilogue,  # type: ignore[arg-type]
+            )
+        except ValueError:  # the kernel does not fit into the image, or the like
+            continue
+        products = torch.Size(problem.output_shape).numel() * torch.Size(kernel).numel()
+        if products * (channels // groups) <= _MOST_PRODUCTS:
+            return problem
