@@ -20,7 +20,7 @@ from cudnn_autotune.engines.problem import ACTIVATIONS
 
 pytestmark = pytest.mark.gpu
 
-# These may spread it to other channels or neighbours of a place that has it, as their docstrings say.
+# These may spread it to neighbours of a place or to other channels, as their docstrings say.
 SPREADING = ("merge_groups", "space_to_depth")
 PROBLEMS = 600
 """Of each kind, of which each implementation takes those that it computes."""
