@@ -9,6 +9,7 @@ from cudnn_autotune.engines.kernels.depthwise_planes import DepthwisePlanes
 from cudnn_autotune.engines.kernels.few_channels import FewChannels
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.kernels.grouped import Grouped
+from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.rewrites.merge_groups import MergeGroups
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
@@ -21,6 +22,7 @@ BUILT_IN: tuple[Implementation, ...] = (
     FewChannels(),
     FewChannelsWgrad(),
     Grouped(),
+    GroupedWgrad(),
     MergeGroups(),
     PadChannels(),
     SlicedPointwise(),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import logging
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +20,10 @@ from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.filters import Filter
-from cudnn_autotune.engines import registry
+from cudnn_autotune.engines import kernels, registry, rewrites
+from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.configs import ATEN, build_plan, open_search
-from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.offers import described, gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.queried import QueriedCandidates
@@ -142,6 +146,22 @@ def test_an_implementation_that_fails_to_build_says_why() -> None:
         recipe_of("fixed@1:ROWS=4", PROBLEM, H200)
     assert str(failed.value) == "fixed@1:ROWS=4: ZeroDivisionError: ROWS"
     assert failed.value.__context__ is None or failed.value.__suppress_context__
+
+
+def test_every_implementation_of_the_package_is_registered() -> None:
+    here = set()
+    for package in (kernels, rewrites):
+        for module in pkgutil.iter_modules(package.__path__):
+            found = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
+            here |= {
+                type_
+                for type_ in found.values()
+                if isinstance(type_, type)
+                and callable(getattr(type_, "offers", None))
+                and not inspect.isabstract(type_)
+            }
+    assert here - {Implementation} == {type(one) for one in BUILT_IN}
+    assert {one.name for one in BUILT_IN} <= {one.name for one in registry.registered()}
 
 
 # Offers
