@@ -1,0 +1,340 @@
+"""The weight gradient of depthwise convolutions of stride 1, on tensor cores."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
+    SUM_TEXT,
+    is_depthwise_wgrad,
+    partial_bytes,
+    sum_launch,
+    two_dimensions,
+)
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+
+_PIECE = 16  # bytes of eight elements
+_MOST_COLUMN_BLOCKS = 8  # which are unrolled
+_MOST_UNSHARED_ROWS = 16  # of a filter; those of larger ones share matrices
+_SM_REGISTERS, _SM_THREADS = 65536, 2048
+_OTHER_REGISTERS = 44  # of a thread, besides sums and matrices
+_MOST_REGISTERS = 240
+_MOST_OFFERS = 5
+# Clocks of a multiprocessor, by which offers are put in order.
+_MMA_CLOCKS = 2
+_ITEM_CLOCKS = 2500  # of barriers, and of the latency of loads
+_BYTES_A_CLOCK = 24  # from the L2 cache
+_SECTOR = 32
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The problem in two dimensions."""
+
+    images: int
+    channels: int
+    in_size: tuple[int, int]
+    out_size: tuple[int, int]
+    kernel: tuple[int, int]
+    padding: tuple[int, int]
+    is_channels_last: bool
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether it has one row, which is cut into rows of eight columns."""
+        return self.in_size[0] == self.out_size[0] == self.kernel[0] == 1 and not self.padding[0]
+
+    @property
+    def blocks(self) -> int:
+        """Column blocks of x that a column block of dy meets."""
+        return _ceil_div(self.kernel[1] + 7, 8)
+
+    @property
+    def products(self) -> int:
+        return _ceil_div(self.blocks, 2)
+
+    @property
+    def tile_size(self) -> tuple[int, int]:
+        """The rows of 8 columns, or blocks of 8 rows, and the column blocks that there are."""
+        if self.is_signal:
+            return _ceil_div(self.out_size[1], 64), 1
+        return _ceil_div(self.out_size[0], 8), _ceil_div(self.out_size[1], 8)
+
+
+def _shape(problem: ConvProblem) -> _Shape:
+    return _Shape(
+        images=problem.input_shape[0],
+        channels=problem.groups,
+        in_size=two_dimensions(problem.input_shape[2:], 1),
+        out_size=two_dimensions(problem.output_shape[2:], 1),
+        kernel=two_dimensions(problem.weight_shape[2:], 1),
+        padding=two_dimensions(problem.padding[: problem.spatial_dims], 0),
+        is_channels_last=problem.memory_format == torch.channels_last,
+    )
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """What a block computes, with the names of the kernel's macros."""
+
+    shape: _Shape
+    channels: int
+    warp_channels: int
+    warp_rows: int
+    shifts: int
+    """How many rows of the filter, at a distance of 8, share matrices."""
+    row_blocks: int
+    tiles: int
+
+    @property
+    def settings(self) -> str:
+        return (
+            f"CHANNELS={self.channels},WARP_CHANNELS={self.warp_channels},"
+            f"WARP_ROWS={self.warp_rows},SHIFTS={self.shifts},"
+            f"ROW_BLOCKS={self.row_blocks},TILES={self.tiles}"
+        )
+
+    @property
+    def column_blocks(self) -> int:
+        blocks = self.shape.tile_size[1]
+        return _ceil_div(blocks, _ceil_div(blocks, _MOST_COLUMN_BLOCKS))
+
+    @property
+    def tiles_down(self) -> int:
+        return 1 if self.shape.is_signal else _ceil_div(self.shape.tile_size[0], self.row_blocks)
+
+    @property
+    def tiles_across(self) -> int:
+        if self.shape.is_signal:
+            return _ceil_div(self.shape.tile_size[0], self.row_blocks)
+        return _ceil_div(self.shape.tile_size[1], self.column_blocks)
+
+    @property
+    def items(self) -> int:
+        return _ceil_div(self.shape.images * self.tiles_down * self.tiles_across, self.tiles)
+
+    @property
+    def warp_groups(self) -> int:
+        rows = self.shape.kernel[0] if self.shifts == 1 else 8
+        return _ceil_div(rows, self.warp_rows)
+
+    @property
+    def warps(self) -> int:
+        return self.channels // self.warp_channels * self.warp_groups
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, about."""
+        s = self.shape
+        sums = self.warp_channels * self.warp_rows * self.shifts * s.products * 4
+        matrices = self.warp_rows * 2 * s.products * (self.shifts + 1)
+        return _ceil_div(sums + matrices + _OTHER_REGISTERS, 8) * 8
+
+    @property
+    def shared_bytes(self) -> int:
+        """As depthwise_wgrad_mma.cu divides it."""
+        s, rows, held = self.shape, 8 * self.row_blocks, 2 * self.shape.products
+        matrices = self.shifts + 1
+        matrix_rows = 8 * (matrices + (matrices % 4 == 3))
+        stored_rows = rows - 16 + matrix_rows + self.warp_groups * self.warp_rows - 1
+        if s.is_signal:
+            tile = stored_rows + held - 1 + rows
+        else:
+            x_pitch = (self.column_blocks + held - 1) | 1
+            tile = stored_rows * x_pitch + rows * (self.column_blocks | 1)
+        pairs, pieces = self.channels // 2, self.tiles * tile
+        apart = 1 if pairs >= 8 else 8 // pairs
+        plane = pieces + (apart - pieces) % 8
+        sums = self.warps * 16 * s.products * 9 * 4
+        return max(self.channels * plane * _PIECE + self.tiles * 16, sums)
+
+    def resident(self, gpu: Gpu) -> int:
+        """Blocks that a multiprocessor holds at a time."""
+        return min(
+            _SM_REGISTERS // (32 * self.warps * self.registers),
+            _SM_THREADS // (32 * self.warps),
+            (gpu.shared_bytes + 1024) // (self.shared_bytes + 1024),
+        )
+
+    def items_a_split(self, gpu: Gpu) -> int:
+        """So that all blocks are on the GPU at once."""
+        groups = _ceil_div(self.shape.channels, self.channels)
+        blocks = gpu.multiprocessors * self.resident(gpu)
+        return _ceil_div(self.items, max(1, blocks // groups))
+
+    def splits(self, gpu: Gpu) -> int:
+        return _ceil_div(self.items, self.items_a_split(gpu))
+
+    def cost(self, gpu: Gpu) -> float:
+        """Clocks of the busiest multiprocessor, roughly."""
+        s, rows = self.shape, 8 * self.row_blocks
+        row_pairs = self.tiles * self.row_blocks / 2
+        filter_rows = self.warp_groups * self.warp_rows
+        products = row_pairs * self.column_blocks * filter_rows * self.shifts * s.products
+        matrices = row_pairs * (
+            (self.column_blocks + 2 * s.products - 1) * filter_rows * (self.shifts + 1)
+            + 2 * self.column_blocks * self.warp_groups
+        )
+        if s.is_signal:
+            pieces = 2 * rows + s.blocks - 1
+        else:
+            read_rows = min(rows + s.kernel[0] - 1, s.in_size[0])
+            pieces = read_rows * (self.column_blocks + s.blocks - 1) + rows * self.column_blocks
+        pieces *= self.tiles
+        mma = self.channels * products * _MMA_CLOCKS
+        # A piece is written once; how many accesses read it from the L1 cache is a guess.
+        accesses = self.channels * (matrices + pieces * 4 / 8)
+        sector = max(self.channels * 2, _SECTOR) if s.is_channels_last else self.channels * 2
+        memory = pieces * 8 * sector / _BYTES_A_CLOCK
+        resident = self.resident(gpu)
+        groups = _ceil_div(s.channels, self.channels)
+        together = _ceil_div(groups * self.splits(gpu), gpu.multiprocessors)
+        waves = _ceil_div(together, resident)
+        together = min(together, resident)
+        item = max(together * max(mma, accesses, memory), mma + accesses + memory + _ITEM_CLOCKS)
+        return waves * self.items_a_split(gpu) * item
+
+
+def _warp_shares(rows: int) -> Iterator[tuple[int, int]]:
+    """Yields how many rows of a filter with ``rows`` rows a warp has, and the shifts of each."""
+    if rows <= _MOST_UNSHARED_ROWS:
+        yield from sorted({(rows, 1), (_ceil_div(rows, 2), 1)})
+    if rows > 8:
+        yield from ((1, _ceil_div(rows, 8)), (2, _ceil_div(rows, 8)))
+
+
+def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
+    down = shape.tile_size[0]
+    even = down + down % 2
+    for channels, warp_channels, (warp_rows, shifts), row_blocks, tiles in itertools.product(
+        (2, 4, 8, 16, 32),
+        (1, 2),
+        _warp_shares(shape.kernel[0]),
+        sorted({1, 2, 4, 8, min(down, 8), min(even, 8)}),
+        (1, 2, 4, 8),
+    ):
+        tiling = _Tiling(shape, channels, warp_channels, warp_rows, shifts, row_blocks, tiles)
+        if (
+            channels < 2 * shape.channels
+            and row_blocks <= even
+            and tiles * row_blocks % 2 == 0
+            and (shifts == 1 or row_blocks % 2 == 0)
+            and (tiles <= 2 or tiles * row_blocks <= 8)
+            and 4 <= tiling.warps <= 16
+            and tiling.registers <= _MOST_REGISTERS
+            and tiling.shared_bytes <= gpu.shared_bytes
+            and tiling.resident(gpu) >= 1
+        ):
+            yield tiling
+
+
+class DepthwiseWgradMma:
+    """Weight gradients of depthwise convolutions with a multiplier of 1, of stride and dilation 1,
+    in the half types: one and two dimensions, channels_last with an even number of channels, and
+    contiguous.
+
+    A NaN or an infinity reaches the weights that depend on it, and no others. x counts as zero
+    outside of its image, which an infinite dy makes NaN.
+    """
+
+    name = "depthwise_wgrad_mma"
+    version = version(
+        source("depthwise_wgrad_mma.cu"), Path(__file__).read_text(encoding="utf-8"), SUM_TEXT
+    )
+
+    def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
+        return [
+            Offer(
+                tiling.settings,
+                workspace_bytes=partial_bytes(problem, tiling.splits(gpu)),
+                numerical_notes=("TENSOR_CORE",),
+            )
+            for tiling in self._offered(problem, gpu)
+        ]
+
+    def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
+        for tiling in self._offered(problem, gpu):
+            if tiling.settings == settings:
+                splits = tiling.splits(gpu)
+                launches = (_launch(problem, tiling, gpu), sum_launch(problem, splits))
+                return Recipe(launches, partial_bytes(problem, splits))
+        raise ValueError(f"settings: {self.name} does not offer {settings!r} for {problem.text}")
+
+    def _offered(self, problem: ConvProblem, gpu: Gpu) -> list[_Tiling]:
+        if (
+            not is_depthwise_wgrad(problem)
+            or problem.dtype == torch.float32
+            or any(value != 1 for value in (*problem.stride, *problem.dilation))
+            or gpu.compute_capability < (8, 0)
+        ):
+            return []
+        shape = _shape(problem)
+        if shape.kernel == (1, 1) or (
+            shape.is_channels_last
+            and (shape.channels % 2 or min(problem.alignment[0], problem.alignment[2]) < 4)
+        ):
+            return []
+        return sorted(_tilings(shape, gpu), key=lambda tiling: tiling.cost(gpu))[:_MOST_OFFERS]
+
+
+def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
+    shape = tiling.shape
+    has_pairs = (
+        shape.in_size[1] % 2 == shape.out_size[1] % 2 == 0
+        and min(problem.alignment[0], problem.alignment[2]) >= 4
+    )
+    layout: tuple[tuple[str, int], ...] = (("CHANNELS_LAST", 1), ("PAIRS", 0), ("ODD", 0))
+    if not shape.is_channels_last:
+        is_odd = has_pairs and shape.padding[1] % 2
+        layout = (("CHANNELS_LAST", 0), ("PAIRS", int(has_pairs)), ("ODD", int(is_odd)))
+    kernel = Kernel(
+        source("depthwise_wgrad_mma.cu"),
+        "depthwise_wgrad_mma",
+        (
+            ("ELEMENT", ELEMENTS[problem.dtype]),
+            ("KERNEL_H", shape.kernel[0]),
+            ("KERNEL_W", shape.kernel[1]),
+            *layout,
+            ("SIGNAL", int(shape.is_signal)),
+            ("CHANNELS", tiling.channels),
+            ("WARP_CHANNELS", tiling.warp_channels),
+            ("WARP_ROWS", tiling.warp_rows),
+            ("SHIFTS", tiling.shifts),
+            ("ROW_BLOCKS", tiling.row_blocks),
+            ("COLUMN_BLOCKS", tiling.column_blocks),
+            ("TILES", tiling.tiles),
+            ("MIN_BLOCKS", tiling.resident(gpu)),
+        ),
+    )
+    return KernelLaunch(
+        kernel,
+        grid=(_ceil_div(shape.channels, tiling.channels) * tiling.splits(gpu), 1, 1),
+        block=(32 * tiling.warps, 1, 1),
+        arguments=(
+            Address("x"),
+            Address("y"),
+            Address("workspace"),
+            shape.images,
+            shape.channels,
+            *shape.in_size,
+            *shape.out_size,
+            *shape.padding,
+            tiling.tiles_down,
+            tiling.tiles_across,
+            tiling.items,
+            tiling.items_a_split(gpu),
+        ),
+        shared_bytes=tiling.shared_bytes,
+    )

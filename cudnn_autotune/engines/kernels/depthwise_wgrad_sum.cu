@@ -1,0 +1,96 @@
+// The second launch of a depthwise convolution's weight gradient: adds the partial sums of the
+// first one in a fixed order, and rounds.
+//
+// Lanes are adjacent weights, and the block's rows share the splits between them. It is bound by
+// the L2 cache, which has the partial sums.
+//
+// The first launch multiplies zeros: dy beyond its image, times x that may lie inside. If x is
+// infinite or NaN there, a sum that does not depend on it becomes NaN. So the block computes each
+// weight whose sum is NaN again, from the products that the definition has. Only x outside of its
+// image counts as zero.
+//
+// Macros: ELEMENT, CHANNELS_LAST.
+
+constexpr int kLanes = 32;
+
+struct Sizes {
+  int images, channels;
+  int in_h, in_w, out_h, out_w;
+  int kernel_h, kernel_w;
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+};
+
+__device__ __forceinline__ long long offset(const Sizes& s, long long image, int channel, int row,
+                                            int column, int height, int width) {
+  return CHANNELS_LAST ? ((image * height + row) * width + column) * s.channels + channel
+                       : ((image * s.channels + channel) * height + row) * width + column;
+}
+
+// One thread's share of a weight's products; it stops at a NaN.
+__device__ float exact_products(const Sizes& s, const ELEMENT* x, const ELEMENT* dy, int weight,
+                                int thread, int threads) {
+  const int channel = weight / (s.kernel_h * s.kernel_w);
+  const int kh = weight / s.kernel_w % s.kernel_h, kw = weight % s.kernel_w;
+  const long long positions = static_cast<long long>(s.images) * s.out_h * s.out_w;
+  float sum = 0.0f;
+#pragma unroll 1
+  for (long long p = thread; p < positions && sum == sum; p += threads) {
+    const int column = static_cast<int>(p % s.out_w), row = static_cast<int>(p / s.out_w % s.out_h);
+    const long long image = p / s.out_w / s.out_h;
+    const int from_row = row * s.stride_h - s.pad_h + kh * s.dilation_h;
+    const int from_column = column * s.stride_w - s.pad_w + kw * s.dilation_w;
+    float value = 0.0f;
+    if (from_row >= 0 && from_row < s.in_h && from_column >= 0 && from_column < s.in_w) {
+      value = to_float(x[offset(s, image, channel, from_row, from_column, s.in_h, s.in_w)]);
+    }
+    sum += value * to_float(dy[offset(s, image, channel, row, column, s.out_h, s.out_w)]);
+  }
+  return sum;
+}
+
+// partial is (splits, weights). The block is (32, rows), and its shared memory has 32 * rows + 32
+// floats.
+extern "C" __global__ void __launch_bounds__(1024)
+    depthwise_wgrad_sum(const float* __restrict__ partial, const ELEMENT* __restrict__ x,
+                        const ELEMENT* __restrict__ dy, ELEMENT* __restrict__ dw, int weights,
+                        int splits, int images, int channels, int in_h, int in_w, int out_h,
+                        int out_w, int kernel_h, int kernel_w, int stride_h, int stride_w,
+                        int pad_h, int pad_w, int dilation_h, int dilation_w) {
+  DYNAMIC_SHARED(shared);
+  float* const sums = reinterpret_cast<float*>(shared);  // of each thread, then of each warp
+  const int lane = threadIdx.x, row = threadIdx.y, rows = blockDim.y;
+  float* const totals = sums + kLanes * rows;
+  const int first = blockIdx.x * kLanes;
+
+  float sum = 0.0f;
+  if (first + lane < weights) {
+    const float* from = partial + static_cast<long long>(row) * weights + first + lane;
+    const long long step = static_cast<long long>(rows) * weights;
+#pragma unroll 8
+    for (int split = row; split < splits; split += rows, from += step) sum += *from;
+  }
+  sums[row * kLanes + lane] = sum;
+  __syncthreads();
+  if (row == 0) {
+    for (int r = 1; r < rows; ++r) sum += sums[r * kLanes + lane];
+    totals[lane] = sum;
+    if (first + lane < weights) dw[first + lane] = from_float<ELEMENT>(sum);
+  }
+  __syncthreads();
+
+  const Sizes s{images,   channels, in_h,     in_w,  out_h, out_w,      kernel_h,
+                kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w};
+#pragma unroll 1
+  for (int i = 0; i < kLanes; ++i) {
+    if (totals[i] == totals[i]) continue;
+    float exact = exact_products(s, x, dy, first + i, row * kLanes + lane, rows * kLanes);
+    for (int bits = kLanes / 2; bits > 0; bits /= 2) exact += __shfl_xor_sync(~0u, exact, bits);
+    if (lane == 0) sums[row] = exact;
+    __syncthreads();
+    if (row == 0 && lane == 0) {
+      for (int r = 1; r < rows; ++r) exact += sums[r];
+      dw[first + i] = from_float<ELEMENT>(exact);
+    }
+    __syncthreads();
+  }
+}

@@ -1,0 +1,76 @@
+"""The second launch of a depthwise weight gradient: partial sums become the gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
+
+_SOURCE = source("depthwise_wgrad_sum.cu")
+SUM_TEXT = _SOURCE + Path(__file__).read_text(encoding="utf-8")
+"""What the versions of the implementations that use it depend on."""
+_LANES = 32
+_MOST_ROWS = 32
+
+
+def two_dimensions(values: tuple[int, ...], missing: int) -> tuple[int, int]:
+    """Returns one or two spatial dimensions as (height, width)."""
+    return (missing, *values)[-2:]  # type: ignore[return-value]
+
+
+def partial_bytes(problem: ConvProblem, splits: int) -> int:
+    """The partial sums: float32, (splits, weights)."""
+    return 4 * splits * torch.Size(problem.weight_shape).numel()
+
+
+def is_depthwise_wgrad(problem: ConvProblem) -> bool:
+    """Whether it is a depthwise wgrad with a multiplier of 1, of one or two dimensions, whose sizes
+    are such that the kernels count rows and columns in 32 bits."""
+    taps = [d * k for d, k in zip(problem.dilation, problem.weight_shape[2:], strict=True)]
+    strips = [64 * d * s for d, s in zip(problem.dilation, problem.stride, strict=True)]
+    return (
+        problem.op == "wgrad"
+        and problem.dtype in ELEMENTS
+        and problem.spatial_dims <= 2
+        and 1 < problem.groups == problem.input_shape[1] == problem.weight_shape[0]
+        and max(*problem.input_shape[2:], *problem.padding, *taps, *strips) < 1 << 29
+    )
+
+
+def sum_launch(problem: ConvProblem, splits: int) -> KernelLaunch:
+    """Returns what adds the partial sums at the workspace's beginning, and writes the gradient."""
+    weights = torch.Size(problem.weight_shape).numel()
+    rows = min(splits, _MOST_ROWS)
+    kernel = Kernel(
+        _SOURCE,
+        "depthwise_wgrad_sum",
+        (
+            ("ELEMENT", ELEMENTS[problem.dtype]),
+            ("CHANNELS_LAST", int(problem.memory_format == torch.channels_last)),
+        ),
+    )
+    return KernelLaunch(
+        kernel,
+        grid=(-(-weights // _LANES), 1, 1),
+        block=(_LANES, rows, 1),
+        arguments=(
+            Address("workspace"),
+            Address("x"),
+            Address("y"),
+            Address("w"),
+            weights,
+            splits,
+            *problem.input_shape[:2],
+            *two_dimensions(problem.input_shape[2:], 1),
+            *two_dimensions(problem.output_shape[2:], 1),
+            *two_dimensions(problem.weight_shape[2:], 1),
+            *two_dimensions(problem.stride, 1),
+            *two_dimensions(problem.padding[: problem.spatial_dims], 0),
+            *two_dimensions(problem.dilation, 1),
+        ),
+        shared_bytes=4 * (_LANES * rows + _LANES),
+    )
