@@ -1,0 +1,223 @@
+// The weight gradient of a depthwise convolution in channels_last, on CUDA cores.
+//
+// A thread has CHANNELS adjacent channels (one load of a pixel) and keeps their sums, one a tap, in
+// registers. It walks down strips: a few columns and many rows of dy, and the x pixels that they
+// meet. Each pixel is loaded and converted once a strip; columns of x where strips overlap mostly
+// come from the L1 cache. The lanes of a warp are adjacent channels: accesses are coalesced.
+//
+// With stride S, dilation D and padding P, the dy pixels r + D c of a residue r < D meet the x
+// pixels S r - P + D j only: tap k pairs index c with j = S c + k. A step reads the S rows S i + p
+// of x and row i of dy. Phase p pairs them with the rows i - m of dy, which are kept, by tap
+// p + S m. So with any stride each product is needed, but for those of zeros at a strip's ends.
+//
+// What follows is loaded one step ahead. What bounds stride 2 is DRAM: 3x3 takes some 150
+// instructions to read 80 bytes a thread. 5x5 of stride 1 is bound by the products.
+//
+// At the end the block adds the sums of its strips in a fixed order and writes partial sums, which
+// depthwise_wgrad_sum.cu adds. That also says what becomes of NaN and infinities.
+//
+// Macros: ELEMENT, CHANNELS, COLUMNS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, MIN_BLOCKS.
+
+constexpr int kTaps = KERNEL_H * KERNEL_W;
+constexpr int kSlots = (KERNEL_H + STRIDE_H - 1) / STRIDE_H;  // rows of dy that a row of x meets
+constexpr int kPhases = STRIDE_H < KERNEL_H ? STRIDE_H : KERNEL_H;
+constexpr int kWindow = (COLUMNS - 1) * STRIDE_W + KERNEL_W;
+constexpr int kBytes = CHANNELS * sizeof(ELEMENT);
+constexpr int kWords = (kBytes + 3) / 4;
+static_assert(kWindow <= 32, "columns are bits of a mask");
+
+// The channels of a pixel, as they lie in memory.
+struct Pixel {
+  unsigned words[kWords];
+};
+
+__device__ __forceinline__ Pixel load_pixel(const char* from, bool is_valid) {
+  Pixel pixel{};
+  if (is_valid) {
+    if constexpr (kBytes == 2) {
+      pixel.words[0] = *reinterpret_cast<const unsigned short*>(from);
+    } else if constexpr (kBytes == 4) {
+      pixel.words[0] = *reinterpret_cast<const unsigned*>(from);
+    } else if constexpr (kBytes == 8) {
+      const uint2 two = *reinterpret_cast<const uint2*>(from);
+      pixel.words[0] = two.x, pixel.words[kWords > 1] = two.y;
+    } else {
+      static_assert(kBytes == 8 || kBytes < 8, "what a load reads");
+    }
+  }
+  return pixel;
+}
+
+template <typename E = ELEMENT>
+__device__ __forceinline__ void to_floats(const Pixel& pixel, float (&values)[CHANNELS]) {
+#pragma unroll
+  for (int v = 0; v < CHANNELS; ++v) {
+    if constexpr (sizeof(E) == 4) {
+      values[v] = __uint_as_float(pixel.words[v]);
+    } else {
+      const float2 two = unpack<E>(pixel.words[v / 2]);
+      values[v] = v % 2 ? two.y : two.x;
+    }
+  }
+}
+
+// Keeps the compiler from computing a pixel's address by multiplications, or ahead of its use.
+__device__ __forceinline__ const char* kept(const char* pointer) {
+#ifdef __CUDACC_RTC__
+  asm("" : "+l"(pointer));
+  __builtin_assume(__isGlobal(pointer));
+#endif
+  return pointer;
+}
+
+// Returns bit j if column first + j * pitch is one of `width`, and one that a tap needs.
+template <int count, int period, int needed>
+__device__ __forceinline__ unsigned columns_inside(int first, int pitch, int width) {
+  unsigned mask = 0;
+#pragma unroll
+  for (int j = 0; j < count; ++j) {
+    const int column = first + j * pitch;
+    if (j % period < needed && column >= 0 && column < width) mask |= 1u << j;
+  }
+  return mask;
+}
+
+// partial is (splits, channels, taps). The grid is (splits, groups of channels), the block
+// (channels / CHANNELS, strips at a time). A strip has `rows` rows of dy.
+extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
+    depthwise_wgrad(const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ dy,
+                    float* __restrict__ partial, int channels, int in_h, int in_w, int out_h,
+                    int out_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int row_strips,
+                    int column_strips, int strips, int rows) {
+  const int lane = threadIdx.x, lanes = blockDim.x, thread = threadIdx.y * lanes + lane;
+  const int threads = lanes * blockDim.y;
+  const int first_channel = blockIdx.y * lanes * CHANNELS,
+            channel = first_channel + lane * CHANNELS;
+  const long long bytes = sizeof(ELEMENT) * static_cast<long long>(channels);  // of a pixel
+
+  const unsigned pixel_bytes = sizeof(ELEMENT) * channels * dilation_w;  // to the next of a strip
+  const long long x_line_bytes = dilation_h * (in_w * bytes),
+                  y_line_bytes = dilation_h * (out_w * bytes);
+
+  float sums[KERNEL_H][KERNEL_W][CHANNELS] = {};
+
+  const int begin = channel < channels ? blockIdx.x * blockDim.y + threadIdx.y : strips;
+#pragma unroll 1
+  for (long long strip = begin; strip < strips; strip += gridDim.x * blockDim.y) {
+    const int across = static_cast<int>(strip) % column_strips;
+    const int down = static_cast<int>(strip) / column_strips % row_strips;
+    const long long image = static_cast<int>(strip) / column_strips / row_strips;
+    const int y_column = across % dilation_w + across / dilation_w * COLUMNS * dilation_w;
+    const int x_column = y_column * STRIDE_W - pad_w;
+    int y_row = down % dilation_h + down / dilation_h * rows * dilation_h;
+    int x_row = y_row * STRIDE_H - pad_h;
+    const unsigned y_columns = columns_inside<COLUMNS, 1, 1>(y_column, dilation_w, out_w);
+    const unsigned x_columns =
+        columns_inside<kWindow, STRIDE_W, KERNEL_W>(x_column, dilation_w, in_w);
+    const char* x_line = reinterpret_cast<const char*>(x + channel) +
+                         ((image * in_h + x_row) * in_w + x_column) * bytes;
+    const char* y_line = reinterpret_cast<const char*>(dy + channel) +
+                         ((image * out_h + y_row) * out_w + y_column) * bytes;
+    const int row_count = min(rows, (out_h - 1 - y_row + dilation_h) / dilation_h);
+
+    // Loads the next row of x, or of dy, and goes on to the following one.
+    Pixel x_next[kPhases][kWindow], y_next[COLUMNS];
+    const auto load_x = [&](int phase) {
+      const unsigned mask = x_row >= 0 && x_row < in_h ? x_columns : 0;
+      const char* pixel = x_line;
+#pragma unroll
+      for (int j = 0; j < kWindow; ++j, pixel = kept(pixel + pixel_bytes)) {
+        x_next[phase][j] = load_pixel(pixel, mask >> j & 1);
+      }
+      const int on = phase + 1 < kPhases ? 1 : STRIDE_H - kPhases + 1;
+      x_row += on * dilation_h;
+      x_line = kept(x_line + on * x_line_bytes);
+    };
+    const auto load_y = [&](int index) {
+      const unsigned mask = index < row_count ? y_columns : 0;
+      const char* pixel = y_line;
+#pragma unroll
+      for (int j = 0; j < COLUMNS; ++j, pixel = kept(pixel + pixel_bytes)) {
+        y_next[j] = load_pixel(pixel, mask >> j & 1);
+      }
+      y_line = kept(y_line + y_line_bytes);
+    };
+    load_y(0);
+#pragma unroll
+    for (int phase = 0; phase < kPhases; ++phase) load_x(phase);
+
+    float y_rows[kSlots][COLUMNS][CHANNELS] = {};  // row i - m is in slot m
+#pragma unroll 1
+    for (int i = 0; i < row_count + kSlots - 1; ++i) {
+#pragma unroll
+      for (int m = kSlots - 1; m >= 0; --m) {
+#pragma unroll
+        for (int t = 0; t < COLUMNS; ++t) {
+          if (m == 0) {
+            to_floats(y_next[t], y_rows[m][t]);
+          } else {
+#pragma unroll
+            for (int v = 0; v < CHANNELS; ++v) {
+              y_rows[m][t][v] = y_rows[m > 0 ? m - 1 : 0][t][v];
+            }
+          }
+        }
+      }
+      load_y(i + 1);
+#pragma unroll
+      for (int phase = 0; phase < kPhases; ++phase) {
+        float window[kWindow][CHANNELS];
+#pragma unroll
+        for (int j = 0; j < kWindow; ++j) to_floats(x_next[phase][j], window[j]);
+        load_x(phase);
+#pragma unroll
+        for (int m = 0; m < kSlots; ++m) {
+          const int kh = phase + STRIDE_H * m;
+          if (kh >= KERNEL_H) continue;
+          // Many slots are worth a branch where their row is none of the strip.
+          if (kSlots > 3 && (i < m || i - m >= row_count)) continue;
+#pragma unroll
+          for (int kw = 0; kw < KERNEL_W; ++kw) {
+#pragma unroll
+            for (int t = 0; t < COLUMNS; ++t) {
+#pragma unroll
+              for (int v = 0; v < CHANNELS; ++v) {
+                sums[kh < KERNEL_H ? kh : 0][kw][v] +=
+                    window[t * STRIDE_W + kw][v] * y_rows[m][t][v];
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Adds the sums of the block's strips, a row of taps at a time.
+  DYNAMIC_SHARED(shared);
+  float* const row_sums = reinterpret_cast<float*>(shared);        // (columns, channels, threads)
+  float* const totals = row_sums + KERNEL_W * CHANNELS * threads;  // (channels, taps)
+#pragma unroll
+  for (int kh = 0; kh < KERNEL_H; ++kh) {
+    __syncthreads();
+#pragma unroll
+    for (int kw = 0; kw < KERNEL_W; ++kw) {
+#pragma unroll
+      for (int v = 0; v < CHANNELS; ++v) {
+        row_sums[(kw * CHANNELS + v) * threads + thread] = sums[kh][kw][v];
+      }
+    }
+    __syncthreads();
+    for (int i = thread; i < KERNEL_W * CHANNELS * lanes; i += threads) {
+      const int of_lane = i % lanes, which = i / lanes;
+      float sum = 0.0f;
+      for (int y = 0; y < blockDim.y; ++y) sum += row_sums[which * threads + y * lanes + of_lane];
+      const int at = of_lane * CHANNELS + which % CHANNELS;
+      totals[at * kTaps + kh * KERNEL_W + which / CHANNELS] = sum;
+    }
+  }
+  __syncthreads();
+  float* const to =
+      partial + (static_cast<long long>(blockIdx.x) * channels + first_channel) * kTaps;
+  const int count = min(lanes * CHANNELS, channels - first_channel) * kTaps;
+  for (int i = thread; i < count; i += threads) to[i] = totals[i];
+}
