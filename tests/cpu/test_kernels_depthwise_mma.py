@@ -9,9 +9,11 @@ import pytest
 import torch
 from cuda_emulation.checks import H200, check, expected, random_tensors, written
 
+from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_mma import DepthwiseMma
 from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+from cudnn_autotune.engines.recipe import Kernel
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -167,6 +169,26 @@ def test_what_is_not_finite_reaches_what_depends_on_it(op: str, is_channels_last
     assert not right.isfinite().all()
     assert torch.equal(result.isnan(), right.isnan())
     assert torch.equal(result.isinf() * result.sign(), right.isinf() * right.sign())
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        depthwise(64, 96, (56, 56), (7, 7), bias=True, residual=True, activation="silu"),
+        depthwise(64, 128, (56, 56), (31, 31), "dgrad", dtype=torch.bfloat16),
+        depthwise(64, 96, (56, 56), (7, 7), is_channels_last=False),
+        depthwise(32, 512, (1001,), (31,), is_channels_last=False),
+    ],
+    ids=lambda problem: problem.text,
+)
+def test_nvrtc_compiles_the_kernels(problem: ConvProblem, architecture: str) -> None:
+    for setting in settings(problem)[:1]:
+        kernel = DEPTHWISE.recipe(problem, setting, H200).launches[0].kernel  # type: ignore[union-attr]
+        assert isinstance(kernel, Kernel)
+        defines = [f"-D{name}={value}" for name, value in kernel.defines]
+        options = [f"--gpu-architecture={architecture}", "--std=c++17", *defines]
+        assert require_cuda_build().compile_kernel(kernel.source, kernel.function, options)
 
 
 @pytest.mark.parametrize(

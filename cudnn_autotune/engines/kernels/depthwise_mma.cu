@@ -146,6 +146,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
            ((warp_channel / 8 * kOutOctet + warp_channel % 8 * kOutChannel + g) * 4 + t) * 4);
   unsigned char* const links =
       kept(halves + kLinksAt + ((link * CHANNELS + warp_channel) * 32 + lane) * 16);
+  // Input rows that this warp's filter rows multiply for one of the block's outputs.
+  const int first_filter_row = link * kFilterRows - kMissing;
+  const int begin_products = max(first_out - pad_h + first_filter_row, 0);
+  const int end_products = min(end_out - pad_h + first_filter_row + kFilterRows - 1, end_row);
   float poison = 0.0f;  // NaN if a result was
 
   copies_arrived<STAGES - 1>();
@@ -154,8 +158,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 
   int stage = 0;  // bytes to row i
   int now = 0;    // bytes to what has this step's planes
-#pragma unroll 1
-  for (int i = 0; i <= steps; ++i) {
+  const auto step = [&](int i, bool has_products) {
     copies_arrived<STAGES - 2>();
     __syncthreads();
     const int row = first_row + i, other = kHalfBytes - now;
@@ -167,33 +170,44 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 
 #pragma unroll
     for (int c = 0; c < WARP_CHANNELS; ++c) {
-      unsigned a[kSteps / 2 + 1][4], last[2];
-#pragma unroll
-      for (int k = 0; k < kSteps / 2; ++k) {
-        load_matrices(a[k], matrices + now + (c * kPlane + 2 * k) * kPiece);
-      }
-      if (kSteps % 2) load_matrices(last, last_matrices + now + c * kPlane * kPiece);
-
       float next[4] = {0.0f, 0.0f, 0.0f, 0.0f}, result[4];
       constexpr int kLink = CHANNELS * 32 * 16;
       if (CHAINED > 1 && link > 0) {
         const float4 before = *reinterpret_cast<const float4*>(links + other - kLink + c * 32 * 16);
         next[0] = before.x, next[1] = before.y, next[2] = before.z, next[3] = before.w;
       }
+      unsigned a[kSteps / 2 + 1][4], last[2];
+      if (has_products) {
+#pragma unroll
+        for (int k = 0; k < kSteps / 2; ++k) {
+          load_matrices(a[k], matrices + now + (c * kPlane + 2 * k) * kPiece);
+        }
+        if (kSteps % 2) load_matrices(last, last_matrices + now + c * kPlane * kPiece);
+      }
 #pragma unroll
       for (int r = kFilterRows - 1; r >= 0; --r) {
         // Adds filter row r to the sums of the output that has seen the rows before it.
-        float d[4];
+        float (&d)[4] = r == kFilterRows - 1 ? result : sums[c][r];
+        const float (&before)[4] = r > 0 ? sums[c][r > 0 ? r - 1 : 0] : next;
+        if (!has_products) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) d[j] = r > 0 ? sums[c][r - 1][j] : next[j];
+          for (int j = 0; j < 4; ++j) d[j] = before[j];
+          continue;
+        }
 #pragma unroll
         for (int k = 0; k < kSteps / 2; ++k) {
           const unsigned b[2] = {bands[c][r][2 * k], bands[c][r][2 * k + 1]};
-          mma_16x8x16<ELEMENT>(d, a[k], b);
+          if (k == 0) {
+            mma_16x8x16<ELEMENT>(d, a[k], b, before);
+          } else {
+            mma_16x8x16<ELEMENT>(d, a[k], b);
+          }
         }
-        if (kSteps % 2) mma_16x8x8<ELEMENT>(d, last, bands[c][r][kSteps - 1]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) (r == kFilterRows - 1 ? result : sums[c][r])[j] = d[j];
+        if (kSteps == 1) {
+          mma_16x8x8<ELEMENT>(d, last, bands[c][r][0], before);
+        } else if (kSteps % 2) {
+          mma_16x8x8<ELEMENT>(d, last, bands[c][r][kSteps - 1]);
+        }
       }
 
       if (link < CHAINED - 1) {
@@ -235,6 +249,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       writer.next_row(s);
     }
     now = other;
+  };
+  int i = 0;
+  if (CHAINED == 1) {
+#pragma unroll 1
+    for (; i <= steps; ++i) step(i, true);
+  }
+  // A chained warp's part of a large filter may lie outside of the image for many rows. Other
+  // filters are all multiplied, because a second loop costs registers.
+#pragma unroll 1
+  while (CHAINED > 1 && i <= steps) {
+    if (first_row + i >= begin_products && first_row + i < end_products) {
+#pragma unroll 1
+      do {
+        step(i++, true);
+      } while (first_row + i < end_products);
+    } else {
+      step(i++, false);
+    }
   }
 
   if (poison != 0.0f) *reinterpret_cast<int*>(shared + kFlagAt) = 1;

@@ -23,12 +23,16 @@ _SOURCE = "".join(
 _POSITIONS = 16  # rows of an mma's first matrix
 _PIECE = 16  # bytes of eight elements
 _STAGES = 4
+_MOST_STEPS = 17
 _STATE_REGISTERS = 70  # of a channel in a warp: the filter's matrices and incomplete sums
 _OTHER_REGISTERS = 36
 _SM_REGISTERS, _SM_THREADS, _SM_SHARED = 65536, 2048, 227 << 10
 _MOST_ROWS = 2048  # of a block, so that it counts its outputs in 32 bits
 _MOST_COPIES = 8  # of a thread and row
 _MOST_OFFERS = 6
+# What a warp issues in a step, and for each of its channels besides the mma.
+_STEP_INSTRUCTIONS, _CHANNEL_INSTRUCTIONS = 40, 25
+_STEP_LATENCY = 400  # clocks, a guess
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -99,9 +103,13 @@ class _Shape:
         return 0
 
     @property
+    def filter_rows(self) -> int:
+        """Rows of a filter in a warp."""
+        return _ceil_div(self.kernel[0], self.chained)
+
+    @property
     def state_registers(self) -> int:
-        rows = _ceil_div(self.kernel[0], self.chained)
-        return rows * self.steps + 4 * (rows - 1)
+        return self.filter_rows * self.steps + 4 * (self.filter_rows - 1)
 
 
 def _shape(problem: ConvProblem) -> _Shape:
@@ -188,6 +196,7 @@ class _Tiling:
     def resident(self) -> int:
         """Blocks that a multiprocessor holds at a time."""
         registers = self.shape.state_registers * self.warp_channels + _OTHER_REGISTERS
+        registers += 2 * max(0, self.shape.steps - 5)  # the inputs of an mma
         registers = min(_ceil_div(registers, 8) * 8, 255)
         return min(
             _SM_REGISTERS // (32 * self.warps * registers),
@@ -196,15 +205,20 @@ class _Tiling:
         )
 
     def cost(self, gpu: Gpu) -> float:
-        """Steps of the busiest multiprocessor, times the channels that a step computes."""
-        resident = max(1, self.resident)
-        waves = _ceil_div(self.blocks, gpu.multiprocessors * resident)
-        steps = self.rows + self.shape.kernel[0] - 1
-        if self.rows == self.out_rows:
-            steps -= min(max(self.shape.padding[0], 0), self.shape.kernel[0] - 1)
+        """Estimated clocks of the busiest multiprocessor."""
+        shape = self.shape
+        blocks = _ceil_div(self.blocks, gpu.multiprocessors)
+        # A chained warp does not multiply rows that its part of the filter does not meet.
+        rows = self.rows + shape.filter_rows - 1
+        if self.rows == self.out_rows and shape.chained == 1:
+            rows -= min(max(shape.padding[0], 0), rows - self.rows)
+        products = shape.filter_rows * _ceil_div(shape.steps, 2)
+        issue = (_STEP_INSTRUCTIONS / self.warp_channels + _CHANNEL_INSTRUCTIONS + products) / 0.8
+        clocks = max(issue, 4 * shape.filter_rows * shape.steps)
         # Copies of 16 bytes are half of what the L2 cache delivers.
-        waste = 1.2 if self.shape.is_channels_last and self.channels <= 8 else 1.0
-        return waves * (steps + 4) * resident * self.channels * waste
+        waste = 1.2 if shape.is_channels_last and self.channels <= 8 else 1.0
+        work = blocks * self.warps / 4 * self.warp_channels * clocks * waste
+        return (rows + 4) * max(work, _ceil_div(blocks, self.resident) * _STEP_LATENCY)
 
 
 def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
@@ -218,7 +232,7 @@ def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
                 continue
             if whole.raw_bytes // shape.copy_bytes > _MOST_COPIES * 32 * whole.warps:
                 continue
-            rows = {min(_ceil_div(whole.out_rows, bands), _MOST_ROWS) for bands in (1, 2, 4)}
+            rows = {min(_ceil_div(whole.out_rows, bands), _MOST_ROWS) for bands in (1, 2, 4, 8)}
             choices = [_Tiling(shape, channels, warp_channels, r) for r in rows]
             yield from sorted(choices, key=lambda tiling: tiling.cost(gpu))[:2]
 
@@ -237,12 +251,21 @@ def _is_computed(problem: ConvProblem, gpu: Gpu) -> bool:
     return (
         # cuDNN serves 3x3 well, and a filter with few taps wastes most of an mma.
         shape.kernel[0] * shape.kernel[1] > 9
+        and shape.steps <= _MOST_STEPS
         and shape.chained > 0
         and shape.channels % 8 == 0
         and max(*shape.in_size, *shape.out_size) < 1 << 30
         and max(map(abs, shape.padding)) < 1 << 29
         and shape.alignment >= (_PIECE if shape.is_channels_last else 2)
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _offered(problem: ConvProblem, gpu: Gpu) -> tuple[_Tiling, ...]:
+    if not _is_computed(problem, gpu):
+        return ()
+    tilings = sorted(_tilings(_shape(problem), gpu), key=lambda tiling: tiling.cost(gpu))
+    return tuple(tilings[:_MOST_OFFERS])
 
 
 class DepthwiseMma:
@@ -259,21 +282,15 @@ class DepthwiseMma:
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [
             Offer(tiling.settings, numerical_notes=("TENSOR_CORE",))
-            for tiling in self._offered(problem, gpu)
+            for tiling in _offered(problem, gpu)
         ]
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
-        tilings = {tiling.settings: tiling for tiling in self._offered(problem, gpu)}
+        tilings = {tiling.settings: tiling for tiling in _offered(problem, gpu)}
         if settings not in tilings:
             allowed = " or ".join(tilings) or "none for this problem"
             raise ValueError(f"settings must be {allowed}, got {settings!r}")
         return Recipe((_launch(problem, tilings[settings]),))
-
-    def _offered(self, problem: ConvProblem, gpu: Gpu) -> list[_Tiling]:
-        if not _is_computed(problem, gpu):
-            return []
-        tilings = sorted(_tilings(_shape(problem), gpu), key=lambda tiling: tiling.cost(gpu))
-        return tilings[:_MOST_OFFERS]
 
 
 def _launch(problem: ConvProblem, tiling: _Tiling) -> KernelLaunch:

@@ -101,6 +101,48 @@ __device__ __forceinline__ void mma_16x8x8<bfloat16>(float (&d)[4], const unsign
       : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
+// d = c + a * b, for sums that move to other registers: those above would copy them before.
+template <typename T>
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4],
+                                            const unsigned (&b)[2], const float (&c)[4]);
+template <>
+__device__ __forceinline__ void mma_16x8x16<half>(float (&d)[4], const unsigned (&a)[4],
+                                                  const unsigned (&b)[2], const float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
+        "f"(c[2]), "f"(c[3]));
+}
+template <>
+__device__ __forceinline__ void mma_16x8x16<bfloat16>(float (&d)[4], const unsigned (&a)[4],
+                                                      const unsigned (&b)[2], const float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
+        "f"(c[2]), "f"(c[3]));
+}
+template <typename T>
+__device__ __forceinline__ void mma_16x8x8(float (&d)[4], const unsigned (&a)[2], unsigned b,
+                                           const float (&c)[4]);
+template <>
+__device__ __forceinline__ void mma_16x8x8<half>(float (&d)[4], const unsigned (&a)[2], unsigned b,
+                                                 const float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+template <>
+__device__ __forceinline__ void mma_16x8x8<bfloat16>(float (&d)[4], const unsigned (&a)[2],
+                                                     unsigned b, const float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
 // Rounds to TF32, which has 10 bits of mantissa.
 __device__ __forceinline__ unsigned to_tf32(float value) {
   unsigned result;
@@ -211,6 +253,18 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4
 }
 template <typename T>
 __device__ __forceinline__ void mma_16x8x8(float (&d)[4], const unsigned (&a)[2], unsigned b) {
+  emulation::mma<8, T>(d, a, &b);
+}
+template <typename T>
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4],
+                                            const unsigned (&b)[2], const float (&c)[4]) {
+  for (int i = 0; i < 4; ++i) d[i] = c[i];
+  emulation::mma<16, T>(d, a, b);
+}
+template <typename T>
+__device__ __forceinline__ void mma_16x8x8(float (&d)[4], const unsigned (&a)[2], unsigned b,
+                                           const float (&c)[4]) {
+  for (int i = 0; i < 4; ++i) d[i] = c[i];
   emulation::mma<8, T>(d, a, &b);
 }
 
