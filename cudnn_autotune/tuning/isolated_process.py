@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.own_implementation import OwnImplementation
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_json
 from cudnn_autotune.engines.recipe_plan import recipe_plan
 from cudnn_autotune.engines.registry import Named
+from cudnn_autotune.engines.user_implementation import UserImplementation
 from cudnn_autotune.timers.measuring import WRITTEN, operands
 from cudnn_autotune.tuning.checking import relative_error, tolerance
 from cudnn_autotune.tuning.guard_bands import GuardedMemory
@@ -55,7 +55,10 @@ def _operands(problem: ConvProblem, device: int | str) -> tuple[Tensor, ...]:
 
 
 def _outcome(
-    implementation: OwnImplementation, settings: str, problem: ConvProblem, data: tuple[Tensor, ...]
+    implementation: UserImplementation,
+    settings: str,
+    problem: ConvProblem,
+    data: tuple[Tensor, ...],
 ) -> dict[str, str]:
     """What has come of the run, as ``isolated_run.Outcome``. That it raises an exception does no
     harm elsewhere either."""
@@ -75,7 +78,10 @@ def _outcome(
 
 
 def harm_of(
-    implementation: OwnImplementation, settings: str, problem: ConvProblem, data: tuple[Tensor, ...]
+    implementation: UserImplementation,
+    settings: str,
+    problem: ConvProblem,
+    data: tuple[Tensor, ...],
 ) -> str:
     """Runs an implementation on copies of ``data`` between guard bands, and returns what it does
     wrong; empty if nothing."""

@@ -21,10 +21,10 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.own_implementation import OwnImplementation
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_to_json
 from cudnn_autotune.engines.registry import ImplementationError, Named
+from cudnn_autotune.engines.user_implementation import UserImplementation
 from cudnn_autotune.store import checked_outputs
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def check(text: str, problem: ConvProblem, device: int | str) -> None:
     """
     named = registry.parse(text)
     implementation = registry.get(named)
-    if not isinstance(implementation, OwnImplementation):
+    if not isinstance(implementation, UserImplementation):
         return
     key = (named.name, named.version, device)
     with _lock:  # several settings are built side by side, and one run speaks for all
@@ -87,7 +87,7 @@ def forget(name: str) -> None:
 
 
 def _harm_of(
-    implementation: OwnImplementation, named: Named, problem: ConvProblem, device: int | str
+    implementation: UserImplementation, named: Named, problem: ConvProblem, device: int | str
 ) -> str:
     version = f"{named.name}@{named.version}"
     if isinstance(device, int) and checked_outputs.error_of(_KEY, version, device) is not None:
@@ -108,7 +108,7 @@ def _harm_of(
 
 
 def run_elsewhere(
-    implementation: OwnImplementation, settings: str, problem: ConvProblem, device: int | str
+    implementation: UserImplementation, settings: str, problem: ConvProblem, device: int | str
 ) -> Outcome:
     """Runs an implementation on random data in a new process."""
     # The other functions, which may have no name, are not asked there.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.own_implementation import (
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.user_implementation import (
     BEHAVIOR_NOTES,
     Build,
-    OwnImplementation,
     Settings,
+    UserImplementation,
 )
-from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.tuning import isolated_run, remembering
 
 
@@ -66,7 +66,7 @@ def register_implementation(
 
     def register(build: Build) -> Build:
         notes = {"numerical_notes": numerical_notes, "behavior_notes": behavior_notes}
-        own = OwnImplementation(name, version, supports, build, settings, workspace, **notes)
+        own = UserImplementation(name, version, supports, build, settings, workspace, **notes)
         registry.register(own)
         remembering.forget()
         return build

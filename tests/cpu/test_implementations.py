@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from decisions import H200 as OF_H200
-from own_implementations import Fixed, registered
 from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
+from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import user_kernels
-from own_implementations import Fixed, registered
 from subprocesses import python
+from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines.own_implementation import OwnImplementation
 from cudnn_autotune.engines.registry import ImplementationError
+from cudnn_autotune.engines.user_implementation import UserImplementation
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import isolated_run
 from cudnn_autotune.tuning.guard_bands import GuardedMemory
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.search
 PROBLEM = ca.ConvProblem("fprop", (2, 3, 5, 6), (4, 3, 3, 3), padding=1)
 
 
-def implementation(build: Any = user_kernels.build, **changes: Any) -> OwnImplementation:
+def implementation(build: Any = user_kernels.build, **changes: Any) -> UserImplementation:
     given = {
         "name": "mine",
         "version": "1",
@@ -38,7 +38,7 @@ def implementation(build: Any = user_kernels.build, **changes: Any) -> OwnImplem
         "workspace": user_kernels.workspace,
         **changes,
     }
-    return OwnImplementation(**given)
+    return UserImplementation(**given)
 
 
 def elsewhere(settings: str, **changes: Any) -> Outcome:
@@ -113,13 +113,13 @@ def test_a_script_cannot_be_imported_by_another_process(tmp_path: Path) -> None:
         "import sys\n"
         f"sys.path.insert(0, {str(Path(user_kernels.__file__).parent)!r})\n"
         "import user_kernels, cudnn_autotune as ca\n"
-        "from cudnn_autotune.engines.own_implementation import OwnImplementation\n"
+        "from cudnn_autotune.engines.user_implementation import UserImplementation\n"
         "from cudnn_autotune.tuning.isolated_run import run_elsewhere\n"
         "print('imported', __name__)\n"
         "def build(problem, settings):\n"
         "    return user_kernels.build(problem, settings)\n"
         "problem = ca.ConvProblem('fprop', (2, 3, 5, 6), (4, 3, 3, 3), padding=1)\n"
-        "own = OwnImplementation('mine', '1', user_kernels.always, build, ('right',))\n"
+        "own = UserImplementation('mine', '1', user_kernels.always, build, ('right',))\n"
         "print(run_elsewhere(own, 'right', problem, 'cpu').impossible)\n"
     )
     done = python(str(script))
@@ -145,7 +145,7 @@ def test_a_version_runs_elsewhere_once(
     ran: list[str] = []
     answers = {"right": Outcome(), "hangs": Outcome("it hangs"), "odd": Outcome("", "no reason")}
 
-    def instead(own: OwnImplementation, settings: str, *_: Any) -> Outcome:
+    def instead(own: UserImplementation, settings: str, *_: Any) -> Outcome:
         ran.append(f"{own.version}:{settings}")
         return answers[settings]
 

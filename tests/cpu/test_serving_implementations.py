@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import user_kernels
-from own_implementations import registered
+from user_implementations import registered
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import user_kernels
-from own_implementations import registered
 from references import assert_close
 from subprocesses import PACKAGE_PARENT, python
 from torch import Tensor
+from user_implementations import registered
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN

@@ -21,7 +21,7 @@ BEHAVIOR_NOTES = ("RUNTIME_COMPILATION",)
 
 
 @dataclass(frozen=True)
-class OwnImplementation:
+class UserImplementation:
     """What :func:`~cudnn_autotune.register_implementation` registers, with its arguments (an
     ``engines.implementations.Implementation``).
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from own_implementations import registered
 from references import assert_close, random_operands, reference
 from subprocesses import evaluate
+from user_implementations import registered
 
 import cudnn_autotune as ca
 from cudnn_autotune import recipe
