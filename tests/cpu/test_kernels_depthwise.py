@@ -11,10 +11,12 @@ import torch
 from cuda_emulation import run_recipe
 from cuda_emulation.checks import H200, check, expected, random_tensors, written
 
+from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.kernels.depthwise import Depthwise
 from cudnn_autotune.engines.kernels.depthwise_planes import DepthwisePlanes
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -86,7 +88,7 @@ def test_fixed_shapes(
         (3, (9, 16), (3, 3), {"dtype": FP16, "padding": 1}),
         (5, (14, 12), (3, 3), {"dtype": FP16, "stride": 2, "padding": 1}),
         (2, (13, 11), (5, 5), {"dtype": BF16, "stride": 2, "padding": 2}),
-        (5, (30, 14), (7, 7), {"dtype": FP32, "padding": 3}),
+        (3, (18, 12), (7, 7), {"dtype": FP32, "padding": 3}),
         # more columns than a tile has
         (2, (6, 300), (3, 3), {"dtype": FP16, "padding": 1, "stride": 2}),
         # a Conformer; a long row, and one of odd length
@@ -148,7 +150,10 @@ def test_tensors_that_are_hardly_aligned(op: str) -> None:
     check(DEPTHWISE, problem, offers[0])
     problem = depthwise(op, 3, (8, 16), (3, 3), memory_format=CONTIGUOUS, **options)
     recipe = PLANES.recipe(problem, PLANES.offers(problem, H200)[0].settings, H200)
-    assert {("VECTOR_IN", 1), ("VECTOR_OUT", 1)} <= set(recipe.launches[0].kernel.defines)
+    launch = recipe.launches[0]
+    assert isinstance(launch, KernelLaunch)
+    assert isinstance(launch.kernel, Kernel)
+    assert {("VECTOR_IN", 1), ("VECTOR_OUT", 1)} <= set(launch.kernel.defines)
     check_offers(problem)
 
 
@@ -224,6 +229,32 @@ def test_what_is_not_offered(
         assert not implementation.offers(problem, H200)
         with pytest.raises(ValueError, match="does not offer"):
             implementation.recipe(problem, "CHANNELS=2,COLUMNS=4,ROWS=4", H200)
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        depthwise("fprop", 96, (28, 28), (3, 3), dtype=FP16, stride=2, padding=1),
+        depthwise("dgrad", 96, (28, 28), (5, 5), dtype=BF16, stride=2, padding=2),
+        depthwise("fprop", 12, (28,), (31,), dtype=FP32, padding=15),
+        depthwise("dgrad", 6, (8, 8, 8), (3, 3, 3), dtype=BF16, stride=2, memory_format=CONTIGUOUS),
+        depthwise(
+            "fprop", 9, (9, 9), (3, 3), dtype=BF16, bias=True, residual=True, activation="silu"
+        ),
+    ],
+    ids=lambda problem: problem.text,
+)
+def test_nvrtc_compiles_the_kernels(problem: ConvProblem, architecture: str) -> None:
+    implementation = that_computes(problem)
+    for offer in implementation.offers(problem, H200):
+        launch = implementation.recipe(problem, offer.settings, H200).launches[0]
+        assert isinstance(launch, KernelLaunch)
+        kernel = launch.kernel
+        assert isinstance(kernel, Kernel)
+        defines = [f"-D{name}={value}" for name, value in kernel.defines]
+        options = [f"--gpu-architecture={architecture}", "--std=c++17", *defines]
+        assert require_cuda_build().compile_kernel(kernel.source, kernel.function, options)
 
 
 def test_each_kernel_has_its_layout() -> None:

@@ -166,10 +166,13 @@ class Depthwise:
         tiles: list[Tile] = []
         longest = height.strip_length(problem.op)
         for channels, columns in _shapes(problem):
-            # Two waves of threads or more, and then as few beginnings of strips as possible.
+            # Two waves of threads or more, but the beginnings of strips, where products and loads
+            # are repeated, must stay few.
             wanted = 2 * gpu.multiprocessors * _THREADS_AT_ONCE
             pieces = -(-wanted // _strips(problem, channels, columns))
-            for count in (pieces,) if tiles else (pieces, 2 * pieces):
+            repeated = -(-height.taps // height.stride) - 1
+            other = 2 * pieces if longest >= 8 * pieces * repeated else -(-pieces // 2)
+            for count in (pieces,) if tiles else (pieces, other):
                 rows = max(min(_LEAST_ROWS, longest), -(-longest // count))
                 tile = Tile(channels, columns, rows)
                 if tile not in tiles:

@@ -27,7 +27,7 @@ constexpr int kRowStep = STRIDE_H, kPhases = STRIDE_W;
 constexpr int kWindow = (COLUMNS - 1) * STRIDE_W + (KW - 1) * DILATION_W + 1, kWritten = COLUMNS;
 #endif
 
-constexpr bool kSkipsDepths = DGRAD && KT > 1;  // where a depth of x reaches none of y
+constexpr bool kSkipsDepths = DGRAD && KT > 1 && STRIDE_D > 1;  // some taps meet no depth of y
 
 // Numbers that one instruction loads or stores.
 template <typename E, int count>
@@ -83,9 +83,9 @@ struct Walk {
   int abreast, vector, line, row, plane;
   int lines_on, rows_on, planes_on, rows;
   __device__ __forceinline__ Walk(int vectors, int rows, int lines)
-      : abreast(min(vectors, static_cast<int>(blockDim.x))), rows(rows) {
+      : abreast(min(vectors, THREADS)), rows(rows) {
     const int thread = threadIdx.x;
-    lines_on = blockDim.x / abreast;
+    lines_on = THREADS / abreast;
     rows_on = lines_on % rows;
     planes_on = lines_on / rows;
     vector = thread % abreast;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void add_products(float (&sums)[kSlots][kRowsWritten]
 // `tile_rows` and `tile_columns` y pixels, or groups of x pixels, in rows and columns. For them it
 // reads `planes_in`, `rows_in` and `vectors_in` vectors; a phase of a row has `pitch` floats,
 // and a row of results `pitch_out`. Both are multiples of 4.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise_planes(const T* __restrict__ read, const T* __restrict__ weight,
                      T* __restrict__ written,
 #if HAS_BIAS
@@ -170,11 +170,11 @@ extern "C" __global__ void __launch_bounds__(256)
                      const T* __restrict__ residual,
 #endif
                      int channels, int planes_read, int height_read, int width_read,
-                     int planes_written, int height_written, int width_written, int stride_d,
-                     int padding_d, int padding_h, int padding_w, int dilation_d, int dilation_h,
-                     int plane_tiles, int row_tiles, int column_tiles, int tile_planes,
-                     int tile_rows, int tile_columns, int planes_in, int rows_in, int vectors_in,
-                     int pitch, int pitch_out) {
+                     int planes_written, int height_written, int width_written, int padding_d,
+                     int padding_h, int padding_w, int dilation_d, int dilation_h, int plane_tiles,
+                     int row_tiles, int column_tiles, int tile_planes, int tile_rows,
+                     int tile_columns, int planes_in, int rows_in, int vectors_in, int pitch,
+                     int pitch_out) {
   DYNAMIC_SHARED(shared);
   float* const tile = reinterpret_cast<float*>(shared);
   float* const results = tile + planes_in * rows_in * kPhases * pitch;
@@ -198,11 +198,11 @@ extern "C" __global__ void __launch_bounds__(256)
 #if DGRAD
   const int row_read = residue + dilation_h * (row_index - (kSlots - 1));
   const int column_read = column_index - (kTapGroups - 1) * DILATION_W;
-  const int plane_read = floor_divide(first_plane + padding_d - (KT - 1) * dilation_d, stride_d);
+  const int plane_read = floor_divide(first_plane + padding_d - (KT - 1) * dilation_d, STRIDE_D);
   const int row_written = x_row, column_written = x_column;
 #else
   const int row_read = x_row, column_read = x_column;
-  const int plane_read = first_plane * stride_d - padding_d;
+  const int plane_read = first_plane * STRIDE_D - padding_d;
   const int row_written = residue + dilation_h * row_index, column_written = column_index;
 #endif
 
@@ -219,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(256)
       float* const target = tile + (VECTOR_IN == 1 ? u % kPhases * pitch : 0) + u / kPhases;
       Walk walk = first;
       while (walk.line < lines_in) {
-        constexpr int kAtOnce = 4;
+        constexpr int kAtOnce = 8;  // loads of a thread, to hide their latency
         In loaded[kAtOnce];
         const int first_line = walk.line;
 #pragma unroll
@@ -274,16 +274,16 @@ extern "C" __global__ void __launch_bounds__(256)
         filter[tap / (KH * KW)][tap / KW % KH][tap % KW] = to_float(taps[tap]);
       }
     }
-    const float* lines[KT];  // the next row of each plane that is read; none if null
+    const float* lines[KT];  // the next row of each plane that is read; null if a tap meets none
 #pragma unroll
     for (int kt = 0; kt < KT; ++kt) {
 #if DGRAD
       const int distance = plane + padding_d - kt * dilation_d;
-      const bool is_read = distance >= 0 && distance % stride_d == 0;
-      const int from = distance / stride_d - plane_read;
+      const bool is_read = distance % STRIDE_D == 0;
+      const int from = floor_divide(distance, STRIDE_D) - plane_read;
 #else
       const bool is_read = true;
-      const int from = plane_of_tile * stride_d + kt * dilation_d;
+      const int from = plane_of_tile * STRIDE_D + kt * dilation_d;
 #endif
       lines[kt] = is_read ? tile + from * rows_in * kPhases * pitch + strip * COLUMNS : nullptr;
     }

@@ -25,7 +25,7 @@ _MOST_TAPS = 64  # whose filter fits into a thread's registers
 _MOST_WINDOW = 64  # pixels of a row in a thread's registers
 _MOST_THREADS = 256
 _THREADS = 192  # wanted
-_BLOCKS_AT_ONCE = 3  # that share a multiprocessor's memory, so that they load and compute in turns
+_BLOCKS_AT_ONCE = 4  # that share a multiprocessor's memory, so that they load and compute in turns
 _LONGEST_STRIPS = 128  # of a row in a tile
 
 
@@ -118,7 +118,7 @@ def _shapes(problem: ConvProblem, height: Dimension, width: Dimension) -> Iterat
     if height.taps == 1:
         wanted = [(9, 4), (5, 4), (13, 4)] if width.taps > 9 else [(3, 4), (1, 4)]
     elif height.taps * width.taps >= 25 and height.stride == width.stride == 1:
-        wanted = [(5, 14), (7, 14), (3, 14), (1, 28)]
+        wanted = [(5, 14), (3, 14), *([(7, 14)] if height.taps >= 7 else [])]
     else:
         wanted = [(1, 28), (3, 14), (1, 14)]
     for columns, rows in wanted:
@@ -183,6 +183,11 @@ class _Geometry:
         self.vectors_in = -(-(columns_in + self.shift) // self.vector_in)
         self.pitch = -(-self.vectors_in * self.vector_in // (4 * phases)) * 4
         self.pitch_out = -(-(columns_out + self.vector_out - 1) // 4) * 4
+        # More threads than strips, if registers allow, so that more loads are under way.
+        sums = slots * tile.columns * (height.stride * width.stride if self.is_dgrad else 1)
+        taps = depth.taps * height.taps * width.taps
+        wanted = _MOST_THREADS if sums + taps <= 48 else _MOST_THREADS // 2
+        self.threads = max(wanted, -(-tile.planes * tile.strips // 32) * 32)
         self.shared_bytes = 4 * (
             self.planes_in * self.rows_in * phases * self.pitch
             + tile.planes * rows_out * self.pitch_out
@@ -214,12 +219,14 @@ class _Geometry:
             "depthwise_planes",
             (
                 ("ELEMENT", ELEMENTS[problem.dtype]),
+                ("THREADS", self.threads),
                 ("COLUMNS", tile.columns),
                 ("DGRAD", int(self.is_dgrad)),
                 ("IS_3D", int(is_3d)),
                 ("KT", depth.taps),
                 ("KH", height.taps),
                 ("KW", width.taps),
+                ("STRIDE_D", depth.stride),
                 ("STRIDE_H", height.stride),
                 ("STRIDE_W", width.stride),
                 ("DILATION_W", width.dilation),
@@ -232,7 +239,7 @@ class _Geometry:
         launch = KernelLaunch(
             kernel,
             grid=(outer * plane_tiles * row_tiles * column_tiles, 1, 1),
-            block=(min(_MOST_THREADS, -(-tile.planes * tile.strips // 32) * 32), 1, 1),
+            block=(self.threads, 1, 1),
             arguments=(
                 Address(read),  # type: ignore[arg-type]
                 Address("w"),
@@ -241,7 +248,6 @@ class _Geometry:
                 problem.groups,
                 *sizes[read],
                 *sizes[written],
-                depth.stride,
                 depth.padding,
                 height.padding,
                 width.padding,
