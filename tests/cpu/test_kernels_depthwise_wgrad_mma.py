@@ -37,12 +37,13 @@ SHAPES = [
     depthwise(1, 16, (21, 19), (7, 7), padding=3),
     depthwise(3, 16, (7, 7), (7, 7), padding=3, dtype=BF16),
     depthwise(1, 6, (9, 70), (7, 7), padding=3),
+    depthwise(1, 8, (9, 9), (7, 7), padding=3, alignment=(4, 32, 32)),
     depthwise(2, 8, (10, 14), (7, 7), padding=3, **PLAIN),
     depthwise(1, 5, (9, 13), (7, 7), padding=3, **PLAIN),
     # EfficientNet
     depthwise(2, 24, (14, 14), (5, 5), padding=2),
     depthwise(2, 16, (14, 12), (3, 3), padding=1, dtype=BF16),
-    # RepLKNet: rows of the filter share matrices
+    # RepLKNet, SLaK: filters of several warps and blocks
     depthwise(1, 4, (20, 18), (31, 31), padding=15),
     depthwise(2, 4, (7, 7), (13, 13), padding=6),
     depthwise(1, 2, (5, 20), (21, 5), padding=(10, 2)),
@@ -67,7 +68,7 @@ def test_fixed_shapes(problem: ConvProblem) -> None:
 
 
 def test_all_offers() -> None:
-    for problem in (SHAPES[0], SHAPES[7], SHAPES[10]):
+    for problem in (SHAPES[0], SHAPES[8], SHAPES[11]):
         offers = MMA.offers(problem, H200)
         assert 2 <= len(offers) <= 6
         for offer in offers[1:]:

@@ -23,9 +23,8 @@ from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _PIECE = 16  # bytes of eight elements
 _MOST_COLUMN_BLOCKS = 8  # which are unrolled
-_MOST_UNSHARED_ROWS = 16  # of a filter; those of larger ones share matrices
 _SM_REGISTERS, _SM_THREADS = 65536, 2048
-_OTHER_REGISTERS = 44  # of a thread, besides sums and matrices
+_OTHER_REGISTERS = 44  # of a thread, besides sums and blocks of dy
 _MOST_REGISTERS = 240
 _MOST_OFFERS = 5
 # Clocks of a multiprocessor, by which offers are put in order.
@@ -50,6 +49,7 @@ class _Shape:
     kernel: tuple[int, int]
     padding: tuple[int, int]
     is_channels_last: bool
+    alignment: int
 
     @property
     def is_signal(self) -> bool:
@@ -58,12 +58,8 @@ class _Shape:
 
     @property
     def blocks(self) -> int:
-        """Column blocks of x that a column block of dy meets."""
+        """Column blocks of dy that a column block of x meets."""
         return _ceil_div(self.kernel[1] + 7, 8)
-
-    @property
-    def products(self) -> int:
-        return _ceil_div(self.blocks, 2)
 
     @property
     def tile_size(self) -> tuple[int, int]:
@@ -82,6 +78,7 @@ def _shape(problem: ConvProblem) -> _Shape:
         kernel=two_dimensions(problem.weight_shape[2:], 1),
         padding=two_dimensions(problem.padding[: problem.spatial_dims], 0),
         is_channels_last=problem.memory_format == torch.channels_last,
+        alignment=min(problem.alignment[0], problem.alignment[2]),
     )
 
 
@@ -92,9 +89,7 @@ class _Tiling:
     shape: _Shape
     channels: int
     warp_channels: int
-    warp_rows: int
-    shifts: int
-    """How many rows of the filter, at a distance of 8, share matrices."""
+    warp_pairs: int
     row_blocks: int
     tiles: int
 
@@ -102,8 +97,7 @@ class _Tiling:
     def settings(self) -> str:
         return (
             f"CHANNELS={self.channels},WARP_CHANNELS={self.warp_channels},"
-            f"WARP_ROWS={self.warp_rows},SHIFTS={self.shifts},"
-            f"ROW_BLOCKS={self.row_blocks},TILES={self.tiles}"
+            f"WARP_PAIRS={self.warp_pairs},ROW_BLOCKS={self.row_blocks},TILES={self.tiles}"
         )
 
     @property
@@ -126,9 +120,16 @@ class _Tiling:
         return _ceil_div(self.shape.images * self.tiles_down * self.tiles_across, self.tiles)
 
     @property
+    def vector(self) -> int:
+        """Channels that a thread reads at once."""
+        if not self.shape.is_channels_last:
+            return 1
+        is_four = self.channels % 4 == self.shape.channels % 4 == 0 and self.shape.alignment >= 8
+        return 4 if is_four else 2
+
+    @property
     def warp_groups(self) -> int:
-        rows = self.shape.kernel[0] if self.shifts == 1 else 8
-        return _ceil_div(rows, self.warp_rows)
+        return _ceil_div(_ceil_div(self.shape.kernel[0], 2), self.warp_pairs)
 
     @property
     def warps(self) -> int:
@@ -137,27 +138,23 @@ class _Tiling:
     @property
     def registers(self) -> int:
         """Of a thread, about."""
-        s = self.shape
-        sums = self.warp_channels * self.warp_rows * self.shifts * s.products * 4
-        matrices = self.warp_rows * 2 * s.products * (self.shifts + 1)
-        return _ceil_div(sums + matrices + _OTHER_REGISTERS, 8) * 8
+        sums = self.warp_channels * self.warp_pairs * self.shape.blocks * 4
+        return _ceil_div(sums + 2 * self.shape.blocks + _OTHER_REGISTERS, 8) * 8
 
     @property
     def shared_bytes(self) -> int:
         """As depthwise_wgrad_mma.cu divides it."""
-        s, rows, held = self.shape, 8 * self.row_blocks, 2 * self.shape.products
-        matrices = self.shifts + 1
-        matrix_rows = 8 * (matrices + (matrices % 4 == 3))
-        stored_rows = rows - 16 + matrix_rows + self.warp_groups * self.warp_rows - 1
+        s, rows = self.shape, 8 * self.row_blocks
+        stored_rows = rows + 2 * self.warp_groups * self.warp_pairs - 1
         if s.is_signal:
-            tile = stored_rows + held - 1 + rows
+            tile = stored_rows + s.blocks - 1 + rows
         else:
-            x_pitch = (self.column_blocks + held - 1) | 1
+            x_pitch = (self.column_blocks + s.blocks - 1) | 1
             tile = stored_rows * x_pitch + rows * (self.column_blocks | 1)
-        pairs, pieces = self.channels // 2, self.tiles * tile
-        apart = 1 if pairs >= 8 else 8 // pairs
+        units, pieces = self.channels // self.vector, self.tiles * tile
+        apart = 1 if units >= 8 else 8 // units
         plane = pieces + (apart - pieces) % 8
-        sums = self.warps * 16 * s.products * 9 * 4
+        sums = self.warps * 8 * s.blocks * 9 * 4
         return max(self.channels * plane * _PIECE + self.tiles * 16, sums)
 
     def resident(self, gpu: Gpu) -> int:
@@ -181,10 +178,10 @@ class _Tiling:
         """Clocks of the busiest multiprocessor, roughly."""
         s, rows = self.shape, 8 * self.row_blocks
         row_pairs = self.tiles * self.row_blocks / 2
-        filter_rows = self.warp_groups * self.warp_rows
-        products = row_pairs * self.column_blocks * filter_rows * self.shifts * s.products
+        pairs = self.warp_groups * self.warp_pairs
+        products = row_pairs * self.column_blocks * pairs * s.blocks
         matrices = row_pairs * (
-            (self.column_blocks + 2 * s.products - 1) * filter_rows * (self.shifts + 1)
+            4 * (self.column_blocks + s.blocks - 1) * pairs
             + 2 * self.column_blocks * self.warp_groups
         )
         if s.is_signal:
@@ -207,30 +204,21 @@ class _Tiling:
         return waves * self.items_a_split(gpu) * item
 
 
-def _warp_shares(rows: int) -> Iterator[tuple[int, int]]:
-    """Yields how many rows of a filter with ``rows`` rows a warp has, and the shifts of each."""
-    if rows <= _MOST_UNSHARED_ROWS:
-        yield from sorted({(rows, 1), (_ceil_div(rows, 2), 1)})
-    if rows > 8:
-        yield from ((1, _ceil_div(rows, 8)), (2, _ceil_div(rows, 8)))
-
-
 def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
-    down = shape.tile_size[0]
+    pairs, down = _ceil_div(shape.kernel[0], 2), shape.tile_size[0]
     even = down + down % 2
-    for channels, warp_channels, (warp_rows, shifts), row_blocks, tiles in itertools.product(
+    for channels, warp_channels, warp_pairs, row_blocks, tiles in itertools.product(
         (2, 4, 8, 16, 32),
         (1, 2),
-        _warp_shares(shape.kernel[0]),
+        sorted({_ceil_div(pairs, groups) for groups in (1, 2, 4, 8)}),
         sorted({1, 2, 4, 8, min(down, 8), min(even, 8)}),
         (1, 2, 4, 8),
     ):
-        tiling = _Tiling(shape, channels, warp_channels, warp_rows, shifts, row_blocks, tiles)
+        tiling = _Tiling(shape, channels, warp_channels, warp_pairs, row_blocks, tiles)
         if (
             channels < 2 * shape.channels
             and row_blocks <= even
             and tiles * row_blocks % 2 == 0
-            and (shifts == 1 or row_blocks % 2 == 0)
             and (tiles <= 2 or tiles * row_blocks <= 8)
             and 4 <= tiling.warps <= 16
             and tiling.registers <= _MOST_REGISTERS
@@ -282,19 +270,18 @@ class DepthwiseWgradMma:
             return []
         shape = _shape(problem)
         if shape.kernel == (1, 1) or (
-            shape.is_channels_last
-            and (shape.channels % 2 or min(problem.alignment[0], problem.alignment[2]) < 4)
+            shape.is_channels_last and (shape.channels % 2 or shape.alignment < 4)
         ):
             return []
-        return sorted(_tilings(shape, gpu), key=lambda tiling: tiling.cost(gpu))[:_MOST_OFFERS]
+        best: dict[tuple[int, ...], _Tiling] = {}  # of each division among warps
+        for tiling in sorted(_tilings(shape, gpu), key=lambda tiling: tiling.cost(gpu)):
+            best.setdefault((tiling.channels, tiling.warp_channels, tiling.warp_pairs), tiling)
+        return list(best.values())[:_MOST_OFFERS]
 
 
 def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
     shape = tiling.shape
-    has_pairs = (
-        shape.in_size[1] % 2 == shape.out_size[1] % 2 == 0
-        and min(problem.alignment[0], problem.alignment[2]) >= 4
-    )
+    has_pairs = shape.in_size[1] % 2 == shape.out_size[1] % 2 == 0 and shape.alignment >= 4
     layout: tuple[tuple[str, int], ...] = (("CHANNELS_LAST", 1), ("PAIRS", 0), ("ODD", 0))
     if not shape.is_channels_last:
         is_odd = has_pairs and shape.padding[1] % 2
@@ -310,8 +297,8 @@ def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
             ("SIGNAL", int(shape.is_signal)),
             ("CHANNELS", tiling.channels),
             ("WARP_CHANNELS", tiling.warp_channels),
-            ("WARP_ROWS", tiling.warp_rows),
-            ("SHIFTS", tiling.shifts),
+            ("VECTOR", tiling.vector),
+            ("WARP_PAIRS", tiling.warp_pairs),
             ("ROW_BLOCKS", tiling.row_blocks),
             ("COLUMN_BLOCKS", tiling.column_blocks),
             ("TILES", tiling.tiles),
