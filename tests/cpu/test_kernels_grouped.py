@@ -11,12 +11,15 @@ import torch
 from cuda_emulation import MATRIX_LOADS, run_recipe
 from cuda_emulation.checks import H200, check, expected, random_tensors, written
 
+from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
 
 emulated = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 GROUPED = Grouped()
+A100 = Gpu((8, 0), multiprocessors=108, shared_bytes=163 << 10, l2_bytes=40 << 20)
+L4 = Gpu((8, 9), multiprocessors=58, shared_bytes=99 << 10, l2_bytes=48 << 20)
 
 
 def problem(
@@ -207,6 +210,18 @@ def test_what_is_not_offered(changed: dict[str, Any]) -> None:
     fields = {"op": "fprop", "x": (2, 20, 20), "groups": 4, "width": 24, "padding": 3}
     assert settings_of(problem(**fields))
     assert not settings_of(problem(**(fields | changed)))
+
+
+@pytest.mark.search
+def test_nvrtc_compiles_what_is_offered() -> None:
+    for what, gpu in (
+        (problem("fprop", (64, 14, 14), 24, 24), H200),
+        (problem("dgrad", (64, 28, 28), 24, 24, 3, 2), A100),
+        (problem("fprop", (64, 56, 56), 32, 4, bias=True, residual=True, activation="silu"), L4),
+    ):
+        for settings in settings_of(what, gpu)[:2]:
+            (launch,) = GROUPED.recipe(what, settings, gpu).launches
+            assert cubin(launch.kernel, gpu.compute_capability)
 
 
 def test_an_older_gpu_is_offered_nothing() -> None:

@@ -11,6 +11,7 @@ import torch
 from cuda_emulation import MATRIX_LOADS, run_recipe
 from cuda_emulation.checks import H200, check, expected, random_tensors
 
+from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.problem import ConvProblem
@@ -182,6 +183,15 @@ def test_what_is_not_offered(changed: dict[str, Any]) -> None:
     fields = {"x": (2, 20, 20), "groups": 4, "width": 24, "padding": 3}
     assert settings_of(problem(**fields))
     assert not settings_of(problem(**(fields | changed)))
+
+
+@pytest.mark.search
+def test_nvrtc_compiles_what_is_offered() -> None:
+    for gpu in (H200, SMALL):
+        what = problem((64, 14, 14), 24, 24)
+        for settings in settings_of(what, gpu)[:2]:
+            for launch in WGRAD.recipe(what, settings, gpu).launches:
+                assert cubin(launch.kernel, gpu.compute_capability)
 
 
 def test_an_older_gpu_is_offered_nothing() -> None:

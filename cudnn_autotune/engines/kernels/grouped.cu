@@ -199,18 +199,18 @@ __device__ __forceinline__ void compute(const unsigned char* tile, const unsigne
     multiply<P>(sums, pixels,
                 filters + group * kRows * kFilterPitch + part * N_TILES * kNextFilters + row, lane);
     if constexpr (MERGE > 1) {
+      float total = 0.0f;  // NaN if any sum is
 #pragma unroll
-      for (int m = 0; m < M_TILES; ++m) {
+      for (int i = 0; i < M_TILES * N_TILES * 4; ++i) {
+        total += sums[i / (N_TILES * 4)][i / 4 % N_TILES][i % 4];
+      }
+      if (total != total) {
 #pragma unroll
-        for (int n = 0; n < N_TILES; ++n) {
-#pragma unroll
-          for (int r = 0; r < 4; ++r) {
-            float& sum = sums[m][n][r];
-            if (sum != sum) {
-              sum = exact_sum<P>(tile, filters, first_pixel + m * 16 + g + r / 2 * 8,
-                                 first_channel + n * 8 + 2 * t + r % 2);
-            }
-          }
+        for (int i = 0; i < M_TILES * N_TILES * 4; ++i) {
+          const int m = i / (N_TILES * 4), n = i / 4 % N_TILES, r = i % 4;
+          if (sums[m][n][r] == sums[m][n][r]) continue;
+          sums[m][n][r] = exact_sum<P>(tile, filters, first_pixel + m * 16 + g + r / 2 * 8,
+                                       first_channel + n * 8 + 2 * t + r % 2);
         }
       }
     }

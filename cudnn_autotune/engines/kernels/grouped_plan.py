@@ -113,8 +113,8 @@ def planned(
         work.matrices + shared_traffic / 128,
         32 * sectors / _L2_BYTES_A_CLOCK,
     )
-    # A warp alone takes 8 clocks for an mma, and some 50 for the instructions of a copy.
-    alone = (8 * work.mma + 50 * work.copies / 32) / warps
+    # A warp alone takes 8 clocks for an mma, and some 30 for the instructions of a copy.
+    alone = (8 * work.mma + 30 * work.copies / 32) / warps
     # Only other blocks fill the pauses of one that waits for its tile.
     pause = (1.0 if stages == 1 else 0.4) / resident
     once = resident * work.once_bytes / _L2_BYTES_A_CLOCK

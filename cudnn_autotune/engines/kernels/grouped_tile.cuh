@@ -71,25 +71,30 @@ struct Tile {
   }
 
   // Copies the tile; what lies outside of the images is zero. `tensor` begins at the first channel,
-  // `place` is that of the output.
+  // `place` is that of the output. A thread copies the same columns of several rows.
   __device__ __forceinline__ static void stage(unsigned char* tile, const ELEMENT* tensor,
                                                const Extents& extents, const Place& place) {
+    constexpr int kCopies = X::kExtent * chunks;  // of a row
+    constexpr int kAcross = kCopies > 16 ? 32 : kCopies > 8 ? 16 : 8;
     const int first_y = place.y * Y::kInStep + Y::kFirst;
     const int first_x = place.x * X::kInStep + X::kFirst;
-    const int image_elements = extents.y * extents.x * extents.channels;
-    tensor += static_cast<long long>(place.image) * image_elements;
-    constexpr int kCopies = images * Y::kExtent * X::kExtent * chunks;
-    for (int i = threadIdx.x; i < kCopies; i += kThreads) {
-      const int chunk = i % chunks, pixel = i / chunks;
-      const int column = pixel % X::kExtent, row = pixel / X::kExtent % Y::kExtent;
-      const int image = pixel / (X::kExtent * Y::kExtent);
-      const int y = first_y + row, x = first_x + column;
-      const bool exists = y >= 0 && y < extents.y && x >= 0 && x < extents.x &&
-                          place.image + image < extents.images;
-      const ELEMENT* const from = tensor + static_cast<long long>(image) * image_elements +
-                                  ((y * extents.x + x) * extents.channels + chunk * 8);
-      const int to = image * kImagePixels * kPitch + offset(row, column) + chunk * 16;
-      copy_async<16>(tile + to, exists ? from : tensor, exists);
+    const int row_elements = extents.x * extents.channels;
+    tensor += static_cast<long long>(place.image) * extents.y * row_elements;
+    for (int i = threadIdx.x % kAcross; i < kCopies; i += kAcross) {
+      const int column = i / chunks, chunk = i % chunks, x = first_x + column;
+      const bool is_inside = static_cast<unsigned>(x) < static_cast<unsigned>(extents.x);
+      const ELEMENT* const from = tensor + (x * extents.channels + chunk * 8);
+      unsigned char* const to = tile + offset(0, column) + chunk * 16;
+#pragma unroll 2
+      for (int row = threadIdx.x / kAcross; row < images * Y::kExtent; row += kThreads / kAcross) {
+        const int image = images == 1 ? 0 : row / Y::kExtent;
+        const int y = first_y + row - image * Y::kExtent;
+        const bool exists = is_inside &&
+                            static_cast<unsigned>(y) < static_cast<unsigned>(extents.y) &&
+                            (images == 1 || place.image + image < extents.images);
+        const long long skipped = static_cast<long long>(image * extents.y + y) * row_elements;
+        copy_async<16>(to + row * (kRowPixels * kPitch), from + skipped, exists);
+      }
     }
   }
 };
