@@ -21,7 +21,8 @@
 // filter, with all their sums in registers.
 //
 // A signal of one row is cut into rows of 8 columns. Row r of x begins at 8r and reaches over the
-// following ones, so pieces of adjacent rows lie side by side, and nothing is stored twice.
+// following ones, so pieces of adjacent rows lie side by side, and nothing is stored twice. The
+// second row of a pair is then the next block of x, so that every other block suffices.
 //
 // In channels_last a thread reads VECTOR channels of 8 pixels and transposes them in registers.
 //
@@ -40,6 +41,8 @@ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 constexpr int kPiece = 16;                          // bytes
 constexpr int kBlocks = ceil_div(KERNEL_W + 7, 8);  // of dy that a block of x meets
+constexpr int kStep = SIGNAL ? 2 : 1;               // from a block of x that is loaded to the next
+constexpr int kSumBlocks = ceil_div(kBlocks, kStep) * kStep;              // of a row of the filter
 constexpr int kWarpGroups = ceil_div(ceil_div(KERNEL_H, 2), WARP_PAIRS);  // of one channel
 constexpr int kWarps = CHANNELS / WARP_CHANNELS * kWarpGroups;
 constexpr int kThreads = 32 * kWarps;
@@ -226,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
         const int plane = plane_of(warp_channel + c);
         unsigned right[kBlocks][2];  // block y of dy is in right[y % kBlocks]
 #pragma unroll
-        for (int b = 0; b < COLUMN_BLOCKS + kBlocks - 1; ++b) {
+        for (int b = 0; b < COLUMN_BLOCKS + kBlocks - 1; b += kStep) {
           if (b < COLUMN_BLOCKS) load_transposed(right[b % kBlocks], y_lane + plane + b);
 #pragma unroll
           for (int p = 0; p < WARP_PAIRS; ++p) {
@@ -247,16 +250,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   // Adds the diagonals, in shared memory of the warp.
   __syncthreads();
   const int g = lane / 4, t = lane % 4;
-  float* const d = reinterpret_cast<float*>(shared) + warp * 8 * kBlocks * kPitchD;
+  float* const d = reinterpret_cast<float*>(shared) + warp * 8 * kSumBlocks * kPitchD;
 #pragma unroll
   for (int c = 0; c < WARP_CHANNELS; ++c) {
 #pragma unroll
-    for (int row = 0; row < 2 * WARP_PAIRS; ++row) {
+    for (int row = 0; row < (SIGNAL ? 1 : 2 * WARP_PAIRS); ++row) {
 #pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
+      for (int m = 0; m < kSumBlocks; ++m) {
+        const int second = SIGNAL ? m % 2 : row % 2;  // of the pair
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          d[(8 * m + g) * kPitchD + 2 * t + k] = sums[c][row / 2][m][row % 2 * 2 + k];
+          d[(8 * m + g) * kPitchD + 2 * t + k] =
+              sums[c][row / 2][m / kStep * kStep][2 * second + k];
         }
       }
       __syncwarp();

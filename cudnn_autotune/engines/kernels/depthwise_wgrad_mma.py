@@ -62,6 +62,11 @@ class _Shape:
         return _ceil_div(self.kernel[1] + 7, 8)
 
     @property
+    def products(self) -> int:
+        """Of a pair of rows of the filter: of a signal, each has two column blocks of x."""
+        return _ceil_div(self.blocks, 2) if self.is_signal else self.blocks
+
+    @property
     def tile_size(self) -> tuple[int, int]:
         """The rows of 8 columns, or blocks of 8 rows, and the column blocks that there are."""
         if self.is_signal:
@@ -138,7 +143,7 @@ class _Tiling:
     @property
     def registers(self) -> int:
         """Of a thread, about."""
-        sums = self.warp_channels * self.warp_pairs * self.shape.blocks * 4
+        sums = self.warp_channels * self.warp_pairs * self.shape.products * 4
         return _ceil_div(sums + 2 * self.shape.blocks + _OTHER_REGISTERS, 8) * 8
 
     @property
@@ -154,7 +159,7 @@ class _Tiling:
         units, pieces = self.channels // self.vector, self.tiles * tile
         apart = 1 if units >= 8 else 8 // units
         plane = pieces + (apart - pieces) % 8
-        sums = self.warps * 8 * s.blocks * 9 * 4
+        sums = self.warps * 8 * (s.products + s.products * s.is_signal) * 9 * 4
         return max(self.channels * plane * _PIECE + self.tiles * 16, sums)
 
     def resident(self, gpu: Gpu) -> int:
@@ -179,9 +184,9 @@ class _Tiling:
         s, rows = self.shape, 8 * self.row_blocks
         row_pairs = self.tiles * self.row_blocks / 2
         pairs = self.warp_groups * self.warp_pairs
-        products = row_pairs * self.column_blocks * pairs * s.blocks
+        products = row_pairs * self.column_blocks * pairs * s.products
         matrices = row_pairs * (
-            4 * (self.column_blocks + s.blocks - 1) * pairs
+            4 * (s.products if s.is_signal else self.column_blocks + s.blocks - 1) * pairs
             + 2 * self.column_blocks * self.warp_groups
         )
         if s.is_signal:
