@@ -12,8 +12,10 @@ import torch
 from cuda_emulation import run_recipe
 from cuda_emulation.checks import H200, check, expected, random_tensors
 
+from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.kernels.depthwise_wgrad import DepthwiseWgrad
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -128,6 +130,24 @@ def test_sums_are_divided_among_few_blocks() -> None:
         assert recipe.launches[0].grid[0] >= 132
     with pytest.raises(ValueError, match="does not offer 'CHANNELS=3'"):
         WGRAD.recipe(problem, "CHANNELS=3", H200)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        depthwise(64, 96, (112, 112), (3, 3), stride=2, padding=1),
+        depthwise(64, 96, (56, 56), (7, 7), padding=3, dtype=FP32),
+    ],
+    ids=lambda problem: problem.text,
+)
+@pytest.mark.parametrize("compute_capability", [(8, 0), (9, 0)])
+def test_every_offer_compiles(problem: ConvProblem, compute_capability: tuple[int, int]) -> None:
+    gpu = dataclasses.replace(H200, compute_capability=compute_capability)
+    for offer in WGRAD.offers(problem, gpu):
+        for launch in WGRAD.recipe(problem, offer.settings, gpu).launches:
+            assert isinstance(launch, KernelLaunch)
+            assert isinstance(launch.kernel, Kernel)
+            assert cubin(launch.kernel, compute_capability)
 
 
 @pytest.mark.parametrize(
