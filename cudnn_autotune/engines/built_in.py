@@ -6,6 +6,8 @@ from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.kernels.depthwise import Depthwise
 from cudnn_autotune.engines.kernels.depthwise_mma import DepthwiseMma
 from cudnn_autotune.engines.kernels.depthwise_planes import DepthwisePlanes
+from cudnn_autotune.engines.kernels.depthwise_wgrad import DepthwiseWgrad
+from cudnn_autotune.engines.kernels.depthwise_wgrad_mma import DepthwiseWgradMma
 from cudnn_autotune.engines.kernels.few_channels import FewChannels
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.kernels.grouped import Grouped
@@ -19,6 +21,8 @@ BUILT_IN: tuple[Implementation, ...] = (
     Depthwise(),
     DepthwiseMma(),
     DepthwisePlanes(),
+    DepthwiseWgrad(),
+    DepthwiseWgradMma(),
     FewChannels(),
     FewChannelsWgrad(),
     Grouped(),
