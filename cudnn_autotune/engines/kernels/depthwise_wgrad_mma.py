@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -233,6 +234,14 @@ def _tilings(shape: _Shape, gpu: Gpu) -> Iterator[_Tiling]:
             yield tiling
 
 
+@functools.lru_cache(maxsize=256)
+def _best_tilings(shape: _Shape, gpu: Gpu) -> tuple[_Tiling, ...]:
+    best: dict[tuple[int, ...], _Tiling] = {}  # of each division among warps
+    for tiling in sorted(_tilings(shape, gpu), key=lambda tiling: tiling.cost(gpu)):
+        best.setdefault((tiling.channels, tiling.warp_channels, tiling.warp_pairs), tiling)
+    return tuple(best.values())[:_MOST_OFFERS]
+
+
 class DepthwiseWgradMma:
     """Weight gradients of depthwise convolutions with a multiplier of 1, of stride and dilation 1,
     in the half types: one and two dimensions, channels_last with an even number of channels, and
@@ -265,7 +274,7 @@ class DepthwiseWgradMma:
                 return Recipe(launches, partial_bytes(problem, splits))
         raise ValueError(f"settings: {self.name} does not offer {settings!r} for {problem.text}")
 
-    def _offered(self, problem: ConvProblem, gpu: Gpu) -> list[_Tiling]:
+    def _offered(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         if (
             not is_depthwise_wgrad(problem)
             or problem.dtype == torch.float32
@@ -278,10 +287,7 @@ class DepthwiseWgradMma:
             shape.is_channels_last and (shape.channels % 2 or shape.alignment < 4)
         ):
             return []
-        best: dict[tuple[int, ...], _Tiling] = {}  # of each division among warps
-        for tiling in sorted(_tilings(shape, gpu), key=lambda tiling: tiling.cost(gpu)):
-            best.setdefault((tiling.channels, tiling.warp_channels, tiling.warp_pairs), tiling)
-        return list(best.values())[:_MOST_OFFERS]
+        return _best_tilings(shape, gpu)
 
 
 def _launch(problem: ConvProblem, tiling: _Tiling, gpu: Gpu) -> KernelLaunch:
