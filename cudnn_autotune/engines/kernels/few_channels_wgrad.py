@@ -15,15 +15,12 @@ from cudnn_autotune.engines.kernels.few_channels_rows import (
     rows_source,
     rows_version,
 )
-from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
+from cudnn_autotune.engines.kernels.sum_parts import SUM_TEXT, sum_launch, sums_bytes
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _SOURCE = rows_source("few_channels_wgrad.cu")
-_SUM_SOURCE = source("sum_parts.cu")
 _WARPS = 8
-_ARRAYS_OF_A_WARP = 8
-"""That a warp of sum_parts adds: few, because it waits for each four of them."""
 _LEAST_BLOCKS = 16
 _TILE_ROWS = 2
 _MOST_COLUMNS = 128
@@ -59,7 +56,7 @@ class FewChannelsWgrad:
     a multiple of 8 out, no dilation, no groups. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
-    version = rows_version(_SOURCE + _SUM_SOURCE, __file__)
+    version = rows_version(_SOURCE + SUM_TEXT, __file__)
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [
@@ -104,19 +101,8 @@ class FewChannelsWgrad:
             ),
             shared_bytes=_shared_bytes(problem, chosen),
         )
-        count = math.prod(problem.weight_shape)
-        warps = 1
-        while warps < 32 and warps * _ARRAYS_OF_A_WARP < blocks_x:
-            warps *= 2
-        sum_defines: dict[str, str | int] = {"ELEMENT": ELEMENTS[problem.dtype], "WARPS": warps}
-        sum_up = KernelLaunch(
-            Kernel(_SUM_SOURCE, "sum_parts", tuple(sum_defines.items())),
-            grid=(-(-count // 32), 1, 1),
-            block=(32 * warps, 1, 1),
-            arguments=(Address("workspace"), Address("w"), blocks_x, count),
-            shared_bytes=4 * 32 * warps,
-        )
-        return Recipe((add, sum_up), _workspace_bytes(problem, chosen, gpu))
+        sums = sum_launch(problem, blocks_x)
+        return Recipe((add, sums), _workspace_bytes(problem, chosen, gpu))
 
 
 def _n_tiles(problem: ConvProblem, warps_n: int) -> int:
@@ -142,7 +128,7 @@ def _grid(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> tuple[int, int
 
 
 def _workspace_bytes(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> int:
-    return 4 * _grid(problem, settings, gpu)[0] * math.prod(problem.weight_shape)
+    return sums_bytes(problem, _grid(problem, settings, gpu)[0])
 
 
 def _shared_bytes(problem: ConvProblem, settings: _Settings) -> int:

@@ -17,18 +17,15 @@ from cudnn_autotune.engines.kernels.grouped_plan import (
     planned,
     slabs_of,
 )
+from cudnn_autotune.engines.kernels.sum_parts import SUM_TEXT, sum_launch, sums_bytes
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _FILES = ("device.cuh", "grouped_tile.cuh", "grouped_wgrad.cu")
-_SUM_FILES = ("device.cuh", "grouped_sum.cu")
 _PLANNING = ("grouped_layer.py", "grouped_plan.py", "grouped_wgrad.py")
 _MOST_SUMS = (12, 24)
 """Tiles of 16 x 8 of a warp, which take four registers each: for more warps, or fewer loads."""
 _MOST_WARPS = 8
-_SUM_ELEMENTS = 32
-_SUM_THREADS = 256
-"""Of a block of grouped_sum.cu."""
 
 
 def _weights(layer: Layer) -> int:
@@ -79,20 +76,18 @@ def _plans(layer: Layer, gpu: Gpu) -> tuple[Plan, ...]:
 
 
 class GroupedWgrad:
-    """Weight gradient of grouped convolutions, by grouped_wgrad.cu and grouped_sum.cu.
+    """Weight gradient of grouped convolutions, by grouped_wgrad.cu and sum_parts.cu.
 
     A gradient is NaN or infinite only if a product that it consists of is, where padding is zero.
     """
 
     name = "grouped_wgrad"
-    version = sources.version(*(sources.text(file) for file in (*_FILES, *_SUM_FILES, *_PLANNING)))
+    version = sources.version(SUM_TEXT, *(sources.text(file) for file in (*_FILES, *_PLANNING)))
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        layer, plans = self._plans(problem, gpu)
+        plans = self._plans(problem, gpu)[1]
         return [
-            Offer(plan.settings, _workspace_bytes(layer, plan), ("TENSOR_CORE",))
-            for plan in plans
-            if layer is not None
+            Offer(plan.settings, sums_bytes(problem, plan.runs), ("TENSOR_CORE",)) for plan in plans
         ]
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
@@ -120,15 +115,8 @@ class GroupedWgrad:
             ),
             shared_bytes=plan.shared_bytes,
         )
-        weights = _weights(layer)
-        add = KernelLaunch(
-            Kernel("".join(map(sources.text, _SUM_FILES)), "grouped_sum", (("ELEMENT", element),)),
-            grid=(-(-weights // _SUM_ELEMENTS), 1, 1),
-            block=(_SUM_THREADS, 1, 1),
-            arguments=(sums, Address("w"), plan.runs, weights),
-            shared_bytes=4 * _SUM_THREADS,
-        )
-        return Recipe((multiply, add), _workspace_bytes(layer, plan))
+        add = sum_launch(problem, plan.runs)
+        return Recipe((multiply, add), sums_bytes(problem, plan.runs))
 
     @staticmethod
     def _plans(problem: ConvProblem, gpu: Gpu) -> tuple[Layer | None, tuple[Plan, ...]]:
@@ -136,7 +124,3 @@ class GroupedWgrad:
         if layer is None or gpu.compute_capability < (8, 0):
             return layer, ()
         return layer, _plans(layer, gpu)
-
-
-def _workspace_bytes(layer: Layer, plan: Plan) -> int:
-    return 4 * plan.runs * _weights(layer)
