@@ -291,7 +291,7 @@ def test_a_way_that_fails_is_named_and_the_others_are_measured(
 ) -> None:
     from model_steps import measure
 
-    def fail(model: nn.Module) -> nn.Module:
+    def fail(model: nn.Module, **_: Any) -> nn.Module:
         raise RuntimeError("no such convolution")
 
     monkeypatch.setattr(ca, "convert", fail)
