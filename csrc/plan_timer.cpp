@@ -44,6 +44,33 @@ class StreamBlock {
   const GpuClock* clock_;
 };
 
+// Waits for a stream when it is destroyed, also if the host throws: what is enqueued uses memory
+// that is freed then.
+class StreamWait {
+ public:
+  explicit StreamWait(cudaStream_t stream) : stream_(stream) {}
+  ~StreamWait() { static_cast<void>(cudaStreamSynchronize(stream_)); }
+  StreamWait(const StreamWait&) = delete;
+  StreamWait& operator=(const StreamWait&) = delete;
+
+ private:
+  cudaStream_t stream_;
+};
+
+// Why a candidate does not run; empty if it does. Memory may be short, or ATen refuses. A failure
+// of CUDA itself shows at the next call.
+template <typename Run>
+std::string failure_of(const Run& run) {
+  try {
+    run();
+  } catch (const PlanError& error) {
+    return error.what();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
 // All timers of a device share one stream, because cuBLAS keeps a workspace for every stream that
 // it has seen.
 c10::cuda::CUDAStream timing_stream(c10::DeviceIndex device) {
@@ -159,12 +186,7 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
                       batches[i].candidate);
     TORCH_CHECK_VALUE(batches[i].calls >= 1, "batches: calls must be 1 or more, got ",
                       batches[i].calls);
-    if (!batches[i].as_graph) continue;
-    try {
-      capture(batches[i]);
-    } catch (const std::exception& error) {
-      samples[i].error = error.what();
-    }
+    if (batches[i].as_graph) samples[i].error = failure_of([&] { capture(batches[i]); });
   }
   reserve(batches.size());
   const bool any_cold = std::any_of(batches.begin(), batches.end(), [](auto& b) { return b.cold; });
@@ -187,6 +209,7 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
   // of its launch, which loads the kernel, to its end.
   std::vector<double> most_ms(batches.size(), std::numeric_limits<double>::infinity());
   {
+    const StreamWait wait(stream_);
     StreamBlock block(lead > 0 ? clock_ : nullptr, stream_);
     int64_t launches = 0;
     for (size_t i = 0; i < batches.size(); ++i) {
@@ -199,18 +222,13 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
       stamp(2 * i);
       C10_CUDA_CHECK(cudaEventRecord(events_[2 * i], stream_));
       if (samples[i].error.empty()) {
-        try {
+        samples[i].error = failure_of([&] {
           if (batch.as_graph) {
             graphs_.at({batch.candidate, batch.calls, batch.cold})->replay();
           } else {
             enqueue(batch);
           }
-        } catch (const PlanError& error) {
-          samples[i].error = error.what();
-        } catch (const c10::Error& error) {
-          // Memory is short, or ATen refuses. A failure of CUDA itself shows at the next call.
-          samples[i].error = error.what_without_backtrace();
-        }
+        });
       }
       candidate.has_run = true;
       const auto launched = std::chrono::steady_clock::now();
