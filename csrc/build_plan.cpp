@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "aten_conv.h"
 #include "core/check.h"
 #include "core/engine_search.h"
 #include "engine_plan.h"
@@ -29,15 +30,18 @@ std::shared_ptr<Plan> build_plan(const ConvProblem& problem, const std::string& 
   if (text == kAten) return std::make_shared<AtenPlan>(problem);
   if (text == kMatmul) return std::make_shared<MatmulPlan>(problem);
   if (!device) throw PlanError(text + " is built for a CUDA device of this machine only");
+  const OnDevice guard(device);
   if (!is_engine(text)) {
     if (!plan_builder()) throw PlanError("nothing builds " + text + " for " + problem.text());
+    // A convolution that a builder makes must not be tuned: that would wait for the thread that
+    // tunes, which waits for this plan.
+    const PyTorchsOwnGuard pytorchs_own;
     try {
       return plan_builder()(problem, text, *device);
     } catch (const PlanError& error) {
       throw PlanError("building " + text + " for " + problem.text() + ": " + error.what());
     }
   }
-  const OnDevice guard(device);
   return std::make_shared<EnginePlan>(EngineSearch(problem, &current_handle).build(text));
 }
 

@@ -22,8 +22,8 @@ bool is_engine(const std::string& text);
 std::shared_ptr<Plan> build_plan(const ConvProblem& problem, const std::string& text,
                                  std::optional<c10::DeviceIndex> device);
 
-// Builds what is no engine and neither kAten nor kMatmul. Called from any thread without the GIL.
-// Throws PlanError.
+// Builds what is no engine and neither kAten nor kMatmul. Called from any thread without the GIL,
+// with the device current. Throws PlanError.
 using PlanBuilder = std::function<std::shared_ptr<Plan>(
     const ConvProblem& problem, const std::string& text, c10::DeviceIndex device)>;
 void set_plan_builder(PlanBuilder builder);

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "aten_conv.h"
 #include "core/check.h"
 #include "core/conv_plan.h"
 #include "core/cuda_driver.h"
@@ -119,6 +120,8 @@ class RecipePlan::FunctionStep final : public Step {
 
   void run(const Memory& memory) override {
     const at::NoGradGuard no_grad;
+    // A convolution of the function's own might be this very problem.
+    const PyTorchsOwnGuard pytorchs_own;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto options = memory.operands.x.options().dtype(at::kByte).memory_format(std::nullopt);
     void* own = memory.buffers[static_cast<size_t>(Buffer::workspace)];
@@ -138,10 +141,7 @@ std::shared_ptr<RecipePlan> RecipePlan::build(const ConvProblem& problem, const 
   int64_t engine_bytes = 0;  // the engines run one after the other, and share theirs
   try {
     check_launches(launches, problem, workspace_bytes);
-    const bool needs_device = std::any_of(
-        launches.begin(), launches.end(),
-        [](const Launch& launch) { return !std::holds_alternative<FunctionLaunch>(launch); });
-    const OnDevice guard(needs_device ? std::make_optional(device) : std::nullopt);
+    const OnDevice guard(device);
     for (const Launch& launch : launches) {
       if (const auto* kernel = std::get_if<KernelLaunch>(&launch)) {
         steps.push_back(std::make_unique<KernelStep>(*kernel));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cudnn.h>
@@ -35,11 +36,11 @@ cudnnHandle_t current_handle();
 
 // As long as it lives, a CUDA device is current, and this thread may allocate, load kernels and
 // wait while another one captures a graph. In CUDA's default mode such calls would break that
-// capture. Does nothing for nullopt.
+// capture. Does nothing for nullopt, and where there is no GPU: what needs one says so.
 class OnDevice {
  public:
   explicit OnDevice(std::optional<c10::DeviceIndex> device) {
-    if (!device) return;
+    if (!device || c10::cuda::device_count() == 0) return;
     device_.set_index(*device);
     relaxed_.emplace(cudaStreamCaptureModeRelaxed);
   }

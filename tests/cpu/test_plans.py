@@ -67,10 +67,18 @@ BODIES = {
     "PlanError": 'raise _C.PlanError("no such settings")',
     "None": "return None",
     "a number": "return 3",
+    "a convolution": 'convolve(); return _C.recipe_plan(problem, text, [("python", print)], 0, 0)',
     "an interrupt": "raise KeyboardInterrupt",
 }
 BUILDERS = """
+import os
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # there need not be a device 3
+import torch
 from cudnn_autotune import _C, ConvProblem
+def convolve():
+    _C.exchange_process_wide(_C.ProcessWidePolicy("no such mode", -1))
+    torch.conv2d(torch.zeros(1, 2, 5, 5), torch.zeros(3, 2, 3, 3))
+_C.serve_process_wide("CPU")
 problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3)).native()
 for name, body in {bodies!r}.items():
     exec("def build(problem, text, device): " + body, globals())
@@ -103,6 +111,11 @@ def test_what_the_builder_raises_names_the_plan(error: str) -> None:
 def test_the_builder_returns_a_plan(returned: str) -> None:
     found = what_comes_of_builders()[returned]
     assert found.startswith("PlanError: building mine@1:A=2 for fprop")
+
+
+def test_convolutions_of_the_builder_are_pytorchs_own() -> None:
+    """One that were tuned would wait for the thread that tunes, which waits for the builder."""
+    assert what_comes_of_builders()["a convolution"] == "mine@1:A=2"
 
 
 def test_an_interrupt_is_not_an_error() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
+from made_up_plans import plan_of
 from subprocesses import evaluate, python
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -426,6 +427,17 @@ def test_our_own_calls_of_pytorch_are_not_served(on_cpu: None) -> None:
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(input, input.cos())
             torch.ops.cudnn_autotune.conv_fprop(dual, weight, bias, *arguments)
+
+
+@pytest.mark.search
+def test_convolutions_of_a_users_function_are_not_served(on_cpu: None) -> None:
+    """Else a function that computes a problem by another convolution might call itself."""
+    problem = ca.ConvProblem("fprop", (1, 2, 5, 5), (3, 2, 3, 3))
+    x, w, y = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3), torch.empty(1, 3, 3, 3)
+    expected = F.conv2d(x, w)
+    plan = plan_of("mine@1", problem, lambda x, w, y, workspace: y.copy_(F.conv2d(x, w)))
+    with unknown_mode():
+        assert torch.equal(_C.execute(plan, x, w, y), expected)
 
 
 def test_it_can_be_switched_while_other_threads_run(on_cpu: None) -> None:
