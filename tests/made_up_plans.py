@@ -15,7 +15,10 @@ def _not_run(*tensors: object) -> None:
 
 
 def plan_of(
-    text: str, problem: ca.ConvProblem = PROBLEM, run: Callable[..., None] = _not_run
+    text: str,
+    problem: ca.ConvProblem = PROBLEM,
+    run: Callable[..., None] = _not_run,
+    workspace_bytes: int = 0,
 ) -> _C.Plan:
-    """A plan that calls ``run`` with the problem's tensors and an empty workspace."""
-    return _C.recipe_plan(problem.native(), text, [("python", run)], 0, 0)
+    """A plan that calls ``run`` with the problem's tensors and a workspace."""
+    return _C.recipe_plan(problem.native(), text, [("python", run)], workspace_bytes, 0)

@@ -144,6 +144,9 @@ class OnlinePreparation:
         self._seen += 1
         try:
             plan = self._plan_of(candidate)
+            limit = self._choice.workspace_limit
+            if limit is not None and plan.workspace_bytes > limit:  # its offer may say less
+                raise _C.PlanError(f"it needs {plan.workspace_bytes} bytes of workspace")
             verdict = output_check.begin(self._problem, candidate.text, plan, tensors)
         except (_C.PlanError, torch.OutOfMemoryError, CancelledError) as failure:
             _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import random
 import threading
@@ -259,10 +260,12 @@ def right(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def preparation(
-    budget_ms: float | None = None, earlier: TrialRecord | None = None
+    budget_ms: float | None = None,
+    earlier: TrialRecord | None = None,
+    limit: int | None = None,
 ) -> tuple[Compiles, Prepared]:
     problem = ConvProblem("fprop", (1, 8, 8, 8), (8, 8, 3, 3), padding=1)
-    decision = Decision(problem, "online", 0, None, Selection((Measurement(FIRST, None, 0),), 0))
+    decision = Decision(problem, "online", 0, limit, Selection((Measurement(FIRST, None, 0),), 0))
     prepared = Prepared()
     first = (Choice(decision, 0), FIRST, plan_of(FIRST.text))
     return Compiles(*first, prepared, budget_ms, earlier), prepared
@@ -299,6 +302,21 @@ def test_what_is_compiled_joins_once_it_is_and_no_call_waits() -> None:
     assert prepared.is_over
     assert not prepared.is_broken
     assert [c.text for c in prepared.joining] == ["eng1:", "eng2:", "eng4:", "eng5:"]
+
+
+@pytest.mark.search
+@pytest.mark.usefixtures("right")
+def test_a_plan_that_needs_more_workspace_than_the_limit_does_not_join(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What was listed may say less than the plan, which is known later."""
+    one, _ = preparation(limit=99)
+    with caplog.at_level(logging.INFO):
+        one(*TENSORS)
+        for text, future in one.futures.items():
+            future.set_result(plan_of(text, workspace_bytes=99 if text == "eng4:" else 100))
+        assert steps(one)[0] == ["eng1:", "eng2:", "eng4:"]
+    assert "eng3: is left out: it needs 100 bytes of workspace" in caplog.text
 
 
 class Later(Verdict):
