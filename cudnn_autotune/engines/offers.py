@@ -141,13 +141,14 @@ def described(text: str, problem: ConvProblem, gpu: Gpu) -> Offer:
 
 
 def recipe_of(text: str, problem: ConvProblem, gpu: Gpu) -> Recipe:
-    """Returns what computes the problem by the candidate that ``text`` names.
+    """Returns what computes the problem by the candidate that ``text`` names, which is offered
+    (:func:`described`).
 
     Raises:
         ValueError: ``text`` does not parse.
-        ImplementationError: as :func:`described`, or the implementation fails to build.
+        ImplementationError: the implementation is not registered, or in another version, or fails
+            to build.
     """
-    described(text, problem, gpu)
     named = registry.parse(text)
     try:
         return registry.get(named).recipe(problem, named.settings, gpu)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.offers import described, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe_plan import recipe_plan
 from cudnn_autotune.tuning import isolated_run
+
+_log = logging.getLogger(__name__)
+_reported: set[str] = set()
 
 
 def build(native: _C.ConvProblem, text: str, device: int) -> _C.Plan:
@@ -21,4 +26,11 @@ def build(native: _C.ConvProblem, text: str, device: int) -> _C.Plan:
     problem, gpu = ConvProblem.from_native(native), gpu_of(device)
     described(text, problem, gpu)
     isolated_run.check(text, problem, device)
-    return recipe_plan(problem, text, recipe_of(text, problem, gpu), device)
+    try:
+        return recipe_plan(problem, text, recipe_of(text, problem, gpu), device)
+    except Exception as error:
+        # A search leaves it out without a word, since engines that do not build are many.
+        if text not in _reported:
+            _reported.add(text)
+            _log.warning("%s does not build; first for %s: %s", text, problem.text, error)
+        raise

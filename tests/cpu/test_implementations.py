@@ -132,7 +132,7 @@ def test_what_is_not_registered_is_not_built() -> None:
             ("fixed@1", "is not offered for fprop"),
         ]:
             with pytest.raises(ImplementationError, match=why):
-                recipe_of(text, PROBLEM, H200)
+                described(text, PROBLEM, H200)
         assert recipe_of("fixed@1:ROWS=8", PROBLEM, H200).launches == ()
         assert described("fixed@1:ROWS=8", PROBLEM, H200) == Offer("ROWS=8")
 
