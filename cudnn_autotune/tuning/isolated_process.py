@@ -31,16 +31,19 @@ def main() -> None:
 
     try:
         implementation, settings, problem_tree, device = pickle.load(sys.stdin.buffer)
-        problem = problem_from_json(problem_tree)
-        data = _operands(problem, device)
-    except torch.OutOfMemoryError as error:
-        _answer(channel, impossible=f"out of memory: {error}")
-    except Exception as error:  # such as whatever the import of a user's module raises
+    except Exception as error:  # whatever the import of a user's module raises
         what = f"{type(error).__name__}: {error}"
         _answer(channel, impossible=f"it cannot be imported by name ({what})")
-    else:
-        _answer(channel)
-        _answer(channel, **_outcome(implementation, settings, problem, data))
+        return
+    try:
+        problem = problem_from_json(problem_tree)
+        data = _operands(problem, device)
+    except Exception as error:  # memory is short, or the GPU admits one process only
+        what = f"{type(error).__name__}: {error}"
+        _answer(channel, impossible=f"its operands cannot be made ({what})")
+        return
+    _answer(channel)
+    _answer(channel, **_outcome(implementation, settings, problem, data))
 
 
 def _answer(channel: TextIO, **answer: str) -> None:

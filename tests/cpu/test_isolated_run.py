@@ -130,6 +130,12 @@ def test_a_script_cannot_be_imported_by_another_process(tmp_path: Path) -> None:
     assert "build" in second
 
 
+def test_a_gpu_that_the_other_process_cannot_use_is_no_harm() -> None:
+    found = run_elsewhere(implementation(), "right", PROBLEM, 99)
+    assert found.harm == ""
+    assert found.impossible.startswith("its operands cannot be made (")
+
+
 def test_a_process_that_does_not_start_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     assert elsewhere("right").impossible.startswith("no process can be started")
