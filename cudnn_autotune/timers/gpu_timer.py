@@ -120,6 +120,11 @@ class GpuTimer:
         )
 
     def run(self, batches: Sequence[Batch]) -> list[Sample]:
+        for batch in batches:
+            text = batch.candidate.text
+            # PyTorch's own path runs unasked.
+            if text not in self.plans and not self.runnable([batch.candidate]):
+                raise ValueError(f"engine_text: {text!r} is not runnable")
         refusals = [self._refusal(batch.candidate) for batch in batches]
         admitted = [batch for batch, why in zip(batches, refusals, strict=True) if not why]
         measured = iter(self._run(admitted) if admitted else ())
@@ -127,7 +132,7 @@ class GpuTimer:
 
     def _refusal(self, candidate: Candidate) -> str:
         text = candidate.text
-        if self._ask_refusal is None or text not in self.plans:
+        if self._ask_refusal is None:
             return ""
         if text not in self._refusals:
             why = self._refusals[text] = self._ask_refusal(text, self.plans[text])
@@ -142,9 +147,6 @@ class GpuTimer:
         for batch in batches:
             text = batch.candidate.text
             if text not in self._numbers:
-                # PyTorch's own path runs unasked.
-                if text not in self.plans and not self.runnable([batch.candidate]):
-                    raise ValueError(f"engine_text: {text!r} is not runnable")
                 self._numbers[text] = native.add(self.plans[text])
             as_graph = batch.calls > 1 and self._last_ms.get(text, math.inf) < _GRAPH_BELOW_MS
             wanted.append((self._numbers[text], batch.calls, batch.cache == "cold", as_graph))
