@@ -83,6 +83,11 @@ class UserImplementation:
         return size
 
 
+def is_users(text: str) -> bool:
+    """Whether the text of a candidate names an implementation of a user's that is registered."""
+    return isinstance(registry.find(text.partition("@")[0]), UserImplementation)
+
+
 def _check_callable(argument: str, value: object) -> None:
     if not callable(value):
         raise TypeError(f"{argument} must be a function, got {shown(value)}")

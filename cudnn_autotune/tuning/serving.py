@@ -18,6 +18,7 @@ from cudnn_autotune.engines import offers, registry
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.engines.selection import Measurement
+from cudnn_autotune.engines.user_implementation import is_users
 from cudnn_autotune.store import checked_outputs
 from cudnn_autotune.tuning import prefetching, remembering
 from cudnn_autotune.tuning.checking import tolerance
@@ -115,7 +116,9 @@ def during_capture(
 
     Returns:
         The plan of a pin, or of a known choice whose output was right where it was tuned and that
-        :func:`built` admits. None: the heuristics serve.
+        :func:`built` admits, unless it is of a user's implementation: that may be run in another
+        process first, and what it compiles when it first runs may break the capture. None: the
+        heuristics serve.
     """
     limit = None if workspace_limit < 0 else workspace_limit
     problem = ConvProblem.from_native(native)
@@ -124,7 +127,7 @@ def during_capture(
         return None
     is_pinned = known.origin == "pinned"
     error = known.relative_error
-    if not is_pinned and (error is None or error > tolerance(problem)):
+    if not is_pinned and (error is None or error > tolerance(problem) or is_users(known.text)):
         return None
     try:
         plan = built(known, native, workspace_limit, _search_on(native, device))

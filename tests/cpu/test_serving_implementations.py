@@ -149,6 +149,35 @@ def test_what_does_harm_elsewhere_is_not_built(
     assert _C.build_plan(PROBLEM.native(), "mine@1:wrong", 0).text == "mine@1:wrong"
 
 
+def test_a_capture_runs_no_function_that_never_ran_unless_it_is_pinned() -> None:
+    def captured() -> _C.Plan | None:
+        return serving.during_capture(PROBLEM.native(), "race", -1, 0, 0)
+
+    register()
+    remember("right")
+    assert captured() is None
+    assert ca.fallbacks() == {}, "the decision stays"
+    ca.pin(PROBLEM, "mine@1:right")
+    try:
+        found = captured()
+    finally:
+        ca.unpin()
+    assert found is not None
+    assert found.text == "mine@1:right"
+
+
+def test_the_log_says_once_why_one_does_not_build(caplog: pytest.LogCaptureFixture) -> None:
+    own = ca.register_implementation("broken", version="1", supports=user_kernels.always)
+    own(user_kernels.builds_nothing)
+    for _ in range(2):
+        with pytest.raises(_C.PlanError, match="RuntimeError: no compiler"):
+            _C.build_plan(PROBLEM.native(), "broken@1", 0)
+    said = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert said == [
+        f"broken@1 does not build; first for {PROBLEM.text}: broken@1: RuntimeError: no compiler"
+    ]
+
+
 def test_a_winner_that_was_not_timed_is_checked() -> None:
     """In the mode ``neighbour``; PyTorch's own path is not."""
     for candidate, is_checked in ((named("mine@1:right"), True), (ATEN, False)):
