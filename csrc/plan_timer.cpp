@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 
@@ -69,6 +70,20 @@ std::string failure_of(const Run& run) {
     return error.what_without_backtrace();
   }
   return "";
+}
+
+// Ends in torch's allocators what CUDAGraph::capture_end() has left when it failed (torch 2.11).
+// While they believe that a capture is under way, no cached memory is freed.
+void give_up(std::unique_ptr<at::cuda::CUDAGraph> captured, c10::DeviceIndex device,
+             const at::cuda::MempoolId_t& pool) {
+  try {
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool);
+    c10::cuda::CUDACachingAllocator::releasePool(device, pool);
+  } catch (const c10::Error&) {
+    return;  // it failed later, and all has ended
+  }
+  // The allocator of pinned memory still asks the graph which streams it captures.
+  static_cast<void>(captured.release());
 }
 
 // All timers of a device share one stream, because cuBLAS keeps a workspace for every stream that
@@ -150,14 +165,21 @@ void PlanTimer::capture(const Batch& batch) {
   auto& graph = graphs_[{batch.candidate, batch.calls, batch.cold}];
   if (graph != nullptr) return;
   auto captured = std::make_unique<at::cuda::CUDAGraph>();
-  captured->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  const auto pool = at::cuda::graph_pool_handle();
+  captured->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   std::exception_ptr failure;
   try {
     enqueue(batch);
   } catch (...) {
     failure = std::current_exception();
   }
-  captured->capture_end();
+  try {
+    captured->capture_end();
+  } catch (const c10::Error&) {
+    // What was enqueued cannot be captured, such as a function of Python's that waits for the GPU.
+    if (!failure) failure = std::current_exception();
+    give_up(std::move(captured), stream_.device_index(), pool);
+  }
   if (failure) std::rethrow_exception(failure);
   graph = std::move(captured);
 }

@@ -368,3 +368,20 @@ def test_it_is_timed_like_any_other_plan(as_graph: bool, engine_text: str) -> No
     failing = replace(kernel("negate", Y, COUNT), block=(2048, 1, 1))
     ((*_, error),) = native.run([(native.add(plan(failing)), 1, False, False)], 0)
     assert error.startswith(f"{TEXT}: launching negate")
+
+
+def test_a_function_that_no_graph_can_capture_fails_and_leaves_no_capture_behind() -> None:
+    x, w, y = data_of()
+    native = _C.PlanTimer(PROBLEM.native(), [(x, w, y)], 0)
+    number = native.add(plan(PythonLaunch(lambda x, *others: x.sum().item())))
+    for calls, as_graph in ((1, False), (4, True), (4, False)):
+        ((*_, error),) = native.run([(number, calls, False, as_graph)], 0)
+        assert ("captur" in error) is as_graph
+    # While a capture is under way the allocator keeps what another stream has used.
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    used = torch.empty(1 << 20, device="cuda")
+    used.record_stream(torch.cuda.Stream())
+    del used
+    torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # looks for what has become free
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] == before
