@@ -64,19 +64,17 @@ def _outcome(
     data: tuple[Tensor, ...],
 ) -> dict[str, str]:
     """What has come of the run, as ``isolated_run.Outcome``. That it raises an exception does no
-    harm elsewhere either."""
+    harm elsewhere either, but says nothing of what it does when it runs to its end."""
     try:
         with flags_of(problem, data[0].device.type):
             harm = harm_of(implementation, settings, problem, data)
         _wait(data[0].device)
-    except torch.OutOfMemoryError as error:
-        return {"impossible": f"out of memory: {error}"}
     except Exception as error:
         try:
             _wait(data[0].device)
         except RuntimeError:
             return {"harm": f"in a process of its own it leaves the GPU in an error: {error}"}
-        return {}
+        return {"impossible": f"it raises {type(error).__name__}: {error}"}
     return {"harm": harm}
 
 

@@ -53,7 +53,7 @@ class Outcome:
     harm: str = ""
     """What it does wrong."""
     impossible: str = ""
-    """Why it could not be run in another process."""
+    """Why it could not be run to its end in another process."""
 
 
 def check(text: str, problem: ConvProblem, device: int | str) -> None:

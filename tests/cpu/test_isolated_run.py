@@ -61,8 +61,14 @@ def test_what_does_no_harm_passes() -> None:
     assert elsewhere("prints", supports=lambda problem: 1 / 0) == Outcome()
 
 
-def test_what_this_process_finds_out_by_itself_is_no_harm() -> None:
-    assert elsewhere("raises") == Outcome()
+def test_what_raises_has_not_passed_and_does_no_harm() -> None:
+    why = "it raises PlanError: mine@1:raises: ValueError: not today"
+    assert elsewhere("raises") == Outcome(impossible=why)
+    found = elsewhere("right", build=user_kernels.builds_nothing)
+    assert found == Outcome(impossible="it raises RuntimeError: no compiler")
+
+
+def test_a_workspace_may_be_written_to() -> None:
     assert here("uses_workspace") == here("right") == ""
 
 
