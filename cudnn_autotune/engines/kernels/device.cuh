@@ -60,6 +60,9 @@ __device__ __forceinline__ unsigned pack<bfloat16>(float low, float high) {
 
 #if __CUDA_ARCH__ >= 800
 
+// All lanes of a warp must execute an mma together. It is volatile so that the compiler does not
+// move it behind a branch where only some of them use its result.
+
 // d += a * b, with a of 16 x 16, b of 16 x 8 and d of 16 x 8 in float32.
 template <typename T>
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4],
@@ -67,7 +70,8 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4
 template <>
 __device__ __forceinline__ void mma_16x8x16<half>(float (&d)[4], const unsigned (&a)[4],
                                                   const unsigned (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -75,7 +79,8 @@ __device__ __forceinline__ void mma_16x8x16<half>(float (&d)[4], const unsigned 
 template <>
 __device__ __forceinline__ void mma_16x8x16<bfloat16>(float (&d)[4], const unsigned (&a)[4],
                                                       const unsigned (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -87,7 +92,8 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], const unsigned (&a)[2]
 template <>
 __device__ __forceinline__ void mma_16x8x8<half>(float (&d)[4], const unsigned (&a)[2],
                                                  unsigned b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
       "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(b));
@@ -95,7 +101,8 @@ __device__ __forceinline__ void mma_16x8x8<half>(float (&d)[4], const unsigned (
 template <>
 __device__ __forceinline__ void mma_16x8x8<bfloat16>(float (&d)[4], const unsigned (&a)[2],
                                                      unsigned b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(b));
@@ -108,7 +115,8 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4
 template <>
 __device__ __forceinline__ void mma_16x8x16<half>(float (&d)[4], const unsigned (&a)[4],
                                                   const unsigned (&b)[2], const float (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
@@ -117,7 +125,8 @@ __device__ __forceinline__ void mma_16x8x16<half>(float (&d)[4], const unsigned 
 template <>
 __device__ __forceinline__ void mma_16x8x16<bfloat16>(float (&d)[4], const unsigned (&a)[4],
                                                       const unsigned (&b)[2], const float (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
@@ -129,7 +138,8 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], const unsigned (&a)[2]
 template <>
 __device__ __forceinline__ void mma_16x8x8<half>(float (&d)[4], const unsigned (&a)[2], unsigned b,
                                                  const float (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
       "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
@@ -137,7 +147,8 @@ __device__ __forceinline__ void mma_16x8x8<half>(float (&d)[4], const unsigned (
 template <>
 __device__ __forceinline__ void mma_16x8x8<bfloat16>(float (&d)[4], const unsigned (&a)[2],
                                                      unsigned b, const float (&c)[4]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
@@ -154,7 +165,8 @@ __device__ __forceinline__ unsigned to_tf32(float value) {
 // column g, b[1] of row t + 4.
 __device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const unsigned (&a)[4],
                                                 const unsigned (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
