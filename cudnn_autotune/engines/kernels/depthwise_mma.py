@@ -26,6 +26,7 @@ _STAGES = 4
 _MOST_STEPS = 17
 _STATE_REGISTERS = 70  # of a channel in a warp: the filter's matrices and incomplete sums
 _OTHER_REGISTERS = 36
+_CHAINED_REGISTERS = 40  # of the second channel of a warp in a chain
 _SM_REGISTERS, _SM_THREADS, _SM_SHARED = 65536, 2048, 227 << 10
 _MOST_ROWS = 2048  # of a block, so that it counts its outputs in 32 bits
 _MOST_COPIES = 8  # of a thread and row
@@ -197,6 +198,8 @@ class _Tiling:
         """Blocks that a multiprocessor holds at a time."""
         registers = self.shape.state_registers * self.warp_channels + _OTHER_REGISTERS
         registers += 2 * max(0, self.shape.steps - 5)  # the inputs of an mma
+        if self.shape.chained > 1:
+            registers += _CHAINED_REGISTERS * (self.warp_channels - 1)
         registers = min(_ceil_div(registers, 8) * 8, 255)
         return min(
             _SM_REGISTERS // (32 * self.warps * registers),
