@@ -214,6 +214,9 @@ def test_what_is_not_finite_goes_where_it_belongs(
         ("fprop", 16, (9, 9), (7, 7), {"dtype": FP16}),
         ("dgrad", 16, (9, 9), (3, 3), {"dtype": FP16, "stride": 2, "dilation": 2}),
         ("dgrad", 16, (9, 9), (3, 3), {"dtype": FP16, "multiplier": 2}),
+        # most threads would have no pixel, and there would be more of them than a grid can have
+        ("fprop", 16, (9, 9), (3, 3), {"dtype": FP16, "dilation": 19, "padding": 19}),
+        ("dgrad", 16, (8, 8), (1, 7), {"dtype": FP16, "dilation": 7**8, "padding": (0, 3 * 7**8)}),
     ],
 )
 def test_what_is_not_offered(
@@ -229,6 +232,22 @@ def test_what_is_not_offered(
         assert not implementation.offers(problem, H200)
         with pytest.raises(ValueError, match="does not offer"):
             implementation.recipe(problem, "CHANNELS=2,COLUMNS=4,ROWS=4", H200)
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "kernel", "options"),
+    [
+        # what one thread has does not fit into its registers
+        ("dgrad", (64, 64), (3, 3), {"stride": 16}),
+        # a loop over the columns between taps is unrolled
+        ("fprop", (4000,), (3,), {"dilation": 600, "padding": 600}),
+    ],
+)
+def test_what_would_compile_for_long_is_not_offered(
+    op: str, size: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    problem = depthwise(op, 8, size, kernel, memory_format=CONTIGUOUS, **options)
+    assert not PLANES.offers(problem, H200)
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])

@@ -29,6 +29,8 @@ _STEP_INSTRUCTIONS = 40  # of a step besides those for each pixel
 _THREADS_AT_ONCE = 512  # on a multiprocessor
 _BLOCK_THREADS = 256
 _MOST_GROUPS = 128  # of channels in a block
+_MOST_DILATION = 1024
+_MOST_GRID_Y = 65535
 _INT32_MAX = 2**31 - 1
 
 
@@ -88,6 +90,14 @@ def dimensions(problem: ConvProblem) -> tuple[Dimension, Dimension, Dimension]:
     return depth, height, width
 
 
+def is_dilation_small(problem: ConvProblem) -> bool:
+    """Whether most threads of kernels that share pixels by their residue modulo the dilation have
+    some; and to go over the residues is quick."""
+    return all(
+        d.dilation <= min(_MOST_DILATION, 2 * d.size, 2 * d.output) for d in dimensions(problem)[1:]
+    )
+
+
 def is_depthwise(problem: ConvProblem) -> bool:
     """Whether each output channel has one input channel, and the sizes are such that the kernels
     of this folder count pixels in 32 bits."""
@@ -102,6 +112,7 @@ def is_depthwise(problem: ConvProblem) -> bool:
             problem.op == "fprop"
             or all(math.gcd(d.stride, d.dilation) == 1 for d in dimensions(problem)[1:])
         )
+        and is_dilation_small(problem)
         and all(
             d.size + 2 * d.padding + 256 * d.stride * d.dilation <= _INT32_MAX
             for d in dimensions(problem)
@@ -155,6 +166,7 @@ class Depthwise:
             problem.memory_format == torch.contiguous_format
             or not is_depthwise(problem)
             or problem.groups < _LEAST_CHANNELS
+            or problem.weight_shape[0] > _MOST_GROUPS * _MOST_GRID_Y
         ):
             return []
         depth, height, width = dimensions(problem)
@@ -175,7 +187,7 @@ class Depthwise:
             for count in (pieces,) if tiles else (pieces, other):
                 rows = max(min(_LEAST_ROWS, longest), -(-longest // count))
                 tile = Tile(channels, columns, rows)
-                if tile not in tiles:
+                if tile not in tiles and _strip_counts(problem, tile)[2] <= _INT32_MAX:
                     tiles.append(tile)
         return tiles
 
@@ -253,16 +265,23 @@ def _strips(problem: ConvProblem, channels: int, columns: int) -> int:
     return planes * in_a_row * height.dilation * (problem.weight_shape[0] // channels)
 
 
+def _strip_counts(problem: ConvProblem, tile: Tile) -> tuple[int, int, int]:
+    """Returns the strips along rows, along columns, and those of a channel in all images."""
+    depth, height, width = dimensions(problem)
+    row_strips = height.dilation * -(-height.strip_length(problem.op) // tile.rows)
+    column_strips = width.dilation * -(-width.strip_length(problem.op) // tile.columns)
+    planes = problem.input_shape[0] * (depth.output if problem.op == "fprop" else depth.size)
+    return row_strips, column_strips, planes * row_strips * column_strips
+
+
 def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
     depth, height, width = dimensions(problem)
     is_dgrad = problem.op == "dgrad"
     output_channels = problem.weight_shape[0]
-    column_strips = width.dilation * -(-width.strip_length(problem.op) // tile.columns)
-    row_strips = height.dilation * -(-height.strip_length(problem.op) // tile.rows)
+    row_strips, column_strips, strips = _strip_counts(problem, tile)
     x_sizes = (depth.size, height.size, width.size)
     y_sizes = (depth.output, height.output, width.output)
     read, written = (y_sizes, x_sizes) if is_dgrad else (x_sizes, y_sizes)
-    strips = problem.input_shape[0] * written[0] * column_strips * row_strips
 
     groups = output_channels // tile.channels
     chunks = -(-groups // _MOST_GROUPS)

@@ -23,6 +23,9 @@ from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _MOST_TAPS = 64  # whose filter fits into a thread's registers
 _MOST_WINDOW = 64  # pixels of a row in a thread's registers
+_MOST_SPAN = 1024  # of the taps of one column, which are unrolled
+_MOST_VALUES = 160  # a thread's filter, sums and pixels, in registers
+_MOST_BLOCKS = 2**31 - 1
 _MOST_THREADS = 256
 _THREADS = 192  # wanted
 _BLOCKS_AT_ONCE = 4  # that share a multiprocessor's memory, so that they load and compute in turns
@@ -104,7 +107,12 @@ def _tiles(problem: ConvProblem, gpu: Gpu) -> list[Tile]:
             rows = -(-rows // 2)
             tile = Tile(columns, strips, rows, planes)
         geometry = _Geometry(problem, tile)
-        if geometry.shared_bytes <= gpu.shared_bytes and tile not in tiles:
+        if (
+            tile not in tiles
+            and geometry.shared_bytes <= gpu.shared_bytes
+            and geometry.values <= _MOST_VALUES
+            and geometry.blocks <= _MOST_BLOCKS
+        ):
             tiles.append(tile)
     return tiles
 
@@ -123,7 +131,7 @@ def _shapes(problem: ConvProblem, height: Dimension, width: Dimension) -> Iterat
         wanted = [(1, 28), (3, 14), (1, 14)]
     for columns, rows in wanted:
         window = (columns - 1) * width.stride + (width.taps - 1) * width.dilation + 1
-        if columns == 1 or window <= _MOST_WINDOW:
+        if window <= (_MOST_SPAN if columns == 1 else _MOST_WINDOW):
             yield columns, rows
 
 
@@ -186,6 +194,8 @@ class _Geometry:
         # More threads than strips, if registers allow, so that more loads are under way.
         sums = slots * tile.columns * (height.stride * width.stride if self.is_dgrad else 1)
         taps = depth.taps * height.taps * width.taps
+        window = (tile.columns - 1) * width.stride + (width.taps - 1) * width.dilation + 1
+        self.values = taps + sums + min(window, tile.columns * width.taps)
         wanted = _MOST_THREADS if sums + taps <= 48 else _MOST_THREADS // 2
         self.threads = max(wanted, -(-tile.planes * tile.strips // 32) * 32)
         self.shared_bytes = 4 * (
@@ -197,22 +207,34 @@ class _Geometry:
         """Elements in a vector of at most 16 bytes that every row begins aligned to."""
         itemsize = self.problem.dtype.itemsize
         most = min(16, *self.problem.alignment) // itemsize
-        return max(1, math.gcd(width, most))
+        return math.gcd(width, max(1, most))
+
+    @property
+    def tiles(self) -> tuple[int, int, int]:
+        """Along planes, rows and columns."""
+        tile, (_, height, width) = self.tile, self.dimensions
+        return (
+            -(-_planes(self.problem) // tile.planes),
+            height.dilation * -(-height.strip_length(self.problem.op) // tile.rows),
+            -(-_columns(self.problem.op, width) // self.tile_columns),
+        )
+
+    @property
+    def blocks(self) -> int:
+        is_3d = self.problem.spatial_dims == 3
+        return math.prod(self.problem.input_shape[:2] if is_3d else ()) * math.prod(self.tiles)
 
     def recipe(self) -> Recipe:
         problem, tile = self.problem, self.tile
         depth, height, width = self.dimensions
         is_3d = problem.spatial_dims == 3
         planes = _planes(problem)
-        outer = problem.input_shape[0] * problem.input_shape[1] if is_3d else 1
+        plane_tiles, row_tiles, column_tiles = self.tiles
         read, written = ("y", "x") if self.is_dgrad else ("x", "y")
         sizes = {
             "x": (depth.size if is_3d else planes, height.size, width.size),
             "y": (depth.output if is_3d else planes, height.output, width.output),
         }
-        plane_tiles = -(-planes // tile.planes)
-        row_tiles = height.dilation * -(-height.strip_length(problem.op) // tile.rows)
-        column_tiles = -(-_columns(problem.op, width) // self.tile_columns)
         defines, addresses = epilogue(problem)
         kernel = Kernel(
             source("depthwise_planes.cu"),
@@ -238,7 +260,7 @@ class _Geometry:
         )
         launch = KernelLaunch(
             kernel,
-            grid=(outer * plane_tiles * row_tiles * column_tiles, 1, 1),
+            grid=(self.blocks, 1, 1),
             block=(self.threads, 1, 1),
             arguments=(
                 Address(read),  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu, Offer
+from cudnn_autotune.engines.kernels.depthwise import is_dilation_small
 from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
     SUM_TEXT,
     is_depthwise_wgrad,
@@ -240,13 +241,15 @@ class DepthwiseWgrad:
             not 1 < math.prod(shape.kernel) <= _MOST_TAPS
             or shape.channels < _LEAST_CHANNELS
             or step > _INT32_MAX
+            or not is_dilation_small(problem)
         ):
             return []
         is_half = problem.dtype != torch.float32
         if is_half and min(shape.kernel) > 5 and shape.stride == shape.dilation == (1, 1):
             return []  # bound by the products, of which tensor cores compute more
         tiles = [tile for tile in _tiles(shape) if tile.channel_chunks < 1 << 16]
-        return [(tile, tile.best_rows(gpu)) for tile in tiles[:_MOST_OFFERS]]
+        found = [(tile, tile.best_rows(gpu)) for tile in tiles[:_MOST_OFFERS]]
+        return [(tile, rows) for tile, rows in found if tile.strips(rows) <= _INT32_MAX]
 
 
 def _settings(tile: _Tile, rows: int) -> str:
