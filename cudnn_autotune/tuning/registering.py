@@ -34,7 +34,8 @@ def register_implementation(
     has them, then ``workspace`` (uint8), all on the GPU that is current. It launches kernels on the
     current stream that write all of y (fprop), x (dgrad) or w (wgrad), and returns nothing. It is
     called in each call of the convolution, also while a CUDA graph is captured. ``build`` may be
-    called on any thread.
+    called on any thread, and must not run convolutions of this package: a search may wait for it
+    that they would wait for.
 
     All choices of this process are forgotten, as by :func:`forget`. Decisions that are stored serve
     all the same: a new search (``cudnn-autotune tune --retune``, a store in the mode ``retune``)
