@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import (
     ATEN,
@@ -66,18 +65,11 @@ def named(text: str, rank: int = 0) -> Candidate:
         TypeError: ``text`` is not a str.
         ValueError: ``text`` names no candidate.
     """
-    check_text(text)
+    check_engine_text(text)
     for known in (ATEN, MATMUL):
         if text == known.text:
             return known
-    engine, knobs = (None, {}) if registry.is_text(text) else parse_engine_text(text)
-    return Candidate(engine, knobs, 0, (), (), text, "", rank)
-
-
-def check_text(text: str) -> None:
-    """Checks that a text names a candidate; raises as :func:`named`."""
-    check_engine_text(text)
     if registry.is_text(text):
         registry.parse(text)
-    elif text not in (ATEN.text, MATMUL.text):
-        require_cuda_build().parse_engine_text(text)
+        return Candidate(None, {}, 0, (), (), text, "", rank)
+    return Candidate(*parse_engine_text(text), 0, (), (), text, "", rank)

@@ -8,8 +8,8 @@ import torch
 
 from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.configs import ATEN, build_plan, check_engine_text
-from cudnn_autotune.engines.listing import check_text
+from cudnn_autotune.engines.configs import ATEN, build_plan
+from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
 from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.unlisted import MATMUL
@@ -37,7 +37,6 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
         PlanError: it does not exist for the problem, or does not build.
     """
     check_problem(problem)
-    check_engine_text(engine_text)
     if engine_text == MATMUL.text:
         if not require_cuda_build().is_matmul(problem.native()):
             raise ValueError(
@@ -46,7 +45,7 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
                 f"{problem.text}"
             )
     elif engine_text != ATEN.text:
-        check_text(engine_text)
+        named(engine_text)
         if registry.is_text(engine_text):
             _check_registered(engine_text)
         if torch.cuda.is_available():
