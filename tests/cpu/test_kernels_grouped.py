@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -240,6 +241,8 @@ def test_offers_fit_the_gpu_and_differ() -> None:
                 recipe = GROUPED.recipe(what, settings, gpu)
                 assert recipe.workspace_bytes == 0
                 assert recipe.launches[0].shared_bytes <= shared_bytes
+                blocks = dict(recipe.launches[0].kernel.defines)["MIN_BLOCKS"]
+                assert math.prod(recipe.launches[0].grid) <= 58 * blocks
 
 
 def test_other_settings_are_an_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -158,6 +159,8 @@ def test_the_workspace_holds_the_sums_of_all_blocks() -> None:
     what = problem((64, 14, 14), 24, 24)
     for offer in WGRAD.offers(what, H200):
         multiply, add = WGRAD.recipe(what, offer.settings, H200).launches
+        blocks = dict(multiply.kernel.defines)["MIN_BLOCKS"]
+        assert math.prod(multiply.grid) <= 132 * blocks  # all are there at once
         assert offer.workspace_bytes == multiply.grid[1] * 576 * 24 * 9 * 4
         assert add.arguments[2:] == (multiply.grid[1], 576 * 24 * 9)
         assert offer.numerical_notes == ("TENSOR_CORE",)

@@ -313,7 +313,7 @@ __device__ __forceinline__ void stage_filters(unsigned char* filters, const ELEM
 }
 
 // Block (s, b) computes slab s of tiles b, b + gridDim.y, ... of images x tiles_y x tiles_x.
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     grouped(const ELEMENT* in, const ELEMENT* w, ELEMENT* out, const ELEMENT* bias,
             const ELEMENT* residual, int images, int in_y, int in_x, int in_channels, int out_y,
             int out_x, int out_channels, int tiles, int tiles_y, int tiles_x) {

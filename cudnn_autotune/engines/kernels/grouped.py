@@ -103,6 +103,7 @@ class Grouped:
             "N_TILES": plan.n_tiles,
             "WARPS": plan.warps,
             "STAGES": plan.stages,
+            "MIN_BLOCKS": plan.resident,
             "HAS_BIAS": int(problem.bias),
             "HAS_RESIDUAL": int(problem.residual),
             "ACTIVATION": sources.ACTIVATION_NUMBERS[problem.activation],

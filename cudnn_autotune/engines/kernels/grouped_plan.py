@@ -32,6 +32,8 @@ class Plan:
     """Blocks that the tiles of a slab are divided among."""
     blocks: int
     """Those that share the work of a tile and a slab."""
+    resident: int
+    """Those that a multiprocessor holds at a time."""
     score: float
     """Clocks of the layer, estimated to rank plans."""
 
@@ -99,7 +101,10 @@ def planned(
         return None
     tiles = math.prod(tile.counts(layer))
     slots = resident * gpu.multiprocessors
-    rounds = -(-tiles * (layer.merged_groups // slab) * blocks // slots)
+    abreast = layer.merged_groups // slab * blocks  # that do not share tiles
+    rounds = -(-tiles * abreast // slots)
+    if abreast <= slots:  # all blocks at once
+        rounds = -(-tiles // (slots // abreast))
     runs = min(-(-tiles // rounds), 65535)
 
     # Clocks of a tile: tensor cores multiply 1024 pairs a clock, shared among warps in four parts;
@@ -119,7 +124,9 @@ def planned(
     pause = (1.0 if stages == 1 else 0.4) / resident
     once = resident * work.once_bytes / _L2_BYTES_A_CLOCK
     score = rounds * max(resident * clocks * (1 + pause), alone) + once
-    return Plan(tile, slab, m_tiles, n_tiles, stages, warps, shared_bytes, runs, blocks, score)
+    return Plan(
+        tile, slab, m_tiles, n_tiles, stages, warps, shared_bytes, runs, blocks, resident, score
+    )
 
 
 def best(plans: Iterable[Plan]) -> tuple[Plan, ...]:

@@ -41,7 +41,7 @@ __device__ __forceinline__ int kept(bool exists) { return exists ? -1 : kZeroByt
 // Block (s, b, z) adds up slab s of tiles b, b + gridDim.y, ... of images x tiles_y x tiles_x, into
 // sums[b] of the filters' shape. If one block's registers do not hold a group's sums, those of
 // different z compute different chunks.
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     grouped_wgrad(const ELEMENT* x, const ELEMENT* dy, float* sums, int images, int in_y, int in_x,
                   int in_channels, int out_y, int out_x, int out_channels, int tiles, int tiles_y,
                   int tiles_x) {

@@ -103,6 +103,7 @@ class GroupedWgrad:
             "N_TILES": plan.n_tiles,
             "WARPS": plan.warps,
             "STAGES": plan.stages,
+            "MIN_BLOCKS": plan.resident,
         }
         sums = Address("workspace")
         multiply = KernelLaunch(
