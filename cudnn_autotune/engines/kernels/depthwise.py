@@ -143,8 +143,8 @@ def epilogue(problem: ConvProblem) -> tuple[tuple[tuple[str, int], ...], tuple[A
 
 
 class Depthwise:
-    """Depthwise convolutions and their dgrad in channels_last: any stride and dilation, float16,
-    bfloat16 and float32, and in fprop several outputs a channel.
+    """Depthwise convolutions and their dgrad in channels_last: any stride, dilations up to
+    twice the image, float16, bfloat16 and float32, and in fprop several outputs a channel.
 
     Pixels in the padding count as zeros, which an infinite weight makes NaN.
     """

@@ -50,8 +50,8 @@ class Tile:
 
 
 class DepthwisePlanes:
-    """Depthwise convolutions and their dgrad in contiguous layout, in one to three dimensions: any
-    stride and dilation, float16, bfloat16 and float32.
+    """Depthwise convolutions and their dgrad in contiguous layout, in one to three dimensions:
+    strides and dilations up to what registers hold, float16, bfloat16 and float32.
 
     Pixels in the padding count as zeros, which an infinite weight makes NaN.
     """

@@ -204,7 +204,7 @@ def _tiles(shape: _Shape) -> Iterator[_Tile]:
 
 class DepthwiseWgrad:
     """Weight gradients of depthwise convolutions with a multiplier of 1, in channels_last: any
-    stride and dilation, up to 49 taps, float16, bfloat16 and float32.
+    stride, dilations up to twice the image, up to 49 taps, float16, bfloat16 and float32.
 
     A NaN or an infinity reaches the weights that depend on it, and no others. x counts as zero
     outside of its image, which an infinite dy makes NaN.
