@@ -4,8 +4,7 @@ from cudnn_autotune import distributed, sampling
 from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.core.versions import environment, version
-from cudnn_autotune.engines import compiled_kernels, recipe, registry
-from cudnn_autotune.engines.built_in import BUILT_IN
+from cudnn_autotune.engines import compiled_kernels, recipe
 from cudnn_autotune.engines.configs import (
     Candidate,
     build_plan,
@@ -49,7 +48,11 @@ from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices, fallbacks
 from cudnn_autotune.tuning.events import on_decision
 from cudnn_autotune.tuning.pins import pin, pins, unpin
-from cudnn_autotune.tuning.registering import register_implementation, unregister_implementation
+from cudnn_autotune.tuning.registering import (
+    register_built_in,
+    register_implementation,
+    unregister_implementation,
+)
 from cudnn_autotune.tuning.remembering import forget
 from cudnn_autotune.tuning.settings import (
     get_benchmark_limit,
@@ -64,9 +67,6 @@ from cudnn_autotune.tuning.settings import (
     set_workspace_limit,
     use_sampling,
 )
-
-for _implementation in BUILT_IN:
-    registry.register(_implementation)
 
 if extension_available():
     from cudnn_autotune.tuning import building, miss, serving
@@ -83,6 +83,8 @@ else:
 
 settings.read_environment()
 store_settings.read_environment()
+if settings.uses_built_in():
+    register_built_in()
 
 SAMPLING_MODES = sampling.names()
 """The modes of this package; ``sampling.names()`` has those that were registered later too."""
@@ -145,6 +147,7 @@ __all__ = [
     "pins",
     "prefetch",
     "recipe",
+    "register_built_in",
     "register_implementation",
     "revert",
     "sampling",

@@ -15,6 +15,7 @@ import pytest
 import torch
 from decisions import H200 as OF_H200
 from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
+from subprocesses import evaluate
 from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
@@ -148,7 +149,7 @@ def test_an_implementation_that_fails_to_build_says_why() -> None:
     assert failed.value.__context__ is None or failed.value.__suppress_context__
 
 
-def test_every_implementation_of_the_package_is_registered() -> None:
+def test_every_implementation_of_the_package_is_built_in() -> None:
     here = set()
     for package in (kernels, rewrites):
         for module in pkgutil.iter_modules(package.__path__):
@@ -161,7 +162,21 @@ def test_every_implementation_of_the_package_is_registered() -> None:
                 and not inspect.isabstract(type_)
             }
     assert here - {Implementation} == {type(one) for one in BUILT_IN}
-    assert {one.name for one in BUILT_IN} <= {one.name for one in registry.registered()}
+
+
+def test_built_in_implementations_are_registered_if_that_is_asked_for() -> None:
+    code = "import cudnn_autotune as ca; from cudnn_autotune.engines.registry import registered; "
+    count = "print(len(registered()))"
+    assert evaluate(code + count) == "0"
+    assert evaluate(code + count, {"CUDNN_AUTOTUNE_BUILT_IN": "on"}) == str(len(BUILT_IN))
+    twice = "ca.register_built_in(); " * 2
+    assert evaluate(code + twice + count) == str(len(BUILT_IN))
+
+
+def test_a_built_in_name_that_is_taken_is_an_error() -> None:
+    taken = Fixed(BUILT_IN[-1].name)
+    with registered(taken), pytest.raises(ValueError, match=taken.name):
+        ca.register_built_in()
 
 
 # Offers
