@@ -9,9 +9,8 @@ import cuda_emulation
 import pytest
 import torch
 from cuda_emulation import run_recipe
-from cuda_emulation.checks import H200, check, expected, random_tensors, written
+from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors, written
 
-from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.implementations import Implementation
 from cudnn_autotune.engines.kernels.depthwise import Depthwise
 from cudnn_autotune.engines.kernels.depthwise_planes import DepthwisePlanes
@@ -250,7 +249,7 @@ def test_what_would_compile_for_long_is_not_offered(
     assert not PLANES.offers(problem, H200)
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+@pytest.mark.parametrize("compute_capability", [(7, 5), (9, 0)])
 @pytest.mark.parametrize(
     "problem",
     [
@@ -264,16 +263,12 @@ def test_what_would_compile_for_long_is_not_offered(
     ],
     ids=lambda problem: problem.text,
 )
-def test_nvrtc_compiles_the_kernels(problem: ConvProblem, architecture: str) -> None:
+def test_nvrtc_compiles_the_kernels(
+    problem: ConvProblem, compute_capability: tuple[int, int]
+) -> None:
     implementation = that_computes(problem)
     for offer in implementation.offers(problem, H200):
-        launch = implementation.recipe(problem, offer.settings, H200).launches[0]
-        assert isinstance(launch, KernelLaunch)
-        kernel = launch.kernel
-        assert isinstance(kernel, Kernel)
-        defines = [f"-D{name}={value}" for name, value in kernel.defines]
-        options = [f"--gpu-architecture={architecture}", "--std=c++17", *defines]
-        assert require_cuda_build().compile_kernel(kernel.source, kernel.function, options)
+        assert_compiles(implementation.recipe(problem, offer.settings, H200), compute_capability)
 
 
 def test_each_kernel_has_its_layout() -> None:

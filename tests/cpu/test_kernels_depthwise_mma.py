@@ -7,13 +7,11 @@ import random
 import cuda_emulation
 import pytest
 import torch
-from cuda_emulation.checks import H200, check, expected, random_tensors, written
+from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors, written
 
-from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.depthwise_mma import DepthwiseMma
 from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
-from cudnn_autotune.engines.recipe import Kernel
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -171,7 +169,7 @@ def test_what_is_not_finite_reaches_what_depends_on_it(op: str, is_channels_last
     assert torch.equal(result.isinf() * result.sign(), right.isinf() * right.sign())
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("compute_capability", [(8, 0), (9, 0)])
 @pytest.mark.parametrize(
     "problem",
     [
@@ -182,13 +180,11 @@ def test_what_is_not_finite_reaches_what_depends_on_it(op: str, is_channels_last
     ],
     ids=lambda problem: problem.text,
 )
-def test_nvrtc_compiles_the_kernels(problem: ConvProblem, architecture: str) -> None:
+def test_nvrtc_compiles_the_kernels(
+    problem: ConvProblem, compute_capability: tuple[int, int]
+) -> None:
     for setting in settings(problem)[:1]:
-        kernel = DEPTHWISE.recipe(problem, setting, H200).launches[0].kernel  # type: ignore[union-attr]
-        assert isinstance(kernel, Kernel)
-        defines = [f"-D{name}={value}" for name, value in kernel.defines]
-        options = [f"--gpu-architecture={architecture}", "--std=c++17", *defines]
-        assert require_cuda_build().compile_kernel(kernel.source, kernel.function, options)
+        assert_compiles(DEPTHWISE.recipe(problem, setting, H200), compute_capability)
 
 
 @pytest.mark.parametrize(

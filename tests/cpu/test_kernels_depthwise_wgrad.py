@@ -10,12 +10,10 @@ import cuda_emulation
 import pytest
 import torch
 from cuda_emulation import run_recipe
-from cuda_emulation.checks import H200, check, expected, random_tensors
+from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors
 
-from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.kernels.depthwise_wgrad import DepthwiseWgrad
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -144,10 +142,7 @@ def test_sums_are_divided_among_few_blocks() -> None:
 def test_every_offer_compiles(problem: ConvProblem, compute_capability: tuple[int, int]) -> None:
     gpu = dataclasses.replace(H200, compute_capability=compute_capability)
     for offer in WGRAD.offers(problem, gpu):
-        for launch in WGRAD.recipe(problem, offer.settings, gpu).launches:
-            assert isinstance(launch, KernelLaunch)
-            assert isinstance(launch.kernel, Kernel)
-            assert cubin(launch.kernel, compute_capability)
+        assert_compiles(WGRAD.recipe(problem, offer.settings, gpu), compute_capability)
 
 
 @pytest.mark.parametrize(

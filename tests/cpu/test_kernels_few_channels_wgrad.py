@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from functools import partial
 
 import cuda_emulation
 import pytest
 import torch
 from cuda_emulation import MATRIX_LOADS, run_recipe
-from cuda_emulation.checks import H200, check, expected, random_tensors
+from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors
+from first_layers import L4, assert_blocks_fit, first_layer
 
-from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
 KERNELS = FewChannelsWgrad()
-L4 = Gpu(compute_capability=(8, 9), multiprocessors=58, shared_bytes=101376, l2_bytes=50331648)
 ONE = Gpu(compute_capability=(8, 0), multiprocessors=1, shared_bytes=166912, l2_bytes=1 << 20)
 """With few blocks, each of which computes many tiles."""
 
 
-def problem(
-    input_shape: tuple[int, ...],
-    weight_shape: tuple[int, ...],
-    stride: Any = 1,
-    padding: Any = 0,
-    **options: Any,
-) -> ConvProblem:
-    options = {"dtype": torch.float16, "memory_format": torch.channels_last, **options}
-    return ConvProblem("wgrad", input_shape, weight_shape, stride, padding, **options)
+problem = partial(first_layer, "wgrad")
 
 
 FIRST_LAYERS = {
@@ -193,23 +183,12 @@ def test_blocks_fit_on_a_multiprocessor(gpu: Gpu) -> None:
         offers = KERNELS.offers(of, gpu)
         assert offers
         for offer in offers:
-            launch, _ = KERNELS.recipe(of, offer.settings, gpu).launches
-            blocks = int(offer.settings.rpartition("=")[2])
-            shared = launch.shared_bytes + 1024  # type: ignore[union-attr]
-            assert blocks * shared <= gpu.shared_bytes + 1024
-            resident = blocks * gpu.multiprocessors
-            assert launch.grid[0] * launch.grid[1] <= resident  # type: ignore[union-attr]
+            assert_blocks_fit(KERNELS.recipe(of, offer.settings, gpu), offer.settings, gpu)
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("compute_capability", [(8, 0), (9, 0)])
 @pytest.mark.parametrize("name", ["resnet", "u-net", "inception"])
-def test_nvrtc_compiles_every_offer(name: str, architecture: str) -> None:
+def test_nvrtc_compiles_every_offer(name: str, compute_capability: tuple[int, int]) -> None:
     of = FIRST_LAYERS[name]
     for offer in KERNELS.offers(of, H200):
-        for launch in KERNELS.recipe(of, offer.settings, H200).launches:
-            assert isinstance(launch, KernelLaunch)
-            kernel = launch.kernel
-            assert isinstance(kernel, Kernel)
-            defines = [f"-D{key}={value}" for key, value in kernel.defines]
-            options = [f"--gpu-architecture={architecture}", "--std=c++17", *defines]
-            assert require_cuda_build().compile_kernel(kernel.source, kernel.function, options)
+        assert_compiles(KERNELS.recipe(of, offer.settings, H200), compute_capability)

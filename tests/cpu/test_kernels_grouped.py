@@ -10,9 +10,9 @@ import cuda_emulation
 import pytest
 import torch
 from cuda_emulation import MATRIX_LOADS, run_recipe
-from cuda_emulation.checks import H200, check, expected, random_tensors, written
+from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors, written
+from grouped_layers import LAYERS, problem
 
-from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
@@ -23,42 +23,8 @@ A100 = Gpu((8, 0), multiprocessors=108, shared_bytes=163 << 10, l2_bytes=40 << 2
 L4 = Gpu((8, 9), multiprocessors=58, shared_bytes=99 << 10, l2_bytes=48 << 20)
 
 
-def problem(
-    op: str,
-    x: tuple[int, int, int],
-    groups: int,
-    width: int | tuple[int, int],
-    kernel: int | tuple[int, int] = 3,
-    stride: int | tuple[int, int] = 1,
-    padding: int | tuple[int, ...] = 1,
-    **options: Any,
-) -> ConvProblem:
-    """A problem with an input of (images, height, width) and ``width`` channels a group."""
-    c, k = (width, width) if isinstance(width, int) else width
-    kernels = (kernel, kernel) if isinstance(kernel, int) else kernel
-    options = {"dtype": torch.float16, "memory_format": torch.channels_last, **options}
-    shape = (x[0], groups * c, *x[1:])
-    return ConvProblem(
-        op, shape, (groups * k, c, *kernels), stride, padding, groups=groups, **options
-    )
-
-
 def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
     return [offer.settings for offer in GROUPED.offers(what, gpu)]
-
-
-LAYERS = {
-    "RegNetY-3.2": ((2, 14, 14), 3, 24),
-    "RegNetY-3.2, images of 7 x 7": ((5, 7, 7), 3, 24),
-    "RegNetY-3.2, stride 2": ((2, 14, 14), 3, 24, 3, 2),
-    "ResNeXt, 4 wide": ((1, 20, 12), 8, 4),
-    "ResNeXt, 8 wide, stride 2": ((1, 18, 14), 4, 8, 3, 2),
-    "16 wide": ((1, 9, 17), 2, 16),
-    "32 wide": ((1, 8, 8), 2, 32),
-    "48 wide": ((1, 7, 9), 2, 48),
-    "56 wide": ((1, 5, 7), 2, 56),
-    "64 wide, stride 2": ((1, 9, 9), 2, 64, 3, 2),
-}
 
 
 @emulated
@@ -221,8 +187,7 @@ def test_nvrtc_compiles_what_is_offered() -> None:
         (problem("fprop", (64, 56, 56), 32, 4, bias=True, residual=True, activation="silu"), L4),
     ):
         for settings in settings_of(what, gpu)[:2]:
-            (launch,) = GROUPED.recipe(what, settings, gpu).launches
-            assert cubin(launch.kernel, gpu.compute_capability)
+            assert_compiles(GROUPED.recipe(what, settings, gpu), gpu.compute_capability)
 
 
 def test_an_older_gpu_is_offered_nothing() -> None:

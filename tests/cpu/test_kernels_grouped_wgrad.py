@@ -10,9 +10,10 @@ import cuda_emulation
 import pytest
 import torch
 from cuda_emulation import MATRIX_LOADS, run_recipe
-from cuda_emulation.checks import H200, check, expected, random_tensors
+from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors
+from grouped_layers import LAYERS
+from grouped_layers import problem as grouped_problem
 
-from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.problem import ConvProblem
@@ -22,47 +23,12 @@ WGRAD = GroupedWgrad()
 SMALL = Gpu((8, 9), multiprocessors=2, shared_bytes=99 << 10, l2_bytes=1 << 20)
 
 
-def problem(
-    x: tuple[int, int, int],
-    groups: int,
-    width: int | tuple[int, int],
-    kernel: int | tuple[int, int] = 3,
-    stride: int | tuple[int, int] = 1,
-    padding: int | tuple[int, ...] = 1,
-    **options: Any,
-) -> ConvProblem:
-    """A problem with an input of (images, height, width) and ``width`` channels a group."""
-    c, k = (width, width) if isinstance(width, int) else width
-    kernels = (kernel, kernel) if isinstance(kernel, int) else kernel
-    options = {"dtype": torch.float16, "memory_format": torch.channels_last, **options}
-    shape = (x[0], groups * c, *x[1:])
-    return ConvProblem(
-        options.pop("op", "wgrad"),
-        shape,
-        (groups * k, c, *kernels),
-        stride,
-        padding,
-        groups=groups,
-        **options,
-    )
+def problem(*layer: Any, op: str = "wgrad", **options: Any) -> ConvProblem:
+    return grouped_problem(op, *layer, **options)
 
 
 def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
     return [offer.settings for offer in WGRAD.offers(what, gpu)]
-
-
-LAYERS = {
-    "RegNetY-3.2": ((2, 14, 14), 3, 24),
-    "RegNetY-3.2, images of 7 x 7": ((5, 7, 7), 3, 24),
-    "RegNetY-3.2, stride 2": ((2, 14, 14), 3, 24, 3, 2),
-    "ResNeXt, 4 wide": ((1, 20, 12), 8, 4),
-    "ResNeXt, 8 wide, stride 2": ((1, 18, 14), 4, 8, 3, 2),
-    "16 wide": ((1, 9, 17), 2, 16),
-    "32 wide": ((1, 8, 8), 2, 32),
-    "48 wide": ((1, 7, 9), 2, 48),
-    "56 wide": ((1, 5, 7), 2, 56),
-    "64 wide, stride 2": ((1, 9, 9), 2, 64, 3, 2),
-}
 
 
 @emulated
@@ -193,8 +159,7 @@ def test_nvrtc_compiles_what_is_offered() -> None:
     for gpu in (H200, SMALL):
         what = problem((64, 14, 14), 24, 24)
         for settings in settings_of(what, gpu)[:2]:
-            for launch in WGRAD.recipe(what, settings, gpu).launches:
-                assert cubin(launch.kernel, gpu.compute_capability)
+            assert_compiles(WGRAD.recipe(what, settings, gpu), gpu.compute_capability)
 
 
 def test_an_older_gpu_is_offered_nothing() -> None:

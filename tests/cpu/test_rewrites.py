@@ -11,10 +11,16 @@ import cuda_emulation
 import pytest
 import torch
 from cuda_emulation import run_recipe
-from cuda_emulation.checks import between_bands, check, expected, random_tensors, written
+from cuda_emulation.checks import (
+    assert_compiles,
+    between_bands,
+    check,
+    expected,
+    random_tensors,
+    written,
+)
 from torch import Tensor
 
-from cudnn_autotune.core.extension import require_cuda_build
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
@@ -264,7 +270,7 @@ def test_a_direction_takes_one_launch_before_the_engine_and_one_behind_it() -> N
     assert engine.problem.weight_shape == (16, 4, 3, 3)
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
+@pytest.mark.parametrize("compute_capability", [(7, 5), (8, 0), (9, 0)])
 @pytest.mark.parametrize(
     ("rewrite", "problem"),
     [
@@ -276,16 +282,10 @@ def test_a_direction_takes_one_launch_before_the_engine_and_one_behind_it() -> N
     ],
 )
 def test_nvrtc_compiles_the_kernels(
-    rewrite: Rewrite, problem: ConvProblem, architecture: str
+    rewrite: Rewrite, problem: ConvProblem, compute_capability: tuple[int, int]
 ) -> None:
     recipe = rewrite.recipe(problem, rewrite.offers(problem, H200)[0].settings, H200)
-    for launch in recipe.launches:
-        if isinstance(launch, KernelLaunch):
-            kernel = launch.kernel
-            assert isinstance(kernel, Kernel)
-            defines = [f"-D{name}={value}" for name, value in kernel.defines]
-            options = [f"--gpu-architecture={architecture}", "--std=c++17", *defines]
-            assert require_cuda_build().compile_kernel(kernel.source, kernel.function, options)
+    assert_compiles(recipe, compute_capability)
 
 
 def test_accesses_are_as_wide_as_addresses_allow() -> None:

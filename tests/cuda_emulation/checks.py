@@ -9,8 +9,10 @@ from references import reference, relative_error, tolerance
 from torch import Tensor
 
 from cuda_emulation import run_recipe, with_epilogue
+from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.implementations import Gpu, Implementation
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import EngineLaunch, Kernel, KernelLaunch, Recipe
 
 H200 = Gpu(compute_capability=(9, 0), multiprocessors=132, shared_bytes=232448, l2_bytes=62914560)
 _BAND = 4096
@@ -96,3 +98,13 @@ def check(
     allowed = tolerance(problem.dtype, problem.allow_tf32, problem.activation)
     assert error <= allowed, f"{what}: relative error {error:.3g}, allowed {allowed:.3g}"
     return result
+
+
+def assert_compiles(recipe: Recipe, compute_capability: tuple[int, int]) -> None:
+    """Asserts that NVRTC compiles the kernels of a recipe."""
+    for launch in recipe.launches:
+        if isinstance(launch, EngineLaunch):
+            continue
+        assert isinstance(launch, KernelLaunch)
+        assert isinstance(launch.kernel, Kernel)
+        assert cubin(launch.kernel, compute_capability)

@@ -1,0 +1,39 @@
+"""Small convolutions with few input channels, and what their kernels have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import KernelLaunch, Recipe
+
+L4 = Gpu(compute_capability=(8, 9), multiprocessors=58, shared_bytes=101376, l2_bytes=50331648)
+_RESERVED_SHARED_BYTES = 1024
+"""Of each block, which CUDA takes."""
+
+
+def first_layer(
+    op: str,
+    input_shape: tuple[int, ...],
+    weight_shape: tuple[int, ...],
+    stride: Any = 1,
+    padding: Any = 0,
+    **options: Any,
+) -> ConvProblem:
+    """A problem in float16 and channels_last, unless ``options`` say otherwise."""
+    options = {"dtype": torch.float16, "memory_format": torch.channels_last, **options}
+    return ConvProblem(op, input_shape, weight_shape, stride, padding, **options)
+
+
+def assert_blocks_fit(recipe: Recipe, settings: str, gpu: Gpu) -> None:
+    """Asserts that all blocks of the first launch can be on the GPU at once, as many on each
+    multiprocessor as the settings say last."""
+    launch = recipe.launches[0]
+    assert isinstance(launch, KernelLaunch)
+    blocks = int(settings.rpartition("=")[2])
+    shared = launch.shared_bytes + _RESERVED_SHARED_BYTES
+    assert blocks * shared <= gpu.shared_bytes + _RESERVED_SHARED_BYTES
+    assert launch.grid[0] * launch.grid[1] <= blocks * gpu.multiprocessors
