@@ -34,8 +34,8 @@ CaptureMissHandler& capture_miss_handler() {
   return handler;
 }
 
-// Lets this thread allocate memory and load kernels while a stream of any thread is captured. In
-// CUDA's default mode that would break the capture.
+// Lets this thread allocate memory, load kernels and unload them while a stream of any thread is
+// captured. In CUDA's default mode that would break the capture.
 struct DuringCapture {
   c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
 };
@@ -88,7 +88,6 @@ std::optional<CacheEntry> remembered(const ChoiceKey& key) {
 // or else the heuristics' plan, or else PyTorch's own path. An output cannot be checked now. The
 // next call outside of a capture is a miss, in which it is chosen properly and checked.
 CacheEntry provisional(const ChoiceKey& key) {
-  const DuringCapture guard;
   const ChoiceVersion version = ChoiceTable::instance().find(key).version;
   auto known = capture_miss_handler()(key);
   if (known == nullptr) known = heuristic_plan(key);
@@ -191,6 +190,7 @@ ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> ope
   auto& cache = PlanCache::of_this_thread();
   CacheEntry* entry = cache.find(key);
   if (entry == nullptr || (entry->is_provisional && !is_capturing())) {
+    const DuringCapture guard;  // the cache drops plans, which unload kernels
     entry = &cache.put(miss(key, operands));
   }
   if (entry->path.trial != nullptr) end_trial_if_decided(*entry);

@@ -6,17 +6,25 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/plan_cache.h"
 #include "torch_bridge.h"
 
 namespace cudnn_autotune {
 
-// Keeps a Python function alive. The last copy may be destroyed on a thread without the GIL, and
-// after the interpreter has ended.
+// Keeps a Python function alive. The last copy may be destroyed on a thread without the GIL, at the
+// end of a thread, and after the interpreter has ended.
 inline std::shared_ptr<pybind11::function> hold(const pybind11::function& function) {
   return {new pybind11::function(function), [](pybind11::function* last) {
             if (is_interpreter_gone()) return;
+            const auto destroy = [](void* held) {
+              delete static_cast<pybind11::function*>(held);
+              return 0;
+            };
+            // The function may hold tensors, and a thread that ends cannot free memory of a GPU
+            // any more. Python's main thread does, unless it has too much to do already.
+            if (PlanCache::is_thread_ending() && Py_AddPendingCall(destroy, last) == 0) return;
             const pybind11::gil_scoped_acquire gil;
-            delete last;
+            destroy(last);
           }};
 }
 

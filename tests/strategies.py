@@ -60,7 +60,7 @@ class Without:
         self._candidate = candidate
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        if self._candidate not in candidates.beyond():
+        if self._candidate not in candidates.beyond() or not timer.runnable([self._candidate]):
             return None
         return Selection((Measurement(self._candidate, None, 1),), total_samples=1)
 

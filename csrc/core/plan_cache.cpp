@@ -7,6 +7,7 @@ namespace cudnn_autotune {
 namespace {
 
 std::atomic<size_t> entries_per_thread{256};
+thread_local bool is_ending = false;
 
 }  // namespace
 
@@ -14,6 +15,10 @@ PlanCache& PlanCache::of_this_thread() {
   static thread_local PlanCache cache;
   return cache;
 }
+
+bool PlanCache::is_thread_ending() { return is_ending; }
+
+PlanCache::~PlanCache() { is_ending = true; }
 
 void PlanCache::set_capacity(size_t entries) { entries_per_thread = entries; }
 size_t PlanCache::capacity() { return entries_per_thread; }

@@ -35,6 +35,14 @@ struct CacheEntry {
 class PlanCache {
  public:
   static PlanCache& of_this_thread();
+  // True while the cache of this thread is destroyed, at the thread's end. CUDA may already have
+  // forgotten the thread.
+  static bool is_thread_ending();
+
+  PlanCache() = default;
+  PlanCache(const PlanCache&) = delete;
+  PlanCache& operator=(const PlanCache&) = delete;
+  ~PlanCache();
 
   // The entry of `key`; null if there is none, or if a choice of its problem has changed since it
   // was made. It is valid until put() is called.

@@ -224,7 +224,7 @@ def test_a_stored_matrix_product_of_what_is_none_is_tuned_again(
     call(x, w)
     (decision,) = ca.get_store()
     spoilt(folder, decision, engine=None, text="matmul", workspace_bytes=0, numerical_notes=())
-    assert_is_tuned_again(x, w, serving.NOT_ALLOWED, caplog)
+    assert_is_tuned_again(x, w, serving.NO_LONGER_BUILDS, caplog)
 
 
 def offered_by_cudnn(decision: Decision, is_wanted: Callable[[Candidate], bool]) -> Candidate:
