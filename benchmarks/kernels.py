@@ -38,7 +38,9 @@ def kind_of(problem: Any) -> str:
         return "depthwise, 7 and wider" if max(kernel) >= 7 else "depthwise, narrower"
     if groups > 1:
         return "grouped"
-    return "first layer" if problem.input_shape[1] <= 8 else "1x1, strided"
+    if problem.input_shape[1] <= 8:
+        return "first layer"
+    return "1x1, strided" if max(kernel) == 1 else "odd channels"
 
 
 def family_of(text: str) -> str:

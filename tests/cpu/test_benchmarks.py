@@ -289,6 +289,7 @@ def test_every_layer_of_kernels_has_a_kind(modules: None) -> None:
         "depthwise, strided",
         "grouped",
         "first layer",
+        "odd channels",
         "1x1, strided",
     }
 
