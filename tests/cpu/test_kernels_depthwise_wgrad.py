@@ -13,7 +13,7 @@ from cuda_emulation import run_recipe
 from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors
 
 from cudnn_autotune.engines.kernels.depthwise_wgrad import DepthwiseWgrad
-from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -26,7 +26,7 @@ TINY = dataclasses.replace(H200, multiprocessors=1)
 def depthwise(
     n: int, c: int, size: tuple[int, ...], kernel: tuple[int, ...], **options: Any
 ) -> ConvProblem:
-    options.setdefault("memory_format", torch.channels_last)
+    options.setdefault("memory_format", CHANNELS_LAST.get(len(size), torch.channels_last))
     options.setdefault("dtype", FP16)
     return ConvProblem("wgrad", (n, c, *size), (c, 1, *kernel), groups=c, **options)
 
@@ -53,6 +53,13 @@ def depthwise(
         # padding beyond the kernel, an image below it, a signal
         depthwise(2, 8, (2, 3), (5, 3), stride=(2, 1), padding=(6, 5), dtype=FP32),
         depthwise(2, 8, (1, 30), (1, 9), padding=(0, 4)),
+        # R(2+1)D; stride and dilation of depths; none of a depth inside
+        depthwise(2, 8, (7, 5, 4), (5, 1, 1), padding=(2, 0, 0), stride=(2, 1, 1), dtype=BF16),
+        depthwise(2, 10, (3, 6, 9), (1, 3, 3), padding=(0, 1, 1)),
+        depthwise(
+            2, 8, (9, 5, 6), (3, 2, 2), stride=(2, 1, 2), dilation=(3, 2, 1), padding=(4, 1, 0)
+        ),
+        depthwise(1, 9, (1, 4, 4), (2, 3, 3), padding=(3, 1, 1), dtype=FP32),
     ],
     ids=lambda problem: problem.text,
 )
@@ -62,12 +69,29 @@ def test_fixed_shapes(problem: ConvProblem) -> None:
         check(WGRAD, problem, offers[0].settings, gpu=gpu, is_reversed=bool(i))
 
 
-def test_all_offers() -> None:
-    problem = depthwise(2, 16, (20, 18), (3, 3), stride=2, padding=1)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        depthwise(2, 16, (20, 18), (3, 3), stride=2, padding=1),
+        depthwise(2, 10, (4, 7, 9), (3, 3, 3), padding=1),
+    ],
+    ids=lambda problem: problem.text,
+)
+def test_all_offers(problem: ConvProblem) -> None:
     offers = WGRAD.offers(problem, TINY)
     assert 2 <= len(offers) <= 4
-    for offer in offers[1:]:
+    for offer in offers:
         check(WGRAD, problem, offer.settings, gpu=TINY)
+
+
+def test_depths_of_taps_are_divided_among_blocks() -> None:
+    """Where the sums of all do not fit into a thread's registers."""
+    problem = depthwise(1, 8, (4, 8, 9), (3, 5, 5), padding=2, stride=2)
+    offers = WGRAD.offers(problem, H200)
+    assert offers
+    for offer in offers:
+        assert "DEPTHS=1," in offer.settings
+        check(WGRAD, problem, offer.settings)
 
 
 def test_tensors_that_are_hardly_aligned() -> None:
@@ -101,17 +125,21 @@ def test_random_shapes() -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["x", "y"])
-def test_what_is_not_finite_goes_where_it_belongs(name: str, value: float) -> None:
+@pytest.mark.parametrize("size", [(15, 15), (5, 9, 7)])
+def test_what_is_not_finite_goes_where_it_belongs(
+    name: str, value: float, size: tuple[int, ...]
+) -> None:
     """In the corners, where zeros beyond the images and between strips meet it, and inside."""
-    problem = depthwise(2, 16, (15, 15), (3, 3), stride=2, padding=1)
+    kernel = (3,) * len(size)
+    problem = depthwise(2, 16, size, kernel, stride=2, padding=1)
     recipe = WGRAD.recipe(problem, WGRAD.offers(problem, TINY)[0].settings, TINY)
-    for place in ((0, 3, 0, 0), (1, 5, -1, -1), (1, 2, 4, 7)):
+    for image, channel, *place in ((0, 3, 0, 0, 0), (1, 5, -1, -1, -1), (1, 2, 2, 4, 3)):
         tensors = random_tensors(problem)
-        tensors[name][place] = value
+        tensors[name][(image, channel, *place[-len(size) :])] = value
         workspace = torch.full((recipe.workspace_bytes,), 0xFF, dtype=torch.uint8)
         run_recipe(recipe, tensors | {"workspace": workspace})
         wanted = expected(problem, tensors)
-        assert 0 < (~wanted.isfinite()).sum() <= 9
+        assert 0 < (~wanted.isfinite()).sum() <= 3 ** len(size)
         assert torch.equal(tensors["w"].isfinite(), wanted.isfinite())
         assert torch.equal(tensors["w"].isnan(), wanted.isnan())
         is_finite = wanted.isfinite()
@@ -125,7 +153,7 @@ def test_sums_are_divided_among_few_blocks() -> None:
         assert 0 < offer.workspace_bytes <= 2 << 20
         recipe = WGRAD.recipe(problem, offer.settings, H200)
         assert recipe.workspace_bytes == offer.workspace_bytes
-        assert recipe.launches[0].grid[0] >= 132
+        assert recipe.launches[0].grid[0] >= 100
     with pytest.raises(ValueError, match="does not offer 'CHANNELS=3'"):
         WGRAD.recipe(problem, "CHANNELS=3", H200)
 
@@ -135,6 +163,7 @@ def test_sums_are_divided_among_few_blocks() -> None:
     [
         depthwise(64, 96, (112, 112), (3, 3), stride=2, padding=1),
         depthwise(64, 96, (56, 56), (7, 7), padding=3, dtype=FP32),
+        depthwise(8, 54, (16, 56, 56), (3, 3, 3), padding=1),
     ],
     ids=lambda problem: problem.text,
 )
@@ -160,7 +189,8 @@ def test_every_offer_compiles(problem: ConvProblem, compute_capability: tuple[in
         depthwise(2, 16, (9, 9), (1, 1)),
         depthwise(2, 16, (9, 9), (9, 9), dtype=FP32),
         depthwise(2, 16, (9, 9), (7, 7), padding=3),  # tensor cores compute it
-        depthwise(2, 16, (9, 9, 9), (3, 3, 3), memory_format=torch.channels_last_3d),
+        depthwise(2, 16, (9, 9, 9), (3, 3, 3), memory_format=torch.contiguous_format),
+        depthwise(2, 16, (99, 9, 9), (65, 3, 3)),
     ],
     ids=lambda problem: problem.text,
 )

@@ -10,15 +10,19 @@
 // of x and row i of dy. Phase p pairs them with the rows i - m of dy, which are kept, by tap
 // p + S m. So with any stride each product is needed, but for those of zeros at a strip's ends.
 //
+// In three dimensions a strip lies in one depth of dy, and a step reads those rows of x in each of
+// the depths that it meets by the DEPTHS depths of taps that the block has: one, or all.
+//
 // What follows is loaded one step ahead. What bounds stride 2 is DRAM: 3x3 takes some 150
 // instructions to read 80 bytes a thread. 5x5 of stride 1 is bound by the products.
 //
 // At the end the block adds the sums of its strips in a fixed order and writes partial sums, which
 // depthwise_wgrad_sum.cu adds. That also says what becomes of NaN and infinities.
 //
-// Macros: ELEMENT, CHANNELS, COLUMNS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, MIN_BLOCKS.
+// Macros: ELEMENT, CHANNELS, COLUMNS, DEPTHS, KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, THREADS,
+// MIN_BLOCKS.
 
-constexpr int kTaps = KERNEL_H * KERNEL_W;
+constexpr int kTaps = DEPTHS * KERNEL_H * KERNEL_W;
 constexpr int kSlots = (KERNEL_H + STRIDE_H - 1) / STRIDE_H;  // rows of dy that a row of x meets
 constexpr int kPhases = STRIDE_H < KERNEL_H ? STRIDE_H : KERNEL_H;
 constexpr int kWindow = (COLUMNS - 1) * STRIDE_W + KERNEL_W;
@@ -82,12 +86,37 @@ __device__ __forceinline__ unsigned columns_inside(int first, int pitch, int wid
   return mask;
 }
 
-// partial is (splits, channels, taps). The grid is (splits, groups of channels), the block
-// (channels / CHANNELS, strips at a time). A strip has `rows` rows of dy.
-extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
+// Adds the products of a row of x, of a phase, with the rows of dy that it meets in step `step`.
+__device__ __forceinline__ void add_products(float (&sums)[KERNEL_H][KERNEL_W][CHANNELS],
+                                             const float (&window)[kWindow][CHANNELS],
+                                             const float (&y_rows)[kSlots][COLUMNS][CHANNELS],
+                                             int phase, int step, int row_count) {
+#pragma unroll
+  for (int m = 0; m < kSlots; ++m) {
+    const int kh = phase + STRIDE_H * m;
+    if (kh >= KERNEL_H) continue;
+    // Many slots are worth a branch where their row is none of the strip.
+    if (kSlots > 3 && (step < m || step - m >= row_count)) continue;
+#pragma unroll
+    for (int kw = 0; kw < KERNEL_W; ++kw) {
+#pragma unroll
+      for (int t = 0; t < COLUMNS; ++t) {
+#pragma unroll
+        for (int v = 0; v < CHANNELS; ++v) {
+          sums[kh < KERNEL_H ? kh : 0][kw][v] += window[t * STRIDE_W + kw][v] * y_rows[m][t][v];
+        }
+      }
+    }
+  }
+}
+
+// partial is (splits, channels, taps). The grid is (splits, groups of channels, groups of depths of
+// taps), the block (channels / CHANNELS, strips at a time). A strip has `rows` rows of dy.
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     depthwise_wgrad(const ELEMENT* __restrict__ x, const ELEMENT* __restrict__ dy,
-                    float* __restrict__ partial, int channels, int in_h, int in_w, int out_h,
-                    int out_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int row_strips,
+                    float* __restrict__ partial, int channels, int in_d, int in_h, int in_w,
+                    int out_d, int out_h, int out_w, int stride_d, int pad_d, int pad_h, int pad_w,
+                    int dilation_d, int dilation_h, int dilation_w, int row_strips,
                     int column_strips, int strips, int rows) {
   const int lane = threadIdx.x, lanes = blockDim.x, thread = threadIdx.y * lanes + lane;
   const int threads = lanes * blockDim.y;
@@ -98,37 +127,50 @@ extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
   const unsigned pixel_bytes = sizeof(ELEMENT) * channels * dilation_w;  // to the next of a strip
   const long long x_line_bytes = dilation_h * (in_w * bytes),
                   y_line_bytes = dilation_h * (out_w * bytes);
+  const long long x_depth_bytes = dilation_d * (in_h * (in_w * bytes));
 
-  float sums[KERNEL_H][KERNEL_W][CHANNELS] = {};
+  float sums[DEPTHS][KERNEL_H][KERNEL_W][CHANNELS] = {};
 
+  const int first_depth = blockIdx.z * DEPTHS;  // of the taps
   const int begin = channel < channels ? blockIdx.x * blockDim.y + threadIdx.y : strips;
 #pragma unroll 1
   for (long long strip = begin; strip < strips; strip += gridDim.x * blockDim.y) {
     const int across = static_cast<int>(strip) % column_strips;
     const int down = static_cast<int>(strip) / column_strips % row_strips;
-    const long long image = static_cast<int>(strip) / column_strips / row_strips;
+    const int plane = static_cast<int>(strip) / column_strips / row_strips;  // of dy
+    const int image = plane / out_d;
+    const int x_depth = plane % out_d * stride_d - pad_d + first_depth * dilation_d;
     const int y_column = across % dilation_w + across / dilation_w * COLUMNS * dilation_w;
     const int x_column = y_column * STRIDE_W - pad_w;
     int y_row = down % dilation_h + down / dilation_h * rows * dilation_h;
     int x_row = y_row * STRIDE_H - pad_h;
     const unsigned y_columns = columns_inside<COLUMNS, 1, 1>(y_column, dilation_w, out_w);
-    const unsigned x_columns =
-        columns_inside<kWindow, STRIDE_W, KERNEL_W>(x_column, dilation_w, in_w);
-    const char* x_line = reinterpret_cast<const char*>(x + channel) +
-                         ((image * in_h + x_row) * in_w + x_column) * bytes;
-    const char* y_line = reinterpret_cast<const char*>(dy + channel) +
-                         ((image * out_h + y_row) * out_w + y_column) * bytes;
+    unsigned x_columns[DEPTHS];
+#pragma unroll
+    for (int kd = 0; kd < DEPTHS; ++kd) {
+      const int depth = x_depth + kd * dilation_d;
+      x_columns[kd] = columns_inside<kWindow, STRIDE_W, KERNEL_W>(x_column, dilation_w, in_w);
+      if (depth < 0 || depth >= in_d) x_columns[kd] = 0;
+    }
+    const char* x_line =
+        reinterpret_cast<const char*>(x + channel) +
+        (((static_cast<long long>(image) * in_d + x_depth) * in_h + x_row) * in_w + x_column) *
+            bytes;
+    const char* y_line =
+        reinterpret_cast<const char*>(dy + channel) +
+        ((static_cast<long long>(plane) * out_h + y_row) * out_w + y_column) * bytes;
     const int row_count = min(rows, (out_h - 1 - y_row + dilation_h) / dilation_h);
 
-    // Loads the next row of x, or of dy, and goes on to the following one.
-    Pixel x_next[kPhases][kWindow], y_next[COLUMNS];
-    const auto load_x = [&](int phase) {
-      const unsigned mask = x_row >= 0 && x_row < in_h ? x_columns : 0;
-      const char* pixel = x_line;
+    // Loads the next row of x in each depth, in turns, or of dy, and goes on to the following one.
+    Pixel x_next[kPhases][DEPTHS][kWindow], y_next[COLUMNS];
+    const auto load_x = [&](int phase, int kd) {
+      const unsigned mask = x_row >= 0 && x_row < in_h ? x_columns[kd] : 0;
+      const char* pixel = x_line + kd * x_depth_bytes;
 #pragma unroll
       for (int j = 0; j < kWindow; ++j, pixel = kept(pixel + pixel_bytes)) {
-        x_next[phase][j] = load_pixel(pixel, mask >> j & 1);
+        x_next[phase][kd][j] = load_pixel(pixel, mask >> j & 1);
       }
+      if (kd + 1 < DEPTHS) return;
       const int on = phase + 1 < kPhases ? 1 : STRIDE_H - kPhases + 1;
       x_row += on * dilation_h;
       x_line = kept(x_line + on * x_line_bytes);
@@ -144,7 +186,10 @@ extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
     };
     load_y(0);
 #pragma unroll
-    for (int phase = 0; phase < kPhases; ++phase) load_x(phase);
+    for (int phase = 0; phase < kPhases; ++phase) {
+#pragma unroll
+      for (int kd = 0; kd < DEPTHS; ++kd) load_x(phase, kd);
+    }
 
     float y_rows[kSlots][COLUMNS][CHANNELS] = {};  // row i - m is in slot m
 #pragma unroll 1
@@ -166,27 +211,13 @@ extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
       load_y(i + 1);
 #pragma unroll
       for (int phase = 0; phase < kPhases; ++phase) {
-        float window[kWindow][CHANNELS];
 #pragma unroll
-        for (int j = 0; j < kWindow; ++j) to_floats(x_next[phase][j], window[j]);
-        load_x(phase);
+        for (int kd = 0; kd < DEPTHS; ++kd) {
+          float window[kWindow][CHANNELS];
 #pragma unroll
-        for (int m = 0; m < kSlots; ++m) {
-          const int kh = phase + STRIDE_H * m;
-          if (kh >= KERNEL_H) continue;
-          // Many slots are worth a branch where their row is none of the strip.
-          if (kSlots > 3 && (i < m || i - m >= row_count)) continue;
-#pragma unroll
-          for (int kw = 0; kw < KERNEL_W; ++kw) {
-#pragma unroll
-            for (int t = 0; t < COLUMNS; ++t) {
-#pragma unroll
-              for (int v = 0; v < CHANNELS; ++v) {
-                sums[kh < KERNEL_H ? kh : 0][kw][v] +=
-                    window[t * STRIDE_W + kw][v] * y_rows[m][t][v];
-              }
-            }
-          }
+          for (int j = 0; j < kWindow; ++j) to_floats(x_next[phase][kd][j], window[j]);
+          load_x(phase, kd);
+          add_products(sums[kd], window, y_rows, phase, i, row_count);
         }
       }
     }
@@ -197,13 +228,14 @@ extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
   float* const row_sums = reinterpret_cast<float*>(shared);        // (columns, channels, threads)
   float* const totals = row_sums + KERNEL_W * CHANNELS * threads;  // (channels, taps)
 #pragma unroll
-  for (int kh = 0; kh < KERNEL_H; ++kh) {
+  for (int line = 0; line < DEPTHS * KERNEL_H; ++line) {
     __syncthreads();
 #pragma unroll
     for (int kw = 0; kw < KERNEL_W; ++kw) {
 #pragma unroll
       for (int v = 0; v < CHANNELS; ++v) {
-        row_sums[(kw * CHANNELS + v) * threads + thread] = sums[kh][kw][v];
+        row_sums[(kw * CHANNELS + v) * threads + thread] =
+            sums[line / KERNEL_H][line % KERNEL_H][kw][v];
       }
     }
     __syncthreads();
@@ -212,12 +244,14 @@ extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
       float sum = 0.0f;
       for (int y = 0; y < blockDim.y; ++y) sum += row_sums[which * threads + y * lanes + of_lane];
       const int at = of_lane * CHANNELS + which % CHANNELS;
-      totals[at * kTaps + kh * KERNEL_W + which / CHANNELS] = sum;
+      totals[at * kTaps + line * KERNEL_W + which / CHANNELS] = sum;
     }
   }
   __syncthreads();
-  float* const to =
-      partial + (static_cast<long long>(blockIdx.x) * channels + first_channel) * kTaps;
+  const int all_taps = gridDim.z * kTaps;
+  float* const to = partial +
+                    (static_cast<long long>(blockIdx.x) * channels + first_channel) * all_taps +
+                    blockIdx.z * kTaps;
   const int count = min(lanes * CHANNELS, channels - first_channel) * kTaps;
-  for (int i = thread; i < count; i += threads) to[i] = totals[i];
+  for (int i = thread; i < count; i += threads) to[i / kTaps * all_taps + i % kTaps] = totals[i];
 }

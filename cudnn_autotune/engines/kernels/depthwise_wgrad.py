@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,27 +10,27 @@ from pathlib import Path
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu, Offer
-from cudnn_autotune.engines.kernels.depthwise import is_dilation_small
+from cudnn_autotune.engines.kernels.depthwise import Dimension, dimensions, is_dilation_small
 from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
     SUM_TEXT,
     is_depthwise_wgrad,
     partial_bytes,
     sum_launch,
-    two_dimensions,
 )
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _LEAST_CHANNELS = 8  # below, accesses are too narrow
-_MOST_TAPS = 49  # whose sums fit into a thread's registers
-_MOST_COLUMNS = 8
+_MOST_TAPS = 49  # of a depth, whose sums fit into a thread's registers
+_MOST_DEPTHS = 64  # of the filter
+_COLUMNS = range(1, 9)
 _MOST_WINDOW = 32
-_BLOCK_THREADS = 256
 _MOST_LANES = 128  # of a block, side by side in channels
 _SM_REGISTERS, _SM_THREADS = 65536, 2048
 _OTHER_REGISTERS = 27  # of a thread, besides sums and pixels
 _REGISTERS = (128, 224)  # of a thread, in the order of the offers
+_REGISTERS_3D = (168, 128, 224)
 _STEP_INSTRUCTIONS = 30  # of a step, besides those for each pixel
 _PIXEL_INSTRUCTIONS = 6  # besides those for each channel
 _MOST_OFFERS = 4
@@ -39,43 +39,33 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True)
 class _Shape:
-    """The problem in two dimensions."""
-
     images: int
     channels: int
-    in_size: tuple[int, int]
-    out_size: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    depth: Dimension
+    height: Dimension
+    width: Dimension
     itemsize: int
     alignment: int
 
     @property
     def slots(self) -> int:
-        """Rows of dy that a row of x meets."""
-        return -(-self.kernel[0] // self.stride[0])
+        """Rows of dy that a row of x meets in one depth."""
+        return -(-self.height.taps // self.height.stride)
 
     @property
     def longest(self) -> tuple[int, int]:
         """Rows and columns of dy at a distance of the dilation."""
-        return (
-            -(-self.out_size[0] // self.dilation[0]),
-            -(-self.out_size[1] // self.dilation[1]),
-        )
+        return self.height.strip_length("fprop"), self.width.strip_length("fprop")
 
 
 def _shape(problem: ConvProblem) -> _Shape:
+    depth, height, width = dimensions(problem)
     return _Shape(
         images=problem.input_shape[0],
         channels=problem.groups,
-        in_size=two_dimensions(problem.input_shape[2:], 1),
-        out_size=two_dimensions(problem.output_shape[2:], 1),
-        kernel=two_dimensions(problem.weight_shape[2:], 1),
-        stride=two_dimensions(problem.stride, 1),
-        padding=two_dimensions(problem.padding[: problem.spatial_dims], 0),
-        dilation=two_dimensions(problem.dilation, 1),
+        depth=depth,
+        height=height,
+        width=width,
         itemsize=problem.dtype.itemsize,
         alignment=min(problem.alignment[0], problem.alignment[2]),
     )
@@ -88,37 +78,45 @@ class _Tile:
     shape: _Shape
     channels: int
     columns: int
+    depths: int
+    """Depths of the filter."""
+
+    @property
+    def taps(self) -> int:
+        return self.depths * self.shape.height.taps * self.shape.width.taps
 
     @property
     def window(self) -> int:
         """Columns of x that it meets."""
-        return (self.columns - 1) * self.shape.stride[1] + self.shape.kernel[1]
+        return (self.columns - 1) * self.shape.width.stride + self.shape.width.taps
 
     @property
     def _pixels(self) -> int:
         """Of x that a step reads."""
-        return min(self.shape.stride[0], self.shape.kernel[0]) * self.window
+        height = self.shape.height
+        return min(height.stride, height.taps) * self.depths * self.window
 
     @property
     def registers(self) -> int:
         """Of a thread, about."""
         s = self.shape
         words = -(-self.channels * s.itemsize // 4)
-        values = math.prod(s.kernel) + s.slots * self.columns + self.window
+        of_depths = 2 + self.depths if s.depth.taps > 1 else 0
+        values = self.taps + s.slots * self.columns + self.window
         read = words * (self._pixels + self.columns)
-        return -(-(self.channels * values + read + _OTHER_REGISTERS) // 8) * 8
+        return -(-(self.channels * values + read + of_depths + _OTHER_REGISTERS) // 8) * 8
 
     @property
     def instructions(self) -> float:
-        """Of a step, for each element of dy."""
+        """Of the steps of all taps, for each element of dy."""
         s = self.shape
         count = (
             _STEP_INSTRUCTIONS
             + (self._pixels + self.columns) * (_PIXEL_INSTRUCTIONS + self.channels)
-            + (math.prod(s.kernel) + s.slots) * self.columns * self.channels
+            + (self.taps + s.slots) * self.columns * self.channels
         )
         useful = s.longest[1] / -(-s.longest[1] // self.columns)
-        return count / (useful * self.channels)
+        return self.depth_groups * count / (useful * self.channels)
 
     @property
     def lanes(self) -> int:
@@ -128,23 +126,32 @@ class _Tile:
         return min(groups, -(-groups // (8 * chunks)) * 8)
 
     @property
+    def most_threads(self) -> int:
+        """Of a block: a third of the registers is too few for 256."""
+        return 384 if 128 < self.registers <= 168 else 256
+
+    @property
     def strips_at_a_time(self) -> int:
         """Of a block."""
-        return max(1, _BLOCK_THREADS // self.lanes)
+        return max(1, self.most_threads // self.lanes)
 
     @property
     def column_strips(self) -> int:
-        return self.shape.dilation[1] * -(-self.shape.longest[1] // self.columns)
+        return self.shape.width.dilation * -(-self.shape.longest[1] // self.columns)
 
     @property
     def channel_chunks(self) -> int:
         return -(-self.shape.channels // (self.channels * self.lanes))
 
     @property
+    def depth_groups(self) -> int:
+        return self.shape.depth.taps // self.depths
+
+    @property
     def shared_bytes(self) -> int:
         threads = self.lanes * self.strips_at_a_time
-        row_sums = self.shape.kernel[1] * self.channels * threads
-        return 4 * (row_sums + self.lanes * self.channels * math.prod(self.shape.kernel))
+        row_sums = self.shape.width.taps * self.channels * threads
+        return 4 * (row_sums + self.lanes * self.channels * self.taps)
 
     def blocks_at_once(self, gpu: Gpu) -> int:
         """That share the strips."""
@@ -154,13 +161,14 @@ class _Tile:
             _SM_THREADS // (32 * warps),
             (gpu.shared_bytes + 1024) // (self.shared_bytes + 1024),
         )
-        return max(1, gpu.multiprocessors * resident // self.channel_chunks)
+        return max(1, gpu.multiprocessors * resident // (self.channel_chunks * self.depth_groups))
 
     def row_strips(self, rows: int) -> int:
-        return self.shape.dilation[0] * -(-self.shape.longest[0] // rows)
+        return self.shape.height.dilation * -(-self.shape.longest[0] // rows)
 
     def strips(self, rows: int) -> int:
-        return self.shape.images * self.column_strips * self.row_strips(rows)
+        planes = self.shape.images * self.shape.depth.output
+        return planes * self.column_strips * self.row_strips(rows)
 
     def splits(self, rows: int, gpu: Gpu) -> int:
         needed = -(-self.strips(rows) // self.strips_at_a_time)
@@ -189,12 +197,15 @@ def _tiles(shape: _Shape) -> Iterator[_Tile]:
     ]
     if shape.itemsize == 2 and len(widths) > 1:
         widths.remove(1)  # loads of two bytes
+    depth_counts = sorted({1, shape.depth.taps})
     seen = set()
-    for registers in _REGISTERS:
+    for registers in _REGISTERS_3D if shape.depth.taps > 1 else _REGISTERS:
         best = []
-        for channels in widths:
-            tiles = [_Tile(shape, channels, columns) for columns in range(1, _MOST_COLUMNS + 1)]
+        for channels, depths in itertools.product(widths, depth_counts):
+            tiles = [_Tile(shape, channels, count, depths) for count in _COLUMNS]
             tiles = [t for t in tiles if t.window <= _MOST_WINDOW and t.registers <= registers]
+            if depths < shape.depth.taps and registers != 128:
+                continue  # more threads are better than more columns
             best += sorted(tiles, key=lambda tile: tile.instructions)[:1]
         for tile in sorted(best, key=lambda tile: tile.instructions):
             if tile not in seen and tile.shared_bytes <= 48 << 10:
@@ -204,7 +215,8 @@ def _tiles(shape: _Shape) -> Iterator[_Tile]:
 
 class DepthwiseWgrad:
     """Weight gradients of depthwise convolutions with a multiplier of 1, in channels_last: any
-    stride, dilations up to twice the image, up to 49 taps, float16, bfloat16 and float32.
+    stride, dilations up to twice the image, up to 49 taps in a depth, float16, bfloat16 and
+    float32.
 
     A NaN or an infinity reaches the weights that depend on it, and no others. x counts as zero
     outside of its image, which an infinite dy makes NaN.
@@ -233,19 +245,23 @@ class DepthwiseWgrad:
         raise ValueError(f"settings: {self.name} does not offer {settings!r} for {problem.text}")
 
     def _offered(self, problem: ConvProblem, gpu: Gpu) -> list[tuple[_Tile, int]]:
-        if not is_depthwise_wgrad(problem) or problem.memory_format != torch.channels_last:
+        if not is_depthwise_wgrad(problem) or problem.memory_format == torch.contiguous_format:
             return []
         shape = _shape(problem)
-        step = problem.dtype.itemsize * shape.channels * shape.dilation[1]
+        step = problem.dtype.itemsize * shape.channels * shape.width.dilation
+        taps_of_depth = shape.height.taps * shape.width.taps
         if (
-            not 1 < math.prod(shape.kernel) <= _MOST_TAPS
+            taps_of_depth * shape.depth.taps == 1
+            or taps_of_depth > _MOST_TAPS
+            or shape.depth.taps > _MOST_DEPTHS
             or shape.channels < _LEAST_CHANNELS
             or step > _INT32_MAX
             or not is_dilation_small(problem)
         ):
             return []
-        is_half = problem.dtype != torch.float32
-        if is_half and min(shape.kernel) > 5 and shape.stride == shape.dilation == (1, 1):
+        is_plain = all(n == 1 for n in (*problem.stride, *problem.dilation))
+        is_large = min(shape.height.taps, shape.width.taps) > 5
+        if problem.dtype != torch.float32 and problem.spatial_dims < 3 and is_plain and is_large:
             return []  # bound by the products, of which tensor cores compute more
         tiles = [tile for tile in _tiles(shape) if tile.channel_chunks < 1 << 16]
         found = [(tile, tile.best_rows(gpu)) for tile in tiles[:_MOST_OFFERS]]
@@ -253,11 +269,13 @@ class DepthwiseWgrad:
 
 
 def _settings(tile: _Tile, rows: int) -> str:
-    return f"CHANNELS={tile.channels},COLUMNS={tile.columns},ROWS={rows}"
+    depths = f",DEPTHS={tile.depths}" if tile.shape.depth.taps > 1 else ""
+    return f"CHANNELS={tile.channels},COLUMNS={tile.columns}{depths},ROWS={rows}"
 
 
 def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLaunch:
     shape = tile.shape
+    depth, height, width = shape.depth, shape.height, shape.width
     kernel = Kernel(
         source("depthwise_wgrad.cu"),
         "depthwise_wgrad",
@@ -265,26 +283,29 @@ def _launch(problem: ConvProblem, tile: _Tile, rows: int, gpu: Gpu) -> KernelLau
             ("ELEMENT", ELEMENTS[problem.dtype]),
             ("CHANNELS", tile.channels),
             ("COLUMNS", tile.columns),
-            ("KERNEL_H", shape.kernel[0]),
-            ("KERNEL_W", shape.kernel[1]),
-            ("STRIDE_H", shape.stride[0]),
-            ("STRIDE_W", shape.stride[1]),
-            ("MIN_BLOCKS", max(1, _SM_REGISTERS // (_BLOCK_THREADS * tile.registers))),
+            ("DEPTHS", tile.depths),
+            ("KERNEL_H", height.taps),
+            ("KERNEL_W", width.taps),
+            ("STRIDE_H", height.stride),
+            ("STRIDE_W", width.stride),
+            ("THREADS", tile.most_threads),
+            ("MIN_BLOCKS", max(1, _SM_REGISTERS // (tile.most_threads * tile.registers))),
         ),
     )
     return KernelLaunch(
         kernel,
-        grid=(tile.splits(rows, gpu), tile.channel_chunks, 1),
+        grid=(tile.splits(rows, gpu), tile.channel_chunks, tile.depth_groups),
         block=(tile.lanes, tile.strips_at_a_time, 1),
         arguments=(
             Address("x"),
             Address("y"),
             Address("workspace"),
             shape.channels,
-            *shape.in_size,
-            *shape.out_size,
-            *shape.padding,
-            *shape.dilation,
+            *(d.size for d in (depth, height, width)),
+            *(d.output for d in (depth, height, width)),
+            depth.stride,
+            *(d.padding for d in (depth, height, width)),
+            *(d.dilation for d in (depth, height, width)),
             tile.row_strips(rows),
             tile.column_strips,
             tile.strips(rows),

@@ -277,6 +277,7 @@ class DepthwiseWgradMma:
     def _offered(self, problem: ConvProblem, gpu: Gpu) -> Sequence[_Tiling]:
         if (
             not is_depthwise_wgrad(problem)
+            or problem.spatial_dims > 2
             or problem.dtype == torch.float32
             or any(value != 1 for value in (*problem.stride, *problem.dilation))
             or gpu.compute_capability < (8, 0)

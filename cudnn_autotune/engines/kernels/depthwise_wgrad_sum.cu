@@ -15,35 +15,42 @@ constexpr int kLanes = 32;
 
 struct Sizes {
   int images, channels;
-  int in_h, in_w, out_h, out_w;
-  int kernel_h, kernel_w;
-  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int in_d, in_h, in_w, out_d, out_h, out_w;
+  int kernel_d, kernel_h, kernel_w;
+  int stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dilation_d, dilation_h, dilation_w;
 };
 
-__device__ __forceinline__ long long offset(const Sizes& s, long long image, int channel, int row,
-                                            int column, int height, int width) {
-  return CHANNELS_LAST ? ((image * height + row) * width + column) * s.channels + channel
-                       : ((image * s.channels + channel) * height + row) * width + column;
+// Of the pixel `place` of an image that has `pixels`.
+__device__ __forceinline__ long long offset(const Sizes& s, long long image, int channel,
+                                            long long place, long long pixels) {
+  return CHANNELS_LAST ? (image * pixels + place) * s.channels + channel
+                       : (image * s.channels + channel) * pixels + place;
 }
 
 // One thread's share of a weight's products; it stops at a NaN.
 __device__ float exact_products(const Sizes& s, const ELEMENT* x, const ELEMENT* dy, int weight,
                                 int thread, int threads) {
-  const int channel = weight / (s.kernel_h * s.kernel_w);
+  const int channel = weight / (s.kernel_d * s.kernel_h * s.kernel_w);
+  const int kd = weight / s.kernel_w / s.kernel_h % s.kernel_d;
   const int kh = weight / s.kernel_w % s.kernel_h, kw = weight % s.kernel_w;
-  const long long positions = static_cast<long long>(s.images) * s.out_h * s.out_w;
+  const long long x_pixels = static_cast<long long>(s.in_d) * s.in_h * s.in_w;
+  const long long y_pixels = static_cast<long long>(s.out_d) * s.out_h * s.out_w;
   float sum = 0.0f;
 #pragma unroll 1
-  for (long long p = thread; p < positions && sum == sum; p += threads) {
-    const int column = static_cast<int>(p % s.out_w), row = static_cast<int>(p / s.out_w % s.out_h);
-    const long long image = p / s.out_w / s.out_h;
-    const int from_row = row * s.stride_h - s.pad_h + kh * s.dilation_h;
-    const int from_column = column * s.stride_w - s.pad_w + kw * s.dilation_w;
+  for (long long p = thread; p < s.images * y_pixels && sum == sum; p += threads) {
+    const long long image = p / y_pixels, place = p % y_pixels;
+    const int depth =
+        static_cast<int>(place / s.out_w / s.out_h) * s.stride_d - s.pad_d + kd * s.dilation_d;
+    const int row =
+        static_cast<int>(place / s.out_w % s.out_h) * s.stride_h - s.pad_h + kh * s.dilation_h;
+    const int column = static_cast<int>(place % s.out_w) * s.stride_w - s.pad_w + kw * s.dilation_w;
     float value = 0.0f;
-    if (from_row >= 0 && from_row < s.in_h && from_column >= 0 && from_column < s.in_w) {
-      value = to_float(x[offset(s, image, channel, from_row, from_column, s.in_h, s.in_w)]);
+    if (depth >= 0 && depth < s.in_d && row >= 0 && row < s.in_h && column >= 0 &&
+        column < s.in_w) {
+      const long long from = (static_cast<long long>(depth) * s.in_h + row) * s.in_w + column;
+      value = to_float(x[offset(s, image, channel, from, x_pixels)]);
     }
-    sum += value * to_float(dy[offset(s, image, channel, row, column, s.out_h, s.out_w)]);
+    sum += value * to_float(dy[offset(s, image, channel, place, y_pixels)]);
   }
   return sum;
 }
@@ -53,9 +60,10 @@ __device__ float exact_products(const Sizes& s, const ELEMENT* x, const ELEMENT*
 extern "C" __global__ void __launch_bounds__(1024)
     depthwise_wgrad_sum(const float* __restrict__ partial, const ELEMENT* __restrict__ x,
                         const ELEMENT* __restrict__ dy, ELEMENT* __restrict__ dw, int weights,
-                        int splits, int images, int channels, int in_h, int in_w, int out_h,
-                        int out_w, int kernel_h, int kernel_w, int stride_h, int stride_w,
-                        int pad_h, int pad_w, int dilation_h, int dilation_w) {
+                        int splits, int images, int channels, int in_d, int in_h, int in_w,
+                        int out_d, int out_h, int out_w, int kernel_d, int kernel_h, int kernel_w,
+                        int stride_d, int stride_h, int stride_w, int pad_d, int pad_h, int pad_w,
+                        int dilation_d, int dilation_h, int dilation_w) {
   DYNAMIC_SHARED(shared);
   float* const sums = reinterpret_cast<float*>(shared);  // of each thread, then of each warp
   const int lane = threadIdx.x, row = threadIdx.y, rows = blockDim.y;
@@ -78,8 +86,9 @@ extern "C" __global__ void __launch_bounds__(1024)
   }
   __syncthreads();
 
-  const Sizes s{images,   channels, in_h,     in_w,  out_h, out_w,      kernel_h,
-                kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w};
+  const Sizes s{images, channels, in_d,     in_h,       in_w,       out_d,     out_h,
+                out_w,  kernel_d, kernel_h, kernel_w,   stride_d,   stride_h,  stride_w,
+                pad_d,  pad_h,    pad_w,    dilation_d, dilation_h, dilation_w};
 #pragma unroll 1
   for (int i = 0; i < kLanes; ++i) {
     if (totals[i] == totals[i]) continue;

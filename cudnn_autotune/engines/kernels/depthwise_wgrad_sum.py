@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from cudnn_autotune.engines.kernels.depthwise import dimensions
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
@@ -28,14 +29,13 @@ def partial_bytes(problem: ConvProblem, splits: int) -> int:
 
 
 def is_depthwise_wgrad(problem: ConvProblem) -> bool:
-    """Whether it is a depthwise wgrad with a multiplier of 1, of one or two dimensions, whose sizes
-    are such that the kernels count rows and columns in 32 bits."""
+    """Whether it is a depthwise wgrad with a multiplier of 1, whose sizes are such that the kernels
+    count rows and columns in 32 bits."""
     taps = [d * k for d, k in zip(problem.dilation, problem.weight_shape[2:], strict=True)]
     strips = [64 * d * s for d, s in zip(problem.dilation, problem.stride, strict=True)]
     return (
         problem.op == "wgrad"
         and problem.dtype in ELEMENTS
-        and problem.spatial_dims <= 2
         and 1 < problem.groups == problem.input_shape[1] == problem.weight_shape[0]
         and max(*problem.input_shape[2:], *problem.padding, *taps, *strips) < 1 << 29
     )
@@ -45,12 +45,13 @@ def sum_launch(problem: ConvProblem, splits: int) -> KernelLaunch:
     """Returns what adds the partial sums at the workspace's beginning, and writes the gradient."""
     weights = torch.Size(problem.weight_shape).numel()
     rows = min(splits, _MOST_ROWS)
+    sizes = dimensions(problem)
     kernel = Kernel(
         _SOURCE,
         "depthwise_wgrad_sum",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),
-            ("CHANNELS_LAST", int(problem.memory_format == torch.channels_last)),
+            ("CHANNELS_LAST", int(problem.memory_format != torch.contiguous_format)),
         ),
     )
     return KernelLaunch(
@@ -65,12 +66,12 @@ def sum_launch(problem: ConvProblem, splits: int) -> KernelLaunch:
             weights,
             splits,
             *problem.input_shape[:2],
-            *two_dimensions(problem.input_shape[2:], 1),
-            *two_dimensions(problem.output_shape[2:], 1),
-            *two_dimensions(problem.weight_shape[2:], 1),
-            *two_dimensions(problem.stride, 1),
-            *two_dimensions(problem.padding[: problem.spatial_dims], 0),
-            *two_dimensions(problem.dilation, 1),
+            *(d.size for d in sizes),
+            *(d.output for d in sizes),
+            *(d.taps for d in sizes),
+            *(d.stride for d in sizes),
+            *(d.padding for d in sizes),
+            *(d.dilation for d in sizes),
         ),
         shared_bytes=4 * (_LANES * rows + _LANES),
     )
