@@ -175,10 +175,8 @@ def main() -> int:
     arguments.check_gpu(__file__)
     import torch
 
-    import cudnn_autotune as ca
     from cudnn_autotune.timers import peaks
 
-    ca.register_built_in()
     torch.manual_seed(0)
     torch.backends.cudnn.allow_tf32 = True
     measured = partial(measure, wanted, peaks.measure(), options.inductor)

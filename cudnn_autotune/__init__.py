@@ -48,11 +48,7 @@ from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.choice_log import choices, fallbacks
 from cudnn_autotune.tuning.events import on_decision
 from cudnn_autotune.tuning.pins import pin, pins, unpin
-from cudnn_autotune.tuning.registering import (
-    register_built_in,
-    register_implementation,
-    unregister_implementation,
-)
+from cudnn_autotune.tuning.registering import register_implementation, unregister_implementation
 from cudnn_autotune.tuning.remembering import forget
 from cudnn_autotune.tuning.settings import (
     get_benchmark_limit,
@@ -83,8 +79,6 @@ else:
 
 settings.read_environment()
 store_settings.read_environment()
-if settings.uses_built_in():
-    register_built_in()
 
 SAMPLING_MODES = sampling.names()
 """The modes of this package; ``sampling.names()`` has those that were registered later too."""
@@ -147,7 +141,6 @@ __all__ = [
     "pins",
     "prefetch",
     "recipe",
-    "register_built_in",
     "register_implementation",
     "revert",
     "sampling",

@@ -36,8 +36,6 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     are off."""
     set_torch_mode(request["pytorch"])
     ca.set_sampling(request["sampling"])
-    if any(WAYS[name].sampling for name in request["ways"]):
-        ca.register_built_in()
     if engines_alone.NAME not in sampling.names():
         sampling.register(engines_alone.EnginesAlone(sampling.get(request["sampling"])))
     ca.set_store(request["store"], mode="read_write")

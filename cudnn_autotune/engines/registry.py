@@ -22,6 +22,7 @@ _RESERVED = re.compile(r"aten|matmul|unfused|eng[0-9]*")
 
 _lock = threading.Lock()
 _implementations: dict[str, Implementation] = {}
+_has_built_in = False
 
 
 class ImplementationError(RuntimeError):
@@ -103,14 +104,30 @@ def register(implementation: Implementation) -> None:
     """
     check_name(implementation.name)
     check_version(implementation.version)
+    _add_built_in()
     with _lock:
         if implementation.name in _implementations:
             raise ValueError(f"name: an implementation {implementation.name!r} is registered")
         _implementations[implementation.name] = implementation
 
 
+def _add_built_in() -> None:
+    """Registers the package's own, before all others. They are imported here, when somebody first
+    asks for an implementation, so that to import the package takes no longer for them."""
+    global _has_built_in
+    if _has_built_in:
+        return
+    from cudnn_autotune.engines.built_in import BUILT_IN
+
+    with _lock:
+        if not _has_built_in:
+            _implementations.update({one.name: one for one in BUILT_IN})
+            _has_built_in = True
+
+
 def unregister(name: str) -> Implementation:
     """Removes and returns an implementation; raises KeyError if there is none of this name."""
+    _add_built_in()
     with _lock:
         if name not in _implementations:
             raise KeyError(f"no implementation {shown(name)} is registered")
@@ -119,12 +136,14 @@ def unregister(name: str) -> Implementation:
 
 def registered() -> tuple[Implementation, ...]:
     """All implementations, in the order of their registration."""
+    _add_built_in()
     with _lock:
         return tuple(_implementations.values())
 
 
 def find(name: str) -> Implementation | None:
     """The implementation of this name."""
+    _add_built_in()
     with _lock:
         return _implementations.get(name)
 

@@ -29,8 +29,10 @@ def build(native: _C.ConvProblem, text: str, device: int) -> _C.Plan:
     try:
         return recipe_plan(problem, text, recipe_of(text, problem, gpu), device)
     except Exception as error:
-        # A search leaves it out without a word, since engines that do not build are many.
-        if text not in _reported:
-            _reported.add(text)
+        # A search leaves it out without a word, since engines that do not build are many. Without
+        # NVRTC all kernels fail for one reason, which is logged once.
+        known = {text, str(error)}
+        if _reported.isdisjoint(known):
             _log.warning("%s does not build; first for %s: %s", text, problem.text, error)
+        _reported.update(known)
         raise

@@ -1,11 +1,10 @@
-"""Registers implementations, the package's or users', which then compete with cuDNN's engines."""
+"""Registers users' implementations, which then compete with cuDNN's engines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.user_implementation import (
     BEHAVIOR_NOTES,
@@ -14,23 +13,6 @@ from cudnn_autotune.engines.user_implementation import (
     UserImplementation,
 )
 from cudnn_autotune.tuning import isolated_run, remembering
-
-
-def register_built_in() -> None:
-    """Registers the package's own kernels and rewrites, which docs/implementations.md lists.
-
-    They do not compete without this call, or ``CUDNN_AUTOTUNE_BUILT_IN=on``, because none has been
-    tested on a GPU yet. All choices of this process are forgotten, as by :func:`forget`. Those that
-    are registered stay registered.
-
-    Raises:
-        ValueError: another implementation has the name of one of them.
-    """
-    here = registry.registered()
-    for implementation in BUILT_IN:
-        if implementation not in here:
-            registry.register(implementation)
-    remembering.forget()
 
 
 def register_implementation(
@@ -94,7 +76,8 @@ def register_implementation(
 
 
 def unregister_implementation(name: str) -> None:
-    """Removes an implementation. All choices of this process are forgotten, as by :func:`forget`.
+    """Removes an implementation, a user's or one of the package (docs/implementations.md names
+    them). All choices of this process are forgotten, as by :func:`forget`.
 
     Decisions for it stay in the store. While it is not registered, the next best candidate of each
     of them serves.

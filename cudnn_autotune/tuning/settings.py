@@ -20,9 +20,6 @@ A backward uses the mode and the workspace limit of its forward. Like
 ``CUDNN_AUTOTUNE_PREFETCH=off`` switches off that compiled plans of remembered choices are read back
 before a call asks for them (``tuning.prefetching``).
 
-``CUDNN_AUTOTUNE_BUILT_IN=on`` registers the package's own kernels and rewrites
-(``tuning.registering``).
-
 ``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` (256) is how many built plans each thread keeps. A thread that
 cycles through more problems than that builds a plan at every call.
 """
@@ -49,7 +46,6 @@ _INT32_MAX = 2**31 - 1
 _budget_ms: float | None = None
 _new_shapes = NEW_SHAPES[0]
 _is_prefetching = True
-_uses_built_in = False
 
 
 def check_sampling(name: object, argument: str = "sampling") -> str:
@@ -121,11 +117,6 @@ def get_new_shapes() -> str:
 def is_prefetching() -> bool:
     """Returns whether plans of remembered choices are read back before a call asks for them."""
     return _is_prefetching
-
-
-def uses_built_in() -> bool:
-    """Whether the environment asks for the package's own kernels and rewrites."""
-    return _uses_built_in
 
 
 # Each setting is set on its own, so that no thread undoes what another sets meanwhile.
@@ -257,7 +248,6 @@ _VARIABLES: dict[str, Callable[[str, str], Any]] = {
     "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": _number(int, _plan_cache_limit),
     "CUDNN_AUTOTUNE_PREFETCH": _switch,
     "CUDNN_AUTOTUNE_NEW_SHAPES": _check_new_shapes,
-    "CUDNN_AUTOTUNE_BUILT_IN": _switch,
 }
 VARIABLES = _VARIABLES | {sampling.VARIABLE: check_sampling}
 """Functions that turn the text and name of each environment variable into its value; they raise
@@ -275,15 +265,13 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> None:
         except ValueError as error:
             values.append(None)
             warn_once((variable, text), f"{error}: it is passed over")
-    mode, workspace_limit, benchmark_limit, budget_ms, plans, prefetch, *rest = values
-    new_shapes, built_in = rest
+    mode, workspace_limit, benchmark_limit, budget_ms, plans, prefetch, new_shapes = values
     _C.set_sampling(mode or DEFAULT_SAMPLING)
     set_workspace_limit(workspace_limit)
     set_benchmark_limit(benchmark_limit or 0)
     set_budget_ms(budget_ms)
     set_new_shapes(new_shapes or NEW_SHAPES[0])
-    global _is_prefetching, _uses_built_in
+    global _is_prefetching
     _is_prefetching = prefetch is not False
-    _uses_built_in = bool(built_in)
     if plans and extension_available():
         _C.set_plan_cache_capacity(plans)

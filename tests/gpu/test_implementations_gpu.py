@@ -18,10 +18,12 @@ from torch import Tensor
 from user_implementations import registered
 
 import cudnn_autotune as ca
+from cudnn_autotune import _C
+from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 from cudnn_autotune.timers.timer import Batch
-from cudnn_autotune.tuning import isolated_run
+from cudnn_autotune.tuning import building, isolated_run
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
@@ -162,6 +164,49 @@ def test_it_is_run_and_timed_by_name() -> None:
     call(x, w, sampling="heuristic")
     assert chosen() == text
     ca.unpin(problem)
+
+
+# Those of the package compete
+
+
+def call_grouped() -> ca.Choice:
+    """A grouped layer of few channels; returns what was chosen."""
+    x = torch.randn(4, 64, 28, 28, device="cuda", dtype=torch.float16)
+    w = torch.randn(64, 8, 3, 3, device="cuda", dtype=torch.float16)
+    x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
+    y = ca.functional.conv2d(x, w, padding=1, groups=8, sampling="auto")
+    assert_close(y, F.conv2d(x.double(), w.double(), padding=1, groups=8), ALLOWED)
+    (choice,) = ca.choices()
+    return choice
+
+
+def of_the_package(choice: ca.Choice) -> list[Measurement]:
+    assert choice.searched is not None
+    names = {one.name for one in BUILT_IN}
+    ranking = choice.searched.ranking
+    return [e for e in ranking if e.candidate.engine_name.partition("@")[0] in names]
+
+
+def test_those_of_the_package_are_timed() -> None:
+    with registered(*BUILT_IN):
+        entries = of_the_package(call_grouped())
+    assert entries
+    assert all(e.time_ms is not None for e in entries), [e.eliminated for e in entries]
+
+
+def test_without_nvrtc_others_serve_and_the_choice_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def absent() -> None:
+        raise _C.PlanError("NVRTC is not there: libnvrtc.so")
+
+    monkeypatch.setattr(_C, "nvrtc_version", absent)
+    monkeypatch.setattr(building, "_reported", set())
+    with registered(*BUILT_IN):
+        entries = of_the_package(call_grouped())
+    assert entries
+    assert all("NVRTC is not there" in e.eliminated for e in entries)
+    assert caplog.text.count("NVRTC is not there") == 1
 
 
 # It is remembered

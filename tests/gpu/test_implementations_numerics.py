@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,14 +24,6 @@ pytestmark = pytest.mark.gpu
 SPREADING = ("merge_groups", "space_to_depth")
 PROBLEMS = 600
 """Of each kind, of which each implementation takes those that it computes."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built_in() -> Iterator[None]:
-    ca.register_built_in()
-    yield
-    for one in BUILT_IN:
-        ca.unregister_implementation(one.name)
 
 
 def offered(implementation: Implementation, problem: ca.ConvProblem) -> list[str]:
