@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "core/check.h"
+#include "core/symbols.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -17,20 +18,17 @@ CudaDriver look_up() {
   CudaDriver driver;
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return driver;
-  const auto bind = [library](auto& function, const char* name) {
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
-  };
-  bind(driver.load_module, "cuModuleLoadData");
-  bind(driver.function_of_module, "cuModuleGetFunction");
-  bind(driver.load_library, "cuLibraryLoadData");
-  bind(driver.kernel_of_library, "cuLibraryGetKernel");
-  bind(driver.function_of_kernel, "cuKernelGetFunction");
-  bind(driver.get_attribute, "cuFuncGetAttribute");
-  bind(driver.set_attribute, "cuFuncSetAttribute");
-  bind(driver.parameter_info, "cuFuncGetParamInfo");
-  bind(driver.launch, "cuLaunchKernel");
-  bind(driver.error_name, "cuGetErrorName");
-  bind(driver.error_string, "cuGetErrorString");
+  bind_symbol(library, "cuModuleLoadData", driver.load_module);
+  bind_symbol(library, "cuModuleGetFunction", driver.function_of_module);
+  bind_symbol(library, "cuLibraryLoadData", driver.load_library);
+  bind_symbol(library, "cuLibraryGetKernel", driver.kernel_of_library);
+  bind_symbol(library, "cuKernelGetFunction", driver.function_of_kernel);
+  bind_symbol(library, "cuFuncGetAttribute", driver.get_attribute);
+  bind_symbol(library, "cuFuncSetAttribute", driver.set_attribute);
+  bind_symbol(library, "cuFuncGetParamInfo", driver.parameter_info);
+  bind_symbol(library, "cuLaunchKernel", driver.launch);
+  bind_symbol(library, "cuGetErrorName", driver.error_name);
+  bind_symbol(library, "cuGetErrorString", driver.error_string);
   return driver;
 }
 

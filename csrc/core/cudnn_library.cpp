@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "core/symbols.h"
+
 namespace cudnn_frontend {
 // The frontend looks every symbol up in this handle (dynamic loading mode).
 void* cudnn_dlhandle = nullptr;
@@ -19,8 +21,7 @@ CudnnBackend backend;
 
 template <typename Function>
 void bind(Function& function, const char* name) {
-  function = reinterpret_cast<Function>(dlsym(cudnn_frontend::cudnn_dlhandle, name));
-  if (function == nullptr) {
+  if (!bind_symbol(cudnn_frontend::cudnn_dlhandle, name, function)) {
     throw std::runtime_error(std::string("cudnn_autotune: torch's libcudnn has no symbol ") + name);
   }
 }

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "core/check.h"
+#include "core/symbols.h"
 
 namespace cudnn_autotune {
 namespace {
@@ -57,8 +58,7 @@ void* open_library() {
 Nvrtc::Nvrtc() {
   void* library = open_library();
   const auto bind = [library](auto& function, const char* name) {
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
-    if (function == nullptr) throw PlanError(std::string("NVRTC has no ") + name);
+    if (!bind_symbol(library, name, function)) throw PlanError(std::string("NVRTC has no ") + name);
   };
   bind(version, "nvrtcVersion");
   bind(create, "nvrtcCreateProgram");
