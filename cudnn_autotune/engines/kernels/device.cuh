@@ -63,52 +63,7 @@ __device__ __forceinline__ unsigned pack<bfloat16>(float low, float high) {
 // All lanes of a warp must execute an mma together. It is volatile so that the compiler does not
 // move it behind a branch where only some of them use its result.
 
-// d += a * b, with a of 16 x 16, b of 16 x 8 and d of 16 x 8 in float32.
-template <typename T>
-__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4],
-                                            const unsigned (&b)[2]);
-template <>
-__device__ __forceinline__ void mma_16x8x16<half>(float (&d)[4], const unsigned (&a)[4],
-                                                  const unsigned (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-template <>
-__device__ __forceinline__ void mma_16x8x16<bfloat16>(float (&d)[4], const unsigned (&a)[4],
-                                                      const unsigned (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// d += a * b, with a of 16 x 8, b of 8 x 8 and d of 16 x 8 in float32.
-template <typename T>
-__device__ __forceinline__ void mma_16x8x8(float (&d)[4], const unsigned (&a)[2], unsigned b);
-template <>
-__device__ __forceinline__ void mma_16x8x8<half>(float (&d)[4], const unsigned (&a)[2],
-                                                 unsigned b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-      "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b));
-}
-template <>
-__device__ __forceinline__ void mma_16x8x8<bfloat16>(float (&d)[4], const unsigned (&a)[2],
-                                                     unsigned b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
-      "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b));
-}
-
-// d = c + a * b, for sums that move to other registers: those above would copy them before.
+// d = c + a * b, with a of 16 x 16, b of 16 x 8, c and d of 16 x 8 in float32.
 template <typename T>
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4],
                                             const unsigned (&b)[2], const float (&c)[4]);
@@ -132,6 +87,7 @@ __device__ __forceinline__ void mma_16x8x16<bfloat16>(float (&d)[4], const unsig
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
         "f"(c[2]), "f"(c[3]));
 }
+// d = c + a * b, with a of 16 x 8, b of 8 x 8, c and d of 16 x 8 in float32.
 template <typename T>
 __device__ __forceinline__ void mma_16x8x8(float (&d)[4], const unsigned (&a)[2], unsigned b,
                                            const float (&c)[4]);
@@ -152,6 +108,17 @@ __device__ __forceinline__ void mma_16x8x8<bfloat16>(float (&d)[4], const unsign
       "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+// d += a * b
+template <typename T>
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4],
+                                            const unsigned (&b)[2]) {
+  mma_16x8x16<T>(d, a, b, d);
+}
+template <typename T>
+__device__ __forceinline__ void mma_16x8x8(float (&d)[4], const unsigned (&a)[2], unsigned b) {
+  mma_16x8x8<T>(d, a, b, d);
 }
 
 // Rounds to TF32, which has 10 bits of mantissa.
