@@ -3,15 +3,17 @@
 // turned round. "in" is what is read (x, or dy), "out" what is written (y, or dx).
 //
 // A block computes a tile of output pixels (of one image, or of several small ones) for a slab of
-// groups. It copies the tile's input, halo and all, and the slab's filters into shared memory; then
-// a warp computes M_TILES x 16 pixels of N_TILES x 8 output channels of one group. With p a pixel,
-// o an output channel and i a pair of a filter tap and 8 input channels (a chunk), that is the
-// matrix product
+// groups. It copies the tile's input, halo and all, and the slab's filters into shared memory. The
+// 16 pixels of an mma are 8 neighbours each of two strips. A warp computes ROWS rows of two strips,
+// in GROUPS groups one after the other, N_TILES x 8 output channels of each. With p a pixel, o an
+// output channel and i a pair of a filter tap and 8 input channels (a chunk),
 //   out[p][o] = sum over i of in[p + tap(i)][channels(i)] * filter[o][tap(i)][channels(i)]
-// whose rows of 16 bytes ldmatrix takes from where they lie: no im2col is written. An mma takes any
-// two chunks, so only a last odd chunk is multiplied by an mma of half the depth: 3x3 filters of 24
-// channels (27 chunks) take 13.5 mma, not 18. Blocks stay and go over tiles with the same filters;
-// with two STAGES the next tile is copied meanwhile.
+// Rows of 16 bytes are taken by ldmatrix from where they lie: no im2col is written. A warp loads
+// each row of the input once for each column tap, and multiplies it for all row taps that read it:
+// a pair of chunks as they are. Of an odd last chunk it loads two rows together; for outputs that
+// read both, they are the two halves of an mma, for others one of them is an mma of half the depth.
+// So 3x3 filters of 24 channels (27 chunks) take 13.5 mma, not 18. Blocks stay and go over tiles
+// with the same filters; with two STAGES the next tile is copied meanwhile.
 //
 // Banks. The 8 rows of a matrix are 8 neighbouring pixels of one image row, since TILE_X is a
 // multiple of 8. A pixel takes an odd multiple of 16 bytes, so they lie in different banks. A
@@ -25,154 +27,149 @@
 // zero times an infinity or NaN of a neighbouring group would be NaN, so a sum that is NaN is
 // computed again from its own group alone.
 //
-// What bounds it, a pixel of a 24-wide group: 96 bytes of DRAM; 13.5 mma a 16 x 8 tile; and with
-// M_TILES 4, 22 matrices of 128 bytes from shared memory for 12 mma, or 22 clocks for 24. Groups of
-// 8 read 2 matrices a chunk for half an mma, and shared memory bounds them, below DRAM's time.
+// What bounds it. L2 takes a request of up to 128 bytes from a multiprocessor each 2.4 clocks, so
+// slabs of 64 channels are best, and GROUPS lets a warp store 32 bytes or more of a pixel at once.
+// Then 64 pixels of an 8-wide group take 12 loads of matrices and 24 mma, beside as many
+// instructions to round and store the sums, and a third of that to copy the input.
 
-using Y = Axis<DGRAD, KERNEL_Y, STRIDE_Y, PAD_Y, TILE_Y>;
-using X = Axis<DGRAD, KERNEL_X, STRIDE_X, PAD_X, TILE_X>;
-using Input = Tile<Y, X, TILE_IMAGES, SLAB * kInChunks>;
-constexpr int kTaps = KERNEL_Y * KERNEL_X;
-
-// The filters as memory has them: a row for each output channel of the forward convolution.
-constexpr int kGroupRows = DGRAD ? GROUP_IN : GROUP_OUT;
-constexpr int kGroupColumns = DGRAD ? GROUP_OUT : GROUP_IN;
-constexpr int kRows = MERGE * kGroupRows, kColumns = MERGE * kGroupColumns;
-constexpr int kFilterPitch = (kTaps * kColumns / 8 | 1) * 16;
-constexpr int kFilterBytes = SLAB * kRows * kFilterPitch;
-
-// The work of a block.
-constexpr int kPixels = TILE_IMAGES * TILE_Y * TILE_X;
-constexpr int kPixelBlocks = (kPixels + 16 * M_TILES - 1) / (16 * M_TILES);
-constexpr int kParts = kOutWidth / (8 * N_TILES);
-constexpr int kItems = kPixelBlocks * SLAB * kParts;
-// What a warp stores at a time, through its part of shared memory: pieces of 16 bytes for 32 lanes.
-constexpr int kStoredTiles = N_TILES % 2 == 1 && M_TILES > 1 ? 2 : 1;
-constexpr int kStores = (16 * kStoredTiles * N_TILES + 31) / 32;
-constexpr int kScratchPitch = (N_TILES | 1) * 16;
-
-template <int phase_y, int phase_x>
-struct Phase {
-  static constexpr int kColumnTaps = X::taps(phase_x);
-  static constexpr int kPhaseTaps = Y::taps(phase_y) * kColumnTaps;
-  static constexpr int kPairs = kPhaseTaps * (kInChunks / 2);  // of chunks of one tap
-  static constexpr int kOdd = kInChunks % 2 * kPhaseTaps;      // chunks that are left of each tap
-  static constexpr int kSteps = kPairs + (kOdd + 1) / 2;
-
-  __device__ static constexpr bool is_single(int step) {
-    return kOdd % 2 == 1 && step == kSteps - 1;
-  }
-  // The tap and the chunk of channels of either half of a step.
-  __device__ static constexpr int tap(int step, int half) {
-    if (step < kPairs) return step / (kInChunks / 2);
-    return is_single(step) ? kPhaseTaps - 1 : 2 * (step - kPairs) + half;
-  }
-  __device__ static constexpr int chunk(int step, int half) {
-    return step < kPairs ? 2 * (step % (kInChunks / 2)) + half : kInChunks - 1;
-  }
-  // Bytes from a pixel of the tile, or from the group's filters.
-  __device__ static constexpr int pixel_offset(int tap, int chunk) {
-    const int row = Y::offset(phase_y, tap / kColumnTaps);
-    const int column = X::offset(phase_x, tap % kColumnTaps);
-    return Input::offset(row, column) + chunk * 16;
-  }
-  __device__ static constexpr int filter_tap(int tap) {
-    return Y::filter_tap(phase_y, tap / kColumnTaps) * KERNEL_X +
-           X::filter_tap(phase_x, tap % kColumnTaps);
-  }
-  __device__ static constexpr int filter_offset(int tap, int chunk) {
-    const int column = filter_tap(tap) * kColumns * 2;
-    return DGRAD ? chunk * 8 * kFilterPitch + column : chunk * 16 + column;
-  }
-};
-
-// From one n tile's filters to the next's.
-constexpr int kNextFilters = DGRAD ? 16 : 8 * kFilterPitch;
-
-template <int matrices>
-__device__ __forceinline__ void load_filters(unsigned (&b)[matrices], const unsigned char* row) {
-  if constexpr (DGRAD) {
-    load_transposed(b, row);
-  } else {
-    load_matrices(b, row);
-  }
-}
-
-// Byte offset in the tile of the input that pixel m of the tile begins at.
-__device__ __forceinline__ int pixel_place(int m) {
-  if (m >= kPixels) m = kPixels - 8 + m % 8;  // any pixel will do, but not one bank for all lanes
-  const int x = m % TILE_X, y = m / TILE_X % TILE_Y, image = m / (TILE_X * TILE_Y);
-  return Input::place(image, y, x);
-}
-
-// From the first to the second chunk of a step where both are of one tap. Lanes whose rows are of
-// the second one have it in their pointers, so the loop's addresses differ by constants.
-constexpr int kNextPixelChunk = 16;
-constexpr int kNextFilterChunk = DGRAD ? 8 * kFilterPitch : 16;
-
-// `pixels` is where this lane's row of each m tile begins, `filters` its row of the first n tile.
+// One sum without the zeros between merged groups, of an output channel of the slab.
 template <typename P>
-__device__ __forceinline__ void multiply(float (&sums)[M_TILES][N_TILES][4],
-                                         const unsigned char* const (&pixels)[M_TILES],
-                                         const unsigned char* filters, int lane) {
-  const int pixel_half = lane / 16, filter_half = lane / 8 % 2;
-#pragma unroll
-  for (int step = 0; step < P::kSteps; ++step) {
-    const bool is_pair = step < P::kPairs;  // of chunks of one tap
-    const int filter = P::filter_offset(P::tap(step, 0), P::chunk(step, 0));
-    const int next_filter = P::filter_offset(P::tap(step, 1), P::chunk(step, 1)) - filter;
-    const unsigned char* from = filters + filter;
-    if (!is_pair) from += filter_half * (next_filter - kNextFilterChunk);
-    unsigned b[N_TILES][2];
-#pragma unroll
-    for (int n = 0; n < N_TILES; n += 2) {
-      if (n + 1 < N_TILES) {
-        unsigned two[4];
-        load_filters(two, from + n * kNextFilters);
-        b[n][0] = two[0], b[n][1] = two[1], b[n + 1][0] = two[2], b[n + 1][1] = two[3];
-      } else {
-        load_filters(b[n], from + n * kNextFilters);
-      }
-    }
-    const int pixel = P::pixel_offset(P::tap(step, 0), P::chunk(step, 0));
-    const int next_pixel = P::pixel_offset(P::tap(step, 1), P::chunk(step, 1)) - pixel;
-#pragma unroll
-    for (int m = 0; m < M_TILES; ++m) {
-      const unsigned char* row = pixels[m] + pixel;
-      if (!is_pair) row += pixel_half * (next_pixel - kNextPixelChunk);
-      if (P::is_single(step)) {
-        unsigned a[2];
-        load_matrices(a, row);
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) mma_16x8x8<ELEMENT>(sums[m][n], a, b[n][0]);
-      } else {
-        unsigned a[4];
-        load_matrices(a, row);
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) mma_16x8x16<ELEMENT>(sums[m][n], a, b[n]);
-      }
-    }
-  }
-}
-
-// One sum without the zeros between merged groups: of pixel m and output channel o of the slab.
-template <typename P>
-__device__ __noinline__ float exact_sum(const unsigned char* tile, const unsigned char* filters,
-                                        int m, int o) {
+__device__ __noinline__ float exact_sum(const unsigned char* pixel, const unsigned char* filters,
+                                        int o) {
   const int group = o / GROUP_OUT;
-  const unsigned char* const pixel = tile + pixel_place(m);
   float sum = 0.0f;
-  for (int tap = 0; tap < P::kPhaseTaps; ++tap) {
+  for (int tap = 0; tap < P::kAllTaps; ++tap) {
+    const int row = tap / P::kColumnTaps, column = tap % P::kColumnTaps;
+    const auto* const a =
+        reinterpret_cast<const ELEMENT*>(pixel + P::pixel_offset(row, column)) + group * GROUP_IN;
     for (int i = 0; i < GROUP_IN; ++i) {
-      const int row = DGRAD ? group * GROUP_IN + i : o;
-      const int column = DGRAD ? o % kOutWidth : group % MERGE * GROUP_IN + i;
-      const auto* const a = reinterpret_cast<const ELEMENT*>(pixel + P::pixel_offset(tap, 0));
-      const auto* const b = reinterpret_cast<const ELEMENT*>(filters + row * kFilterPitch);
-      sum +=
-          to_float(a[group * GROUP_IN + i]) * to_float(b[P::filter_tap(tap) * kColumns + column]);
+      const int filter = DGRAD ? group * GROUP_IN + i : o;
+      const int channel = DGRAD ? o % kOutWidth : group % MERGE * GROUP_IN + i;
+      const auto* const b = reinterpret_cast<const ELEMENT*>(filters + filter * kFilterPitch +
+                                                             P::filter_offset(row, column));
+      sum += to_float(a[i]) * to_float(b[channel]);
     }
   }
   return sum;
+}
+
+// The first output of a strip in the tile.
+__device__ __forceinline__ Place strip_place(int strip) {
+  return Place{strip / (kStripsDown * kStripsAcross), strip / kStripsAcross % kStripsDown * ROWS,
+               strip % kStripsAcross * 8};
+}
+__device__ __forceinline__ int pixel_place(int strip, int pixel) {
+  const Place place = strip_place(min(strip, kStrips - 1));  // any will do where there is none
+  return Input::place(place.image, place.y, place.x + pixel);
+}
+
+// Rounds the sums of an item and stores them. `channel` is the first one.
+template <int phase_y, int phase_x>
+__device__ __forceinline__ void store(const float (&sums)[GROUPS][ROWS][N_TILES][4],
+                                      unsigned char* scratch, ELEMENT* out, const ELEMENT* bias,
+                                      const ELEMENT* residual, const Extents& to,
+                                      const Place& place, int first_strip, int channel) {
+  const int lane = threadIdx.x % 32;
+  // Each lane stores 8 channels of a pixel, where it holds 2 of each n tile.
+  long long places[kStores];
+  int rows[kStores];
+  unsigned char* pieces[kStores];
+#pragma unroll
+  for (int i = 0; i < kStores; ++i) {
+    const int piece = i * 32 + lane, pixel = piece / kPieces, n = piece % kPieces;
+    const int strip = first_strip + pixel / 8 % 2;
+    const Place from = strip_place(strip);
+    const int image = place.image + from.image;
+    const int y = (place.y + from.y + pixel / 16) * Y::kOutStep + phase_y;
+    const int x = (place.x + from.x + pixel % 8) * X::kOutStep + phase_x;
+    const bool exists =
+        pixel < 16 * kStoredRows && strip < kStrips && image < to.images && x < to.x;
+    const int index = (image * to.y + y) * to.x + x;
+    places[i] = static_cast<long long>(index) * to.channels + channel + n * 8;
+    rows[i] = exists ? y : to.y;
+    pieces[i] = scratch + pixel * kScratchPitch + n * 16;
+  }
+  unsigned char* const mine = scratch + lane / 4 * kScratchPitch + lane % 4 * 4;
+  unsigned biases[kPieces];
+#pragma unroll
+  for (int n = 0; n < kPieces && HAS_BIAS; ++n) {
+    biases[n] = *reinterpret_cast<const unsigned*>(bias + channel + n * 8 + lane % 4 * 2);
+  }
+#pragma unroll
+  for (int first = 0; first < ROWS; first += kStoredRows) {
+    bool exists[kStores];
+#pragma unroll
+    for (int i = 0; i < kStores; ++i) {
+      const int row = first + (i * 32 + lane) / kPieces / 16;
+      exists[i] = rows[i] < to.y - first * Y::kOutStep && (ROWS % kStoredRows == 0 || row < ROWS);
+      if (HAS_RESIDUAL && exists[i]) {
+        *reinterpret_cast<uint4*>(pieces[i]) =
+            *reinterpret_cast<const uint4*>(residual + places[i]);
+      }
+    }
+    if (HAS_RESIDUAL) __syncwarp();
+#pragma unroll
+    for (int row = first; row < first + kStoredRows && row < ROWS; ++row) {
+#pragma unroll
+      for (int n = 0; n < kPieces; ++n) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          auto* const two = reinterpret_cast<unsigned*>(
+              mine + ((row - first) * 16 + h * 8) * kScratchPitch + n * 16);
+          const float* const found = sums[n / N_TILES][row][n % N_TILES] + 2 * h;
+          float low = found[0], high = found[1];
+          if (HAS_BIAS) {
+            const float2 more = unpack<ELEMENT>(biases[n]);
+            low += more.x;
+            high += more.y;
+          }
+          if (HAS_RESIDUAL) {
+            const float2 more = unpack<ELEMENT>(*two);
+            low += more.x;
+            high += more.y;
+          }
+          *two = pack<ELEMENT>(activate<ACTIVATION>(low), activate<ACTIVATION>(high));
+        }
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kStores; ++i) {
+      if (exists[i]) {
+        *reinterpret_cast<uint4*>(out + places[i]) = *reinterpret_cast<const uint4*>(pieces[i]);
+      }
+      places[i] += static_cast<long long>(kStoredRows * Y::kOutStep * to.x) * to.channels;
+    }
+    __syncwarp();
+  }
+}
+
+// Computes the sums that are NaN again, from their own groups alone.
+template <typename P>
+__device__ __forceinline__ void correct(float (&sums)[GROUPS][ROWS][N_TILES][4],
+                                        const unsigned char* tile, const unsigned char* filters,
+                                        int first_strip, int first_channel) {
+  constexpr int kSums = GROUPS * ROWS * N_TILES;
+  float totals[4] = {};  // NaN if any sum is
+#pragma unroll
+  for (int i = 0; i < kSums * 4; ++i) {
+    totals[i % 4] += sums[i / 4 / (ROWS * N_TILES)][i / 4 / N_TILES % ROWS][i / 4 % N_TILES][i % 4];
+  }
+  const float total = totals[0] + totals[1] + (totals[2] + totals[3]);
+  if (total == total) return;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    const int group = i / (ROWS * N_TILES), y = i / N_TILES % ROWS, n = i % N_TILES;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      float& sum = sums[group][y][n][r];
+      if (sum == sum) continue;
+      const int pixel = pixel_place(first_strip + r / 2, lane / 4) + Input::place(0, y, 0);
+      sum = exact_sum<P>(tile + pixel, filters,
+                         first_channel + (group * N_TILES + n) * 8 + lane % 4 * 2 + r % 2);
+    }
+  }
 }
 
 template <int phase_y, int phase_x>
@@ -181,99 +178,23 @@ __device__ __forceinline__ void compute(const unsigned char* tile, const unsigne
                                         const ELEMENT* residual, const Extents& to,
                                         const Place& place) {
   using P = Phase<phase_y, phase_x>;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int lane = threadIdx.x % 32;
   for (int item = threadIdx.x / 32; item < kItems; item += WARPS) {
-    const int part = item % kParts, group = item / kParts % SLAB;
-    const int first_pixel = item / (kParts * SLAB) * M_TILES * 16;
-    const int first_channel = group * kOutWidth + part * N_TILES * 8;  // in the slab
+    const int part = item % kParts, first_group = item / kParts % (SLAB / GROUPS) * GROUPS;
+    const int first_strip = item / (kParts * (SLAB / GROUPS)) * 2;
+    const int first_channel = first_group * kOutWidth + part * N_TILES * 8;  // in the slab
+    const int pixel = pixel_place(first_strip + lane / 8 % 2, lane % 8);
 
-    float sums[M_TILES][N_TILES][4] = {};
-    const unsigned char* pixels[M_TILES];
+    float sums[GROUPS][ROWS][N_TILES][4] = {};
 #pragma unroll
-    for (int m = 0; m < M_TILES; ++m) {
-      pixels[m] = tile + pixel_place(first_pixel + m * 16 + lane % 16) + group * kInChunks * 16 +
-                  lane / 16 * kNextPixelChunk;
+    for (int g = 0; g < GROUPS; ++g) {
+      const int group = first_group + g;
+      multiply<P>(sums[g], tile + pixel + group * kInChunks * 16,
+                  filters + group * kRows * kFilterPitch + part * N_TILES * kNextFilters, lane);
     }
-    const int row =
-        lane % 8 * kFilterPitch + lane / 16 * kNextFilters + lane / 8 % 2 * kNextFilterChunk;
-    multiply<P>(sums, pixels,
-                filters + group * kRows * kFilterPitch + part * N_TILES * kNextFilters + row, lane);
-    if constexpr (MERGE > 1) {
-      float total = 0.0f;  // NaN if any sum is
-#pragma unroll
-      for (int i = 0; i < M_TILES * N_TILES * 4; ++i) {
-        total += sums[i / (N_TILES * 4)][i / 4 % N_TILES][i % 4];
-      }
-      if (total != total) {
-#pragma unroll
-        for (int i = 0; i < M_TILES * N_TILES * 4; ++i) {
-          const int m = i / (N_TILES * 4), n = i / 4 % N_TILES, r = i % 4;
-          if (sums[m][n][r] == sums[m][n][r]) continue;
-          sums[m][n][r] = exact_sum<P>(tile, filters, first_pixel + m * 16 + g + r / 2 * 8,
-                                       first_channel + n * 8 + 2 * t + r % 2);
-        }
-      }
-    }
-
-    const int slab_channel = blockIdx.x * SLAB * kOutWidth + first_channel;
-#pragma unroll
-    for (int first = 0; first < M_TILES; first += kStoredTiles) {
-      // Each lane stores 8 channels of a pixel, where it holds 2 of each n tile.
-      long long places[kStores];
-      unsigned char* pieces[kStores];
-#pragma unroll
-      for (int i = 0; i < kStores; ++i) {
-        const int piece = i * 32 + lane, in_tiles = piece / N_TILES, n = piece % N_TILES;
-        const int pixel = first_pixel + first * 16 + in_tiles;
-        const int image = place.image + pixel / (TILE_X * TILE_Y);
-        const int y = (place.y + pixel / TILE_X % TILE_Y) * Y::kOutStep + phase_y;
-        const int x = (place.x + pixel % TILE_X) * X::kOutStep + phase_x;
-        const bool exists = in_tiles < 16 * kStoredTiles && first * 16 + in_tiles < 16 * M_TILES &&
-                            pixel < kPixels && image < to.images && y < to.y && x < to.x;
-        const int index = (image * to.y + y) * to.x + x;
-        places[i] =
-            exists ? static_cast<long long>(index) * to.channels + slab_channel + n * 8 : -1;
-        pieces[i] = scratch + in_tiles * kScratchPitch + n * 16;
-        if (HAS_RESIDUAL && exists) {
-          *reinterpret_cast<uint4*>(pieces[i]) =
-              *reinterpret_cast<const uint4*>(residual + places[i]);
-        }
-      }
-      if (HAS_RESIDUAL) __syncwarp();
-#pragma unroll
-      for (int m = first; m < first + kStoredTiles && m < M_TILES; ++m) {
-#pragma unroll
-        for (int n = 0; n < N_TILES; ++n) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const int row = (m - first) * 16 + h * 8 + g;
-            auto* const two =
-                reinterpret_cast<unsigned*>(scratch + row * kScratchPitch + n * 16 + t * 4);
-            float low = sums[m][n][2 * h], high = sums[m][n][2 * h + 1];
-            if (HAS_BIAS) {
-              const float2 more = unpack<ELEMENT>(
-                  *reinterpret_cast<const unsigned*>(bias + slab_channel + n * 8 + 2 * t));
-              low += more.x;
-              high += more.y;
-            }
-            if (HAS_RESIDUAL) {
-              const float2 more = unpack<ELEMENT>(*two);
-              low += more.x;
-              high += more.y;
-            }
-            *two = pack<ELEMENT>(activate<ACTIVATION>(low), activate<ACTIVATION>(high));
-          }
-        }
-      }
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < kStores; ++i) {
-        if (places[i] >= 0) {
-          *reinterpret_cast<uint4*>(out + places[i]) = *reinterpret_cast<const uint4*>(pieces[i]);
-        }
-      }
-      __syncwarp();
-    }
+    if constexpr (MERGE > 1) correct<P>(sums, tile, filters, first_strip, first_channel);
+    store<phase_y, phase_x>(sums, scratch, out, bias, residual, to, place, first_strip,
+                            blockIdx.x * SLAB * kOutWidth + first_channel);
   }
 }
 
@@ -320,28 +241,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   DYNAMIC_SHARED(shared);
   unsigned char* const stages = shared + kFilterBytes;
   unsigned char* const scratch =
-      stages + STAGES * Input::kBytes + threadIdx.x / 32 * (16 * kStoredTiles * kScratchPitch);
+      stages + STAGES * Input::kBytes + threadIdx.x / 32 * (16 * kStoredRows * kScratchPitch);
   const Extents from{images, in_y, in_x, in_channels}, to{images, out_y, out_x, out_channels};
-  const auto stage_tile = [&](int tile, int stage) {
-    Input::stage(stages + stage * Input::kBytes, in + blockIdx.x * (SLAB * kInWidth), from,
-                 place_of(tile, tiles_y, tiles_x));
+  const auto stage_tile = [&](const Place& place, int stage) {
+    Input::stage(stages + stage * Input::kBytes, in + blockIdx.x * (SLAB * kInWidth), from, place);
   };
 
   stage_filters(shared, w);
   int tile = blockIdx.y, stage = 0;
-  if (STAGES == 2) stage_tile(tile, 0);
+  Place place = place_of(tile, tiles_y, tiles_x), next = place;
+  if (STAGES == 2) stage_tile(place, 0);
   commit_copies();
-  for (; tile < tiles; tile += gridDim.y) {
-    if (STAGES == 1) {
-      stage_tile(tile, 0);
-    } else if (tile + gridDim.y < tiles) {
-      stage_tile(tile + gridDim.y, stage ^ 1);
+  for (; tile < tiles; tile += gridDim.y, place = next) {
+    if (STAGES == 1) stage_tile(place, 0);
+    if (tile + gridDim.y < tiles) {
+      next = place_of(tile + gridDim.y, tiles_y, tiles_x);
+      if (STAGES == 2) stage_tile(next, stage ^ 1);
     }
     commit_copies();
     copies_arrived<STAGES - 1>();
     __syncthreads();
     compute_phases<0>(stages + stage * Input::kBytes, shared, scratch, out, bias, residual, to,
-                      place_of(tile, tiles_y, tiles_x));
+                      place);
     __syncthreads();
     if (STAGES == 2) stage ^= 1;
   }

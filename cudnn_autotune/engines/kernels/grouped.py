@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels import grouped_layer, sources
@@ -12,6 +13,7 @@ from cudnn_autotune.engines.kernels.grouped_plan import (
     Plan,
     Work,
     best,
+    divisors,
     n_tiles_of,
     plan_named,
     planned,
@@ -20,23 +22,59 @@ from cudnn_autotune.engines.kernels.grouped_plan import (
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
 
-_FILES = ("device.cuh", "grouped_tile.cuh", "grouped.cu")
+_FILES = ("device.cuh", "grouped_tile.cuh", "grouped_multiply.cuh", "grouped.cu")
 _PLANNING = ("grouped_layer.py", "grouped_plan.py", "grouped.py")
 _NONE = Int64(0)
 """A null pointer."""
 _MOST_SUMS = 16
 """Tiles of 16 x 8 of a warp, which take four registers each."""
+_MOST_ROWS = 8
 
 
-def _plan(layer: Layer, tile: Tile, slab: int, stages: int, gpu: Gpu) -> Plan | None:
-    # A warp's item: 16 m pixels, 8 n channels. Its steps load 4 m + 2 n matrices for m n mma.
-    m_tiles_in_tile = -(-tile.pixels // 16)
-    n = n_tiles_of(layer.out_chunks)
-    m = min(
-        (m for m in (4, 3, 2, 1) if m * n <= _MOST_SUMS),
-        key=lambda m: -(-m_tiles_in_tile // m) * max(4 * m + 2 * n, 2 * m * n),
-    )
-    items = -(-m_tiles_in_tile // m) * slab * (layer.out_chunks // n)
+@dataclass(frozen=True)
+class _Item:
+    """What a warp computes at a time: 16 pixels of ``rows`` rows, in ``groups`` groups, of
+    ``n_tiles`` x 8 output channels."""
+
+    rows: int
+    groups: int
+    n_tiles: int
+
+
+def _items_of(layer: Layer, tile: Tile, slab: int) -> list[_Item]:
+    return [
+        _Item(rows, groups, n)
+        for n in n_tiles_of(layer.out_chunks)
+        for rows in divisors(tile.rows)
+        for groups in (divisors(slab) if n == layer.out_chunks else [1])
+        if rows <= _MOST_ROWS and rows * groups * n <= max(_MOST_SUMS, n)
+    ]
+
+
+def _work_of(layer: Layer, item: _Item) -> tuple[float, float, float]:
+    """Returns the mma, the 8 x 8 matrices and the instructions of an item."""
+    rows, groups, n = item.rows, item.groups, item.n_tiles
+    pairs, single = divmod(layer.in_chunks, 2)
+    mma = matrices = instructions = 0.0
+    for phase_y in range(layer.y.phases):
+        taps = layer.y.taps(phase_y)
+        read = (rows - 1) * layer.y.in_step + taps
+        for phase_x in range(layer.x.phases):
+            columns = layer.x.taps(phase_x) * groups
+            mma += columns * rows * n * taps * layer.in_chunks / 2
+            matrices += columns * pairs * (4 * read + 2 * taps * n)
+            matrices += columns * single * (4 * -(-read // 2) + 2 * max(1, taps - 1) * n)
+            products = pairs * taps + single * (taps + 1) / 2
+            instructions += columns * rows * n * products + rows * groups * n * 9 + rows * 10 + 100
+            if layer.merge > 1:
+                instructions += 4 * rows * groups * n
+    return mma, matrices, instructions + matrices / 4
+
+
+def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gpu) -> Plan | None:
+    n = item.n_tiles
+    strips = tile.pixels // (8 * item.rows)
+    items = -(-strips // 2) * (slab // item.groups) * (layer.out_chunks // n)
     warps = min(range(4, 13), key=lambda warps: (-(-items // warps) * warps, -warps))
 
     filter_rows, filter_chunks = layer.merge * layer.group_out, layer.in_chunks
@@ -44,34 +82,35 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, gpu: Gpu) -> Plan | 
         filter_rows, filter_chunks = layer.merge * layer.group_in, layer.out_chunks
     filters = slab * filter_rows * (layer.y.kernel * layer.x.kernel * filter_chunks | 1) * 16
     tile_bytes = tile.in_pixels(layer) * (slab * layer.in_chunks | 1) * 16
-    stored_tiles = 2 if n % 2 == 1 and m > 1 else 1
-    shared = filters + stages * tile_bytes + warps * stored_tiles * 16 * (n | 1) * 16
+    pieces = item.groups * n
+    stored_rows = 2 if pieces % 2 == 1 and item.rows > 1 else 1
+    shared = filters + stages * tile_bytes + warps * stored_rows * 16 * (pieces | 1) * 16
 
-    phases = [
-        layer.y.taps(a) * layer.x.taps(b)
-        for a in range(layer.y.phases)
-        for b in range(layer.x.phases)
-    ]
-    steps = sum(-(-taps * layer.in_chunks // 2) for taps in phases)
-    steps *= -(-items // warps) * warps
+    mma, matrices, instructions = _work_of(layer, item)
+    items = -(-items // warps) * warps
     work = Work(
-        mma=steps * m * n,
-        matrices=steps * (4 * m + 2 * n),
+        mma=items * mma,
+        matrices=items * matrices,
+        instructions=items * instructions + 150 * warps,
         copies=tile.in_pixels(layer) * slab * layer.in_chunks,
         in_pixels=tile.read_pixels(layer),
-        out_pixels=tile.pixels * len(phases),
+        out_pixels=tile.pixels * layer.y.phases * layer.x.phases,
+        out_bytes=16 * pieces,
         out_loads=2,
         once_bytes=filters,
     )
-    return planned(layer, tile, slab, m, n, stages, warps, shared, work, gpu)
+    registers = 56 + 4 * item.rows * pieces + 2 * layer.y.kernel * n
+    warp = {"ROWS": item.rows, "GROUPS": item.groups, "N_TILES": n}
+    return planned(layer, tile, slab, warp, stages, warps, registers, shared, work, gpu)
 
 
 @functools.lru_cache(maxsize=256)
 def _plans(layer: Layer, gpu: Gpu) -> tuple[Plan, ...]:
     found = [
-        _plan(layer, tile, slab, stages, gpu)
+        _plan(layer, tile, slab, stages, item, gpu)
         for tile in tiles_of(layer)
         for slab in slabs_of(layer)
+        for item in _items_of(layer, tile, slab)
         for stages in (1, 2)
     ]
     return best(plan for plan in found if plan is not None)
@@ -99,8 +138,7 @@ class Grouped:
             "DGRAD": int(layer.y.is_dgrad),
             **grouped_layer.defines(layer, plan.tile),
             "SLAB": plan.slab,
-            "M_TILES": plan.m_tiles,
-            "N_TILES": plan.n_tiles,
+            **dict(plan.warp),
             "WARPS": plan.warps,
             "STAGES": plan.stages,
             "MIN_BLOCKS": plan.resident,

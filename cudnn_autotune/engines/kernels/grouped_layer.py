@@ -142,9 +142,11 @@ def tiles_of(layer: Layer) -> list[Tile]:
     height, width = layer.y.units, layer.x.units
     whole = -(-width // 8) * 8
     tiles = []
+    parts = {height // n for n in (1, 2, 4) if height % n == 0 and height >= 4 * n}
+    rows = sorted(y for y in {4, 8, 16, height} | parts if y < height + 4)
     for x in sorted({8, 16, whole}):
-        for y in sorted({4, 8, 16, height}):
-            if y > max(4, height) or x > whole or x * y > 512:
+        for y in rows:
+            if x > whole or x * y > 512:
                 continue
             is_whole = y >= height and x >= width
             for images in (1, 2, 4, 8) if is_whole else (1,):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,12 +10,22 @@ from dataclasses import dataclass
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.grouped_layer import Layer, Tile
 
-_MOST_OFFERS = 5
+_MOST_OFFERS = 4
 _MOST_SLAB_CHANNELS = 128
 _SHARED_KEPT = 1024
 """Bytes of shared memory that CUDA keeps for itself in each block."""
 _L2_BYTES_A_CLOCK = 24
 """To and from a multiprocessor, about, while all read and write."""
+_L2_REQUEST_CLOCKS = 2.4
+_L2_SECTOR_CLOCKS = 1.65
+"""Of L2 for a request of up to 128 bytes, and for 32 bytes that are read, from one of 132
+multiprocessors that are all busy, as measured on an H200."""
+_MOST_ISSUED_A_CLOCK = 3.2
+_WARPS_OF_HALF = 8
+"""Instructions of a multiprocessor if it had very many warps, and the warps for half of that, as
+measured on an H200."""
+_COPY_INSTRUCTIONS = 14
+"""Of a warp, for 32 copies."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +33,8 @@ class Plan:
     tile: Tile
     slab: int
     """Merged groups of a block."""
-    m_tiles: int
-    n_tiles: int
-    """Tiles of a warp's matrix product, of 16 rows and of 8 columns."""
+    warp: tuple[tuple[str, int], ...]
+    """What a warp computes at a time, as macros."""
     stages: int
     warps: int
     shared_bytes: int
@@ -40,16 +50,18 @@ class Plan:
     @property
     def settings(self) -> str:
         tile = f"{self.tile.images}x{self.tile.rows}x{self.tile.columns}"
-        return f"TILE={tile},SLAB={self.slab},M={self.m_tiles},STAGES={self.stages}"
+        warp = ",".join(f"{name}={value}" for name, value in self.warp)
+        return f"TILE={tile},SLAB={self.slab},{warp},STAGES={self.stages}"
 
 
 def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def n_tiles_of(chunks: int) -> int:
-    """Returns how many of ``chunks`` 8-channel tiles a warp takes: at most 4, unless prime."""
-    return chunks if chunks in (5, 7) else max(d for d in divisors(chunks) if d <= 4)
+def n_tiles_of(chunks: int) -> list[int]:
+    """Returns how many of ``chunks`` 8-channel tiles a warp may take: at most 4, unless prime."""
+    most = chunks if chunks in (5, 7) else max(d for d in divisors(chunks) if d <= 4)
+    return [most, 2] if most == 4 else [most]
 
 
 def slabs_of(layer: Layer) -> list[int]:
@@ -66,11 +78,15 @@ class Work:
     """Of 16 x 8 x 16, in its warps."""
     matrices: float
     """Of 8 x 8, which its warps load from shared memory."""
+    instructions: float
+    """Of its warps, but for copies to shared memory."""
     copies: int
     """Of 16 bytes, to shared memory."""
     in_pixels: int
     """Those that lie in the images."""
     out_pixels: int
+    out_bytes: int
+    """How many of them lie together, or are copied together."""
     out_loads: int
     """How often an output passes through shared memory."""
     once_bytes: float = 0.0
@@ -81,20 +97,19 @@ def planned(
     layer: Layer,
     tile: Tile,
     slab: int,
-    m_tiles: int,
-    n_tiles: int,
+    warp: dict[str, int],
     stages: int,
     warps: int,
+    registers: int,
     shared_bytes: int,
     work: Work,
     gpu: Gpu,
     blocks: int = 1,
 ) -> Plan | None:
     """Returns the plan with its blocks and its score, or None if no block fits."""
-    registers = 64 + 6 * m_tiles * n_tiles  # as seen in cubins
     resident = min(
         (gpu.shared_bytes + _SHARED_KEPT) // (shared_bytes + _SHARED_KEPT),
-        65536 // (32 * warps * registers),
+        65536 // (32 * warps * -(-registers // 8) * 8),
         2048 // (32 * warps),
     )
     if resident == 0:
@@ -108,15 +123,21 @@ def planned(
     runs = min(-(-tiles // rounds), 65535)
 
     # Clocks of a tile: tensor cores multiply 1024 pairs a clock, shared among warps in four parts;
-    # shared memory moves 128 bytes; L2 sectors of 32 bytes.
+    # shared memory moves 128 bytes.
     balance = -(-resident * warps // 4) * 4 / (resident * warps)
     in_bytes, out_bytes = (16 * slab * n for n in (layer.in_chunks, layer.out_chunks))
     shared_traffic = work.in_pixels * in_bytes + work.out_loads * work.out_pixels * out_bytes
-    sectors = work.in_pixels * -(-in_bytes // 32) + work.out_pixels * -(-out_bytes // 32)
+    resident_warps = resident * warps
+    issued = _MOST_ISSUED_A_CLOCK * resident_warps / (resident_warps + _WARPS_OF_HALF)
+    copying = _COPY_INSTRUCTIONS * work.copies / 32
+    requests = work.in_pixels * _requests(in_bytes, 128)
+    requests += work.out_pixels * out_bytes / work.out_bytes * _requests(work.out_bytes, 128)
     clocks = max(
         2 * work.mma * balance,
         work.matrices + shared_traffic / 128,
-        32 * sectors / _L2_BYTES_A_CLOCK,
+        (work.instructions + copying) / issued,
+        requests * _L2_REQUEST_CLOCKS,
+        work.in_pixels * _requests(in_bytes, 32) * _L2_SECTOR_CLOCKS,
     )
     # A warp alone takes 8 clocks for an mma, and some 30 for the instructions of a copy.
     alone = (8 * work.mma + 30 * work.copies / 32) / warps
@@ -125,8 +146,16 @@ def planned(
     once = resident * work.once_bytes / _L2_BYTES_A_CLOCK
     score = rounds * max(resident * clocks * (1 + pause), alone) + once
     return Plan(
-        tile, slab, m_tiles, n_tiles, stages, warps, shared_bytes, runs, blocks, resident, score
+        *(tile, slab, tuple(warp.items()), stages, warps, shared_bytes),
+        *(runs, blocks, resident, score),
     )
+
+
+def _requests(together: int, most: int) -> float:
+    """How many pieces of ``most`` bytes have some of ``together`` bytes that lie together, on
+    average over neighbours."""
+    ends = [together * i for i in range(9)]
+    return sum(-(-end // most) - start // most for start, end in itertools.pairwise(ends)) / 8
 
 
 def best(plans: Iterable[Plan]) -> tuple[Plan, ...]:

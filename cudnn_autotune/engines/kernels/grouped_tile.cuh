@@ -45,9 +45,11 @@ struct Extents {
 struct Place {
   int image, y, x;
 };
-__device__ __forceinline__ Place place_of(int tile, int tiles_y, int tiles_x) {
-  return Place{tile / (tiles_y * tiles_x) * TILE_IMAGES, tile / tiles_x % tiles_y * TILE_Y,
-               tile % tiles_x * TILE_X};
+__device__ __forceinline__ Place place_of(unsigned tile, unsigned tiles_y, unsigned tiles_x) {
+  const unsigned row = tile / tiles_x, image = row / tiles_y;
+  return Place{static_cast<int>(image) * TILE_IMAGES,
+               static_cast<int>(row - image * tiles_y) * TILE_Y,
+               static_cast<int>(tile - row * tiles_x) * TILE_X};
 }
 
 // A tile of a channels_last tensor in shared memory: images, rows, columns by their residue modulo
@@ -70,30 +72,55 @@ struct Tile {
     return (image * kImagePixels + y * Y::kInStep * kRowPixels + x) * kPitch;
   }
 
+  // The threads that copy are kDown rows of kAcross; each copies kTurns rows of the same columns.
+  // kAcross is such that a thread has the fewest copies.
+  static constexpr int kCopies = X::kExtent * chunks, kRows = images * Y::kExtent;
+  __device__ static constexpr int turns(int across) {
+    return (kRows + kThreads / across - 1) / (kThreads / across);
+  }
+  __device__ static constexpr int best_across() {
+    int best = kCopies < kThreads ? kCopies : kThreads;
+    int fewest = (kCopies + best - 1) / best * turns(best);
+    for (int across = best - 1; across >= 8; --across) {
+      const int copies = (kCopies + across - 1) / across * turns(across);
+      if (copies < fewest) best = across, fewest = copies;
+    }
+    return best;
+  }
+  static constexpr int kAcross = best_across();
+  static constexpr int kDown = kThreads / kAcross, kTurns = turns(kAcross);
+  static constexpr int kUnrolled = kTurns <= 8 ? kTurns : 4;
+
   // Copies the tile; what lies outside of the images is zero. `tensor` begins at the first channel,
-  // `place` is that of the output. A thread copies the same columns of several rows.
+  // `place` is that of the output.
   __device__ __forceinline__ static void stage(unsigned char* tile, const ELEMENT* tensor,
                                                const Extents& extents, const Place& place) {
-    constexpr int kCopies = X::kExtent * chunks;  // of a row
-    constexpr int kAcross = kCopies > 16 ? 32 : kCopies > 8 ? 16 : 8;
     const int first_y = place.y * Y::kInStep + Y::kFirst;
     const int first_x = place.x * X::kInStep + X::kFirst;
-    const int row_elements = extents.x * extents.channels;
-    tensor += static_cast<long long>(place.image) * extents.y * row_elements;
+    const int first_row = threadIdx.x / kAcross;
+    if (kThreads % kAcross != 0 && first_row >= kDown) return;
+    const long long row_elements = static_cast<long long>(extents.x) * extents.channels;
+    tensor += place.image * row_elements * extents.y;
+#pragma unroll 1
     for (int i = threadIdx.x % kAcross; i < kCopies; i += kAcross) {
       const int column = i / chunks, chunk = i % chunks, x = first_x + column;
       const bool is_inside = static_cast<unsigned>(x) < static_cast<unsigned>(extents.x);
-      const ELEMENT* const from = tensor + (x * extents.channels + chunk * 8);
-      unsigned char* const to = tile + offset(0, column) + chunk * 16;
-#pragma unroll 2
-      for (int row = threadIdx.x / kAcross; row < images * Y::kExtent; row += kThreads / kAcross) {
+      const ELEMENT* from = tensor + (x * extents.channels + chunk * 8);
+      if (images == 1) from += (first_y + first_row) * row_elements;
+      unsigned char* const to =
+          tile + offset(0, column) + first_row * (kRowPixels * kPitch) + chunk * 16;
+#pragma unroll kUnrolled
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const int row = first_row + turn * kDown;
+        if (kRows % kDown != 0 && row >= kRows) break;
         const int image = images == 1 ? 0 : row / Y::kExtent;
         const int y = first_y + row - image * Y::kExtent;
         const bool exists = is_inside &&
                             static_cast<unsigned>(y) < static_cast<unsigned>(extents.y) &&
                             (images == 1 || place.image + image < extents.images);
-        const long long skipped = static_cast<long long>(image * extents.y + y) * row_elements;
-        copy_async<16>(to + row * (kRowPixels * kPitch), from + skipped, exists);
+        const long long skipped = images == 1 ? 0 : (image * extents.y + y) * row_elements;
+        copy_async<16>(to + turn * (kDown * kRowPixels * kPitch), from + skipped, exists);
+        if (images == 1) from += kDown * row_elements;
       }
     }
   }

@@ -39,7 +39,7 @@ def _plan(
 ) -> Plan | None:
     # Pairs of 8-channel chunks of the taps are the rows of the product. A warp takes m pairs.
     pairs = -(-layer.y.kernel * layer.x.kernel * layer.in_chunks // 2)
-    n = n_tiles_of(layer.out_chunks)
+    n = n_tiles_of(layer.out_chunks)[0]
     parts = -(-pairs // (most_sums // n))
     m = -(-pairs // parts)
     n_parts = layer.out_chunks // n
@@ -54,13 +54,18 @@ def _plan(
     work = Work(
         mma=steps * m * n,
         matrices=steps * (4 * m + 2 * n),
+        instructions=steps * (m * n + 3 * m + 24) + 150 * warps,
         copies=slab * (tile.in_pixels(layer) * layer.in_chunks + tile.pixels * layer.out_chunks),
         in_pixels=tile.read_pixels(layer),
         out_pixels=tile.pixels,
+        out_bytes=16 * slab * layer.out_chunks,
         out_loads=1,
         once_bytes=2 * 4 * slab * _weights(layer) / layer.merged_groups / blocks,
     )
-    return planned(layer, tile, slab, m, n, stages, warps, shared, work, gpu, blocks)
+    return planned(
+        *(layer, tile, slab, {"M_TILES": m, "N_TILES": n}, stages, warps),
+        *(64 + 6 * m * n, shared, work, gpu, blocks),
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -99,8 +104,7 @@ class GroupedWgrad:
             "ELEMENT": element,
             **grouped_layer.defines(layer, plan.tile),
             "SLAB": plan.slab,
-            "M_TILES": plan.m_tiles,
-            "N_TILES": plan.n_tiles,
+            **dict(plan.warp),
             "WARPS": plan.warps,
             "STAGES": plan.stages,
             "MIN_BLOCKS": plan.resident,

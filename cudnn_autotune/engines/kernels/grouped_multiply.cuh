@@ -1,0 +1,177 @@
+// The product of matrices that a warp of grouped.cu computes, which explains it.
+
+using Y = Axis<DGRAD, KERNEL_Y, STRIDE_Y, PAD_Y, TILE_Y>;
+using X = Axis<DGRAD, KERNEL_X, STRIDE_X, PAD_X, TILE_X>;
+using Input = Tile<Y, X, TILE_IMAGES, SLAB * kInChunks>;
+constexpr int kTaps = KERNEL_Y * KERNEL_X;
+
+// The filters as memory has them: a row for each output channel of the forward convolution.
+constexpr int kGroupRows = DGRAD ? GROUP_IN : GROUP_OUT;
+constexpr int kGroupColumns = DGRAD ? GROUP_OUT : GROUP_IN;
+constexpr int kRows = MERGE * kGroupRows, kColumns = MERGE * kGroupColumns;
+constexpr int kFilterPitch = (kTaps * kColumns / 8 | 1) * 16;
+constexpr int kFilterBytes = SLAB * kRows * kFilterPitch;
+
+// The work of a block. An item of a warp is ROWS rows of two strips of 8 pixels, in GROUPS groups.
+constexpr int kStripsAcross = TILE_X / 8;
+constexpr int kStripsDown = TILE_Y / ROWS;
+constexpr int kStrips = TILE_IMAGES * kStripsDown * kStripsAcross;
+constexpr int kParts = kOutWidth / (8 * N_TILES);
+constexpr int kItems = (kStrips + 1) / 2 * (SLAB / GROUPS) * kParts;
+static_assert(TILE_X % 8 == 0 && TILE_Y % ROWS == 0 && SLAB % GROUPS == 0, "items fill a tile");
+static_assert(GROUPS == 1 || kParts == 1, "what a warp stores of a pixel lies together");
+// What a warp stores at a time, through its part of shared memory: pieces of 16 bytes for 32 lanes.
+constexpr int kPieces = GROUPS * N_TILES;  // of a pixel
+constexpr int kStoredRows = kPieces % 2 == 1 && ROWS > 1 ? 2 : 1;
+constexpr int kStores = (16 * kStoredRows * kPieces + 31) / 32;
+constexpr int kScratchPitch = (kPieces | 1) * 16;
+
+// The outputs of one residue modulo the stride, and what they read.
+template <int phase_y, int phase_x>
+struct Phase {
+  static constexpr int kRowTaps = Y::taps(phase_y), kColumnTaps = X::taps(phase_x);
+  static constexpr int kAllTaps = kRowTaps * kColumnTaps;
+  // Rows that an item reads: output row y reads rows y * kInStep + i, for i below kRowTaps.
+  static constexpr int kRows = (ROWS - 1) * Y::kInStep + kRowTaps;
+
+  // The row tap that reads the i-th of these rows.
+  __device__ static constexpr int row_tap(int i) { return DGRAD ? kRowTaps - 1 - i : i; }
+  // Bytes from a pixel of the tile, or from the group's filters.
+  __device__ static constexpr int pixel_offset(int row, int column_tap) {
+    const int first_row = Y::offset(phase_y, row_tap(0));
+    return Input::offset(first_row + row, X::offset(phase_x, column_tap));
+  }
+  __device__ static constexpr int filter_offset(int i, int column_tap) {
+    const int row = Y::filter_tap(phase_y, row_tap(i));
+    return (row * KERNEL_X + X::filter_tap(phase_x, column_tap)) * kColumns * 2;
+  }
+  static constexpr int kNextTap = filter_offset(1, 0) - filter_offset(0, 0);
+};
+
+// From one n tile's filters to the next's, and from one chunk's.
+constexpr int kNextFilters = DGRAD ? 16 : 8 * kFilterPitch;
+constexpr int kFilterChunk = DGRAD ? 8 * kFilterPitch : 16;
+
+template <int matrices>
+__device__ __forceinline__ void load_filters(unsigned (&b)[matrices], const unsigned char* row) {
+  if constexpr (DGRAD) {
+    load_transposed(b, row);
+  } else {
+    load_matrices(b, row);
+  }
+}
+
+// Loads two matrices of each n tile. `row` is that of the lane, for n tiles in twos.
+__device__ __forceinline__ void load_n_tiles(unsigned (&b)[N_TILES][2], const unsigned char* row) {
+#pragma unroll
+  for (int n = 0; n < N_TILES; n += 2) {
+    if (n + 1 < N_TILES) {
+      unsigned two[4];
+      load_filters(two, row + n * kNextFilters);
+      b[n][0] = two[0], b[n][1] = two[1], b[n + 1][0] = two[2], b[n + 1][1] = two[3];
+    } else {
+      load_filters(b[n], row + n * kNextFilters);
+    }
+  }
+}
+
+// Adds what chunks 2 c and 2 c + 1 give. Each row of pixels is loaded once for all row taps.
+template <typename P>
+__device__ __forceinline__ void multiply_pair(float (&sums)[ROWS][N_TILES][4],
+                                              const unsigned char* pixels,
+                                              const unsigned char* filters, int column_tap) {
+  unsigned b[P::kRowTaps][N_TILES][2];
+#pragma unroll
+  for (int i = 0; i < P::kRowTaps; ++i) {
+    load_n_tiles(b[i], filters + P::filter_offset(i, column_tap));
+  }
+#pragma unroll
+  for (int row = 0; row < P::kRows; ++row) {
+    if (row % Y::kInStep >= P::kRowTaps) continue;  // no output reads it
+    unsigned a[4];
+    load_matrices(a, pixels + P::pixel_offset(row, column_tap));
+#pragma unroll
+    for (int i = 0; i < P::kRowTaps; ++i) {
+      const int y = (row - i) / Y::kInStep;
+      if (row < i || (row - i) % Y::kInStep != 0 || y >= ROWS) continue;
+#pragma unroll
+      for (int n = 0; n < N_TILES; ++n) mma_16x8x16<ELEMENT>(sums[y][n], a, b[i][n]);
+    }
+  }
+}
+
+// Adds what a chunk gives that has none beside it: an mma takes two rows of pixels, for two row
+// taps. Where an output reads only one of them, an mma of half the depth takes that.
+template <typename P>
+__device__ __forceinline__ void multiply_single(float (&sums)[ROWS][N_TILES][4],
+                                                const unsigned char* pixels,
+                                                const unsigned char* filters, int column_tap) {
+  constexpr int kLast = P::kRowTaps - 1;
+  unsigned b[kLast > 0 ? kLast : 1][N_TILES][2];  // of row taps i and i + 1
+#pragma unroll
+  for (int i = 0; i < kLast || i == 0; ++i) {
+    if (N_TILES == 1 && i + 1 < kLast) {
+      unsigned two[4];
+      load_filters(two, filters + P::filter_offset(i, column_tap));
+      b[i][0][0] = two[0], b[i][0][1] = two[1], b[i + 1][0][0] = two[2], b[i + 1][0][1] = two[3];
+      ++i;
+    } else {
+      load_n_tiles(b[i], filters + P::filter_offset(i, column_tap));
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < P::kRows; row += 2) {
+    unsigned a[2][2];
+    if (row + 1 < P::kRows) {
+      unsigned four[4];
+      load_matrices(four, pixels + P::pixel_offset(row, column_tap));
+      a[0][0] = four[0], a[0][1] = four[1], a[1][0] = four[2], a[1][1] = four[3];
+    } else {
+      load_matrices(a[0], pixels + P::pixel_offset(row, column_tap));
+    }
+#pragma unroll
+    for (int y = 0; y < ROWS; ++y) {
+      const int i = row - y * Y::kInStep;
+      if (i < -1 || i > kLast) continue;
+#pragma unroll
+      for (int n = 0; n < N_TILES; ++n) {
+        if (i == -1) {
+          if (row + 1 < P::kRows) mma_16x8x8<ELEMENT>(sums[y][n], a[1], b[0][n][0]);
+        } else if (i == kLast) {
+          mma_16x8x8<ELEMENT>(sums[y][n], a[0], kLast > 0 ? b[kLast - 1][n][1] : b[0][n][0]);
+        } else {
+          const unsigned four[4] = {a[0][0], a[0][1], a[1][0], a[1][1]};
+          mma_16x8x16<ELEMENT>(sums[y][n], four, b[i][n]);
+        }
+      }
+    }
+  }
+}
+
+// `pixels` is where this lane's pixel of a strip begins, `filters` the group's filters.
+template <typename P>
+__device__ __forceinline__ void multiply(float (&sums)[ROWS][N_TILES][4],
+                                         const unsigned char* pixels, const unsigned char* filters,
+                                         int lane) {
+  if constexpr (P::kAllTaps > 0) {
+    const int second = lane / 8 % 2, fourth = lane / 16;
+    filters += lane % 8 * kFilterPitch;
+#pragma unroll
+    for (int tap = 0; tap < P::kColumnTaps; ++tap) {
+#pragma unroll
+      for (int chunk = 0; chunk + 1 < kInChunks; chunk += 2) {
+        multiply_pair<P>(
+            sums, pixels + fourth * 16 + chunk * 16,
+            filters + second * kFilterChunk + fourth * kNextFilters + chunk * kFilterChunk, tap);
+      }
+      if constexpr (kInChunks % 2 == 1) {
+        constexpr int kNextTap = P::kRowTaps > 1 ? P::kNextTap : 0;
+        constexpr int kSecondPair = N_TILES > 1 ? kNextFilters : P::kRowTaps > 2 ? kNextTap : 0;
+        multiply_single<P>(
+            sums, pixels + fourth * Input::offset(1, 0) + (kInChunks - 1) * 16,
+            filters + second * kNextTap + fourth * kSecondPair + (kInChunks - 1) * kFilterChunk,
+            tap);
+      }
+    }
+  }
+}
