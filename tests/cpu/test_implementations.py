@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import logging
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +13,14 @@ import pytest
 import torch
 from decisions import H200 as OF_H200
 from simulation import GPU, SimulatedEngine, SimulatedTimer, candidate
-from subprocesses import evaluate
 from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
-from cudnn_autotune import _C, sampling
+from cudnn_autotune import sampling
 from cudnn_autotune.cli.filters import Filter
-from cudnn_autotune.engines import kernels, registry, rewrites
-from cudnn_autotune.engines.built_in import BUILT_IN
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import ATEN, build_plan, open_search
-from cudnn_autotune.engines.implementations import Gpu, Implementation, Offer
+from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.offers import described, gpu_of, offers_of, recipe_of
 from cudnn_autotune.engines.queried import QueriedCandidates
@@ -36,12 +31,11 @@ from cudnn_autotune.sampling.auto import Shortlist
 from cudnn_autotune.sampling.online import few, offered
 from cudnn_autotune.store import Decision, Store, compact
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import building, remembering
+from cudnn_autotune.tuning import remembering
 
 PROBLEM = ca.ConvProblem("fprop", (2, 8, 6, 6), (8, 1, 3, 3), padding=1, groups=8)
 HALF_LAST: dict[str, Any] = {"dtype": torch.float16, "memory_format": torch.channels_last}
 POINTWISE = ca.ConvProblem("fprop", (2, 16, 6, 5), (8, 16, 1, 1), **HALF_LAST)
-DEPTHWISE = ca.ConvProblem("fprop", (2, 64, 9, 9), (64, 1, 3, 3), groups=64, **HALF_LAST)
 H200 = Gpu((9, 0), 132, 232448, 62914560, "h200")
 
 
@@ -144,62 +138,6 @@ def test_an_implementation_that_fails_to_build_says_why() -> None:
         recipe_of("fixed@1:ROWS=4", PROBLEM, H200)
     assert str(failed.value) == "fixed@1:ROWS=4: ZeroDivisionError: ROWS"
     assert failed.value.__context__ is None or failed.value.__suppress_context__
-
-
-def test_every_implementation_of_the_package_is_built_in() -> None:
-    here = set()
-    for package in (kernels, rewrites):
-        for module in pkgutil.iter_modules(package.__path__):
-            found = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
-            here |= {
-                type_
-                for type_ in found.values()
-                if isinstance(type_, type)
-                and callable(getattr(type_, "offers", None))
-                and not inspect.isabstract(type_)
-            }
-    assert here - {Implementation} == {type(one) for one in BUILT_IN}
-
-
-def test_those_of_the_package_are_imported_when_they_are_asked_for() -> None:
-    code = "import sys, cudnn_autotune; from cudnn_autotune.engines import registry\n"
-    loaded = "print(any('engines.kernels' in name for name in sys.modules))\n"
-    listed = "print(*(one.name for one in registry.registered()))\n"
-    before, names, after = evaluate(code + loaded + listed + loaded).splitlines()
-    assert (before, after) == ("False", "True")
-    assert names.split() == [one.name for one in BUILT_IN]
-
-
-def test_one_of_the_package_can_be_taken_away() -> None:
-    with registered(*BUILT_IN):
-        with pytest.raises(ValueError, match="'depthwise' is registered"):
-            registry.register(Fixed("depthwise"))
-        assert "depthwise@" in "".join(texts(offers_of(DEPTHWISE, H200)))
-        ca.unregister_implementation("depthwise")
-        assert "depthwise@" not in "".join(texts(offers_of(DEPTHWISE, H200)))
-        registry.register(Fixed("depthwise"))
-
-
-@pytest.mark.search
-def test_without_nvrtc_no_kernel_builds_and_the_log_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def absent() -> None:
-        raise _C.PlanError("NVRTC is not there: libnvrtc.so")
-
-    monkeypatch.setattr(_C, "nvrtc_version", absent)
-    monkeypatch.setattr(building, "_reported", set())
-    monkeypatch.setattr(building, "gpu_of", lambda device: H200)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    with registered(*BUILT_IN):
-        offered = texts(offers_of(DEPTHWISE, H200))
-        for text in offered:
-            with pytest.raises(_C.PlanError, match="NVRTC is not there"):
-                _C.build_plan(DEPTHWISE.native(), text, 0)
-    assert len(offered) > 1
-    assert [r.getMessage() for r in caplog.records] == [
-        f"{offered[0]} does not build; first for {DEPTHWISE.text}: NVRTC is not there: libnvrtc.so"
-    ]
 
 
 # Offers

@@ -11,14 +11,12 @@ from cudnn_autotune.engines.kernels.few_channels_rows import (
     RESERVED_SHARED_BYTES,
     Rows,
     is_computed,
-    rows_source,
-    rows_version,
 )
-from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS
+from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_SOURCE = rows_source("few_channels.cu")
+_SOURCES = ("few_channels_rows.cuh", "few_channels.cu")
 _MOST_ROWS, _MOST_COLUMNS = 16, 128
 """Of output pixels in a tile."""
 _BYTES_OF_A_CLOCK = 16
@@ -104,7 +102,7 @@ class FewChannels:
     a multiple of 8 out, no dilation, no groups."""
 
     name = "few_channels"
-    version = rows_version(_SOURCE, __file__)
+    version = version_of("device.cuh", *_SOURCES, "few_channels_rows.py", "few_channels.py")
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [
@@ -137,7 +135,7 @@ class FewChannels:
         }
         resident = gpu.multiprocessors * chosen.blocks
         launch = KernelLaunch(
-            Kernel(_SOURCE, "few_channels", tuple(defines.items())),
+            Kernel(source(*_SOURCES), "few_channels", tuple(defines.items())),
             grid=(min(tiles, max(1, resident // blocks_y)), blocks_y, 1),
             block=(32 * warps_m * warps_n, 1, 1),
             arguments=(

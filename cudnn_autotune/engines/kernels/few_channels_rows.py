@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu
-from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version
+from cudnn_autotune.engines.kernels.sources import ELEMENTS
 from cudnn_autotune.engines.problem import ConvProblem
 
 _MOST_CHANNELS = 8
@@ -18,19 +17,6 @@ _MOST_ELEMENTS = 2**30
 """Of a padded row of the image: the kernels count them in 32 bits."""
 RESERVED_SHARED_BYTES = 1024
 """Of each block, which CUDA takes."""
-
-
-def rows_source(file_name: str) -> str:
-    """Returns a source of this folder with few_channels_rows.cuh before it."""
-    own = Path(__file__).with_name(file_name).read_text(encoding="utf-8")
-    return source("few_channels_rows.cuh") + own
-
-
-def rows_version(source_text: str, python_file: str) -> str:
-    """Returns the version of an implementation in ``python_file``."""
-    return version(
-        source_text, *(Path(f).read_text(encoding="utf-8") for f in (python_file, __file__))
-    )
 
 
 def is_computed(problem: ConvProblem, gpu: Gpu) -> bool:

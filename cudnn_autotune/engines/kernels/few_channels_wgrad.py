@@ -12,14 +12,13 @@ from cudnn_autotune.engines.kernels.few_channels_rows import (
     RESERVED_SHARED_BYTES,
     Rows,
     is_computed,
-    rows_source,
-    rows_version,
 )
-from cudnn_autotune.engines.kernels.sum_parts import SUM_TEXT, sum_launch, sums_bytes
+from cudnn_autotune.engines.kernels.sources import source, version_of
+from cudnn_autotune.engines.kernels.sum_parts import sum_launch, sums_bytes
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_SOURCE = rows_source("few_channels_wgrad.cu")
+_SOURCES = ("few_channels_rows.cuh", "few_channels_wgrad.cu")
 _WARPS = 8
 _LEAST_BLOCKS = 16
 _TILE_ROWS = 2
@@ -56,7 +55,10 @@ class FewChannelsWgrad:
     a multiple of 8 out, no dilation, no groups. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
-    version = rows_version(_SOURCE + SUM_TEXT, __file__)
+    version = version_of(
+        *("device.cuh", *_SOURCES, "sum_parts.cu"),
+        *("few_channels_rows.py", "few_channels_wgrad.py", "sum_parts.py"),
+    )
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [
@@ -89,7 +91,7 @@ class FewChannelsWgrad:
             "IS_RAGGED": int(q % 8 != 0),
         }
         add = KernelLaunch(
-            Kernel(_SOURCE, "few_channels_wgrad", tuple(defines.items())),
+            Kernel(source(*_SOURCES), "few_channels_wgrad", tuple(defines.items())),
             grid=(blocks_x, blocks_y, 1),
             block=(32 * _WARPS, 1, 1),
             arguments=(

@@ -18,9 +18,10 @@ _VERSION_DIGITS = 8
 
 
 @functools.cache
-def source(file_name: str) -> str:
-    """Returns a source of this folder with device.cuh before it; it includes nothing."""
-    return text("device.cuh") + text(file_name)
+def source(*file_names: str) -> str:
+    """Returns sources of this folder, one behind the other, with device.cuh before them; together
+    they include nothing."""
+    return "".join(map(text, ("device.cuh", *file_names)))
 
 
 @functools.cache
@@ -34,3 +35,11 @@ def version(*parts: str) -> str:
     """Returns a digest of texts, such as a kernel's source and that of its launch: the version of
     an implementation changes whenever they do."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_VERSION_DIGITS]
+
+
+@functools.cache
+def version_of(*file_names: str, package: str = __package__) -> str:
+    """Returns a digest of files of a package's folder: the version of an implementation, which
+    names each file whose change may change its results or what it offers. Those are its sources,
+    its module, and the modules of that folder which that imports, but this one."""
+    return version(*(text(name, package) for name in sorted(file_names)))

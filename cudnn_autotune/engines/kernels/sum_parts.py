@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, text
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
 
-_SOURCE = source("sum_parts.cu")
-SUM_TEXT = _SOURCE + Path(__file__).read_text(encoding="utf-8")
+SUM_TEXT = source("sum_parts.cu") + text("sum_parts.py")
 """What the versions of the implementations that use it depend on."""
 _ARRAYS_OF_A_WARP = 8
 """A warp adds few, because it waits for each four of them."""
@@ -30,7 +28,7 @@ def sum_launch(problem: ConvProblem, arrays: int) -> KernelLaunch:
         warps *= 2
     defines: dict[str, str | int] = {"ELEMENT": ELEMENTS[problem.dtype], "WARPS": warps}
     return KernelLaunch(
-        Kernel(_SOURCE, "sum_parts", tuple(defines.items())),
+        Kernel(source("sum_parts.cu"), "sum_parts", tuple(defines.items())),
         grid=(-(-weights // 32), 1, 1),
         block=(32 * warps, 1, 1),
         arguments=(Address("workspace"), Address("w"), arrays, weights),

@@ -1,0 +1,90 @@
+"""The package's kernels and rewrites: how they are registered."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+import torch
+from subprocesses import evaluate
+from user_implementations import Fixed, registered
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C
+from cudnn_autotune.engines import kernels, registry, rewrites
+from cudnn_autotune.engines.built_in import BUILT_IN
+from cudnn_autotune.engines.implementations import Implementation
+from cudnn_autotune.engines.offers import gpu_of, offers_of
+from cudnn_autotune.tuning import building
+
+H200 = gpu_of("h200")
+DEPTHWISE = ca.ConvProblem(
+    "fprop",
+    (2, 64, 9, 9),
+    (64, 1, 3, 3),
+    groups=64,
+    dtype=torch.float16,
+    memory_format=torch.channels_last,
+)
+
+
+def texts() -> list[str]:
+    return [c.text for c in offers_of(DEPTHWISE, H200)]
+
+
+def test_every_implementation_of_the_package_is_built_in() -> None:
+    here = set()
+    for package in (kernels, rewrites):
+        for module in pkgutil.iter_modules(package.__path__):
+            found = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
+            here |= {
+                type_
+                for type_ in found.values()
+                if isinstance(type_, type)
+                and callable(getattr(type_, "offers", None))
+                and not inspect.isabstract(type_)
+            }
+    assert here - {Implementation} == {type(one) for one in BUILT_IN}
+
+
+def test_those_of_the_package_are_imported_when_they_are_asked_for() -> None:
+    code = "import sys, cudnn_autotune; from cudnn_autotune.engines import registry\n"
+    loaded = "print(any('engines.kernels' in name for name in sys.modules))\n"
+    listed = "print(*(one.name for one in registry.registered()))\n"
+    before, names, after = evaluate(code + loaded + listed + loaded).splitlines()
+    assert (before, after) == ("False", "True")
+    assert names.split() == [one.name for one in BUILT_IN]
+
+
+def test_one_of_the_package_can_be_taken_away() -> None:
+    with registered(*BUILT_IN):
+        with pytest.raises(ValueError, match="'depthwise' is registered"):
+            registry.register(Fixed("depthwise"))
+        assert "depthwise@" in " ".join(texts())
+        ca.unregister_implementation("depthwise")
+        assert "depthwise@" not in " ".join(texts())
+        registry.register(Fixed("depthwise"))
+
+
+@pytest.mark.search
+def test_without_nvrtc_no_kernel_builds_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def absent() -> None:
+        raise _C.PlanError("NVRTC is not there: libnvrtc.so")
+
+    monkeypatch.setattr(_C, "nvrtc_version", absent)
+    monkeypatch.setattr(building, "_reported", set())
+    monkeypatch.setattr(building, "gpu_of", lambda device: H200)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with registered(*BUILT_IN):
+        offered = texts()
+        for text in offered:
+            with pytest.raises(_C.PlanError, match="NVRTC is not there"):
+                _C.build_plan(DEPTHWISE.native(), text, 0)
+    assert len(offered) > 1
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{offered[0]} does not build; first for {DEPTHWISE.text}: NVRTC is not there: libnvrtc.so"
+    ]
