@@ -1,15 +1,15 @@
 // The second launch of a depthwise convolution's weight gradient: adds the partial sums of the
 // first one in a fixed order, and rounds.
 //
-// Lanes are adjacent weights, and the block's rows share the splits between them. It is bound by
-// the L2 cache, which has the partial sums.
+// Lanes are adjacent weights, and the block's warps share the splits between them. It is bound by
+// the latency of the L2 cache, which has the partial sums.
 //
 // The first launch multiplies zeros: dy beyond its image, times x that may lie inside. If x is
 // infinite or NaN there, a sum that does not depend on it becomes NaN. So the block computes each
 // weight whose sum is NaN again, from the products that the definition has. Only x outside of its
 // image counts as zero.
 //
-// Macros: ELEMENT, CHANNELS_LAST.
+// Macros: ELEMENT, CHANNELS_LAST, WARPS.
 
 constexpr int kLanes = 32;
 
@@ -55,9 +55,8 @@ __device__ float exact_products(const Sizes& s, const ELEMENT* x, const ELEMENT*
   return sum;
 }
 
-// partial is (splits, weights). The block is (32, rows), and its shared memory has 32 * rows + 32
-// floats.
-extern "C" __global__ void __launch_bounds__(1024)
+// partial is (splits, weights). The block has shared memory for 32 * WARPS + 32 floats.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
     depthwise_wgrad_sum(const float* __restrict__ partial, const ELEMENT* __restrict__ x,
                         const ELEMENT* __restrict__ dy, ELEMENT* __restrict__ dw, int weights,
                         int splits, int images, int channels, int in_d, int in_h, int in_w,
@@ -66,38 +65,45 @@ extern "C" __global__ void __launch_bounds__(1024)
                         int dilation_d, int dilation_h, int dilation_w) {
   DYNAMIC_SHARED(shared);
   float* const sums = reinterpret_cast<float*>(shared);  // of each thread, then of each warp
-  const int lane = threadIdx.x, row = threadIdx.y, rows = blockDim.y;
-  float* const totals = sums + kLanes * rows;
+  const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
+  float* const totals = sums + kLanes * WARPS;
   const int first = blockIdx.x * kLanes;
 
   float sum = 0.0f;
   if (first + lane < weights) {
-    const float* from = partial + static_cast<long long>(row) * weights + first + lane;
-    const long long step = static_cast<long long>(rows) * weights;
+    const float* from = partial + static_cast<long long>(warp) * weights + first + lane;
+    const long long step = WARPS * static_cast<long long>(weights);
 #pragma unroll 8
-    for (int split = row; split < splits; split += rows, from += step) sum += *from;
+    for (int split = warp; split < splits; split += WARPS, from += step) sum += *from;
   }
-  sums[row * kLanes + lane] = sum;
+  sums[threadIdx.x] = sum;
   __syncthreads();
-  if (row == 0) {
-    for (int r = 1; r < rows; ++r) sum += sums[r * kLanes + lane];
+  if (warp == 0) {
+#pragma unroll
+    for (int i = 1; i < WARPS; ++i) sum += sums[i * kLanes + lane];
     totals[lane] = sum;
     if (first + lane < weights) dw[first + lane] = from_float<ELEMENT>(sum);
   }
   __syncthreads();
+
+  unsigned not_numbers = totals[lane] == totals[lane] ? 0 : 1u << lane;
+  for (int bits = kLanes / 2; bits > 0; bits /= 2) {
+    not_numbers |= __shfl_xor_sync(~0u, not_numbers, bits);
+  }
+  if (not_numbers == 0) return;
 
   const Sizes s{images, channels, in_d,     in_h,       in_w,       out_d,     out_h,
                 out_w,  kernel_d, kernel_h, kernel_w,   stride_d,   stride_h,  stride_w,
                 pad_d,  pad_h,    pad_w,    dilation_d, dilation_h, dilation_w};
 #pragma unroll 1
   for (int i = 0; i < kLanes; ++i) {
-    if (totals[i] == totals[i]) continue;
-    float exact = exact_products(s, x, dy, first + i, row * kLanes + lane, rows * kLanes);
+    if ((not_numbers >> i & 1) == 0) continue;
+    float exact = exact_products(s, x, dy, first + i, threadIdx.x, kLanes * WARPS);
     for (int bits = kLanes / 2; bits > 0; bits /= 2) exact += __shfl_xor_sync(~0u, exact, bits);
-    if (lane == 0) sums[row] = exact;
+    if (lane == 0) sums[warp] = exact;
     __syncthreads();
-    if (row == 0 && lane == 0) {
-      for (int r = 1; r < rows; ++r) exact += sums[r];
+    if (threadIdx.x == 0) {
+      for (int other = 1; other < WARPS; ++other) exact += sums[other];
       dw[first + i] = from_float<ELEMENT>(exact);
     }
     __syncthreads();

@@ -15,7 +15,8 @@ _SOURCE = source("depthwise_wgrad_sum.cu")
 SUM_TEXT = _SOURCE + Path(__file__).read_text(encoding="utf-8")
 """What the versions of the implementations that use it depend on."""
 _LANES = 32
-_MOST_ROWS = 32
+_MOST_WARPS = 32
+_SPLITS_OF_A_WARP = 8  # whose loads are under way together
 
 
 def two_dimensions(values: tuple[int, ...], missing: int) -> tuple[int, int]:
@@ -44,7 +45,9 @@ def is_depthwise_wgrad(problem: ConvProblem) -> bool:
 def sum_launch(problem: ConvProblem, splits: int) -> KernelLaunch:
     """Returns what adds the partial sums at the workspace's beginning, and writes the gradient."""
     weights = torch.Size(problem.weight_shape).numel()
-    rows = min(splits, _MOST_ROWS)
+    warps = 1
+    while warps < _MOST_WARPS and warps * _SPLITS_OF_A_WARP < splits:
+        warps *= 2
     sizes = dimensions(problem)
     kernel = Kernel(
         _SOURCE,
@@ -52,12 +55,13 @@ def sum_launch(problem: ConvProblem, splits: int) -> KernelLaunch:
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),
             ("CHANNELS_LAST", int(problem.memory_format != torch.contiguous_format)),
+            ("WARPS", warps),
         ),
     )
     return KernelLaunch(
         kernel,
         grid=(-(-weights // _LANES), 1, 1),
-        block=(_LANES, rows, 1),
+        block=(_LANES * warps, 1, 1),
         arguments=(
             Address("workspace"),
             Address("x"),
@@ -73,5 +77,5 @@ def sum_launch(problem: ConvProblem, splits: int) -> KernelLaunch:
             *(d.padding for d in sizes),
             *(d.dilation for d in sizes),
         ),
-        shared_bytes=4 * (_LANES * rows + _LANES),
+        shared_bytes=4 * (_LANES * warps + _LANES),
     )
