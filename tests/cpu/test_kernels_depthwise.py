@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -267,8 +268,9 @@ def test_nvrtc_compiles_the_kernels(
     problem: ConvProblem, compute_capability: tuple[int, int]
 ) -> None:
     implementation = that_computes(problem)
-    for offer in implementation.offers(problem, H200):
-        assert_compiles(implementation.recipe(problem, offer.settings, H200), compute_capability)
+    gpu = dataclasses.replace(H200, compute_capability=compute_capability)
+    for offer in implementation.offers(problem, gpu):
+        assert_compiles(implementation.recipe(problem, offer.settings, gpu), compute_capability)
 
 
 def test_each_kernel_has_its_layout() -> None:

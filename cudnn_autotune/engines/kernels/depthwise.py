@@ -10,18 +10,27 @@ from pathlib import Path
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu, Offer
-from cudnn_autotune.engines.kernels.sources import (
-    ACTIVATION_NUMBERS,
-    ELEMENTS,
-    source,
-    version,
+from cudnn_autotune.engines.kernels.depthwise_sizes import (
+    dimensions,
+    epilogue,
+    is_depthwise,
+    is_for_tensor_cores,
 )
+from cudnn_autotune.engines.kernels.depthwise_tile import (
+    TILE_TEXT,
+    BlockTile,
+    block_recipe,
+    block_tiles,
+)
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, text, version
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
+_SOURCE = text("device.cuh") + text("depthwise_strip.cuh") + text("depthwise.cu")
 _MOST_TAPS = 49  # whose filters, one a channel, fit into a thread's registers
 _LEAST_CHANNELS = 8  # below, accesses are too narrow
 _LEAST_ROWS = 4
+_MOST_STRIPS_BESIDE_BLOCKS = 2
 _MOST_COLUMNS = 8
 _MOST_FILTER_REGISTERS = 64
 _REGISTERS = (128, 184)  # of a thread, in the order of the offers
@@ -29,7 +38,6 @@ _STEP_INSTRUCTIONS = 40  # of a step besides those for each pixel
 _THREADS_AT_ONCE = 512  # on a multiprocessor
 _BLOCK_THREADS = 256
 _MOST_GROUPS = 128  # of channels in a block
-_MOST_DILATION = 1024
 _MOST_GRID_Y = 65535
 _INT32_MAX = 2**31 - 1
 
@@ -49,99 +57,6 @@ class Tile:
         return f"CHANNELS={self.channels},COLUMNS={self.columns},ROWS={self.rows}"
 
 
-@dataclass(frozen=True)
-class Dimension:
-    """One spatial dimension of a problem."""
-
-    size: int
-    """Of x."""
-    output: int
-    """Of y."""
-    taps: int
-    stride: int
-    padding: int
-    dilation: int
-
-    def strip_length(self, op: str) -> int:
-        """How many y pixels, or groups of ``stride`` x pixels, depend on each other: those at a
-        distance of the dilation."""
-        if op == "fprop":
-            return -(-self.output // self.dilation)
-        period = self.stride * self.dilation
-        starts = (self.stride * r - self.padding for r in range(self.dilation))
-        return max((self.size - 1 - s) // period - (-s) // period + 1 for s in starts)
-
-
-def dimensions(problem: ConvProblem) -> tuple[Dimension, Dimension, Dimension]:
-    """Returns depth, height and width; those that the problem lacks have one pixel."""
-    found = [
-        Dimension(*values)
-        for values in zip(
-            problem.input_shape[2:],
-            problem.output_shape[2:],
-            problem.weight_shape[2:],
-            problem.stride,
-            problem.padding,
-            problem.dilation,
-            strict=False,
-        )
-    ]
-    depth, height, width = [Dimension(1, 1, 1, 1, 0, 1)] * (3 - len(found)) + found
-    return depth, height, width
-
-
-def is_dilation_small(problem: ConvProblem) -> bool:
-    """Whether most threads of kernels that share pixels by their residue modulo the dilation have
-    some; and to go over the residues is quick."""
-    return all(
-        d.dilation <= min(_MOST_DILATION, 2 * d.size, 2 * d.output) for d in dimensions(problem)[1:]
-    )
-
-
-def is_depthwise(problem: ConvProblem) -> bool:
-    """Whether each output channel has one input channel, and the sizes are such that the kernels
-    of this folder count pixels in 32 bits."""
-    return (
-        problem.op in ("fprop", "dgrad")
-        and problem.dtype in ELEMENTS
-        and problem.weight_shape[1] == 1
-        and problem.groups > 1
-        and (problem.op == "fprop" or problem.weight_shape[0] == problem.groups)
-        # With a common divisor, some x pixels reach no y pixel at all, and no strip has them.
-        and (
-            problem.op == "fprop"
-            or all(math.gcd(d.stride, d.dilation) == 1 for d in dimensions(problem)[1:])
-        )
-        and is_dilation_small(problem)
-        and all(
-            d.size + 2 * d.padding + 256 * d.stride * d.dilation <= _INT32_MAX
-            for d in dimensions(problem)
-        )
-    )
-
-
-def is_for_tensor_cores(problem: ConvProblem) -> bool:
-    """Whether the products bound the problem, and tensor cores can compute them: large kernels at
-    stride 1 in the half types, which are depthwise_mma's."""
-    return (
-        problem.dtype != torch.float32
-        and problem.spatial_dims < 3
-        and math.prod(problem.weight_shape[2:]) > 25
-        and all(n == 1 for n in (*problem.stride, *problem.dilation))
-    )
-
-
-def epilogue(problem: ConvProblem) -> tuple[tuple[tuple[str, int], ...], tuple[Address, ...]]:
-    """Returns the macros and the arguments of what a kernel adds to its sums."""
-    defines = (
-        ("HAS_BIAS", int(problem.bias)),
-        ("HAS_RESIDUAL", int(problem.residual)),
-        ("ACTIVATION", ACTIVATION_NUMBERS[problem.activation]),
-    )
-    addresses = [Address("bias")] * problem.bias + [Address("residual")] * problem.residual
-    return defines, tuple(addresses)
-
-
 class Depthwise:
     """Depthwise convolutions and their dgrad in channels_last: any stride, dilations up to
     twice the image, float16, bfloat16 and float32, and in fprop several outputs a channel.
@@ -150,7 +65,7 @@ class Depthwise:
     """
 
     name = "depthwise"
-    version = version(source("depthwise.cu"), Path(__file__).read_text(encoding="utf-8"))
+    version = version(_SOURCE, TILE_TEXT, Path(__file__).read_text(encoding="utf-8"))
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [Offer(tile.settings) for tile in self._tiles(problem, gpu)]
@@ -158,13 +73,23 @@ class Depthwise:
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
         for tile in self._tiles(problem, gpu):
             if tile.settings == settings:
+                if isinstance(tile, BlockTile):
+                    return block_recipe(problem, tile)
                 return _recipe(problem, tile)
         raise ValueError(f"settings: {self.name} does not offer {settings!r} for {problem.text}")
 
-    def _tiles(self, problem: ConvProblem, gpu: Gpu) -> list[Tile]:
+    def _tiles(self, problem: ConvProblem, gpu: Gpu) -> list[BlockTile | Tile]:
+        if not is_depthwise(problem):
+            return []
+        of_blocks = block_tiles(problem, gpu)
+        strips = self._strip_tiles(problem, gpu)
+        if of_blocks:
+            strips = strips[:_MOST_STRIPS_BESIDE_BLOCKS]
+        return [*of_blocks, *strips]
+
+    def _strip_tiles(self, problem: ConvProblem, gpu: Gpu) -> list[Tile]:
         if (
             problem.memory_format == torch.contiguous_format
-            or not is_depthwise(problem)
             or problem.groups < _LEAST_CHANNELS
             or problem.weight_shape[0] > _MOST_GROUPS * _MOST_GRID_Y
         ):
@@ -290,7 +215,7 @@ def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
     taps = depth.taps * height.taps * width.taps
     extra_defines, extra_arguments = epilogue(problem)
     kernel = Kernel(
-        source("depthwise.cu"),
+        _SOURCE,
         "depthwise_channels_last",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),

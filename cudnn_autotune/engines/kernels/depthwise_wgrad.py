@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu, Offer
-from cudnn_autotune.engines.kernels.depthwise import Dimension, dimensions, is_dilation_small
+from cudnn_autotune.engines.kernels.depthwise_sizes import Dimension, dimensions, is_dilation_small
 from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
     SUM_TEXT,
     is_depthwise_wgrad,

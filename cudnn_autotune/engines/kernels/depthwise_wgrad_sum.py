@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from cudnn_autotune.engines.kernels.depthwise import dimensions
+from cudnn_autotune.engines.kernels.depthwise_sizes import dimensions
 from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch

@@ -1,0 +1,108 @@
+"""The sizes of depthwise problems, as the kernels of this folder see them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from cudnn_autotune.engines.kernels.sources import ACTIVATION_NUMBERS, ELEMENTS
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address
+
+_MOST_DILATION = 1024
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One spatial dimension of a problem."""
+
+    size: int
+    """Of x."""
+    output: int
+    """Of y."""
+    taps: int
+    stride: int
+    padding: int
+    dilation: int
+
+    def strip_length(self, op: str) -> int:
+        """How many y pixels, or groups of ``stride`` x pixels, depend on each other: those at a
+        distance of the dilation."""
+        if op == "fprop":
+            return -(-self.output // self.dilation)
+        period = self.stride * self.dilation
+        starts = (self.stride * r - self.padding for r in range(self.dilation))
+        return max((self.size - 1 - s) // period - (-s) // period + 1 for s in starts)
+
+
+def dimensions(problem: ConvProblem) -> tuple[Dimension, Dimension, Dimension]:
+    """Returns depth, height and width; those that the problem lacks have one pixel."""
+    found = [
+        Dimension(*values)
+        for values in zip(
+            problem.input_shape[2:],
+            problem.output_shape[2:],
+            problem.weight_shape[2:],
+            problem.stride,
+            problem.padding,
+            problem.dilation,
+            strict=False,
+        )
+    ]
+    depth, height, width = [Dimension(1, 1, 1, 1, 0, 1)] * (3 - len(found)) + found
+    return depth, height, width
+
+
+def is_dilation_small(problem: ConvProblem) -> bool:
+    """Whether most threads of kernels that share pixels by their residue modulo the dilation have
+    some; and to go over the residues is quick."""
+    return all(
+        d.dilation <= min(_MOST_DILATION, 2 * d.size, 2 * d.output) for d in dimensions(problem)[1:]
+    )
+
+
+def is_depthwise(problem: ConvProblem) -> bool:
+    """Whether each output channel has one input channel, and the sizes are such that the kernels
+    of this folder count pixels in 32 bits."""
+    return (
+        problem.op in ("fprop", "dgrad")
+        and problem.dtype in ELEMENTS
+        and problem.weight_shape[1] == 1
+        and problem.groups > 1
+        and (problem.op == "fprop" or problem.weight_shape[0] == problem.groups)
+        # With a common divisor, some x pixels reach no y pixel at all, and no strip has them.
+        and (
+            problem.op == "fprop"
+            or all(math.gcd(d.stride, d.dilation) == 1 for d in dimensions(problem)[1:])
+        )
+        and is_dilation_small(problem)
+        and all(
+            d.size + 2 * d.padding + 256 * d.stride * d.dilation <= _INT32_MAX
+            for d in dimensions(problem)
+        )
+    )
+
+
+def is_for_tensor_cores(problem: ConvProblem) -> bool:
+    """Whether the products bound the problem, and tensor cores can compute them: large kernels at
+    stride 1 in the half types, which are depthwise_mma's."""
+    return (
+        problem.dtype != torch.float32
+        and problem.spatial_dims < 3
+        and math.prod(problem.weight_shape[2:]) > 25
+        and all(n == 1 for n in (*problem.stride, *problem.dilation))
+    )
+
+
+def epilogue(problem: ConvProblem) -> tuple[tuple[tuple[str, int], ...], tuple[Address, ...]]:
+    """Returns the macros and the arguments of what a kernel adds to its sums."""
+    defines = (
+        ("HAS_BIAS", int(problem.bias)),
+        ("HAS_RESIDUAL", int(problem.residual)),
+        ("ACTIVATION", ACTIVATION_NUMBERS[problem.activation]),
+    )
+    addresses = [Address("bias")] * problem.bias + [Address("residual")] * problem.residual
+    return defines, tuple(addresses)

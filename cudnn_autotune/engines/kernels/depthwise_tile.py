@@ -1,0 +1,309 @@
+"""Tiles of depthwise convolutions whose pixels lie in shared memory: offers of ``depthwise``."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cudnn_autotune.engines.implementations import Gpu
+from cudnn_autotune.engines.kernels.depthwise_sizes import (
+    Dimension,
+    dimensions,
+    epilogue,
+)
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, text
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
+
+_SOURCE = text("device.cuh") + text("depthwise_strip.cuh") + text("depthwise_tile.cu")
+TILE_TEXT = _SOURCE + Path(__file__).read_text(encoding="utf-8")
+"""What the versions of the implementations that use it depend on."""
+_PIECE_BYTES = 16
+_SECTOR = 32
+_BLOCK_BYTES = range(48, 208, 16)  # of channels
+_BLOCK_THREADS = range(64, 257)
+_MOST_COLUMNS = 8
+_MOST_FILTER_REGISTERS = 64
+_MOST_TAPS_OF_STRIDE_ONE = 9  # more are depthwise_mma's
+_MOST_REGISTERS = 168  # of a thread
+_OTHER_REGISTERS = 32
+_SM_REGISTERS, _SM_THREADS, _SM_BLOCKS = 65536, 2048, 32
+_BLOCK_RESERVED_BYTES = 1024  # of shared memory
+_MOST_SHARED_BYTES = 96 << 10
+_MOST_PIXELS = 1 << 30  # of an image, which the kernel counts in 32 bits
+_MOST_OFFERS = 4
+_INT32_MAX = 2**31 - 1
+# Of the estimate by which tiles are put in order, in clocks of a multiprocessor.
+_COPY_INSTRUCTIONS = 16
+_STEP_INSTRUCTIONS = 20
+_BYTES_A_CLOCK = 20
+_BLOCK_LATENCY = 2500
+_BUSY_WARPS = 12  # that issue an instruction a clock in each scheduler
+
+
+@dataclass(frozen=True)
+class _Layer:
+    op: str
+    images: int
+    channels: int
+    height: Dimension
+    width: Dimension
+    itemsize: int
+
+    @property
+    def piece(self) -> int:
+        """Elements that a thread copies at a time."""
+        return _PIECE_BYTES // self.itemsize
+
+    @property
+    def slots(self) -> int:
+        return -(-self.height.taps // self.height.stride)
+
+    @property
+    def taps(self) -> int:
+        return self.height.taps * self.width.taps
+
+
+@dataclass(frozen=True)
+class BlockTile:
+    """What a block computes: the settings of an offer."""
+
+    layer: _Layer
+    channels: int
+    """Of a thread."""
+    groups: int
+    """Of so many channels, in a block."""
+    columns: int
+    """Of y, of a thread; dgrad writes ``stride`` times as many of x."""
+    rows: int
+    strips: tuple[int, int]
+    """Of a block, one below and one beside the other."""
+
+    @property
+    def settings(self) -> str:
+        return (
+            f"TILE={self.rows * self.strips[0]}x{self.columns * self.strips[1]},"
+            f"GROUPS={self.groups},CHANNELS={self.channels},COLUMNS={self.columns},ROWS={self.rows}"
+        )
+
+    @property
+    def threads(self) -> int:
+        return self.groups * math.prod(self.strips)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.rows * self.strips[0], self.columns * self.strips[1]
+
+    @property
+    def chunks(self) -> int:
+        """Of channels."""
+        return -(-self.layer.channels // (self.groups * self.channels))
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        s = self.layer
+        lengths = s.height.strip_length(s.op), s.width.strip_length(s.op)
+        return -(-lengths[0] // self.size[0]), -(-lengths[1] // self.size[1])
+
+    @property
+    def blocks(self) -> int:
+        return self.layer.images * self.chunks * math.prod(self.tiles)
+
+    def _read(self, units: int, d: Dimension) -> int:
+        """The pixels that so many of y, or groups of x, need."""
+        if self.layer.op == "fprop":
+            return (units - 1) * d.stride + d.taps
+        return units + -(-d.taps // d.stride) - 1
+
+    @property
+    def pixels_read(self) -> int:
+        return self._read(self.size[0], self.layer.height) * self._read(
+            self.size[1], self.layer.width
+        )
+
+    @property
+    def window(self) -> int:
+        return self._read(self.columns, self.layer.width)
+
+    @property
+    def _written(self) -> int:
+        """Pixels of a step."""
+        s = self.layer
+        return self.columns * (1 if s.op == "fprop" else s.height.stride * s.width.stride)
+
+    @property
+    def shared_bytes(self) -> int:
+        values = self.pixels_read + self.layer.taps
+        return self.layer.itemsize * self.groups * self.channels * values
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, about."""
+        values = self.layer.taps + self.layer.slots * self._written
+        return -(-(self.channels * values + _OTHER_REGISTERS) // 8) * 8
+
+    @property
+    def residents(self) -> int:
+        """Blocks of a multiprocessor."""
+        return min(
+            self._shared_residents,
+            _SM_THREADS // self.threads,
+            max(1, _SM_REGISTERS // (-(-self.threads // 32) * 32 * self.registers)),
+            _SM_BLOCKS,
+        )
+
+    @property
+    def _shared_residents(self) -> int:
+        return max(1, (227 << 10) // (self.shared_bytes + _BLOCK_RESERVED_BYTES))
+
+    @property
+    def _instructions(self) -> float:
+        """Of a block's warps."""
+        s = self.layer
+        rows_read = min(s.height.stride, s.height.taps) if s.op == "fprop" else 1
+        step = (
+            _STEP_INSTRUCTIONS
+            + rows_read * self.window * (1 + self.channels)
+            + s.taps * self.columns * self.channels
+            + self._written * (4 + self.channels)
+        )
+        copies = self.pixels_read * self.groups * self.channels // s.piece
+        of_thread = (
+            (self.rows + s.slots - 1) * step
+            + 2 * s.taps * self.channels
+            + _COPY_INSTRUCTIONS * copies / self.threads
+            + 100
+        )
+        return of_thread * -(-self.threads // 32)
+
+    def clocks(self, gpu: Gpu) -> float:
+        """An estimate."""
+        blocks = -(-self.blocks // gpu.multiprocessors)
+        warps = self.residents * self.threads / 32
+        issue = blocks * self._instructions / 4 / min(1.0, warps / _BUSY_WARPS)
+        written = self._written * self.rows * math.prod(self.strips)
+        moved = self.layer.itemsize * self.groups * self.channels * (self.pixels_read + written)
+        memory = blocks * moved / _BYTES_A_CLOCK
+        waves = -(-blocks // self.residents)
+        # Blocks that begin together do not hide each other's copies.
+        hidden = 1 - max(1 / self.residents, 1 / waves)
+        total = max(issue, memory) + min(issue, memory) * (1 - hidden)
+        return total + _BLOCK_LATENCY * (0.7 + 0.3 * waves)
+
+
+@functools.lru_cache(maxsize=256)
+def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
+    """Returns those that are worth a measurement, the best guess first."""
+    is_half = problem.dtype != torch.float32
+    is_stride_one = all(s == 1 for s in problem.stride)
+    if (
+        problem.spatial_dims != 2
+        or problem.memory_format == torch.contiguous_format
+        or problem.groups != problem.weight_shape[0]
+        or problem.groups * problem.dtype.itemsize % _PIECE_BYTES
+        or min(problem.alignment) < _PIECE_BYTES
+        or gpu.compute_capability < (8, 0)
+        or any(d != 1 for d in problem.dilation)
+        or math.prod(problem.weight_shape[2:]) == 1
+        or (
+            is_stride_one
+            and is_half
+            and math.prod(problem.weight_shape[2:]) > _MOST_TAPS_OF_STRIDE_ONE
+        )
+    ):
+        return ()
+    _, height, width = dimensions(problem)
+    if max(height.size * width.size, height.output * width.output) > _MOST_PIXELS:
+        return ()
+    layer = _Layer(
+        problem.op, problem.input_shape[0], problem.groups, height, width, problem.dtype.itemsize
+    )
+    best: dict[tuple[int, int], tuple[float, BlockTile]] = {}
+    for tile in _candidates(layer):
+        key = (tile.channels * tile.groups, tile.columns)
+        found = (tile.clocks(gpu), tile)
+        if key not in best or found[0] < best[key][0]:
+            best[key] = found
+    ordered = sorted(best.values(), key=lambda found: found[0])
+    return tuple(tile for _, tile in ordered[:_MOST_OFFERS])
+
+
+def _candidates(layer: _Layer) -> Iterator[BlockTile]:
+    counts = [count // layer.itemsize for count in _BLOCK_BYTES]
+    dividing = [n for n in counts if layer.channels % n == 0]
+    whole_sectors = [n for n in dividing if n * layer.itemsize % _SECTOR == 0]
+    block_channels = whole_sectors or dividing or counts[1:2]
+    widths = (2, 4) if layer.itemsize == 2 else (1, 2)
+    lengths = layer.height.strip_length(layer.op), layer.width.strip_length(layer.op)
+    row_counts = sorted({-(-lengths[0] // k) for k in range(1, 17)})
+    column_counts = range(1, min(lengths[1], _MOST_COLUMNS) + 1)
+    for channels, of_block in itertools.product(widths, block_channels):
+        if channels * layer.taps > _MOST_FILTER_REGISTERS:
+            continue
+        for columns, rows in itertools.product(column_counts, row_counts):
+            for strips in itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 7, 8)):
+                tile = BlockTile(layer, channels, of_block // channels, columns, rows, strips)
+                if (
+                    tile.threads in _BLOCK_THREADS
+                    and tile.registers <= _MOST_REGISTERS
+                    and tile.shared_bytes <= _MOST_SHARED_BYTES
+                    and tile.size[0] < lengths[0] + rows
+                    and tile.size[1] < lengths[1] + columns
+                    and max(tile.window, tile.columns * layer.width.stride) <= 32
+                    and tile.blocks <= _INT32_MAX
+                ):
+                    yield tile
+
+
+def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
+    _, height, width = dimensions(problem)
+    is_dgrad = problem.op == "dgrad"
+    x_size, y_size = (height.size, width.size), (height.output, width.output)
+    read, written = (y_size, x_size) if is_dgrad else (x_size, y_size)
+    extra_defines, extra_arguments = epilogue(problem)
+    kernel = Kernel(
+        _SOURCE,
+        "depthwise_tile",
+        (
+            ("ELEMENT", ELEMENTS[problem.dtype]),
+            ("CHANNELS", tile.channels),
+            ("COLUMNS", tile.columns),
+            ("ROWS", tile.rows),
+            ("GROUPS", tile.groups),
+            ("STRIPS_H", tile.strips[0]),
+            ("STRIPS_W", tile.strips[1]),
+            ("MIN_BLOCKS", tile.residents),
+            ("DGRAD", int(is_dgrad)),
+            ("KH", height.taps),
+            ("KW", width.taps),
+            ("STRIDE_H", height.stride),
+            ("STRIDE_W", width.stride),
+            *extra_defines,
+        ),
+    )
+    launch = KernelLaunch(
+        kernel,
+        grid=(tile.blocks, 1, 1),
+        block=(tile.threads, 1, 1),
+        arguments=(
+            Address("y" if is_dgrad else "x"),
+            Address("w"),
+            Address("x" if is_dgrad else "y"),
+            *extra_arguments,
+            problem.groups,
+            *read,
+            *written,
+            height.padding,
+            width.padding,
+            tile.chunks,
+            *tile.tiles,
+        ),
+        shared_bytes=tile.shared_bytes,
+    )
+    return Recipe((launch,))
