@@ -172,6 +172,10 @@ def _view(buffers: Buffers, address: Address, shape: Sequence[int], problem: Con
 
 def _launch_engine(launch: EngineLaunch, buffers: Buffers) -> None:
     problem = launch.problem
+    addresses = (launch.x, launch.w, launch.y)
+    for address, alignment in zip(addresses, problem.alignment, strict=True):
+        place = buffers[address.buffer].data_ptr() + address.offset
+        assert place % alignment == 0, "an engine's tensor is less aligned than its problem says"
     x = _view(buffers, launch.x, problem.input_shape, problem)
     w = _view(buffers, launch.w, problem.weight_shape, problem)
     y = _view(buffers, launch.y, problem.output_shape, problem)

@@ -20,11 +20,14 @@ _BAND = 4096
 _NAN_BYTE = 0xFF
 
 
-def between_bands(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """Returns a dense copy with guard bands around it in its storage, aligned to 256 bytes."""
+def between_bands(
+    tensor: Tensor, memory_format: torch.memory_format, alignment: int = 256
+) -> Tensor:
+    """Returns a dense copy with guard bands around it in its storage, at an address that is a
+    multiple of ``alignment`` and of no larger power of two."""
     size = tensor.numel() * tensor.element_size()
-    room = torch.full((2 * _BAND + size + 256,), _NAN_BYTE, dtype=torch.uint8)
-    begin = _BAND + -(room.data_ptr() + _BAND) % 256
+    room = torch.full((2 * _BAND + size + 2 * alignment,), _NAN_BYTE, dtype=torch.uint8)
+    begin = _BAND + (alignment - room.data_ptr() - _BAND) % (2 * alignment)
     strides = torch.empty_like(tensor, memory_format=memory_format, device="meta").stride()
     copy = room[begin : begin + size].view(tensor.dtype).as_strided(tensor.shape, strides)
     return copy.copy_(tensor)
@@ -38,18 +41,20 @@ def are_bands_whole(tensor: Tensor) -> bool:
 
 
 def random_tensors(problem: ConvProblem, seed: int = 0) -> dict[str, Tensor]:
-    """Normal random operands between guard bands; what the operation writes is full of NaN."""
+    """Normal random operands between guard bands, no better aligned than the problem says; what the
+    operation writes is full of NaN."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"x": problem.input_shape, "w": problem.weight_shape, "y": problem.output_shape}
     if problem.bias:
         shapes["bias"] = (problem.weight_shape[0],)
     if problem.residual:
         shapes["residual"] = problem.output_shape
+    aligned = dict(zip(("x", "w", "y"), problem.alignment, strict=True))
     tensors = {}
     for name, shape in shapes.items():
         values = torch.randn(shape, generator=generator).to(problem.dtype)
         form = torch.contiguous_format if name == "bias" else problem.memory_format
-        tensors[name] = between_bands(values, form)
+        tensors[name] = between_bands(values, form, aligned.get(name, 32))
     tensors[written(problem)].fill_(math.nan)
     return tensors
 
