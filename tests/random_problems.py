@@ -24,6 +24,11 @@ def _grouped(rng: random.Random) -> tuple[int, int, int, int]:
     return groups * width, groups * rng.choice((width, width, 8, 24)), groups, rng.choice((1, 3, 5))
 
 
+def _narrow_groups(rng: random.Random) -> tuple[int, int, int, int]:
+    groups, width = rng.choice((4, 8, 16)), rng.choice((4, 8))
+    return groups * width, groups * rng.choice((2, 4, 8)), groups, rng.choice((1, 3, 3))
+
+
 def _few_channels(rng: random.Random) -> tuple[int, int, int, int]:
     return rng.randint(1, 8), rng.choice((3, 8, 16, 24, 32, 64, 96, 130)), 1, rng.choice((3, 4, 7))
 
@@ -32,11 +37,17 @@ def _dense(rng: random.Random) -> tuple[int, int, int, int]:
     return rng.choice((6, 30, 64, 100)), rng.choice((8, 30, 64, 147)), 1, rng.choice((1, 1, 3))
 
 
+def _pointwise(rng: random.Random) -> tuple[int, int, int, int]:
+    return rng.choice((512, 1024, 1030)), rng.choice((8, 64, 147)), 1, 1
+
+
 KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
     "depthwise": _depthwise,
     "grouped": _grouped,
+    "narrow_groups": _narrow_groups,
     "few_channels": _few_channels,
     "dense": _dense,
+    "pointwise": _pointwise,
 }
 """Kind -> a function that draws (input channels, output channels, groups, width of the kernel)."""
 

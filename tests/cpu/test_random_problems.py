@@ -17,5 +17,5 @@ pytestmark = pytest.mark.search
 @pytest.mark.parametrize("implementation", BUILT_IN, ids=lambda one: one.name)
 def test_random_problems_reach_the_implementation(implementation: Implementation) -> None:
     rng = random.Random(0)
-    problems = [random_problem(rng, kind) for kind in KINDS for _ in range(300)]
+    problems = [random_problem(rng, kind) for kind in KINDS for _ in range(3000)]
     assert sum(bool(implementation.offers(p, gpu_of("h200"))) for p in problems) >= 10
