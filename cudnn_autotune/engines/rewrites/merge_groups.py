@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-
-import torch
+from dataclasses import replace
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
@@ -14,17 +12,15 @@ from cudnn_autotune.engines.rewrites.packing import Packing
 from cudnn_autotune.engines.rewrites.rewrite import (
     Form,
     Rewrite,
-    channel_granule,
-    inner_problem,
+    is_channels_last,
+    may_use_half,
+    may_use_tf32,
 )
 
-_NARROWEST, _WIDEST = 4, 64
-"""Input channels of a group between which cuDNN's engines are far from the roofline."""
-_MERGED_WIDTHS = (16, 32, 64)
-"""Input channels of a merged group. cuDNN's engines for groups take powers of two; for others they
-ask for the workspace of padded tensors."""
-_MOST_DENSE_CHANNELS, _MOST_DENSE_GROUPS = 256, 16
-"""Input channels and groups up to which all groups may become one, of any width."""
+_WIDTHS = (4, 8)
+"""Input channels of a group that gained on an H200; cuDNN computes wider ones well enough."""
+_GRANULE = 8
+"""Output channels of a merged group are a multiple of this number."""
 
 
 class MergeGroups(Rewrite):
@@ -44,28 +40,34 @@ class MergeGroups(Rewrite):
 
     name = "merge_groups"
 
-    def forms(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Form]:
-        """Returns a form for each merged width: 16, 32, 64, and all groups in one if the groups and
-        the channels are few."""
-        granule = channel_granule(problem, gpu)
+    def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
+        """Returns a form with groups of 16, 32 or 64 channels, where this gained on an H200."""
         g, c, k = problem.groups, problem.weight_shape[1], problem.weight_shape[0]
-        if not granule or g == 1 or not _NARROWEST <= c <= _WIDEST:
-            return ()
-        counts = [width // c for width in _MERGED_WIDTHS if width % c == 0]
-        if g <= _MOST_DENSE_GROUPS and g * c <= _MOST_DENSE_CHANNELS:
-            counts.append(g)
-        return [
-            _form(problem, m)
-            for m in dict.fromkeys(counts)
-            if m > 1 and g % m == 0 and m * c % granule == 0 and m * (k // g) % granule == 0
-        ]
+        if g == 1 or c not in _WIDTHS:
+            return None
+        merged = _merged_width(problem, gpu) // c
+        if merged < 2 or g % merged or merged * (k // g) % _GRANULE:
+            return None
+        return _form(problem, merged)
+
+
+def _merged_width(problem: ConvProblem, gpu: Gpu) -> int:
+    """Returns the input channels of a merged group; 0 where cuDNN or our kernels are as fast."""
+    is_last = is_channels_last(problem)
+    if may_use_tf32(problem, gpu) and is_last:
+        if problem.op == "wgrad":
+            return 64
+        return 16 if problem.weight_shape[1] == _WIDTHS[0] else 0
+    if may_use_half(problem, gpu) and problem.op != "wgrad":
+        has_kernel = is_last and (problem.op == "dgrad" or set(problem.stride) == {1})
+        return 0 if has_kernel else 32
+    return 0
 
 
 def _form(problem: ConvProblem, merged: int) -> Form:
     k, c, *kernel = problem.weight_shape
     # In NCHW a group's channels lie together with the kernel's elements.
-    is_contiguous = problem.memory_format == torch.contiguous_format
-    taps = 1 if is_contiguous else math.prod(kernel)
+    taps = math.prod(kernel) if is_channels_last(problem) else 1
     channels = math.prod(problem.weight_shape[1:]) // taps
     packings: dict[Buffer, Packing] = {
         "w": Packing(
@@ -74,10 +76,5 @@ def _form(problem: ConvProblem, merged: int) -> Form:
             blocks=merged,
         )
     }
-    inner = inner_problem(
-        problem,
-        packings,
-        weight_shape=(k, merged * c, *kernel),
-        groups=problem.groups // merged,
-    )
-    return Form(inner, packings, f"GROUPS={inner.groups}")
+    inner = replace(problem, weight_shape=(k, merged * c, *kernel), groups=problem.groups // merged)
+    return Form(inner, packings)

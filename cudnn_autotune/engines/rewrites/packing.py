@@ -15,6 +15,8 @@ SOURCE = sources.text("packing.cu", __package__)
 _THREADS = 256
 _WIDEST = 16
 """Bytes of the widest load and store."""
+LEAST_ALIGNED = _WIDEST
+"""Bytes that every tensor's address is a multiple of."""
 _BYTES_OF_A_THREAD = 32
 _MOST_ITEMS = 8
 
@@ -69,14 +71,11 @@ class Packing:
 
 @dataclass(frozen=True)
 class Copy:
-    """A tensor in both forms."""
+    """A tensor in both forms, each at a multiple of ``LEAST_ALIGNED`` bytes."""
 
     packing: Packing
     plain: Address
     packed: Address
-    """Aligned to 16 bytes."""
-    alignment: int
-    """Bytes that the plain tensor's address is a multiple of."""
 
 
 def pack(copies: Sequence[Copy], dtype: torch.dtype) -> KernelLaunch:
@@ -93,8 +92,8 @@ def _launch(copies: Sequence[Copy], dtype: torch.dtype, *, is_pack: bool) -> Ker
     size = dtype.itemsize
     runs = math.gcd(*(c.packing.run for c in copies), _WIDEST // size)
     stretches = (c.packing.stretch if is_pack else c.packing.channels for c in copies)
-    plain = math.gcd(*stretches, *(max(1, c.alignment // size) for c in copies))
-    vector = runs if is_pack else math.gcd(plain, _WIDEST // size)
+    plain = math.gcd(*stretches, _WIDEST // size)
+    vector = runs if is_pack else plain
     load = math.gcd(vector, plain, runs)
     items = min(_MOST_ITEMS, _BYTES_OF_A_THREAD // (vector * size))
     defines = {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-
-import torch
+from collections.abc import Mapping
+from dataclasses import replace
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
@@ -14,15 +13,19 @@ from cudnn_autotune.engines.rewrites.packing import Packing
 from cudnn_autotune.engines.rewrites.rewrite import (
     Form,
     Rewrite,
-    channel_granule,
-    inner_problem,
+    is_channels_last,
+    may_use_half,
+    may_use_tf32,
     round_up,
 )
 
-_HALF_OF_GRANULE = 4
-"""Channels for which cuDNN has some engines of half types beside those for multiples of 8."""
-_NARROWEST, _WIDEST = 3, 128
-"""Channels of a group between which a power of two is worth the padding."""
+_GRANULE = 8
+"""Channels of 16-bit types of which engines with tensor cores want a multiple."""
+_FEWEST: Mapping[str, int] = {"fprop": 17, "dgrad": 1, "wgrad": 9}
+"""Input channels from which padding gained on an H200. cuDNN has other engines for fewer, and the
+package has kernels."""
+_NARROWEST, _WIDEST = 24, 128
+"""Channels of a group between which a power of two gained."""
 
 
 class PadChannels(Rewrite):
@@ -34,38 +37,44 @@ class PadChannels(Rewrite):
     channel adds ``0 * 0``, so non-finite values go where the definition sends them. A bias is
     padded as K is, so the engine has the epilogue in this form, too.
 
-    Engines with tensor cores want channels in multiples of 8 (16-bit types) or 4 (TF32), of which
-    the first layers of most networks have 3, and cuDNN's other engines take several times the time
-    of the bytes. The engines for groups want a power of two in each group; for other widths, such
-    as the 24 of RegNet, they ask for the workspace of padded tensors.
+    Engines of 16-bit types with tensor cores want channels in multiples of 8. The engines for
+    groups in TF32 want a power of two in each group; for other widths, such as the 24 of RegNet,
+    those for fprop ask for the workspace of padded tensors.
 
     In ``channels_last`` only: cuDNN's engines for NCHW pad while they transpose.
     """
 
     name = "pad_channels"
 
-    def forms(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Form]:
+    def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
         """Returns a form if the channels of a group, or of the convolution without groups, are not
-        what engines want, or two forms where C may become 4 or 8."""
-        granule = channel_granule(problem, gpu)
-        if not granule or problem.memory_format == torch.contiguous_format:
-            return ()
+        what engines want, and padding them gained on an H200."""
+        if not is_channels_last(problem):
+            return None
         c, k = problem.weight_shape[1], problem.weight_shape[0] // problem.groups
         if problem.groups == 1:
-            to_c, to_k = [round_up(c, granule)], round_up(k, granule)
-            if c < _HALF_OF_GRANULE < granule:
-                to_c.insert(0, _HALF_OF_GRANULE)
-        elif all(_NARROWEST <= width <= _WIDEST for width in (c, k)):
-            to_c, to_k = [_power_of_two(c)], _power_of_two(k)
+            if not may_use_half(problem, gpu) or c < _FEWEST[problem.op]:
+                return None
+            to_c, to_k = round_up(c, _GRANULE), round_up(k, _GRANULE)
         else:
-            return ()
+            if not may_use_tf32(problem, gpu) or problem.op != "fprop":
+                return None
+            to_c, to_k = _power_of_two(c), _power_of_two(k)
+            if not all(_pays(*widths) for widths in ((c, to_c), (k, to_k))):
+                return None
+        if (to_c, to_k) == (c, k):
+            return None
         if to_k > k and problem.residual:
-            return ()  # it would have to be padded at each call, and it is as large as y
-        return [_form(problem, some, to_k) for some in to_c if (some, to_k) != (c, k)]
+            return None  # it would have to be padded at each call, and it is as large as y
+        return _form(problem, to_c, to_k)
 
 
 def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
+
+
+def _pays(width: int, to_width: int) -> bool:
+    return _NARROWEST <= width <= _WIDEST and 3 * to_width <= 4 * width
 
 
 def _form(problem: ConvProblem, to_c: int, to_k: int) -> Form:
@@ -83,13 +92,12 @@ def _form(problem: ConvProblem, to_c: int, to_k: int) -> Form:
         packings["y"] = _padded(n * math.prod(problem.output_shape[2:]) * groups, k, to_k)
         if problem.bias:
             packings["bias"] = _padded(groups, k, to_k)
-    inner = inner_problem(
+    inner = replace(
         problem,
-        packings,
         input_shape=(n, to_c * groups, *space),
         weight_shape=(to_k * groups, to_c, *kernel),
     )
-    return Form(inner, packings, f"C={to_c * groups},K={to_k * groups}")
+    return Form(inner, packings)
 
 
 def _padded(rows: int, width: int, to_width: int) -> Packing:

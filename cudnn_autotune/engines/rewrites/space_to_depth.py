@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-import torch
+from dataclasses import replace
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.problem import ConvProblem
@@ -14,15 +13,15 @@ from cudnn_autotune.engines.rewrites.packing import Packing
 from cudnn_autotune.engines.rewrites.rewrite import (
     Form,
     Rewrite,
-    channel_granule,
-    inner_problem,
+    is_channels_last,
+    may_use_tf32,
     round_up,
 )
 
+_GRANULE = 4
+"""Channels of which engines in TF32 want a multiple."""
 _MOST_CHANNELS = 8
 """Input channels above which tensor cores are busy without this."""
-_MOST_PACKED = 64
-"""Channels of the inner problem, unless the kernel is as large as the stride."""
 
 
 class SpaceToDepth(Rewrite):
@@ -34,43 +33,44 @@ class SpaceToDepth(Rewrite):
     ``w'[t'][f] = w[s t' + f]``, zero where there is no such pixel or tap. So it is a convolution of
     stride 1 without padding, with ``ceil(k / s)`` taps and s times the channels; in two dimensions,
     with the stride's product times. x' has ``outputs + taps - 1`` pixels. Each of the rows f of a
-    pixel is padded with zeros to a part of what tensor cores want. wgrad's dw and dgrad's dx are
-    dw' and dx' at the places that the definitions of w' and x' give.
+    pixel is padded with zeros to a part of what tensor cores want. wgrad's dw is dw' at the places
+    that the definition of w' gives.
 
-    7 x 7 with stride 2 and 3 channels becomes 4 x 4 with 16 channels, and a kernel as large as its
+    7 x 7 with stride 2 and 3 channels becomes 4 x 4 with 12 channels, and a kernel as large as its
     stride, such as that of a transformer's patches, a matrix product. Only height and width are
     folded; a depth keeps its stride.
 
     Where k is not a multiple of s, the taps that w' adds multiply pixels behind the kernel by zero.
-    So in fprop and dgrad a non-finite value spreads up to s - 1 pixels farther than the definition
-    sends it, as it does in the tiles of cuDNN's Winograd engines. Pixels that no output depends on
-    stay out of x', so a search of the whole result for NaN finds what it would find. wgrad spreads
-    nothing.
+    So in fprop a non-finite value spreads up to s - 1 pixels farther than the definition sends it,
+    as it does in the tiles of cuDNN's Winograd engines. Pixels that no output depends on stay out
+    of x', so a search of the whole result for NaN finds what it would find. wgrad spreads nothing.
     """
 
     name = "space_to_depth"
 
-    def forms(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Form]:
-        """Returns one form for few channels in ``channels_last`` and a stride that is not larger
-        than the kernel."""
-        granule = channel_granule(problem, gpu)
+    def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
+        """Returns a form for few channels in ``channels_last`` and TF32, a stride that is not
+        larger than the kernel, and few taps that are added. Others did not gain on an H200, nor do
+        16-bit types, for which the package has kernels."""
         is_dense = problem.groups == 1 and all(d == 1 for d in problem.dilation[-2:])
-        if not granule or not is_dense or problem.memory_format == torch.contiguous_format:
-            return ()
+        if not may_use_tf32(problem, gpu) or not is_dense or not is_channels_last(problem):
+            return None
         stride, kernel = problem.stride[-2:], problem.weight_shape[-2:]
         n = problem.spatial_dims
         before, after = problem.padding[n - 2 : n], problem.padding[-2:]
         c, k = problem.input_shape[1], problem.weight_shape[0]
-        if math.prod(stride) == 1 or c > _MOST_CHANNELS or k % granule:
-            return ()
+        if problem.op == "dgrad" or c > _MOST_CHANNELS or k % _GRANULE or math.prod(stride) == 1:
+            return None
         if any(s > size for s, size in zip(stride, kernel, strict=True)):
-            return ()  # pixels are skipped
+            return None  # pixels are skipped
         if any(p >= size for p, size in zip(before + after, kernel * 2, strict=True)):
-            return ()  # outputs depend on no pixel, to which the taps behind the kernel would lead
-        run = round_up(stride[1] * c, granule // math.gcd(granule, stride[0]))
-        if stride[0] * run > _MOST_PACKED and kernel != stride:
-            return ()
-        return [_form(problem, run)]
+            return (
+                None  # outputs depend on no pixel, to which the taps behind the kernel would lead
+            )
+        taps = math.prod(round_up(size, s) for size, s in zip(kernel, stride, strict=True))
+        if 2 * taps > 3 * math.prod(kernel):
+            return None
+        return _form(problem, round_up(stride[1] * c, _GRANULE // math.gcd(_GRANULE, stride[0])))
 
 
 def _form(problem: ConvProblem, run: int) -> Form:
@@ -97,9 +97,8 @@ def _form(problem: ConvProblem, run: int) -> Form:
     }
     depth, channels = n - 2, stride[0] * run
     padding = (*problem.padding[:depth], 0, 0, *problem.padding[n : n + depth], 0, 0)
-    inner = inner_problem(
+    inner = replace(
         problem,
-        packings,
         input_shape=(problem.input_shape[0], channels, *problem.input_shape[2:-2], *packed),
         weight_shape=(k, channels, *problem.weight_shape[2:-2], *taps),
         stride=(*problem.stride[:depth], 1, 1),
