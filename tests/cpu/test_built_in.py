@@ -1,10 +1,14 @@
-"""The package's kernels and rewrites: how they are registered."""
+"""The package's kernels and rewrites: how they are registered, and what versions cover."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from cudnn_autotune import _C
 from cudnn_autotune.engines import kernels, registry, rewrites
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation
+from cudnn_autotune.engines.kernels.sources import version_of
 from cudnn_autotune.engines.offers import gpu_of, offers_of
 from cudnn_autotune.tuning import building
 
@@ -88,3 +93,45 @@ def test_without_nvrtc_no_kernel_builds_and_the_log_says_so_once(
     assert [r.getMessage() for r in caplog.records] == [
         f"{offered[0]} does not build; first for {DEPTHWISE.text}: NVRTC is not there: libnvrtc.so"
     ]
+
+
+# Versions
+
+
+def sources_named(tree: ast.AST) -> Iterator[str]:
+    """The files of CUDA C++ that a module names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and re.fullmatch(r"\w+\.cuh?", str(node.value)):
+            yield str(node.value)
+
+
+def modules_imported(tree: ast.AST, package: str) -> Iterator[str]:
+    """The modules of a package that a module imports, but what reads the files."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                before, _, module = name.rpartition(".")
+                if before == package and module != "sources":
+                    yield module
+
+
+def files_behind(module: str, package: str, found: set[str]) -> set[str]:
+    """The files of a package's folder that a module of it depends on."""
+    path = Path(str(importlib.import_module(package).__file__)).with_name(f"{module}.py")
+    if path.name in found or not path.exists():
+        return found
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found |= {path.name, *sources_named(tree)}
+    for imported in modules_imported(tree, package):
+        files_behind(imported, package, found)
+    return found
+
+
+@pytest.mark.parametrize("implementation", BUILT_IN, ids=lambda one: one.name)
+def test_a_version_covers_all_files_that_results_depend_on(implementation: Implementation) -> None:
+    package, _, module = type(implementation).__module__.rpartition(".")
+    files = files_behind(module, package, set())
+    if package == kernels.__name__:
+        files.add("device.cuh")  # which is before every source
+    assert len(files) >= 3
+    assert implementation.version == version_of(*files, package=package), sorted(files)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -17,16 +16,14 @@ from cudnn_autotune.engines.kernels.depthwise_sizes import (
     is_for_tensor_cores,
 )
 from cudnn_autotune.engines.kernels.depthwise_tile import (
-    TILE_TEXT,
     BlockTile,
     block_recipe,
     block_tiles,
 )
-from cudnn_autotune.engines.kernels.sources import ELEMENTS, text, version
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_SOURCE = text("device.cuh") + text("depthwise_strip.cuh") + text("depthwise.cu")
 _MOST_TAPS = 49  # whose filters, one a channel, fit into a thread's registers
 _LEAST_CHANNELS = 8  # below, accesses are too narrow
 _LEAST_ROWS = 4
@@ -65,7 +62,10 @@ class Depthwise:
     """
 
     name = "depthwise"
-    version = version(_SOURCE, TILE_TEXT, Path(__file__).read_text(encoding="utf-8"))
+    version = version_of(
+        *("device.cuh", "depthwise_strip.cuh", "depthwise.cu", "depthwise_tile.cu"),
+        *("depthwise.py", "depthwise_sizes.py", "depthwise_tile.py"),
+    )
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [Offer(tile.settings) for tile in self._tiles(problem, gpu)]
@@ -215,7 +215,7 @@ def _recipe(problem: ConvProblem, tile: Tile) -> Recipe:
     taps = depth.taps * height.taps * width.taps
     extra_defines, extra_arguments = epilogue(problem)
     kernel = Kernel(
-        _SOURCE,
+        source("depthwise_strip.cuh", "depthwise.cu"),
         "depthwise_channels_last",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),

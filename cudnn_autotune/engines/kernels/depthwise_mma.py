@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -14,12 +13,7 @@ from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
 
-_SOURCE = "".join(
-    map(
-        sources.text,
-        ("device.cuh", "depthwise_mma_tile.cuh", "depthwise_mma_rows.cuh", "depthwise_mma.cu"),
-    )
-)
+_SOURCES = ("depthwise_mma_tile.cuh", "depthwise_mma_rows.cuh", "depthwise_mma.cu")
 _POSITIONS = 16  # rows of an mma's first matrix
 _PIECE = 16  # bytes of eight elements
 _STAGES = 4
@@ -280,7 +274,7 @@ class DepthwiseMma:
     """
 
     name = "depthwise_mma"
-    version = sources.version(_SOURCE, Path(__file__).read_text(encoding="utf-8"))
+    version = sources.version_of("device.cuh", *_SOURCES, "depthwise_mma.py")
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         return [
@@ -321,7 +315,7 @@ def _launch(problem: ConvProblem, tiling: _Tiling) -> KernelLaunch:
     )
     read, written = ("y", "x") if problem.op == "dgrad" else ("x", "y")
     return KernelLaunch(
-        kernel=Kernel(_SOURCE, "depthwise_mma", defines),
+        kernel=Kernel(sources.source(*_SOURCES), "depthwise_mma", defines),
         grid=(tiling.blocks, 1, 1),
         block=(32 * tiling.warps, 1, 1),
         arguments=(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -17,7 +16,7 @@ from cudnn_autotune.engines.kernels.depthwise_sizes import (
     is_depthwise,
     is_for_tensor_cores,
 )
-from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
@@ -57,12 +56,8 @@ class DepthwisePlanes:
     """
 
     name = "depthwise_planes"
-    version = version(
-        source("depthwise_planes.cu"),
-        *(
-            Path(__file__).with_name(name).read_text(encoding="utf-8")
-            for name in ("depthwise_planes.py", "depthwise.py")
-        ),
+    version = version_of(
+        "device.cuh", "depthwise_planes.cu", "depthwise_planes.py", "depthwise_sizes.py"
     )
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -17,13 +16,10 @@ from cudnn_autotune.engines.kernels.depthwise_sizes import (
     dimensions,
     epilogue,
 )
-from cudnn_autotune.engines.kernels.sources import ELEMENTS, text
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_SOURCE = text("device.cuh") + text("depthwise_strip.cuh") + text("depthwise_tile.cu")
-TILE_TEXT = _SOURCE + Path(__file__).read_text(encoding="utf-8")
-"""What the versions of the implementations that use it depend on."""
 _PIECE_BYTES = 16
 _SECTOR = 32
 _BLOCK_BYTES = range(48, 208, 16)  # of channels
@@ -268,7 +264,7 @@ def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
     read, written = (y_size, x_size) if is_dgrad else (x_size, y_size)
     extra_defines, extra_arguments = epilogue(problem)
     kernel = Kernel(
-        _SOURCE,
+        source("depthwise_strip.cuh", "depthwise_tile.cu"),
         "depthwise_tile",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),

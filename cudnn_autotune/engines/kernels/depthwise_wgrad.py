@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels.depthwise_sizes import Dimension, dimensions, is_dilation_small
 from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
-    SUM_TEXT,
     is_depthwise_wgrad,
     partial_bytes,
     sum_launch,
 )
-from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
@@ -223,8 +221,9 @@ class DepthwiseWgrad:
     """
 
     name = "depthwise_wgrad"
-    version = version(
-        source("depthwise_wgrad.cu"), Path(__file__).read_text(encoding="utf-8"), SUM_TEXT
+    version = version_of(
+        *("device.cuh", "depthwise_wgrad.cu", "depthwise_wgrad_sum.cu"),
+        *("depthwise_sizes.py", "depthwise_wgrad.py", "depthwise_wgrad_sum.py"),
     )
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:

@@ -6,19 +6,17 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels.depthwise_wgrad_sum import (
-    SUM_TEXT,
     is_depthwise_wgrad,
     partial_bytes,
     sum_launch,
     two_dimensions,
 )
-from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, version_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
@@ -252,8 +250,9 @@ class DepthwiseWgradMma:
     """
 
     name = "depthwise_wgrad_mma"
-    version = version(
-        source("depthwise_wgrad_mma.cu"), Path(__file__).read_text(encoding="utf-8"), SUM_TEXT
+    version = version_of(
+        *("device.cuh", "depthwise_wgrad_mma.cu", "depthwise_wgrad_sum.cu"),
+        *("depthwise_sizes.py", "depthwise_wgrad_mma.py", "depthwise_wgrad_sum.py"),
     )
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:

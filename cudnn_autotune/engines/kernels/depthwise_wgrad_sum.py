@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from cudnn_autotune.engines.kernels.depthwise_sizes import dimensions
@@ -11,9 +9,6 @@ from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
 
-_SOURCE = source("depthwise_wgrad_sum.cu")
-SUM_TEXT = _SOURCE + Path(__file__).read_text(encoding="utf-8")
-"""What the versions of the implementations that use it depend on."""
 _LANES = 32
 _MOST_WARPS = 32
 _SPLITS_OF_A_WARP = 8  # whose loads are under way together
@@ -50,7 +45,7 @@ def sum_launch(problem: ConvProblem, splits: int) -> KernelLaunch:
         warps *= 2
     sizes = dimensions(problem)
     kernel = Kernel(
-        _SOURCE,
+        source("depthwise_wgrad_sum.cu"),
         "depthwise_wgrad_sum",
         (
             ("ELEMENT", ELEMENTS[problem.dtype]),

@@ -22,7 +22,7 @@ from cudnn_autotune.engines.kernels.grouped_plan import (
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Int64, Kernel, KernelLaunch, Recipe
 
-_FILES = ("device.cuh", "grouped_tile.cuh", "grouped_multiply.cuh", "grouped.cu")
+_SOURCES = ("grouped_tile.cuh", "grouped_multiply.cuh", "grouped.cu")
 _PLANNING = ("grouped_layer.py", "grouped_plan.py", "grouped.py")
 _NONE = Int64(0)
 """A null pointer."""
@@ -123,7 +123,7 @@ class Grouped:
     """
 
     name = "grouped"
-    version = sources.version(*(sources.text(file) for file in (*_FILES, *_PLANNING)))
+    version = sources.version_of("device.cuh", *_SOURCES, *_PLANNING)
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         plans = self._plans(problem, gpu)[1]
@@ -148,7 +148,7 @@ class Grouped:
         }
         x, y = Address("x"), Address("y")
         launch = KernelLaunch(
-            Kernel("".join(map(sources.text, _FILES)), "grouped", tuple(defines.items())),
+            Kernel(sources.source(*_SOURCES), "grouped", tuple(defines.items())),
             grid=(layer.merged_groups // plan.slab, plan.runs, 1),
             block=(32 * plan.warps, 1, 1),
             arguments=(

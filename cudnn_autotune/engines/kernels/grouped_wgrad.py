@@ -17,11 +17,11 @@ from cudnn_autotune.engines.kernels.grouped_plan import (
     planned,
     slabs_of,
 )
-from cudnn_autotune.engines.kernels.sum_parts import SUM_TEXT, sum_launch, sums_bytes
+from cudnn_autotune.engines.kernels.sum_parts import sum_launch, sums_bytes
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_FILES = ("device.cuh", "grouped_tile.cuh", "grouped_wgrad.cu")
+_SOURCES = ("grouped_tile.cuh", "grouped_wgrad.cu")
 _PLANNING = ("grouped_layer.py", "grouped_plan.py", "grouped_wgrad.py")
 _MOST_SUMS = (12, 24)
 """Tiles of 16 x 8 of a warp, which take four registers each: for more warps, or fewer loads."""
@@ -87,7 +87,9 @@ class GroupedWgrad:
     """
 
     name = "grouped_wgrad"
-    version = sources.version(SUM_TEXT, *(sources.text(file) for file in (*_FILES, *_PLANNING)))
+    version = sources.version_of(
+        "device.cuh", *_SOURCES, *_PLANNING, "sum_parts.cu", "sum_parts.py"
+    )
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
         plans = self._plans(problem, gpu)[1]
@@ -111,7 +113,7 @@ class GroupedWgrad:
         }
         sums = Address("workspace")
         multiply = KernelLaunch(
-            Kernel("".join(map(sources.text, _FILES)), "grouped_wgrad", tuple(defines.items())),
+            Kernel(sources.source(*_SOURCES), "grouped_wgrad", tuple(defines.items())),
             grid=(layer.merged_groups // plan.slab, plan.runs, plan.blocks),
             block=(32 * plan.warps, 1, 1),
             arguments=(

@@ -31,15 +31,9 @@ def text(file_name: str, package: str = __package__) -> str:
 
 
 @functools.cache
-def version(*parts: str) -> str:
-    """Returns a digest of texts, such as a kernel's source and that of its launch: the version of
-    an implementation changes whenever they do."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_VERSION_DIGITS]
-
-
-@functools.cache
 def version_of(*file_names: str, package: str = __package__) -> str:
-    """Returns a digest of files of a package's folder: the version of an implementation, which
-    names each file whose change may change its results or what it offers. Those are its sources,
-    its module, and the modules of that folder which that imports, but this one."""
-    return version(*(text(name, package) for name in sorted(file_names)))
+    """Returns a digest of files of a package's folder: the version of an implementation. They are
+    all whose change may change its results or what it offers: its sources, its module, and what
+    that imports from the folder, but for this module."""
+    texts = (text(name, package) for name in sorted(file_names))
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:_VERSION_DIGITS]

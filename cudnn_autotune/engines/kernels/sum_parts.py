@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-from cudnn_autotune.engines.kernels.sources import ELEMENTS, source, text
+from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
 
-SUM_TEXT = source("sum_parts.cu") + text("sum_parts.py")
-"""What the versions of the implementations that use it depend on."""
 _ARRAYS_OF_A_WARP = 8
 """A warp adds few, because it waits for each four of them."""
 _MOST_WARPS = 32

@@ -11,7 +11,7 @@ import torch
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.recipe import Address, Argument, Int64, Kernel, KernelLaunch
 
-SOURCE = sources.text("packing.cu", __package__)
+_SOURCE = sources.text("packing.cu", __package__)
 _THREADS = 256
 _WIDEST = 16
 """Bytes of the widest load and store."""
@@ -109,7 +109,7 @@ def _launch(copies: Sequence[Copy], dtype: torch.dtype, *, is_pack: bool) -> Ker
     }
     vectors = [_target_count(c.packing, is_pack) // vector for c in copies]
     return KernelLaunch(
-        Kernel(SOURCE, "copy_tensors", tuple(defines.items())),
+        Kernel(_SOURCE, "copy_tensors", tuple(defines.items())),
         (sum(-(-v // (_THREADS * items)) for v in vectors), 1, 1),
         (_THREADS, 1, 1),
         tuple(a for c in copies for a in _arguments(c, vector, is_pack)),

@@ -15,14 +15,7 @@ from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Buffer, EngineLaunch, KernelLaunch, Recipe
-from cudnn_autotune.engines.rewrites.packing import (
-    LEAST_ALIGNED,
-    SOURCE,
-    Copy,
-    Packing,
-    pack,
-    unpack,
-)
+from cudnn_autotune.engines.rewrites.packing import LEAST_ALIGNED, Copy, Packing, pack, unpack
 
 MOST_OFFERS = 3
 """Of a rewrite, for one problem."""
@@ -54,9 +47,8 @@ class Rewrite(ABC):
     """Also that of the module, whose text is part of the version."""
 
     def __init__(self) -> None:
-        package = __package__ or ""
-        files = ("packing.py", "rewrite.py", f"{self.name}.py")
-        self.version = sources.version(SOURCE, *(sources.text(f, package) for f in files))
+        files = ("packing.cu", "packing.py", "rewrite.py", f"{self.name}.py")
+        self.version = sources.version_of(*files, package=__package__)
 
     @abstractmethod
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
