@@ -18,7 +18,7 @@ LAYERS = {
     "32 wide": ((1, 8, 8), 2, 32),
     "48 wide": ((1, 7, 9), 2, 48),
     "56 wide": ((1, 5, 7), 2, 56),
-    "64 wide, stride 2": ((1, 9, 9), 2, 64, 3, 2),
+    "40 wide, stride 2": ((1, 9, 9), 2, 40, 3, 2),
 }
 """(images, height, width), groups, channels a group; kernel and stride if not 3 and 1."""
 

@@ -1,4 +1,4 @@
-"""Grouped 2-d convolutions of 4 to 64 channels a group on tensor cores: fprop and dgrad."""
+"""Grouped 2-d convolutions of 4 to 56 channels a group on tensor cores: fprop and dgrad."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
     work = Work(
         mma=items * mma,
         matrices=items * matrices,
-        instructions=items * instructions + 150 * warps,
+        instructions=items * instructions + 200 * warps,
         copies=tile.in_pixels(layer) * slab * layer.in_chunks,
         in_pixels=tile.read_pixels(layer),
         out_pixels=tile.pixels * layer.y.phases * layer.x.phases,

@@ -24,7 +24,7 @@ _MOST_ISSUED_A_CLOCK = 3.2
 _WARPS_OF_HALF = 8
 """Instructions of a multiprocessor if it had very many warps, and the warps for half of that, as
 measured on an H200."""
-_COPY_INSTRUCTIONS = 14
+_COPY_INSTRUCTIONS = 8
 """Of a warp, for 32 copies."""
 
 

@@ -73,23 +73,25 @@ struct Tile {
   }
 
   // The threads that copy are kDown rows of kAcross; each copies kTurns rows of the same columns.
-  // kAcross is such that a thread has the fewest copies.
+  // kAcross is such that the warps execute the fewest instructions, about.
   static constexpr int kCopies = X::kExtent * chunks, kRows = images * Y::kExtent;
   __device__ static constexpr int turns(int across) {
     return (kRows + kThreads / across - 1) / (kThreads / across);
   }
+  __device__ static constexpr int instructions(int across) {
+    const int warps = (kThreads / across * across + 31) / 32;
+    return warps * ((kCopies + across - 1) / across) * (25 + 6 * turns(across));
+  }
   __device__ static constexpr int best_across() {
     int best = kCopies < kThreads ? kCopies : kThreads;
-    int fewest = (kCopies + best - 1) / best * turns(best);
     for (int across = best - 1; across >= 8; --across) {
-      const int copies = (kCopies + across - 1) / across * turns(across);
-      if (copies < fewest) best = across, fewest = copies;
+      if (instructions(across) < instructions(best)) best = across;
     }
     return best;
   }
   static constexpr int kAcross = best_across();
   static constexpr int kDown = kThreads / kAcross, kTurns = turns(kAcross);
-  static constexpr int kUnrolled = kTurns <= 8 ? kTurns : 4;
+  static constexpr int kUnrolled = kTurns <= 16 ? kTurns : 8;
 
   // Copies the tile; what lies outside of the images is zero. `tensor` begins at the first channel,
   // `place` is that of the output.
@@ -118,7 +120,9 @@ struct Tile {
         const bool exists = is_inside &&
                             static_cast<unsigned>(y) < static_cast<unsigned>(extents.y) &&
                             (images == 1 || place.image + image < extents.images);
-        const long long skipped = images == 1 ? 0 : (image * extents.y + y) * row_elements;
+        // Several images are small ones: see tiles_of() in grouped_layer.py.
+        const int skipped =
+            images == 1 ? 0 : (image * extents.y + y) * static_cast<int>(row_elements);
         copy_async<16>(to + turn * (kDown * kRowPixels * kPitch), from + skipped, exists);
         if (images == 1) from += kDown * row_elements;
       }

@@ -2,22 +2,24 @@
 //
 // A block goes over tiles of output pixels (of one image, or of several small ones) for a slab of
 // groups, copies a tile of dy and what of x it meets into shared memory, and adds to sums that stay
-// in registers. With p a pixel, o an output channel, i a pair of a filter tap and 8 input channels
-// (a chunk), a warp computes M_TILES pairs of chunks by N_TILES x 8 output channels of a group:
+// in registers. With p a pixel, o an output channel, i a filter tap and 8 input channels (a chunk),
 //   dw[i][o] = sum over p of x[p + tap(i)][channels(i)] * dy[p][o]
 // Both factors lie with the channels of a pixel together and the pixels are what is summed, so both
-// are loaded transposed. Any two chunks make a matrix of 16 rows: 3x3 filters of 24 channels (27
-// chunks) take 14 mma for 16 pixels and 8 output channels. For the banks see grouped.cu.
+// are loaded transposed. The 16 pixels of an mma are 8 neighbours each of two strips, and its 16
+// rows two chunks of any column taps. A warp computes PAIRS of those for all row taps and
+// N_TILES x 8 output channels of a group: going down ROWS rows of the strips, it loads each row of
+// x and of dy once, for 3 mma of a 3x3 filter. For the banks see grouped.cu.
 //
-// Of a pixel outside of the output dy is zero, but its x may be real, and infinite: its rows of x
-// are read from zeros instead. Groups whose width is no multiple of 8 are computed MERGE at a time;
-// the products between them are left out of what is written.
+// Of a pixel outside of the output dy is zero, but its x may be real, and infinite: if it is beside
+// the output, x is read from zeros instead, and if it is below, its products are left out. Groups
+// whose width is no multiple of 8 are computed MERGE at a time; the products between them are left
+// out of what is written.
 //
-// Blocks of one slab write their sums to the workspace; grouped_sum.cu adds them in their order.
+// Blocks of one slab write their sums to the workspace; sum_parts.cu adds them in their order.
 //
-// What bounds it, 16 pixels of a 24-wide group: 1.5 KB of DRAM; 42 mma (84 clocks); 68 matrices of
-// 128 bytes from shared memory (68 clocks) where two warps share the chunks. A multiprocessor's
-// warps hold some 10 KB of sums each, which are written once and read once, mostly in L2.
+// What bounds it: DRAM, if enough warps go over long rows of strips; of 3x3 filters of 24 channels,
+// 16 pixels take 1.5 KB of DRAM, 45 mma (90 clocks), and with PAIRS 1 some 50 matrices of 128 bytes
+// from shared memory (50 clocks).
 
 using Y = Axis<false, KERNEL_Y, STRIDE_Y, PAD_Y, TILE_Y>;
 using X = Axis<false, KERNEL_X, STRIDE_X, PAD_X, TILE_X>;
@@ -26,17 +28,34 @@ using Gradient = Tile<Axis<false, 1, 1, 0, TILE_Y>, Axis<false, 1, 1, 0, TILE_X>
                       SLAB * kOutWidth / 8>;
 
 constexpr int kTaps = KERNEL_Y * KERNEL_X;
-constexpr int kChunks = kTaps * kInChunks;
+constexpr int kChunks = KERNEL_X * kInChunks;  // of one row tap
 constexpr int kNParts = kOutWidth / (8 * N_TILES);
 constexpr int kMParts = WARPS / (SLAB * kNParts);  // of a block
 
-constexpr int kPixels = TILE_IMAGES * TILE_Y * TILE_X;
-constexpr int kSteps = (kPixels + 15) / 16;
-constexpr int kZeroBytes = 128;  // at the beginning of shared memory: each bank once
+constexpr int kStripsAcross = TILE_X / 8;
+constexpr int kStrips = TILE_IMAGES * kStripsAcross;  // that begin in one row
+constexpr int kStripPairs = (kStrips + 1) / 2;
+constexpr int kSteps = kStripPairs * (TILE_Y / ROWS);
+constexpr int kInRows = (ROWS - 1) * STRIDE_Y + KERNEL_Y;
+static_assert(TILE_X % 8 == 0 && TILE_Y % ROWS == 0, "strips fill a tile");
+constexpr int kZeroBytes = 256;  // at the beginning of shared memory
 constexpr int kStageBytes = Input::kBytes + Gradient::kBytes;
 
-// What to keep of an offset in shared memory: all of it, or its bank, which is of the zeros then.
-__device__ __forceinline__ int kept(bool exists) { return exists ? -1 : kZeroBytes - 16; }
+// Where a lane reads its rows of matrices: `place` bytes from the beginning of shared memory, and
+// further down by `step`. What does not exist is zeros, in the same bank.
+struct Rows {
+  int place, step;
+};
+__device__ __forceinline__ Rows rows_at(int place, int step, bool exists) {
+  return exists ? Rows{place, step} : Rows{place & (128 - 16), 0};
+}
+
+struct Strip {
+  int image, x;
+};
+__device__ __forceinline__ Strip strip_of(int strip) {
+  return Strip{strip / kStripsAcross, strip % kStripsAcross * 8};
+}
 
 // Block (s, b, z) adds up slab s of tiles b, b + gridDim.y, ... of images x tiles_y x tiles_x, into
 // sums[b] of the filters' shape. If one block's registers do not hold a group's sums, those of
@@ -51,52 +70,81 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const int group = warp / (kMParts * kNParts);
   const int m_part = blockIdx.z * kMParts + warp / kNParts % kMParts, n_part = warp % kNParts;
 
-  // The rows of x that this lane loads: pixel `lane % 8 + lane / 16 * 8` of 16, and of each pair of
-  // chunks that of lane / 8 % 2. If the chunks end, the last is computed again, but not written.
-  const auto chunk_of = [&](int m, int half) { return (m_part * M_TILES + m) * 2 + half; };
-  int chunk_offsets[M_TILES];
+  // The rows of x that this lane loads: of each pair of chunks that of lane / 8 % 2, of the strips
+  // that of lane / 16. If the chunks end, the last is computed again, but not written.
+  const auto chunk_of = [&](int pair, int half) { return (m_part * PAIRS + pair) * 2 + half; };
+  int chunk_offsets[PAIRS];
 #pragma unroll
-  for (int m = 0; m < M_TILES; ++m) {
-    const int chunk = min(chunk_of(m, lane / 8 % 2), kChunks - 1), tap = chunk / kInChunks;
-    chunk_offsets[m] = Input::offset(tap / KERNEL_X, tap % KERNEL_X) +
-                       (group * kInChunks + chunk % kInChunks) * 16;
+  for (int pair = 0; pair < PAIRS; ++pair) {
+    const int chunk = min(chunk_of(pair, lane / 8 % 2), kChunks - 1);
+    chunk_offsets[pair] =
+        Input::offset(0, chunk / kInChunks) + (group * kInChunks + chunk % kInChunks) * 16;
   }
-  // Those of dy: pixel lane % 16, and of each pair of n tiles that of lane / 16.
+  // Those of dy: of the strips that of lane / 8 % 2, and of each two n tiles that of lane / 16.
   const int n_offset = ((group * kNParts + n_part) * N_TILES + lane / 16) * 16;
 
-  float found[M_TILES][N_TILES][4] = {};
+  float found[KERNEL_Y][PAIRS][N_TILES][4] = {};
   const auto add_step = [&](int step, int stage_offset, const Place& place) {
-    const int dy_pixel = step * 16 + lane % 16;
-    const int gradient = (stage_offset + Input::kBytes + dy_pixel * Gradient::kPitch + n_offset) &
-                         kept(kPixels % 16 == 0 || dy_pixel < kPixels);
-    unsigned b[N_TILES][2];
+    const int first_strip = step % kStripPairs * 2, first_y = step / kStripPairs * ROWS;
+    const int y_left = out_y - place.y - first_y;
+
+    const int dy_index = first_strip + lane / 8 % 2;
+    const Strip dy_strip = strip_of(dy_index);
+    const Rows gradient =
+        rows_at(stage_offset + Input::kBytes + n_offset +
+                    Gradient::place(dy_strip.image, first_y, dy_strip.x + lane % 8),
+                Gradient::offset(1, 0), kStrips % 2 == 0 || dy_index < kStrips);
+
+    const int x_index = first_strip + lane / 16;
+    const Strip x_strip = strip_of(x_index);
+    const bool exists = COLUMNS_FIT || place.x + x_strip.x + lane % 8 < out_x;
+    Rows input[PAIRS];
 #pragma unroll
-    for (int n = 0; n < N_TILES; n += 2) {
-      if (n + 1 < N_TILES) {
-        unsigned two[4];
-        load_transposed(two, shared + gradient + n * 16);
-        b[n][0] = two[0], b[n][1] = two[1], b[n + 1][0] = two[2], b[n + 1][1] = two[3];
-      } else {
-        load_transposed(b[n], shared + gradient + n * 16);
-      }
+    for (int pair = 0; pair < PAIRS; ++pair) {
+      input[pair] =
+          rows_at(stage_offset + Input::place(x_strip.image, first_y, x_strip.x + lane % 8) +
+                      chunk_offsets[pair],
+                  Input::offset(1, 0), exists && (kStrips % 2 == 0 || x_index < kStrips));
     }
-    const int pixel = step * 16 + lane % 8 + lane / 16 * 8;
-    const int column = pixel % TILE_X, row = pixel / TILE_X % TILE_Y;
-    const int image = pixel / (TILE_X * TILE_Y);
-    const int keep = kept(place.image + image < images && place.y + row < out_y &&
-                          place.x + column < out_x && pixel < kPixels);
-    const int input = stage_offset + Input::place(image, row, column);
+
+    unsigned b[ROWS][N_TILES][2];
 #pragma unroll
-    for (int m = 0; m < M_TILES; ++m) {
-      unsigned a[4];
-      load_transposed(a, shared + ((input + chunk_offsets[m]) & keep));
+    for (int row = 0; row < kInRows; ++row) {
+      if (row % STRIDE_Y == 0 && row / STRIDE_Y < ROWS) {
+        const int y = row / STRIDE_Y;
 #pragma unroll
-      for (int n = 0; n < N_TILES; ++n) mma_16x8x16<ELEMENT>(found[m][n], a, b[n]);
+        for (int n = 0; n < N_TILES; n += 2) {
+          const unsigned char* const at = shared + gradient.place + y * gradient.step + n * 16;
+          if (n + 1 < N_TILES) {
+            unsigned two[4];
+            load_transposed(two, at);
+            b[y][n][0] = two[0], b[y][n][1] = two[1];
+            b[y][n + 1][0] = two[2], b[y][n + 1][1] = two[3];
+          } else {
+            load_transposed(b[y][n], at);
+          }
+        }
+      }
+      if (row % STRIDE_Y >= KERNEL_Y) continue;  // no output reads it
+#pragma unroll
+      for (int pair = 0; pair < PAIRS; ++pair) {
+        unsigned a[4];
+        load_transposed(a, shared + input[pair].place + row * input[pair].step);
+#pragma unroll
+        for (int tap = 0; tap < KERNEL_Y; ++tap) {
+          const int y = (row - tap) / STRIDE_Y;
+          if (row < tap || (row - tap) % STRIDE_Y != 0 || y >= ROWS) continue;
+          if (!ROWS_FIT && y >= y_left) continue;
+#pragma unroll
+          for (int n = 0; n < N_TILES; ++n) {
+            mma_16x8x16<ELEMENT>(found[tap][pair][n], a, b[y][n]);
+          }
+        }
+      }
     }
   };
 
-  const auto stage_tile = [&](int tile, int stage) {
-    const Place place = place_of(tile, tiles_y, tiles_x);
+  const auto stage_tile = [&](const Place& place, int stage) {
     unsigned char* const stages = shared + kZeroBytes + stage * kStageBytes;
     Input::stage(stages, x + blockIdx.x * (SLAB * kInWidth), from, place);
     Gradient::stage(stages + Input::kBytes, dy + blockIdx.x * (SLAB * kOutWidth), to, place);
@@ -105,19 +153,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     *reinterpret_cast<uint4*>(shared + threadIdx.x * 16) = make_uint4(0, 0, 0, 0);
   }
   int tile = blockIdx.y, stage = 0;
-  if (STAGES == 2) stage_tile(tile, 0);
+  Place place = place_of(tile, tiles_y, tiles_x), next = place;
+  if (STAGES == 2) stage_tile(place, 0);
   commit_copies();
-  for (; tile < tiles; tile += gridDim.y) {
-    if (STAGES == 1) {
-      stage_tile(tile, 0);
-    } else if (tile + gridDim.y < tiles) {
-      stage_tile(tile + gridDim.y, stage ^ 1);
+  for (; tile < tiles; tile += gridDim.y, place = next) {
+    if (STAGES == 1) stage_tile(place, 0);
+    if (tile + gridDim.y < tiles) {
+      next = place_of(tile + gridDim.y, tiles_y, tiles_x);
+      if (STAGES == 2) stage_tile(next, stage ^ 1);
     }
     commit_copies();
     copies_arrived<STAGES - 1>();
     __syncthreads();
-    const Place place = place_of(tile, tiles_y, tiles_x);
-#pragma unroll 2
+#pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
       add_step(step, kZeroBytes + stage * kStageBytes, place);
     }
@@ -126,19 +174,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   }
 
   // This lane holds channel lane / 4 of both chunks, output channels 2 (lane % 4) and the next.
-  const long long rows =
-      static_cast<long long>(blockIdx.y) * out_channels + (blockIdx.x * SLAB + group) * kOutWidth;
+  const int first_o = n_part * N_TILES * 8 + lane % 4 * 2;
+  sums += static_cast<long long>(blockIdx.y) * out_channels * (kTaps * GROUP_IN);
+  sums += ((blockIdx.x * SLAB + group) * kOutWidth + first_o) * (kTaps * GROUP_IN);
 #pragma unroll
-  for (int m = 0; m < M_TILES; ++m) {
+  for (int i = 0; i < 2 * PAIRS; ++i) {
+    const int chunk = chunk_of(i / 2, i % 2), channel = chunk % kInChunks * 8 + lane / 4;
+    if (chunk >= kChunks) continue;
+    float* const mine = sums + (chunk / kInChunks * GROUP_IN + channel % GROUP_IN);
 #pragma unroll
     for (int n = 0; n < N_TILES; ++n) {
+      if (MERGE > 1 && (first_o + n * 8) / GROUP_OUT != channel / GROUP_IN) continue;
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int chunk = chunk_of(m, r / 2);
-        const int o = (n_part * N_TILES + n) * 8 + lane % 4 * 2 + r % 2;
-        const int i = chunk % kInChunks * 8 + lane / 4;
-        if (chunk < kChunks && o / GROUP_OUT == i / GROUP_IN) {
-          sums[((rows + o) * kTaps + chunk / kInChunks) * GROUP_IN + i % GROUP_IN] = found[m][n][r];
+      for (int tap = 0; tap < KERNEL_Y; ++tap) {
+#pragma unroll
+        for (int o = 0; o < 2; ++o) {
+          mine[((n * 8 + o) * kTaps + tap * KERNEL_X) * GROUP_IN] =
+              found[tap][i / 2][n][i % 2 * 2 + o];
         }
       }
     }

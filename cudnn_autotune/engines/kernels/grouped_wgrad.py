@@ -1,9 +1,10 @@
-"""The weight gradient of grouped 2-d convolutions of 4 to 64 channels a group, on tensor cores."""
+"""The weight gradient of grouped 2-d convolutions of 4 to 56 channels a group, on tensor cores."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels import grouped_layer, sources
@@ -12,6 +13,7 @@ from cudnn_autotune.engines.kernels.grouped_plan import (
     Plan,
     Work,
     best,
+    divisors,
     n_tiles_of,
     plan_named,
     planned,
@@ -23,9 +25,11 @@ from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
 _SOURCES = ("grouped_tile.cuh", "grouped_wgrad.cu")
 _PLANNING = ("grouped_layer.py", "grouped_plan.py", "grouped_wgrad.py")
-_MOST_SUMS = (12, 24)
-"""Tiles of 16 x 8 of a warp, which take four registers each: for more warps, or fewer loads."""
-_MOST_WARPS = 8
+_MOST_SUMS = 20
+"""Tiles of 16 x 8 of a warp, which take four registers each, unless one pair has more."""
+_MOST_PRODUCTS = 256
+"""The mma in the unrolled loop over rows."""
+_MOST_WARPS = 12
 
 
 def _weights(layer: Layer) -> int:
@@ -34,27 +38,55 @@ def _weights(layer: Layer) -> int:
     return layer.merged_groups * layer.merge * layer.group_out * layer.group_in * taps
 
 
-def _plan(
-    layer: Layer, tile: Tile, slab: int, stages: int, most_sums: int, gpu: Gpu
-) -> Plan | None:
-    # Pairs of 8-channel chunks of the taps are the rows of the product. A warp takes m pairs.
-    pairs = -(-layer.y.kernel * layer.x.kernel * layer.in_chunks // 2)
-    n = n_tiles_of(layer.out_chunks)[0]
-    parts = -(-pairs // (most_sums // n))
-    m = -(-pairs // parts)
+def _pairs(layer: Layer) -> int:
+    """Of 8-channel chunks of the column taps."""
+    return -(-layer.x.kernel * layer.in_chunks // 2)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """What a warp computes: ``pairs`` of 8-channel chunks of column taps, for all row taps, and
+    ``n_tiles`` x 8 output channels."""
+
+    pairs: int
+    n_tiles: int
+
+
+def _items_of(layer: Layer) -> list[_Item]:
+    return [
+        _Item(pairs, n)
+        for n in n_tiles_of(layer.out_chunks)
+        for pairs in range(1, _pairs(layer) + 1)
+        if pairs == 1 or layer.y.kernel * pairs * n <= _MOST_SUMS
+    ]
+
+
+def _rows_of(tile: Tile, products: int) -> int:
+    """Returns how many rows of the tile a warp unrolls, with so many mma a row."""
+    return max(d for d in divisors(tile.rows) if d == 1 or d * products <= _MOST_PRODUCTS)
+
+
+def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gpu) -> Plan | None:
+    taps, pairs, n = layer.y.kernel, item.pairs, item.n_tiles
+    parts = -(-_pairs(layer) // pairs)
     n_parts = layer.out_chunks // n
-    blocks = -(-parts * n_parts // _MOST_WARPS)
+    blocks = -(-slab * parts * n_parts // _MOST_WARPS)
     warps = slab * -(-parts // blocks) * n_parts
     if warps > _MOST_WARPS:
         return None
     stage_bytes = tile.in_pixels(layer) * (slab * layer.in_chunks | 1) * 16
     stage_bytes += tile.pixels * (slab * layer.out_chunks | 1) * 16
-    shared = 128 + stages * stage_bytes
-    steps = -(-tile.pixels // 16) * warps
+    shared = 256 + stages * stage_bytes
+
+    products = taps * pairs * n
+    rows = _rows_of(tile, products)
+    in_rows = (rows - 1) * layer.y.stride + taps
+    steps = -(-tile.images * tile.columns // 16) * (tile.rows // rows) * warps
     work = Work(
-        mma=steps * m * n,
-        matrices=steps * (4 * m + 2 * n),
-        instructions=steps * (m * n + 3 * m + 24) + 150 * warps,
+        mma=steps * rows * products,
+        matrices=steps * (4 * pairs * in_rows + 2 * n * rows),
+        instructions=steps * (rows * (products + (n + 1) // 2) + 2 * pairs * in_rows + 60)
+        + 200 * warps,
         copies=slab * (tile.in_pixels(layer) * layer.in_chunks + tile.pixels * layer.out_chunks),
         in_pixels=tile.read_pixels(layer),
         out_pixels=tile.pixels,
@@ -63,19 +95,20 @@ def _plan(
         once_bytes=2 * 4 * slab * _weights(layer) / layer.merged_groups / blocks,
     )
     return planned(
-        *(layer, tile, slab, {"M_TILES": m, "N_TILES": n}, stages, warps),
-        *(64 + 6 * m * n, shared, work, gpu, blocks),
+        *(layer, tile, slab, {"PAIRS": pairs, "N_TILES": n}, stages, warps),
+        *(48 + 4 * products + 2 * n * min(rows, taps) + 6 * pairs, shared, work, gpu, blocks),
     )
 
 
 @functools.lru_cache(maxsize=256)
 def _plans(layer: Layer, gpu: Gpu) -> tuple[Plan, ...]:
+    items = _items_of(layer)
     found = [
-        _plan(layer, tile, slab, stages, most_sums, gpu)
+        _plan(layer, tile, slab, stages, item, gpu)
         for tile in tiles_of(layer)
         for slab in slabs_of(layer)
         for stages in (1, 2)
-        for most_sums in _MOST_SUMS
+        for item in items
     ]
     return best(plan for plan in found if plan is not None)
 
@@ -102,11 +135,15 @@ class GroupedWgrad:
         plan = plan_named(plans, settings)
         assert layer is not None
         element = sources.ELEMENTS[problem.dtype]
+        warp = dict(plan.warp)
         defines = {
             "ELEMENT": element,
             **grouped_layer.defines(layer, plan.tile),
             "SLAB": plan.slab,
-            **dict(plan.warp),
+            **warp,
+            "ROWS": _rows_of(plan.tile, layer.y.kernel * warp["PAIRS"] * warp["N_TILES"]),
+            "ROWS_FIT": int(layer.y.out_size % plan.tile.rows == 0),
+            "COLUMNS_FIT": int(layer.x.out_size % plan.tile.columns == 0),
             "WARPS": plan.warps,
             "STAGES": plan.stages,
             "MIN_BLOCKS": plan.resident,

@@ -8,9 +8,11 @@ from cudnn_autotune.engines.kernels.sources import ELEMENTS, source
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch
 
-_ARRAYS_OF_A_WARP = 8
-"""A warp adds few, because it waits for each four of them."""
-_MOST_WARPS = 32
+_ARRAYS_OF_A_THREAD = 8
+"""A thread loads so many together."""
+_MOST_PARTS = 32
+_FEWEST_WARPS = 4
+"""Of a block, if there is no more to divide."""
 
 
 def sums_bytes(problem: ConvProblem, arrays: int) -> int:
@@ -21,14 +23,21 @@ def sums_bytes(problem: ConvProblem, arrays: int) -> int:
 def sum_launch(problem: ConvProblem, arrays: int) -> KernelLaunch:
     """Returns what adds the arrays at the workspace's beginning, and writes the gradient."""
     weights = math.prod(problem.weight_shape)
-    warps = 1
-    while warps < _MOST_WARPS and warps * _ARRAYS_OF_A_WARP < arrays:
-        warps *= 2
-    defines: dict[str, str | int] = {"ELEMENT": ELEMENTS[problem.dtype], "WARPS": warps}
+    numbers = 4 if weights % 4 == 0 and problem.alignment[1] >= 8 else 1
+    parts = 1
+    while parts < _MOST_PARTS and parts * _ARRAYS_OF_A_THREAD < arrays:
+        parts *= 2
+    columns = max(1, _FEWEST_WARPS // parts)
+    defines: dict[str, str | int] = {
+        "ELEMENT": ELEMENTS[problem.dtype],
+        "NUMBERS": numbers,
+        "PARTS": parts,
+        "COLUMNS": columns,
+    }
     return KernelLaunch(
         Kernel(source("sum_parts.cu"), "sum_parts", tuple(defines.items())),
-        grid=(-(-weights // 32), 1, 1),
-        block=(32 * warps, 1, 1),
+        grid=(-(-weights // (32 * columns * numbers)), 1, 1),
+        block=(32 * parts * columns, 1, 1),
         arguments=(Address("workspace"), Address("w"), arrays, weights),
-        shared_bytes=4 * 32 * warps,
+        shared_bytes=4 * numbers * 32 * parts * columns,
     )
