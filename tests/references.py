@@ -1,4 +1,4 @@
-"""What a convolution must give: float64 on the CPU, computed by PyTorch's own kernels."""
+"""What a convolution must give: float64, computed by PyTorch's own kernels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cudnn_autotune as ca
+from cudnn_autotune.engines.problem import ACTIVATIONS
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -91,19 +92,55 @@ def random_operands(
     return a, b
 
 
-def reference(problem: ca.ConvProblem, a: Tensor, b: Tensor) -> Tensor:
-    """The problem's result in float64 on the CPU, from the very values of ``a`` and ``b``."""
-    a, b = (t.detach().to("cpu", torch.float64).contiguous() for t in (a, b))
-    geometry = {
-        "stride": problem.stride,
-        "padding": problem.padding,
-        "dilation": problem.dilation,
-        "groups": problem.groups,
-    }
+OPERANDS = {"fprop": ("x", "w"), "dgrad": ("y", "w"), "wgrad": ("y", "x")}
+"""The names of the tensors that an operation reads, as ``ca.execute`` takes them."""
+
+
+def shapes_of(problem: ca.ConvProblem) -> dict[str, tuple[int, ...]]:
+    """The shapes of x, w and y, and of the bias and the residual of a problem that has them."""
+    shapes = {"x": problem.input_shape, "w": problem.weight_shape, "y": problem.output_shape}
+    if problem.bias:
+        shapes["bias"] = (problem.weight_shape[0],)
+    if problem.residual:
+        shapes["residual"] = problem.output_shape
+    return shapes
+
+
+def reference(
+    problem: ca.ConvProblem, a: Tensor, b: Tensor, device: str | torch.device = "cpu"
+) -> Tensor:
+    """The problem's sums in float64 on ``device``, from the very values of ``a`` and ``b``."""
+    a, b = (t.detach().to(device, torch.float64).contiguous() for t in (a, b))
+    n = problem.spatial_dims
+    padding = pad_pairs(problem.padding, n)
+    geometry = (problem.stride, [0] * n, problem.dilation, False, [0] * n, problem.groups)
     if problem.op == "fprop":
-        return convolution(a, b, **geometry)
-    if problem.op == "dgrad":
-        input = torch.zeros(problem.input_shape, dtype=torch.float64, requires_grad=True)
-        return torch.autograd.grad(convolution(input, b, **geometry), input, a)[0]
-    weight = torch.zeros(problem.weight_shape, dtype=torch.float64, requires_grad=True)
-    return torch.autograd.grad(convolution(b, weight, **geometry), weight, a)[0]
+        return torch.convolution(F.pad(a, padding), b, None, *geometry)
+    is_dgrad = problem.op == "dgrad"
+    input = F.pad(a.new_zeros(problem.input_shape) if is_dgrad else b, padding)
+    weight = b if is_dgrad else a.new_zeros(problem.weight_shape)
+    mask = (is_dgrad, not is_dgrad, False)
+    gradients = torch.ops.aten.convolution_backward(a, input, weight, None, *geometry, mask)
+    if not is_dgrad:
+        return gradients[1]
+    inner = zip(problem.padding[:n], problem.input_shape[2:], strict=True)
+    return gradients[0][(..., *(slice(before, before + size) for before, size in inner))]
+
+
+def with_epilogue(
+    problem: ca.ConvProblem, sums: Tensor, bias: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """What a fused problem makes of the convolution's sums, in float64."""
+    if bias is not None:
+        sums = sums + bias.double().reshape(-1, *(1,) * (sums.dim() - 2))
+    if residual is not None:
+        sums = sums + residual.double()
+    return ACTIVATIONS[problem.activation](sums) if problem.activation else sums
+
+
+def expected(
+    problem: ca.ConvProblem, tensors: dict[str, Tensor], device: str | torch.device = "cpu"
+) -> Tensor:
+    """The problem's result in float64 on ``device``, where the bias and the residual are."""
+    sums = reference(problem, *(tensors[name] for name in OPERANDS[problem.op]), device)
+    return with_epilogue(problem, sums, tensors.get("bias"), tensors.get("residual"))

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from references import reference
+from references import reference, with_epilogue
 from torch import Tensor
 
-from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import (
     Address,
     Argument,
@@ -190,17 +190,6 @@ def _launch_engine(launch: EngineLaunch, buffers: Buffers) -> None:
         assert launch.residual is not None
         residual = _view(buffers, launch.residual, problem.output_shape, problem)
     result.copy_(with_epilogue(problem, found, bias, residual))
-
-
-def with_epilogue(
-    problem: ConvProblem, sums: Tensor, bias: Tensor | None, residual: Tensor | None
-) -> Tensor:
-    """What a fused problem makes of the convolution's sums, in float64."""
-    if bias is not None:
-        sums = sums + bias.double().reshape(-1, *(1,) * (sums.dim() - 2))
-    if residual is not None:
-        sums = sums + residual.double()
-    return ACTIVATIONS[problem.activation](sums) if problem.activation else sums
 
 
 def run_recipe(recipe: Recipe, buffers: Buffers, *, is_reversed: bool = False) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from references import reference, relative_error, tolerance
+from references import expected, relative_error, shapes_of, tolerance
 from torch import Tensor
 
-from cuda_emulation import run_recipe, with_epilogue
+from cuda_emulation import run_recipe
 from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.implementations import Gpu, Implementation
 from cudnn_autotune.engines.problem import ConvProblem
@@ -44,14 +44,9 @@ def random_tensors(problem: ConvProblem, seed: int = 0) -> dict[str, Tensor]:
     """Normal random operands between guard bands, no better aligned than the problem says; what the
     operation writes is full of NaN."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = {"x": problem.input_shape, "w": problem.weight_shape, "y": problem.output_shape}
-    if problem.bias:
-        shapes["bias"] = (problem.weight_shape[0],)
-    if problem.residual:
-        shapes["residual"] = problem.output_shape
     aligned = dict(zip(("x", "w", "y"), problem.alignment, strict=True))
     tensors = {}
-    for name, shape in shapes.items():
+    for name, shape in shapes_of(problem).items():
         values = torch.randn(shape, generator=generator).to(problem.dtype)
         form = torch.contiguous_format if name == "bias" else problem.memory_format
         tensors[name] = between_bands(values, form, aligned.get(name, 32))
@@ -61,13 +56,6 @@ def random_tensors(problem: ConvProblem, seed: int = 0) -> dict[str, Tensor]:
 
 def written(problem: ConvProblem) -> str:
     return {"fprop": "y", "dgrad": "x", "wgrad": "w"}[problem.op]
-
-
-def expected(problem: ConvProblem, tensors: dict[str, Tensor]) -> Tensor:
-    """The result in float64."""
-    names = {"fprop": ("x", "w"), "dgrad": ("y", "w"), "wgrad": ("y", "x")}[problem.op]
-    sums = reference(problem, *(tensors[name] for name in names))
-    return with_epilogue(problem, sums, tensors.get("bias"), tensors.get("residual"))
 
 
 def check(

@@ -11,14 +11,13 @@ from itertools import islice
 import pytest
 import torch
 from random_problems import KINDS, random_problem
-from references import relative_error, tolerance
+from references import OPERANDS, expected, relative_error, shapes_of, tolerance
 from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.built_in import BUILT_IN
 from cudnn_autotune.engines.implementations import Implementation, Offer
 from cudnn_autotune.engines.offers import gpu_of
-from cudnn_autotune.engines.problem import ACTIVATIONS
 
 pytestmark = pytest.mark.gpu
 
@@ -49,15 +48,10 @@ def taken(
 
 def operands(problem: ca.ConvProblem, seed: int) -> dict[str, Tensor]:
     """Normal random tensors; those that the problem says are hardly aligned are no better."""
-    shapes = {"x": problem.input_shape, "w": problem.weight_shape, "y": problem.output_shape}
-    if problem.bias:
-        shapes["bias"] = (problem.weight_shape[0],)
-    if problem.residual:
-        shapes["residual"] = problem.output_shape
     generator = torch.Generator("cuda").manual_seed(seed)
     tensors = {}
     aligned = dict(zip("xwy", problem.alignment, strict=True))
-    for name, shape in shapes.items():
+    for name, shape in shapes_of(problem).items():
         format = torch.contiguous_format if name == "bias" else problem.memory_format
         strides = torch.empty(shape, device="meta").contiguous(memory_format=format).stride()
         skipped = aligned.get(name, 32) % 32 // problem.dtype.itemsize
@@ -68,35 +62,16 @@ def operands(problem: ca.ConvProblem, seed: int) -> dict[str, Tensor]:
     return tensors
 
 
-def expected(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> Tensor:
+def right(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> Tensor:
     """The result in float64, by PyTorch's own kernels on the GPU."""
-    n = problem.spatial_dims
-    before, after = problem.padding[:n], problem.padding[n:]
-    x, w, y = (tensors[name].double().contiguous() for name in "xwy")
-    pairs = [p for d in reversed(range(n)) for p in (before[d], after[d])]
-    padded = torch.nn.functional.pad(x, pairs)
-    geometry = (problem.stride, [0] * n, problem.dilation, False, [0] * n, problem.groups)
     with torch.backends.cudnn.flags(enabled=False):
-        if problem.op == "fprop":
-            sums = torch.convolution(padded, w, None, *geometry)
-            if problem.bias:
-                sums += tensors["bias"].double().reshape(-1, *(1,) * n)
-            if problem.residual:
-                sums += tensors["residual"].double()
-            return ACTIVATIONS[problem.activation](sums) if problem.activation else sums
-        mask = (problem.op == "dgrad", problem.op == "wgrad", False)
-        gradients = torch.ops.aten.convolution_backward(y, padded, w, None, *geometry, mask)
-    if problem.op == "wgrad":
-        return gradients[1]
-    inner = (slice(p, p + size) for p, size in zip(before, x.shape[2:], strict=True))
-    return gradients[0][(..., *inner)]
+        return expected(problem, tensors, "cuda")
 
 
 def arguments(problem: ca.ConvProblem, tensors: dict[str, Tensor]) -> list[Tensor]:
     """As ``ca.execute`` takes them."""
-    names = {"fprop": "xw", "dgrad": "yw", "wgrad": "yx"}[problem.op]
     added = [name for name in ("bias", "residual") if name in tensors]
-    return [tensors[name] for name in (*names, *added)]
+    return [tensors[name] for name in (*OPERANDS[problem.op], *added)]
 
 
 def run(problem: ca.ConvProblem, text: str, tensors: dict[str, Tensor]) -> Tensor:
@@ -119,7 +94,7 @@ def test_every_offer_is_right_and_repeats_to_the_bit_unless_it_says_otherwise(
     counts: Counter[str] = Counter()
     for seed, (problem, offers) in enumerate(taken(implementation, kind, rng)):
         tensors = operands(problem, seed)
-        reference = expected(problem, tensors)
+        reference = right(problem, tensors)
         allowed = tolerance(problem.dtype, problem.allow_tf32, problem.activation)
         for text, offer in offers.items():
             counts[problem.op] += 1
@@ -154,7 +129,7 @@ def test_a_number_that_is_not_finite_goes_where_the_definition_sends_it(
         read = {"fprop": "x", "dgrad": "y", "wgrad": "x"}[problem.op]
         place = tuple(rng.randrange(size) for size in tensors[read].shape)
         tensors[read][place] = value
-        reference = expected(problem, tensors)
+        reference = right(problem, tensors)
         for text in offers:
             found = run(problem, text, tensors)
             if not torch.equal(found.isfinite(), reference.isfinite()):
