@@ -38,7 +38,7 @@ def depthwise(
         depthwise(2, 24, (18, 18), (3, 3), stride=2, padding=1),
         depthwise(2, 16, (13, 12), (5, 5), stride=2, padding=2, dtype=BF16),
         depthwise(2, 16, (12, 14), (3, 3), stride=2, padding=(0, 0, 1, 1), dtype=FP32),
-        depthwise(2, 12, (14, 14), (5, 5), padding=2),
+        depthwise(2, 13, (14, 14), (5, 5), padding=2),
         # ConvNeXt, in float32, and an odd number of channels
         depthwise(2, 9, (15, 18), (7, 7), padding=3, dtype=FP32),
         depthwise(2, 9, (11, 14), (3, 3), padding=1),
@@ -188,7 +188,7 @@ def test_every_offer_compiles(problem: ConvProblem, compute_capability: tuple[in
         depthwise(2, 4, (9, 9), (3, 3)),
         depthwise(2, 16, (9, 9), (1, 1)),
         depthwise(2, 16, (9, 9), (9, 9), dtype=FP32),
-        depthwise(2, 16, (9, 9), (7, 7), padding=3),  # tensor cores compute it
+        depthwise(2, 16, (9, 9), (5, 5), padding=2),  # tensor cores compute it
         depthwise(2, 16, (9, 9, 9), (3, 3, 3), memory_format=torch.contiguous_format),
         depthwise(2, 16, (99, 9, 9), (65, 3, 3)),
     ],

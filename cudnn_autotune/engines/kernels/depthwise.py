@@ -84,7 +84,8 @@ class Depthwise:
         of_blocks = block_tiles(problem, gpu)
         strips = self._strip_tiles(problem, gpu)
         if of_blocks:
-            strips = strips[:_MOST_STRIPS_BESIDE_BLOCKS]
+            is_plain_half = problem.dtype != torch.float32 and max(problem.stride) == 1
+            strips = [] if is_plain_half else strips[:_MOST_STRIPS_BESIDE_BLOCKS]
         return [*of_blocks, *strips]
 
     def _strip_tiles(self, problem: ConvProblem, gpu: Gpu) -> list[Tile]:
@@ -98,7 +99,7 @@ class Depthwise:
         taps = depth.taps * height.taps * width.taps
         if not 1 < taps <= _MOST_TAPS:
             return []
-        if is_for_tensor_cores(problem):
+        if is_for_tensor_cores(problem) or _is_faster_by_mma(problem, gpu):
             return []
         tiles: list[Tile] = []
         longest = height.strip_length(problem.op)
@@ -115,6 +116,20 @@ class Depthwise:
                 if tile not in tiles and _strip_counts(problem, tile)[2] <= _INT32_MAX:
                     tiles.append(tile)
         return tiles
+
+
+def _is_faster_by_mma(problem: ConvProblem, gpu: Gpu) -> bool:
+    """Whether it is a 5x5 of stride 1 that depthwise_mma computes, in half the time."""
+    return (
+        problem.dtype != torch.float32
+        and problem.spatial_dims == 2
+        and min(problem.weight_shape[2:]) >= 5
+        and all(n == 1 for n in (*problem.stride, *problem.dilation))
+        and problem.groups % 8 == 0
+        and problem.weight_shape[0] == problem.groups
+        and min(problem.alignment) >= 16
+        and gpu.compute_capability >= (8, 0)
+    )
 
 
 def _shapes(problem: ConvProblem) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ _CHAINED_REGISTERS = 40  # of the second channel of a warp in a chain
 _SM_REGISTERS, _SM_THREADS, _SM_SHARED = 65536, 2048, 227 << 10
 _MOST_ROWS = 2048  # of a block, so that it counts its outputs in 32 bits
 _MOST_COPIES = 8  # of a thread and row
-_MOST_OFFERS = 6
+_MOST_OFFERS = 4
 # What a warp issues in a step, and for each of its channels besides the mma.
 _STEP_INSTRUCTIONS, _CHANNEL_INSTRUCTIONS = 40, 25
 _STEP_LATENCY = 400  # clocks, a guess

@@ -27,11 +27,12 @@ _MOST_WINDOW = 32
 _MOST_LANES = 128  # of a block, side by side in channels
 _SM_REGISTERS, _SM_THREADS = 65536, 2048
 _OTHER_REGISTERS = 27  # of a thread, besides sums and pixels
-_REGISTERS = (128, 224)  # of a thread, in the order of the offers
-_REGISTERS_3D = (168, 128, 224)
+# Registers of a thread, and how many tiles with at most so many are offered, in order.
+_OFFERS = ((224, 2), (168, 1))
+_OFFERS_FLOAT32 = (*_OFFERS, (128, 1))
+_OFFERS_3D = ((168, 1), (128, 2), (224, 1))
 _STEP_INSTRUCTIONS = 30  # of a step, besides those for each pixel
 _PIXEL_INSTRUCTIONS = 6  # besides those for each channel
-_MOST_OFFERS = 4
 _INT32_MAX = 2**31 - 1
 
 
@@ -197,7 +198,8 @@ def _tiles(shape: _Shape) -> Iterator[_Tile]:
         widths.remove(1)  # loads of two bytes
     depth_counts = sorted({1, shape.depth.taps})
     seen = set()
-    for registers in _REGISTERS_3D if shape.depth.taps > 1 else _REGISTERS:
+    offers = _OFFERS if shape.itemsize == 2 else _OFFERS_FLOAT32
+    for registers, most in _OFFERS_3D if shape.depth.taps > 1 else offers:
         best = []
         for channels, depths in itertools.product(widths, depth_counts):
             tiles = [_Tile(shape, channels, count, depths) for count in _COLUMNS]
@@ -205,7 +207,7 @@ def _tiles(shape: _Shape) -> Iterator[_Tile]:
             if depths < shape.depth.taps and registers != 128:
                 continue  # more threads are better than more columns
             best += sorted(tiles, key=lambda tile: tile.instructions)[:1]
-        for tile in sorted(best, key=lambda tile: tile.instructions):
+        for tile in sorted(best, key=lambda tile: tile.instructions)[:most]:
             if tile not in seen and tile.shared_bytes <= 48 << 10:
                 seen.add(tile)
                 yield tile
@@ -259,11 +261,12 @@ class DepthwiseWgrad:
         ):
             return []
         is_plain = all(n == 1 for n in (*problem.stride, *problem.dilation))
-        is_large = min(shape.height.taps, shape.width.taps) > 5
-        if problem.dtype != torch.float32 and problem.spatial_dims < 3 and is_plain and is_large:
+        is_large = min(shape.height.taps, shape.width.taps) >= 5 and problem.spatial_dims < 3
+        has_pairs = problem.dtype != torch.float32 and shape.channels % 2 == 0
+        if is_large and is_plain and has_pairs and shape.alignment >= 4:
             return []  # bound by the products, of which tensor cores compute more
         tiles = [tile for tile in _tiles(shape) if tile.channel_chunks < 1 << 16]
-        found = [(tile, tile.best_rows(gpu)) for tile in tiles[:_MOST_OFFERS]]
+        found = [(tile, tile.best_rows(gpu)) for tile in tiles]
         return [(tile, rows) for tile, rows in found if tile.strips(rows) <= _INT32_MAX]
 
 

@@ -25,7 +25,7 @@ _MOST_COLUMN_BLOCKS = 8  # which are unrolled
 _SM_REGISTERS, _SM_THREADS = 65536, 2048
 _OTHER_REGISTERS = 44  # of a thread, besides sums and blocks of dy
 _MOST_REGISTERS = 240
-_MOST_OFFERS = 5
+_MOST_OFFERS = 4
 # Clocks of a multiprocessor, by which offers are put in order.
 _MMA_CLOCKS = 2
 _ITEM_CLOCKS = 2500  # of barriers, and of the latency of loads
@@ -283,6 +283,8 @@ class DepthwiseWgradMma:
         ):
             return []
         shape = _shape(problem)
+        if shape.is_channels_last and max(shape.kernel) <= 3:
+            return []  # bound by DRAM: tensor cores gain nothing
         if shape.kernel == (1, 1) or (
             shape.is_channels_last and (shape.channels % 2 or shape.alignment < 4)
         ):
