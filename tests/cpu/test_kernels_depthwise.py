@@ -92,8 +92,8 @@ def test_fixed_shapes(
         # more columns than a tile has
         (2, (6, 300), (3, 3), {"dtype": FP16, "padding": 1, "stride": 2}),
         # a Conformer; a long row, and one of odd length
-        (3, (100,), (31,), {"dtype": FP32, "padding": 15}),
-        (2, (1500,), (31,), {"dtype": FP32, "padding": (30, 0)}),
+        (3, (1, 100), (1, 31), {"dtype": FP32, "padding": (0, 15)}),
+        (2, (1, 1500), (1, 31), {"dtype": FP32, "padding": (0, 30, 0, 0)}),
         (2, (1301,), (15,), {"dtype": FP32, "padding": 2, "stride": 2}),
         # dilation
         (3, (13, 12), (3, 3), {"dtype": FP16, "padding": (4, 2), "dilation": (3, 2)}),

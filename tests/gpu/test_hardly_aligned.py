@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,9 @@ def test_listed_engines_run(name: str, dtype: str) -> None:
     arguments = f"{PROBLEMS[name]}, dtype=torch.{dtype}"
     if dtype == "float32":
         arguments = arguments.replace("(2, 2,", "(4, 4,")
-    path = f"{PACKAGE_PARENT}:{Path(__file__).parents[1]}"
-    done = python("-c", RUN_ALL.format(arguments=arguments), env={"PYTHONPATH": path})
+    paths = (PACKAGE_PARENT, str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", ""))
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = python("-c", RUN_ALL.format(arguments=arguments), env=env)
     ran = done.stdout.splitlines()
     assert done.returncode == 0, f"ended in {ran[-1:]}: {done.stderr[-2000:]}"
     assert len(ran) > 2
