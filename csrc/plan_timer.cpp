@@ -72,8 +72,9 @@ std::string failure_of(const Run& run) {
   return "";
 }
 
-// Ends in torch's allocators what CUDAGraph::capture_end() has left when it failed (torch 2.11).
-// While they believe that a capture is under way, no cached memory is freed.
+// Ends in torch what CUDAGraph::capture_end() has left when it failed (torch 2.11). While the
+// allocators believe that a capture is under way, no cached memory is freed, and while the
+// generator of random numbers believes it, no call draws any.
 void give_up(std::unique_ptr<at::cuda::CUDAGraph> captured, c10::DeviceIndex device,
              const at::cuda::MempoolId_t& pool) {
   try {
@@ -84,6 +85,12 @@ void give_up(std::unique_ptr<at::cuda::CUDAGraph> captured, c10::DeviceIndex dev
   }
   // The allocator of pinned memory still asks the graph which streams it captures.
   static_cast<void>(captured.release());
+  // The generator's state is private to torch; the end of a capture that succeeds resets it.
+  at::cuda::CUDAGraph other;
+  other.capture_begin(at::cuda::graph_pool_handle(), cudaStreamCaptureModeThreadLocal);
+  const auto bytes = at::TensorOptions().device(at::kCUDA, device).dtype(at::kByte);
+  at::empty({1}, bytes).zero_();  // torch warns of a graph without a node
+  other.capture_end();
 }
 
 // All timers of a device share one stream, because cuBLAS keeps a workspace for every stream that

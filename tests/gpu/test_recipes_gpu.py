@@ -385,3 +385,4 @@ def test_a_function_that_no_graph_can_capture_fails_and_leaves_no_capture_behind
     torch.cuda.synchronize()
     torch.empty(1, device="cuda")  # looks for what has become free
     assert torch.cuda.memory_stats()["active_bytes.all.current"] == before
+    torch.rand(1, device="cuda")  # the generator of random numbers is told that it has ended, too

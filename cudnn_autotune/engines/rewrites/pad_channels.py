@@ -34,7 +34,7 @@ class PadChannels(Rewrite):
     Let x', w', y' be the tensors with channels ``C' >= C`` and ``K' >= K``, of which the further
     ones are zero in the operands. Then the first K channels of fprop's y', the first C of dgrad's
     dx' and the first K x C filters of wgrad's dw' are the result. To a sum that is kept, a further
-    channel adds ``0 * 0``, so non-finite values go where the definition sends them. A bias is
+    channel adds ``0 * 0``, so non-finite values go where the engine sends them. A bias is
     padded as K is, so the engine has the epilogue in this form, too.
 
     Engines of 16-bit types with tensor cores want channels in multiples of 8. The engines for

@@ -28,7 +28,7 @@ class SlicedPointwise(Rewrite):
     A matrix product is left, for which every engine is made, and in dgrad the engines for strides,
     which are slow, are avoided. The price is that x' (dx') is written and read once more.
 
-    Non-finite values go where the definition sends them, since no product is added.
+    Non-finite values go where the engine sends them, since no product is added.
     """
 
     name = "sliced_pointwise"
