@@ -129,6 +129,31 @@ def test_whole_models() -> None:
     assert f"({statistics.geometric_mean(eager):.2f})" in text
 
 
+def test_kernels() -> None:
+    gains: dict[tuple[str, str], list[float]] = {}
+    for part in ("part1", "part2"):
+        for row in record(f"kernels.{part}")["results"]["rows"]:
+            gain = max(1.0, row["times as fast"] or 0.0)  # the faster of both serves
+            gains.setdefault((row["kind"], row["op"]), []).append(gain)
+    text = answer("kernels")
+    for kind, named in (("depthwise, 7 and wider", "of 7x7 and wider"), ("grouped", "grouped ones")):
+        means = (statistics.geometric_mean(gains[kind, op]) for op in ("fprop", "dgrad", "wgrad"))
+        assert "{} {:.1f}, {:.1f} and {:.1f}".format(named, *means) in text
+    steps: dict[str, float] = {}
+    for part in ("part1", "part2"):
+        for run in record(f"models_kernels.{part}")["results"]["runs"]:
+            times = run["times_ms"]
+            if "convert" in times:
+                steps[run["model"]] = in_turns(times["convert_engines"], times["convert"])
+    for model, named in (
+        ("regnet_y_3_2gf", "RegNetY-032"),
+        ("convnext_tiny", "ConvNeXt-T"),
+        ("resnext50_32x4d", "ResNeXt-50"),
+        ("resnet50", "ResNet-50"),
+    ):
+        assert f"{named} {steps[model]:.2f}" in text
+
+
 def in_turns(theirs: list[float], ours: list[float]) -> float:
     """Median ratio of the times of a round."""
     return statistics.median(one / other for one, other in zip(theirs, ours, strict=True))
