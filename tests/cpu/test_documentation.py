@@ -136,7 +136,7 @@ def test_kernels() -> None:
             gain = max(1.0, row["times as fast"] or 0.0)  # the faster of both serves
             gains.setdefault((row["kind"], row["op"]), []).append(gain)
     text = answer("kernels")
-    for kind, named in (("depthwise, 7 and wider", "of 7x7 and wider"), ("grouped", "grouped ones")):
+    for kind, named in {"depthwise, 7 and wider": "of 7x7 and wider", "grouped": "ones"}.items():
         means = (statistics.geometric_mean(gains[kind, op]) for op in ("fprop", "dgrad", "wgrad"))
         assert "{} {:.1f}, {:.1f} and {:.1f}".format(named, *means) in text
     steps: dict[str, float] = {}
