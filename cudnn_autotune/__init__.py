@@ -4,7 +4,7 @@ from cudnn_autotune import distributed, sampling
 from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
 from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.core.versions import environment, version
-from cudnn_autotune.engines import compiled_kernels, recipe
+from cudnn_autotune.engines import compiled_kernels, implementations, recipe, registry
 from cudnn_autotune.engines.configs import (
     Candidate,
     build_plan,
@@ -64,6 +64,14 @@ from cudnn_autotune.tuning.settings import (
     use_sampling,
 )
 
+
+def _built_in() -> tuple[implementations.Implementation, ...]:
+    from cudnn_autotune.engines.built_in import BUILT_IN
+
+    return BUILT_IN
+
+
+registry.load_first(_built_in)
 if extension_available():
     from cudnn_autotune.tuning import building, miss, serving
 

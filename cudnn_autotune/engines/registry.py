@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from cudnn_autotune.core.json_node import shown
@@ -22,7 +23,7 @@ _RESERVED = re.compile(r"aten|matmul|unfused|eng[0-9]*")
 
 _lock = threading.Lock()
 _implementations: dict[str, Implementation] = {}
-_has_built_in = False
+_load_first: Callable[[], Iterable[Implementation]] | None = None
 
 
 class ImplementationError(RuntimeError):
@@ -104,30 +105,38 @@ def register(implementation: Implementation) -> None:
     """
     check_name(implementation.name)
     check_version(implementation.version)
-    _add_built_in()
+    _add_first()
     with _lock:
         if implementation.name in _implementations:
             raise ValueError(f"name: an implementation {implementation.name!r} is registered")
         _implementations[implementation.name] = implementation
 
 
-def _add_built_in() -> None:
-    """Registers the package's own, before all others. They are imported here, when somebody first
-    asks for an implementation, so that to import the package takes no longer for them."""
-    global _has_built_in
-    if _has_built_in:
-        return
-    from cudnn_autotune.engines.built_in import BUILT_IN
+def load_first(load: Callable[[], Iterable[Implementation]]) -> None:
+    """Sets what returns the package's own implementations, which are registered before all others.
 
+    It is called when somebody first asks for an implementation, so that to import the package takes
+    no longer for them.
+    """
+    global _load_first
+    _load_first = load
+
+
+def _add_first() -> None:
+    global _load_first
+    load = _load_first
+    if load is None:
+        return
+    first = {one.name: one for one in load()}
     with _lock:
-        if not _has_built_in:
-            _implementations.update({one.name: one for one in BUILT_IN})
-            _has_built_in = True
+        if _load_first is not None:  # no other thread was faster
+            _implementations.update(first)
+            _load_first = None
 
 
 def unregister(name: str) -> Implementation:
     """Removes and returns an implementation; raises KeyError if there is none of this name."""
-    _add_built_in()
+    _add_first()
     with _lock:
         if name not in _implementations:
             raise KeyError(f"no implementation {shown(name)} is registered")
@@ -136,14 +145,14 @@ def unregister(name: str) -> Implementation:
 
 def registered() -> tuple[Implementation, ...]:
     """All implementations, in the order of their registration."""
-    _add_built_in()
+    _add_first()
     with _lock:
         return tuple(_implementations.values())
 
 
 def find(name: str) -> Implementation | None:
     """The implementation of this name."""
-    _add_built_in()
+    _add_first()
     with _lock:
         return _implementations.get(name)
 
