@@ -23,6 +23,7 @@ from torch import nn
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
+from cudnn_autotune.core.background import BackgroundThreads
 from cudnn_autotune.engines import devices
 from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.selection import Measurement, Selection
@@ -236,6 +237,8 @@ def test_without_threads_the_calls_build_their_plans(
         raise RuntimeError("can't start new thread")
 
     layers.add([decision(of_size(n), candidates()[0]) for n in range(4)])
+    # A thread that another test has begun may still run.
+    monkeypatch.setattr(prefetching, "_READING", BackgroundThreads(4))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     prefetching.read_ahead(choice(candidates()[0], of_size(1)))
     assert not prefetching._waiting

@@ -22,6 +22,7 @@ from cuda_emulation.checks import (
 from random_problems import KINDS, random_problem
 from torch import Tensor
 
+from cudnn_autotune.engines.listing import candidates
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, EngineLaunch, Kernel, KernelLaunch, Recipe
@@ -518,12 +519,16 @@ def test_offers_are_few_and_their_texts_lead_back() -> None:
 
 
 def test_an_offer_has_the_notes_of_its_engine() -> None:
-    """Two runs of a problem by eng25 may differ, and one that has to repeat does without it."""
     problem = last("dgrad", (1, 1024, 20, 12), (147, 1024, 1, 1), 2, (1, 0))
-    notes = {offer.settings: offer.numerical_notes for offer in PAD.offers(problem, H200)}
-    assert any("NONDETERMINISTIC" in noted for noted in notes.values()), notes
-    for offer in PAD.offers(replace(problem, deterministic=True), H200):
-        assert "NONDETERMINISTIC" not in offer.numerical_notes
+    for wanted in (problem, replace(problem, deterministic=True)):
+        form = PAD.form(wanted, H200)
+        assert form is not None
+        notes = {c.text: c.numerical_notes for c in candidates(form.inner, H200.device)}
+        offers = PAD.offers(wanted, H200)
+        assert offers
+        for offer in offers:
+            assert offer.numerical_notes == notes[offer.settings]
+            assert not wanted.deterministic or "NONDETERMINISTIC" not in offer.numerical_notes
 
 
 def test_versions_differ() -> None:
