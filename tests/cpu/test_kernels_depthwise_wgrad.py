@@ -102,6 +102,23 @@ def test_tensors_that_are_hardly_aligned() -> None:
     check(WGRAD, problem, offers[0])
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        # the sums of a block of two channels a thread exceed 48 KiB of shared memory, or registers
+        depthwise(1, 256, (7, 7), (7, 7), stride=2, padding=3),
+        depthwise(1, 8, (3, 8, 7), (3, 7, 7), padding=3, dtype=BF16),
+    ],
+    ids=lambda problem: problem.text,
+)
+def test_many_taps_of_half_types_have_one_channel_a_thread(problem: ConvProblem) -> None:
+    offers = WGRAD.offers(problem, H200)
+    assert offers
+    for offer in offers:
+        assert offer.settings.startswith("CHANNELS=1,")
+        check(WGRAD, problem, offer.settings)
+
+
 def test_random_shapes() -> None:
     """Sizes, paddings, dilations and channels vary; few kernels are compiled."""
     chosen = random.Random(0)

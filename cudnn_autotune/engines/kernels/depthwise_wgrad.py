@@ -185,8 +185,8 @@ class _Tile:
         return min({-(-longest // pieces) for pieces in range(1, 33)}, key=steps)
 
 
-def _tiles(shape: _Shape) -> Iterator[_Tile]:
-    """Yields tiles that fit into registers, the best guess first."""
+def _tiles(shape: _Shape) -> list[_Tile]:
+    """Returns tiles that fit into registers and shared memory, the best guess first."""
     widths = [
         count
         for count in (1, 2, 4)
@@ -194,8 +194,12 @@ def _tiles(shape: _Shape) -> Iterator[_Tile]:
         and count * shape.itemsize <= shape.alignment
         and shape.channels % count == 0
     ]
-    if shape.itemsize == 2 and len(widths) > 1:
-        widths.remove(1)  # loads of two bytes
+    wide = [count for count in widths if count * shape.itemsize > 2]
+    # Loads of two bytes are for odd channels, and for so many taps that nothing else fits.
+    return list(_tiles_of(shape, wide)) or list(_tiles_of(shape, widths))
+
+
+def _tiles_of(shape: _Shape, widths: list[int]) -> Iterator[_Tile]:
     depth_counts = sorted({1, shape.depth.taps})
     seen = set()
     offers = _OFFERS if shape.itemsize == 2 else _OFFERS_FLOAT32
