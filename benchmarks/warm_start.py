@@ -4,8 +4,10 @@
 Each process builds a model with the package's convolutions (or PyTorch's), puts it and a batch on
 the GPU, and is timed from there: nothing has run yet, libraries are not loaded, plans not built.
 The modes take turns: `heuristic`, `auto` with an empty store, `auto` with the store that such a
-process has left, PyTorch with benchmark off and on. The kernels that are compiled at run time are
-found compiled already, by all modes: a first process, which is not timed, has run them all.
+process has left, `tune` and then a step, PyTorch with benchmark off and on. With `--kernels found`
+the kernels that are compiled at run time are found compiled already, by all modes: a first process,
+which is not timed, has run them all. With `none` every process compiles its own. What the package
+keeps in its store, plans and kernels among it, an empty store has not.
 
     python benchmarks/warm_start.py --json warm_start.json
 """
@@ -29,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--size", type=int, default=224, help="of the square images")
     p.add_argument("--modes", default=",".join(DEFAULT), help="of: " + ",".join(MODES))
+    p.add_argument("--kernels", choices=("found", "none"), default="found", help="see above")
     p.add_argument("--runs", type=int, default=3, help="processes of each mode")
     p.add_argument("--time-limit", type=float, default=560, help="seconds for all")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
@@ -66,7 +69,7 @@ def main() -> int:
     record = Record("warm_start", options.json, device=options.device, arguments=vars(options))
     processes: list[dict[str, Any]] = record.results.setdefault("processes", [])
     failures: list[str] = record.results.setdefault("failures", [])
-    is_dry_run = options.device == "cpu"
+    is_dry_run, finds_kernels = options.device == "cpu", options.kernels == "found"
     request = {
         "device": options.device,
         "model": options.model,
@@ -81,7 +84,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, Telemetry() as telemetry:
         folder = Path(text)
         # The driver keeps the kernels that it compiles at run time in this folder.
-        compiled = {"CUDA_CACHE_PATH": str(folder / "compiled")}
+        compiled = {"CUDA_CACHE_PATH": str(folder / "compiled")} if finds_kernels else None
         workers = started_ahead(__file__, names, ahead=ahead, environment=lambda _: compiled)
         for index, worker in enumerate(workers):
             left = options.time_limit - (time.monotonic() - begin)
@@ -99,6 +102,8 @@ def main() -> int:
                     failures.append(f"{worker.name}: no store was filled for it")
                     continue
             mine = {**request, "store": store, "mode": run.mode if run else ""}
+            if run is None and not finds_kernels:
+                mine["modes"] = [REFERENCE]  # libraries are read from the disk
             for entry in records_of(worker, mine, left, failures):
                 if run is None:
                     record.results["warm_up"] = entry

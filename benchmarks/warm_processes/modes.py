@@ -13,12 +13,16 @@ class Mode:
     """The package's mode; empty: PyTorch's own convolutions."""
     store: str = "off"
     """``off``; ``empty``: one of its own; ``filled``: the latest that an ``empty`` one has left."""
+    is_tuned: bool = False
+    """Whether ``tune`` comes before the first step; its time counts."""
 
 
 MODES = {
     "heuristic": Mode("heuristic", "heuristic"),
     "auto_empty": Mode("auto, empty store", "auto", "empty"),
     "auto_filled": Mode("auto, filled store", "auto", "filled"),
+    "tune": Mode("tune, then a step; empty store", "auto", "empty", is_tuned=True),
+    "race_empty": Mode("race, empty store", "race", "empty"),
     "online": Mode("online", "online"),
     "pytorch_off": Mode("PyTorch, benchmark off"),
     "pytorch_on_10": Mode("PyTorch, benchmark on, limit 10"),

@@ -10,6 +10,7 @@ from common.tables import NONE, Table, columns, dry_run_note, number
 from .modes import MODES, REFERENCE
 
 TARGET = 1.1
+_KERNELS = {"found": "found compiled", "none": "none found"}
 COLUMNS = {"forward_ms": "outputs", "both_ms": "gradients"}
 
 
@@ -31,7 +32,7 @@ def tables(data: dict[str, Any]) -> list[Table]:
     results, arguments = data["results"], data["arguments"]
     table = Table(
         f"First step of {arguments['model']} in a fresh process; kernels compiled at run time: "
-        "found compiled",
+        + _KERNELS[arguments.get("kernels", "found")],
         columns(
             f"mode|outputs (ms)|/ {REFERENCE}|gradients (ms)|/ {REFERENCE}|a later step (ms)"
             "|choices|of the store|launches timed|processes"
