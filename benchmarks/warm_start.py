@@ -95,7 +95,7 @@ def main() -> int:
             run = runs.get(worker.name)
             store = None
             if run is not None and MODES[run.mode].store == "empty":
-                store = str(folder / f"store_{run.number}")
+                store = str(folder / f"store_{run.mode}_{run.number}")
             elif run is not None and MODES[run.mode].store == "filled":
                 store = filled
                 if store is None:

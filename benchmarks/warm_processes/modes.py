@@ -63,7 +63,8 @@ def plan(modes: list[str], runs: int) -> Iterator[Run]:
         order = [m for m in modes if MODES[m].store != "filled"]
         order = order if number % 2 == 0 else order[::-1]
         filled = [m for m in modes if MODES[m].store == "filled"]
+        fillers = [m for m in order if MODES[m].store == "empty"]
         for mode in order:
-            followers = filled if MODES[mode].store == "empty" else []
+            followers = filled if mode in fillers[-1:] else []
             for one in (mode, *followers):
                 yield Run(one, number)
