@@ -159,3 +159,14 @@ def test_conversions_round_as_pytorch_does() -> None:
         """
         run(body, x, y, threads=1)
         assert torch.equal(y.nan_to_num(1.5), x.to(dtype).float().nan_to_num(1.5)), name
+
+
+def test_tf32_rounds_to_the_nearest_and_keeps_what_is_not_finite() -> None:
+    step = 2.0**-10
+    numbers = [1 + 0.4 * step, 1 + 0.5 * step, -1 - 1.6 * step, torch.inf, -torch.inf, torch.nan]
+    x = torch.cat([torch.tensor(numbers), torch.tensor([-1, 2**31 - 1]).int().view(torch.float32)])
+    y = torch.zeros(len(x))
+    body = "y[i] = __uint_as_float(to_tf32(((const float*)x)[i]));"
+    run(f"for (int i = 0; i < {len(x)}; ++i) {body}", x, y)
+    right = torch.tensor([1, 1 + step, -1 - 2 * step, torch.inf, -torch.inf, *[torch.nan] * 3])
+    assert torch.equal(y.nan_to_num(7, 8, 9), right.nan_to_num(7, 8, 9))

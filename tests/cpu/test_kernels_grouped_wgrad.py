@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from typing import Any
@@ -32,9 +33,10 @@ def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
 
 
 @emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-def test_layers_of_models(layer: Any) -> None:
-    what = problem(*layer)
+def test_layers_of_models(layer: Any, dtype: torch.dtype) -> None:
+    what = problem(*layer, dtype=dtype)
     found = settings_of(what)
     assert len(found) >= 2
     # Each variant takes a second to compile.
@@ -43,14 +45,16 @@ def test_layers_of_models(layer: Any) -> None:
 
 
 @emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_rows_of_matrices_lie_in_different_banks(stride: int) -> None:
+def test_what_is_loaded_together_lies_in_different_banks(stride: int, dtype: torch.dtype) -> None:
     """But for some where zeros stand in for pixels beside the output."""
     for width in (32, 30):
-        what = problem((2, 13, width * stride), 2, 24, 3, stride)
+        what = problem((2, 13, width * stride), 2, 24, 3, stride, dtype=dtype)
         MATRIX_LOADS.matrices = MATRIX_LOADS.conflicts = 0
         check(WGRAD, what, settings_of(what)[0])
-        assert MATRIX_LOADS.conflicts <= (width % 8 > 0) * MATRIX_LOADS.matrices / 8
+        may_conflict = dtype != torch.float32 and width % 8 > 0
+        assert MATRIX_LOADS.conflicts <= may_conflict * MATRIX_LOADS.matrices / 8
         assert MATRIX_LOADS.matrices > 0
 
 
@@ -72,16 +76,18 @@ EDGES = {
 
 
 @emulated
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "tf32"])
 @pytest.mark.parametrize("layer", EDGES.values(), ids=EDGES)
-def test_edges(layer: Any) -> None:
-    what = problem(*layer, dtype=torch.bfloat16)
+def test_edges(layer: Any, dtype: torch.dtype) -> None:
+    what = problem(*layer, dtype=dtype)
     for is_reversed in (False, True):
         check(WGRAD, what, settings_of(what)[0], is_reversed=is_reversed)
 
 
 @emulated
-def test_a_block_goes_over_several_tiles() -> None:
-    what = problem((9, 17, 20), 2, 24)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+def test_a_block_goes_over_several_tiles(dtype: torch.dtype) -> None:
+    what = problem((9, 17, 20), 2, 24, dtype=dtype)
     for settings in settings_of(what, SMALL):
         multiply, add = WGRAD.recipe(what, settings, SMALL).launches
         assert 1 <= multiply.grid[1] == add.arguments[2] < multiply.arguments[10]
@@ -91,24 +97,27 @@ def test_a_block_goes_over_several_tiles() -> None:
 @emulated
 def test_random_shapes() -> None:
     draw = random.Random(0)
-    for seed in range(6):
+    for seed in range(9):
         kernel, stride = draw.choice([(3, 1), (3, 2), (5, 2)])
         shape = (draw.randint(1, 5), draw.randint(3, 30), draw.randint(3, 30))
         width = draw.choice([4, 8, 24])
         groups = 2 * draw.randint(1, 3)
-        dtype = draw.choice([torch.float16, torch.bfloat16])
-        padding = draw.randint(0, kernel)
+        dtype = (torch.float16, torch.bfloat16, torch.float32)[seed % 3]
+        padding = draw.randint(1, kernel)
         what = problem(shape, groups, width, kernel, stride, padding, dtype=dtype)
         settings = draw.choice(settings_of(what))
         check(WGRAD, what, settings, is_reversed=bool(seed % 2), seed=seed)
 
 
 @emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
 @pytest.mark.parametrize("width", [4, 24])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_nan_and_infinity_stay_where_they_belong(width: int, stride: int) -> None:
+def test_nan_and_infinity_stay_where_they_belong(
+    width: int, stride: int, dtype: torch.dtype
+) -> None:
     """Beside the output dy is zero, but x may be infinite: that must not make a NaN."""
-    what = problem((2, 9, 11), 4, width, 3, stride, 0)
+    what = problem((2, 9, 11), 4, width, 3, stride, 0, dtype=dtype)
     for where in ((0, 1, 8, 10), (0, width + 1, 2, 3), (1, -1, 0, 0)):
         tensors = random_tensors(what)
         tensors["x"][where] = torch.inf
@@ -138,7 +147,8 @@ def test_the_workspace_holds_the_sums_of_all_blocks() -> None:
     [
         {"op": "fprop"},
         {"op": "dgrad"},
-        {"dtype": torch.float32},
+        {"dtype": torch.float32, "allow_tf32": False},
+        {"dtype": torch.float64},
         {"memory_format": torch.contiguous_format},
         {"dilation": 2},
         {"stride": 3},
@@ -157,15 +167,16 @@ def test_what_is_not_offered(changed: dict[str, Any]) -> None:
 
 @pytest.mark.search
 def test_nvrtc_compiles_what_is_offered() -> None:
-    for gpu in (H200, SMALL):
-        what = problem((64, 14, 14), 24, 24)
+    for gpu, dtype in itertools.product((H200, SMALL), (torch.float16, torch.float32)):
+        what = problem((64, 14, 14), 24, 24, dtype=dtype)
         for settings in settings_of(what, gpu)[:2]:
             assert_compiles(WGRAD.recipe(what, settings, gpu), gpu.compute_capability)
 
 
-def test_an_older_gpu_is_offered_nothing() -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["half", "tf32"])
+def test_an_older_gpu_is_offered_nothing(dtype: torch.dtype) -> None:
     turing = Gpu((7, 5), multiprocessors=40, shared_bytes=64 << 10, l2_bytes=4 << 20)
-    assert not settings_of(problem((2, 14, 14), 2, 24), turing)
+    assert not settings_of(problem((2, 14, 14), 2, 24, dtype=dtype), turing)
 
 
 def test_other_settings_are_an_error() -> None:

@@ -18,6 +18,7 @@
 #include <cstring>
 #include <deque>
 #include <limits>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -112,8 +113,8 @@ inline size_t shared_size = 0;
 inline std::string error;
 inline void (*body)(void*) = nullptr;
 inline void* body_argument = nullptr;
-// How often a row of a matrix was loaded from shared memory, and how many more accesses were needed
-// because rows of one matrix lay in the same banks.
+// How often 128 bytes, such as a matrix, were loaded from shared memory, and how many more accesses
+// were needed because they lay in the same banks.
 inline long long matrices_loaded = 0, bank_conflicts = 0;
 
 extern "C" void emulation_switch(void** save, void* load);
@@ -304,6 +305,33 @@ void load(unsigned (&registers)[matrices], const void* row) {
             const unsigned high = transposed ? values[2 * t + 1][g] : values[g][2 * t + 1];
             static_cast<LoadArguments*>(lanes[lane])->registers[matrix] = low | (high << 16);
           }
+        }
+      },
+      &mine);
+}
+
+// Neighbouring words of 4 bytes, which as many lanes load at a time as take 128 bytes.
+template <int words>
+void load_words(unsigned (&registers)[words], const void* from) {
+  LoadArguments mine{registers, from};
+  collective(
+      [](void* const* lanes) {
+        constexpr int kTogether = kLanes / words;
+        for (int first = 0; first < kLanes; first += kTogether) {
+          std::set<uintptr_t> in_bank[kLanes];
+          for (int lane = first; lane < first + kTogether; ++lane) {
+            const auto& to = *static_cast<LoadArguments*>(lanes[lane]);
+            const auto place = reinterpret_cast<uintptr_t>(to.row);
+            const auto offset = place - reinterpret_cast<uintptr_t>(shared_start);
+            if (place % (4 * words) != 0) return fail("a misaligned access");
+            if (offset + 4 * words > shared_size) return fail("a number is not in shared memory");
+            for (int i = 0; i < words; ++i) in_bank[(place / 4 + i) % kLanes].insert(place / 4 + i);
+            std::memcpy(to.registers, to.row, 4 * words);
+          }
+          size_t most = 0;
+          for (const auto& found : in_bank) most = found.size() > most ? found.size() : most;
+          ++matrices_loaded;
+          bank_conflicts += static_cast<long long>(most) - 1;
         }
       },
       &mine);
@@ -549,7 +577,17 @@ inline float __fdividef(float a, float b) { return a / b; }
 
 // The instructions of device.cuh.
 inline unsigned to_tf32(float value) {
+  if (value != value) return 0x7fffe000u;
   return (__float_as_uint(value) + 0x1000u) & ~0x1fffu;  // to the nearest, ties away from zero
+}
+inline unsigned load_tf32(const void* from, bool valid = true) {
+  unsigned word[1];
+  emulation::load_words(word, from);
+  return to_tf32(valid ? __uint_as_float(word[0]) : 0.0f);
+}
+inline void load_two_tf32(unsigned (&registers)[2], const void* from) {
+  emulation::load_words(registers, from);
+  for (unsigned& number : registers) number = to_tf32(__uint_as_float(number));
 }
 inline void mma_16x8x8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   emulation::mma_tf32(d, a, b);

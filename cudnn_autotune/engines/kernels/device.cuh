@@ -127,6 +127,16 @@ __device__ __forceinline__ unsigned to_tf32(float value) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(value));
   return result;
 }
+// Loads a number, or two neighbouring ones, from shared memory and rounds to TF32, which takes two
+// instructions for each. Zero if not `valid`, but `from` must be.
+__device__ __forceinline__ unsigned load_tf32(const void* from, bool valid = true) {
+  const float number = *static_cast<const float*>(from);
+  return to_tf32(valid ? number : 0.0f);
+}
+__device__ __forceinline__ void load_two_tf32(unsigned (&r)[2], const void* from) {
+  const float2 two = *static_cast<const float2*>(from);
+  r[0] = to_tf32(two.x), r[1] = to_tf32(two.y);
+}
 // d += a * b in TF32, with a of 16 x 8, b of 8 x 8. A register holds one number: a[0] that of row g
 // and column t, a[1] of row g + 8, a[2] of column t + 4, a[3] of both; b[0] that of row t and
 // column g, b[1] of row t + 4.
@@ -272,6 +282,24 @@ __device__ __forceinline__ float2 unpack(unsigned two) {
   return make_float2(to_float(T{static_cast<unsigned short>(two)}),
                      to_float(T{static_cast<unsigned short>(two >> 16)}));
 }
+
+// Two neighbouring numbers in memory.
+template <typename T>
+struct Two {
+  unsigned bits;
+  __device__ __forceinline__ static Two of(float low, float high) {
+    return Two{pack<T>(low, high)};
+  }
+  __device__ __forceinline__ float2 values() const { return unpack<T>(bits); }
+};
+template <>
+struct Two<float> {
+  float2 both;
+  __device__ __forceinline__ static Two of(float low, float high) {
+    return Two{make_float2(low, high)};
+  }
+  __device__ __forceinline__ float2 values() const { return both; }
+};
 
 // The activations that a convolution can be fused with, by the number that the macro ACTIVATION
 // gives: 0 none, 1 relu, 2 silu, 3 gelu, 4 gelu_tanh, 5 sigmoid, 6 hardswish. NaN stays NaN.

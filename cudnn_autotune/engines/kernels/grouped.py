@@ -166,6 +166,6 @@ class Grouped:
     @staticmethod
     def _plans(problem: ConvProblem, gpu: Gpu) -> tuple[Layer | None, tuple[Plan, ...]]:
         layer = None if problem.op == "wgrad" else layer_of(problem)
-        if layer is None or gpu.compute_capability < (8, 0):
+        if layer is None or layer.is_tf32 or gpu.compute_capability < (8, 0):
             return layer, ()
         return layer, _plans(layer, gpu)

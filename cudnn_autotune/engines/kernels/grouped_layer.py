@@ -62,6 +62,17 @@ class Layer:
     merge: int
     """Groups that are computed as one, whose width is a multiple of 8."""
     merged_groups: int
+    element_bytes: int
+    """2, or 4 for products in TF32."""
+
+    @property
+    def is_tf32(self) -> bool:
+        return self.element_bytes == 4
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Of 8 channels of a pixel."""
+        return 8 * self.element_bytes
 
     @property
     def in_chunks(self) -> int:
@@ -82,10 +93,11 @@ def layer_of(problem: ConvProblem) -> Layer | None:
     """Returns the problem in the kernels' words, or None if they do not compute it."""
     c, k = problem.weight_shape[1], problem.weight_shape[0] // problem.groups
     merge = 1 if c % 8 == k % 8 == 0 else 2
+    is_tf32 = problem.dtype is torch.float32 and problem.allow_tf32
     if not (
         problem.spatial_dims == 2
         and problem.memory_format == torch.channels_last
-        and problem.dtype in (torch.float16, torch.bfloat16)
+        and (problem.dtype in (torch.float16, torch.bfloat16) or is_tf32)
         and problem.groups % merge == 0
         and problem.groups > 1
         and all(width % 4 == 0 and 4 <= width <= _widest(problem) for width in (c, k))
@@ -110,7 +122,8 @@ def layer_of(problem: ConvProblem) -> Layer | None:
         )
         for d in range(2)
     )
-    return Layer(x[0], vertical, horizontal, c, k, merge, problem.groups // merge)
+    element_bytes = problem.dtype.itemsize
+    return Layer(x[0], vertical, horizontal, c, k, merge, problem.groups // merge, element_bytes)
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,9 @@ class Work:
     """What a block does for a tile."""
 
     mma: float
-    """Of 16 x 8 x 16, in its warps."""
+    """Of 16 x 8 x 16, or 16 x 8 x 8 in TF32, in its warps."""
     matrices: float
-    """Of 8 x 8, which its warps load from shared memory."""
+    """Of 128 bytes, which its warps load from shared memory."""
     instructions: float
     """Of its warps, but for copies to shared memory."""
     copies: int
@@ -122,10 +122,11 @@ def planned(
         rounds = -(-tiles // (slots // abreast))
     runs = min(-(-tiles // rounds), 65535)
 
-    # Clocks of a tile: tensor cores multiply 1024 pairs a clock, shared among warps in four parts;
-    # shared memory moves 128 bytes.
+    # Clocks of a tile: tensor cores multiply 1024 pairs a clock (512 in TF32), shared among warps
+    # in four parts; shared memory moves 128 bytes.
     balance = -(-resident * warps // 4) * 4 / (resident * warps)
-    in_bytes, out_bytes = (16 * slab * n for n in (layer.in_chunks, layer.out_chunks))
+    in_bytes = slab * layer.in_chunks * layer.chunk_bytes
+    out_bytes = slab * layer.out_chunks * layer.chunk_bytes
     shared_traffic = work.in_pixels * in_bytes + work.out_loads * work.out_pixels * out_bytes
     resident_warps = resident * warps
     issued = _MOST_ISSUED_A_CLOCK * resident_warps / (resident_warps + _WARPS_OF_HALF)

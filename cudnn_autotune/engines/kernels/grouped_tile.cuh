@@ -35,6 +35,8 @@ struct Axis {
 constexpr int kThreads = 32 * WARPS;
 constexpr int kInWidth = MERGE * GROUP_IN, kOutWidth = MERGE * GROUP_OUT;
 constexpr int kInChunks = kInWidth / 8;
+constexpr int kElementBytes = sizeof(ELEMENT), kChunkBytes = 8 * kElementBytes;
+constexpr bool kIsTf32 = kElementBytes == 4;
 
 // The sizes of a tensor.
 struct Extents {
@@ -54,10 +56,11 @@ __device__ __forceinline__ Place place_of(unsigned tile, unsigned tiles_y, unsig
 
 // A tile of a channels_last tensor in shared memory: images, rows, columns by their residue modulo
 // the step (those that neighbouring outputs read are neighbours), `chunks` of 8 channels. A pixel
-// takes an odd multiple of 16 bytes, so any 8 neighbours lie in different banks.
+// takes an odd multiple of a chunk's bytes, so that one chunk of any 8 neighbours (4 in float32)
+// lies in different banks.
 template <typename Y, typename X, int images, int chunks>
 struct Tile {
-  static constexpr int kPitch = (chunks | 1) * 16;
+  static constexpr int kPitch = (chunks | 1) * kChunkBytes;
   static constexpr int kPlane = (X::kExtent + X::kInStep - 1) / X::kInStep;
   static constexpr int kRowPixels = X::kInStep * kPlane;
   static constexpr int kImagePixels = Y::kExtent * kRowPixels;
@@ -74,7 +77,8 @@ struct Tile {
 
   // The threads that copy are kDown rows of kAcross; each copies kTurns rows of the same columns.
   // kAcross is such that the warps execute the fewest instructions, about.
-  static constexpr int kCopies = X::kExtent * chunks, kRows = images * Y::kExtent;
+  static constexpr int kPieces = chunks * (kChunkBytes / 16);  // of 16 bytes, of a pixel
+  static constexpr int kCopies = X::kExtent * kPieces, kRows = images * Y::kExtent;
   __device__ static constexpr int turns(int across) {
     return (kRows + kThreads / across - 1) / (kThreads / across);
   }
@@ -105,12 +109,12 @@ struct Tile {
     tensor += place.image * row_elements * extents.y;
 #pragma unroll 1
     for (int i = threadIdx.x % kAcross; i < kCopies; i += kAcross) {
-      const int column = i / chunks, chunk = i % chunks, x = first_x + column;
+      const int column = i / kPieces, piece = i % kPieces, x = first_x + column;
       const bool is_inside = static_cast<unsigned>(x) < static_cast<unsigned>(extents.x);
-      const ELEMENT* from = tensor + (x * extents.channels + chunk * 8);
+      const ELEMENT* from = tensor + (x * extents.channels + piece * (16 / kElementBytes));
       if (images == 1) from += (first_y + first_row) * row_elements;
       unsigned char* const to =
-          tile + offset(0, column) + first_row * (kRowPixels * kPitch) + chunk * 16;
+          tile + offset(0, column) + first_row * (kRowPixels * kPitch) + piece * 16;
 #pragma unroll kUnrolled
       for (int turn = 0; turn < kTurns; ++turn) {
         const int row = first_row + turn * kDown;

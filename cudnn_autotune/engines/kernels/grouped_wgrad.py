@@ -23,7 +23,7 @@ from cudnn_autotune.engines.kernels.sum_parts import sum_launch, sums_bytes
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_SOURCES = ("grouped_tile.cuh", "grouped_wgrad.cu")
+_SOURCES = ("grouped_tile.cuh", "grouped_wgrad_operands.cuh", "grouped_wgrad.cu")
 _PLANNING = ("grouped_layer.py", "grouped_plan.py", "grouped_wgrad.py")
 _MOST_SUMS = 20
 """Tiles of 16 x 8 of a warp, which take four registers each, unless one pair has more."""
@@ -74,23 +74,28 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
     warps = slab * -(-parts // blocks) * n_parts
     if warps > _MOST_WARPS:
         return None
-    stage_bytes = tile.in_pixels(layer) * (slab * layer.in_chunks | 1) * 16
-    stage_bytes += tile.pixels * (slab * layer.out_chunks | 1) * 16
-    shared = 256 + stages * stage_bytes
+    stage_chunks = tile.in_pixels(layer) * (slab * layer.in_chunks | 1)
+    stage_chunks += tile.pixels * (slab * layer.out_chunks | 1)
+    shared = 256 + stages * stage_chunks * layer.chunk_bytes
 
     products = taps * pairs * n
     rows = _rows_of(tile, products)
     in_rows = (rows - 1) * layer.y.stride + taps
-    steps = -(-tile.images * tile.columns // 16) * (tile.rows // rows) * warps
+    strips = 1 if layer.is_tf32 else 2  # of an mma
+    steps = -(-tile.images * tile.columns // (8 * strips)) * (tile.rows // rows) * warps
+    loads = 2 * pairs * in_rows + (n + 1) // 2 * rows
+    if layer.is_tf32:  # each register by itself, two to round it, and one where columns may end
+        ends = layer.x.out_size % tile.columns > 0
+        loads = 4 * (3 + ends) * pairs * in_rows + 2 * 3 * n * rows
+    copied = tile.in_pixels(layer) * layer.in_chunks + tile.pixels * layer.out_chunks
     work = Work(
         mma=steps * rows * products,
         matrices=steps * (4 * pairs * in_rows + 2 * n * rows),
-        instructions=steps * (rows * (products + (n + 1) // 2) + 2 * pairs * in_rows + 60)
-        + 200 * warps,
-        copies=slab * (tile.in_pixels(layer) * layer.in_chunks + tile.pixels * layer.out_chunks),
+        instructions=steps * (rows * products + loads + 60) + 200 * warps,
+        copies=slab * copied * layer.chunk_bytes // 16,
         in_pixels=tile.read_pixels(layer),
         out_pixels=tile.pixels,
-        out_bytes=16 * slab * layer.out_chunks,
+        out_bytes=layer.chunk_bytes * slab * layer.out_chunks,
         out_loads=1,
         once_bytes=2 * 4 * slab * _weights(layer) / layer.merged_groups / blocks,
     )

@@ -1,0 +1,162 @@
+// What a warp of grouped_wgrad.cu, which explains it, loads for an mma and multiplies.
+
+using Y = Axis<false, KERNEL_Y, STRIDE_Y, PAD_Y, TILE_Y>;
+using X = Axis<false, KERNEL_X, STRIDE_X, PAD_X, TILE_X>;
+using Input = Tile<Y, X, TILE_IMAGES, SLAB * kInChunks>;
+using Gradient = Tile<Axis<false, 1, 1, 0, TILE_Y>, Axis<false, 1, 1, 0, TILE_X>, TILE_IMAGES,
+                      SLAB * kOutWidth / 8>;
+
+constexpr int kTaps = KERNEL_Y * KERNEL_X;
+constexpr int kChunks = KERNEL_X * kInChunks;  // of one row tap
+constexpr int kNParts = kOutWidth / (8 * N_TILES);
+constexpr int kMParts = WARPS / (SLAB * kNParts);  // of a block
+
+constexpr int kStripsAcross = TILE_X / 8;
+constexpr int kStrips = TILE_IMAGES * kStripsAcross;  // that begin in one row
+static_assert(TILE_X % 8 == 0 && TILE_Y % ROWS == 0, "strips fill a tile");
+constexpr int kZeroBytes = 256;  // at the beginning of shared memory
+constexpr int kStageBytes = Input::kBytes + Gradient::kBytes;
+
+struct Strip {
+  int image, x;
+};
+__device__ __forceinline__ Strip strip_of(int strip) {
+  return Strip{strip / kStripsAcross, strip % kStripsAcross * 8};
+}
+
+// What a warp computes: pairs of chunks from `first_pair`, and N_TILES of the slab from
+// `first_n_tile`, which are in `group`.
+struct Part {
+  int group, first_pair, first_n_tile;
+
+  __device__ __forceinline__ int chunk(int pair, int half) const {
+    return (first_pair + pair) * 2 + half;
+  }
+  // Bytes to a chunk from the first tap of a pixel. If the chunks end, the last is computed again,
+  // but not written.
+  __device__ __forceinline__ int chunk_offset(int pair, int half) const {
+    const int i = min(chunk(pair, half), kChunks - 1);
+    return Input::offset(0, i / kInChunks) + (group * kInChunks + i % kInChunks) * kChunkBytes;
+  }
+};
+
+// The operands of a lane, from ROWS rows of two strips.
+template <typename T>
+struct Operands {
+  static constexpr int kStripsTogether = 2;
+
+  // Where a lane reads its rows of matrices: `place` bytes from the beginning of shared memory, and
+  // further down by `step`. What does not exist is zeros, in the same bank.
+  struct Rows {
+    int place, step;
+  };
+  __device__ __forceinline__ static Rows rows_at(int place, int step, bool exists) {
+    return exists ? Rows{place, step} : Rows{place & (128 - 16), 0};
+  }
+
+  int lane, n_offset, chunk_offsets[PAIRS];
+  Rows gradient, input[PAIRS];
+
+  // Of each pair of chunks the lane loads rows of that of lane / 8 % 2, of the strips that of
+  // lane / 16. Of dy it loads rows of the strip lane / 8 % 2, and of each two n tiles that of
+  // lane / 16.
+  __device__ __forceinline__ explicit Operands(const Part& part)
+      : lane(threadIdx.x % 32), n_offset((part.first_n_tile + lane / 16) * 16) {
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) {
+      chunk_offsets[pair] = part.chunk_offset(pair, lane / 8 % 2);
+    }
+  }
+
+  // Goes to the strips, whose `columns` columns from the tile's first are in the output.
+  __device__ __forceinline__ void go_to(int first_strip, int first_y, int stage, int columns) {
+    const int dy_index = first_strip + lane / 8 % 2;
+    const Strip dy_strip = strip_of(dy_index);
+    gradient = rows_at(stage + Input::kBytes + n_offset +
+                           Gradient::place(dy_strip.image, first_y, dy_strip.x + lane % 8),
+                       Gradient::offset(1, 0), kStrips % 2 == 0 || dy_index < kStrips);
+
+    const int x_index = first_strip + lane / 16;
+    const Strip x_strip = strip_of(x_index);
+    const bool exists = COLUMNS_FIT || x_strip.x + lane % 8 < columns;
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) {
+      input[pair] = rows_at(
+          stage + Input::place(x_strip.image, first_y, x_strip.x + lane % 8) + chunk_offsets[pair],
+          Input::offset(1, 0), exists && (kStrips % 2 == 0 || x_index < kStrips));
+    }
+  }
+
+  __device__ __forceinline__ void load_gradient(unsigned (&b)[N_TILES][2],
+                                                const unsigned char* shared, int y) const {
+#pragma unroll
+    for (int n = 0; n < N_TILES; n += 2) {
+      const unsigned char* const at = shared + gradient.place + y * gradient.step + n * 16;
+      if (n + 1 < N_TILES) {
+        unsigned two[4];
+        load_transposed(two, at);
+        b[n][0] = two[0], b[n][1] = two[1], b[n + 1][0] = two[2], b[n + 1][1] = two[3];
+      } else {
+        load_transposed(b[n], at);
+      }
+    }
+  }
+  __device__ __forceinline__ void load_input(unsigned (&a)[4], const unsigned char* shared,
+                                             int pair, int row) const {
+    load_transposed(a, shared + input[pair].place + row * input[pair].step);
+  }
+  __device__ __forceinline__ static void multiply(float (&sums)[4], const unsigned (&a)[4],
+                                                  const unsigned (&b)[2]) {
+    mma_16x8x16<T>(sums, a, b);
+  }
+};
+
+// Those from one strip in TF32: of the numbers that a lane loads, pixels lane % 4 and the fourth
+// after it, channel lane / 4.
+template <>
+struct Operands<float> {
+  static constexpr int kStripsTogether = 1;
+
+  int lane, n_offset, chunk_offsets[PAIRS][2];
+  int gradient, input;
+  bool exists[2];
+
+  __device__ __forceinline__ explicit Operands(const Part& part)
+      : lane(threadIdx.x % 32), n_offset(part.first_n_tile * kChunkBytes + lane / 4 * 4) {
+#pragma unroll
+    for (int i = 0; i < 2 * PAIRS; ++i) {
+      chunk_offsets[i / 2][i % 2] = part.chunk_offset(i / 2, i % 2) + lane / 4 * 4;
+    }
+  }
+
+  __device__ __forceinline__ void go_to(int first_strip, int first_y, int stage, int columns) {
+    const Strip strip = strip_of(first_strip);
+    const int x = strip.x + lane % 4;
+    gradient = stage + Input::kBytes + n_offset + Gradient::place(strip.image, first_y, x);
+    input = stage + Input::place(strip.image, first_y, x);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) exists[i] = COLUMNS_FIT || x + 4 * i < columns;
+  }
+
+  __device__ __forceinline__ void load_gradient(unsigned (&b)[N_TILES][2],
+                                                const unsigned char* shared, int y) const {
+#pragma unroll
+    for (int i = 0; i < 2 * N_TILES; ++i) {
+      b[i / 2][i % 2] =
+          load_tf32(shared + gradient + Gradient::place(0, y, i % 2 * 4) + i / 2 * kChunkBytes);
+    }
+  }
+  __device__ __forceinline__ void load_input(unsigned (&a)[4], const unsigned char* shared,
+                                             int pair, int row) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[i] = load_tf32(shared + input + chunk_offsets[pair][i % 2] + Input::offset(row, 0) +
+                           Input::place(0, 0, i / 2 * 4),
+                       exists[i / 2]);
+    }
+  }
+  __device__ __forceinline__ static void multiply(float (&sums)[4], const unsigned (&a)[4],
+                                                  const unsigned (&b)[2]) {
+    mma_16x8x8_tf32(sums, a, b);
+  }
+};
