@@ -324,6 +324,20 @@ def test_a_packed_tensor_is_unpacked_again() -> None:
     assert torch.equal(x, bits)
 
 
+def test_pixels_far_beside_the_image_are_zeros() -> None:
+    """So far that their distance in elements takes more than 32 bits."""
+    packing = Packing(
+        *(1, (1, 1), 1024, 1024, 1, (1, 3)), stride=(1, 2**21), offset=(0, 2**21), limit=(1, 1)
+    )
+    x = between_bands(torch.randn(1024, dtype=HALF), torch.contiguous_format)
+    room = torch.full((3, 1024), math.nan, dtype=HALF)
+    buffers = {"x": x, "workspace": between_bands(room, torch.contiguous_format)}
+    copy = Copy(packing, Address("x"), Address("workspace"))
+    run_recipe(Recipe((pack([copy], HALF),)), buffers)
+    assert torch.equal(buffers["workspace"][1], x)
+    assert not buffers["workspace"][::2].any()
+
+
 # Values that are not finite
 
 

@@ -108,7 +108,7 @@ __device__ __forceinline__ Interval locate(const Tensor& t, unsigned image, int 
   const int row = y * t.stride_h.value + f - t.offset_h;
   const int column = x * t.stride_w.value - t.offset_w;
   const bool exists = static_cast<int>(image) < t.images && row >= 0 && row < t.limit_h;
-  const int begin = max(0, -column) * t.channels;
+  const int begin = min(max(0, -column), t.phases_w) * t.channels;
   const int end = exists ? min(t.phases_w, t.limit_w - column) * t.channels : 0;
   const long long place =
       begin_of_image + row * t.row_pitch + static_cast<long long>(column) * t.pixel_pitch - first;
