@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -41,12 +42,18 @@ class Axis:
         """Input elements that ``tile`` units read."""
         if not self.is_dgrad:
             return (tile - 1) * self.stride + self.kernel
-        ends = [
-            ((phase + self.pad) // self.stride, self.taps(phase))
-            for phase in range(self.phases)
-            if self.taps(phase)
-        ]
-        return tile + max(end for end, _ in ends) - min(end - n + 1 for end, n in ends)
+        return tile + _reach(self)
+
+
+@functools.lru_cache(maxsize=256)
+def _reach(axis: Axis) -> int:
+    """Input elements that a tile of a gradient reads beside one a unit."""
+    ends = [
+        ((phase + axis.pad) // axis.stride, axis.taps(phase))
+        for phase in range(axis.phases)
+        if axis.taps(phase)
+    ]
+    return max(end for end, _ in ends) - min(end - n + 1 for end, n in ends)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -55,7 +56,8 @@ class Plan:
 
 
 def divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 def n_tiles_of(chunks: int) -> list[int]:
@@ -152,6 +154,7 @@ def planned(
     )
 
 
+@functools.lru_cache(maxsize=256)
 def _requests(together: int, most: int) -> float:
     """How many pieces of ``most`` bytes have some of ``together`` bytes that lie together, on
     average over neighbours."""
