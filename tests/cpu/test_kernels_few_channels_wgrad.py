@@ -9,12 +9,21 @@ import cuda_emulation
 import pytest
 import torch
 from cuda_emulation import MATRIX_LOADS, run_recipe
-from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors
+from cuda_emulation.checks import (
+    H200,
+    assert_compiles,
+    between_bands,
+    check,
+    expected,
+    random_tensors,
+)
 from first_layers import L4, assert_blocks_fit, first_layer
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
+from cudnn_autotune.engines.kernels.sum_parts import sum_launch
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT)
 
@@ -49,6 +58,17 @@ def test_first_layers_of_models(name: str, is_reversed: bool) -> None:
     check(KERNELS, of, settings, is_reversed=is_reversed)
     assert MATRIX_LOADS.matrices > 0
     assert MATRIX_LOADS.conflicts == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_sums_are_added_into_weights_that_are_hardly_aligned(dtype: torch.dtype) -> None:
+    for alignment in (4, 8, 16):
+        of = problem((1, 3, 4, 4), (8, 3, 3, 3), dtype=dtype, alignment=(32, alignment, 32))
+        weights = torch.zeros(of.weight_shape, dtype=dtype)
+        sums = torch.randn(3, *of.weight_shape)
+        result = between_bands(weights, torch.contiguous_format, alignment)
+        run_recipe(Recipe((sum_launch(of, 3),)), {"workspace": sums, "w": result})
+        assert torch.equal(result, (sums[0] + sums[1] + sums[2]).to(dtype))
 
 
 @pytest.mark.parametrize("name", ["resnet", "mobilenet", "diffusion"])

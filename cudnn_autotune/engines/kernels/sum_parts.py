@@ -23,7 +23,8 @@ def sums_bytes(problem: ConvProblem, arrays: int) -> int:
 def sum_launch(problem: ConvProblem, arrays: int) -> KernelLaunch:
     """Returns what adds the arrays at the workspace's beginning, and writes the gradient."""
     weights = math.prod(problem.weight_shape)
-    numbers = 4 if weights % 4 == 0 and problem.alignment[1] >= 8 else 1
+    is_whole = weights % 4 == 0 and problem.alignment[1] >= 4 * problem.dtype.itemsize
+    numbers = 4 if is_whole else 1
     parts = 1
     while parts < _MOST_PARTS and parts * _ARRAYS_OF_A_THREAD < arrays:
         parts *= 2
