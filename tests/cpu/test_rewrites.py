@@ -28,8 +28,9 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, EngineLaunch, Kernel, KernelLaunch, Recipe
 from cudnn_autotune.engines.registry import Named, parse
 from cudnn_autotune.engines.rewrites import rewrite as rewrite_module
+from cudnn_autotune.engines.rewrites.division import divisor
 from cudnn_autotune.engines.rewrites.merge_groups import MergeGroups
-from cudnn_autotune.engines.rewrites.packing import Copy, Packing, divisor, pack, unpack
+from cudnn_autotune.engines.rewrites.packing import Copy, Packing, pack, unpack
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
 from cudnn_autotune.engines.rewrites.rewrite import MOST_OFFERS, Rewrite
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise

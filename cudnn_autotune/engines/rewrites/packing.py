@@ -10,8 +10,9 @@ import torch
 
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.recipe import Address, Argument, Int64, Kernel, KernelLaunch
+from cudnn_autotune.engines.rewrites.division import divisor
 
-_SOURCE = sources.text("packing.cu", __package__)
+_SOURCE = "".join(sources.text(name, __package__) for name in ("division.cuh", "packing.cu"))
 _THREADS = 256
 _WIDEST = 16
 """Bytes of the widest load and store."""
@@ -150,15 +151,3 @@ def _arguments(copy: Copy, vector: int, is_pack: bool) -> list[Argument]:
         divisor(p.block_rows),
         divisor(p.blocks),
     ]
-
-
-def divisor(value: int) -> Int64:
-    """Returns a divisor from 1 to 2**31 - 1 as the kernel takes it.
-
-    With ``shift`` the number of bits of ``value - 1``, a number ``n`` below 2**31 divided by
-    ``value`` is ``(n + (n * multiplier >> 32)) >> shift`` (Granlund and Montgomery, "Division by
-    Invariant Integers using Multiplication", 1994, figure 4.1).
-    """
-    shift = (value - 1).bit_length()
-    multiplier = (((1 << shift) - value) << 32) // value + 1
-    return Int64(value << 32 | multiplier)

@@ -47,8 +47,8 @@ class Rewrite(ABC):
     """Also that of the module, whose text is part of the version."""
 
     def __init__(self) -> None:
-        files = ("packing.cu", "packing.py", "rewrite.py", f"{self.name}.py")
-        self.version = sources.version_of(*files, package=__package__)
+        shared = ("division.cuh", "division.py", "packing.cu", "packing.py", "rewrite.py")
+        self.version = sources.version_of(*shared, f"{self.name}.py", package=__package__)
 
     @abstractmethod
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
