@@ -134,4 +134,28 @@ def test_a_version_covers_all_files_that_results_depend_on(implementation: Imple
     if package == kernels.__name__:
         files.add("device.cuh")  # which is before every source
     assert len(files) >= 3
-    assert implementation.version == version_of(*files, package=package), sorted(files)
+    runs = versions_behind(implementation) if package == rewrites.__name__ else ()
+    expected = version_of(*files, package=package, versions=runs)
+    assert implementation.version == expected, sorted(files)
+
+
+def versions_behind(rewrite: Implementation) -> tuple[str, ...]:
+    """The versions of the package's kernels that a rewrite asks for offers, in its order."""
+    constants = vars(importlib.import_module(type(rewrite).__module__)).values()
+    found = [one for c in constants for one in (c if isinstance(c, tuple) else (c,))]
+    asked = [one for one in found if type(one) in {type(other) for other in BUILT_IN}]
+    return tuple(one.version for one in asked)
+
+
+def test_the_version_of_a_rewrite_covers_the_kernels_that_it_runs() -> None:
+    """They are all kernels that its module imports."""
+    (rewrite,) = [one for one in BUILT_IN if one.name == "channels_last"]
+    path = Path(str(importlib.import_module(type(rewrite).__module__).__file__))
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported = set(modules_imported(tree, kernels.__name__))
+    behind = versions_behind(rewrite)
+    assert {one.version for one in BUILT_IN if one.name in imported} == set(behind)
+    assert len(behind) == len(imported) >= 6
+    files = ("channels_last.py", "transpose.py")
+    digests = [version_of(*files, package=rewrites.__name__, versions=(v,)) for v in ("1", "2")]
+    assert digests[0] != digests[1]

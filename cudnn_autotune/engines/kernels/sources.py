@@ -31,9 +31,11 @@ def text(file_name: str, package: str = __package__) -> str:
 
 
 @functools.cache
-def version_of(*file_names: str, package: str = __package__) -> str:
+def version_of(*file_names: str, package: str = __package__, versions: tuple[str, ...] = ()) -> str:
     """Returns a digest of files of a package's folder: the version of an implementation. They are
     all whose change may change its results or what it offers: its sources, its module, and what
-    that imports from the folder, but for this module."""
+    that imports from the folder, but for this module. ``versions`` are those of other
+    implementations that it runs."""
     texts = (text(name, package) for name in sorted(file_names))
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:_VERSION_DIGITS]
+    parts = (*texts, *versions)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_VERSION_DIGITS]

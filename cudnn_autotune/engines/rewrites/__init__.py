@@ -1,1 +1,1 @@
-"""Rewrites: other problems whose solution by cuDNN is that of the one at hand."""
+"""Rewrites: other problems whose solution by cuDNN or our kernels is that of the one at hand."""
