@@ -13,6 +13,7 @@
 #include "core/choice_table.h"
 #include "core/plan_cache.h"
 #include "engine_dispatch.h"
+#include "expected_gradients.h"
 #include "online_trial.h"
 #include "plan.h"
 #include "python_calls.h"
@@ -115,6 +116,10 @@ void bind_choice_table(py::module_& m) {
                         policy.benchmark_limit, policy.device)
           .cast<std::shared_ptr<Plan>>();
     });
+  });
+  m.def("expected_gradients", [] {
+    const ExpectedGradients& expected = ExpectedGradients::of_this_thread();
+    return std::make_pair(expected.of_input, expected.of_weight);
   });
   m.def("forget_choices", [] { ChoiceTable::instance().forget_all(); }, WithoutGilCall());
   m.def(

@@ -13,6 +13,7 @@
 #include "aten_conv.h"
 #include "conv_layout.h"
 #include "conv_ops.h"
+#include "expected_gradients.h"
 #include "fallback_counts.h"
 #include "settings.h"
 
@@ -133,6 +134,7 @@ struct ConvFprop : torch::autograd::Function<ConvFprop> {
     ctx->save_for_backward({input, weight});
     Arguments::save(ctx, stride, padding, dilation, groups, sampling, workspace_limit,
                     bias && bias->defined());
+    const ExpectedGradientsGuard expected({input.requires_grad(), weight.requires_grad()});
     const at::AutoDispatchBelowADInplaceOrView guard;
     return conv_fprop_op().call(input, weight, bias, stride, padding, dilation, groups, sampling,
                                 workspace_limit);

@@ -1,6 +1,7 @@
 #include "process_wide.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/convolution_backward_compositeexplicitautograd_dispatch.h>
 #include <ATen/ops/convolution_backward_cuda_dispatch.h>
 #include <ATen/ops/convolution_compositeexplicitautograd_dispatch.h>
@@ -23,6 +24,7 @@
 #include "conv_geometry.h"
 #include "conv_layout.h"
 #include "conv_ops.h"
+#include "expected_gradients.h"
 #include "fallback_counts.h"
 
 namespace cudnn_autotune {
@@ -151,7 +153,11 @@ at::Tensor convolution(c10::DispatchKeySet keys, const at::Tensor& input, const 
   const Operators operators{keys, call, *policy};
   if (!transposed) {
     const char* reason = why_not_cudnn(input, weight, call.geometry(input.sizes()));
-    return reason != nullptr ? pytorchs(reason) : operators.fprop(input, weight, bias);
+    if (reason != nullptr) return pytorchs(reason);
+    const bool records = at::GradMode::is_enabled();
+    const ExpectedGradientsGuard expected(
+        {records && input.requires_grad(), records && weight.requires_grad()});
+    return operators.fprop(input, weight, bias);
   }
   const auto size = call.transposed_size();
   const char* reason = size ? why_not_cudnn(input, weight, call.geometry(*size)) : kNotTaken;

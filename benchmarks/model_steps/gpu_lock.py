@@ -15,7 +15,6 @@ from unittest import mock
 import torch
 
 from cudnn_autotune.nn.models import programs
-from cudnn_autotune.nn.models.compiling_ahead import CompilingAhead
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 
 # Of Dynamo's callbacks: what is not among them may be timed on the GPU.
@@ -86,7 +85,6 @@ class GpuLock:
 
         with (
             _within(built, GpuTimer, "_built"),
-            _within(lambda *_: self.lent(), CompilingAhead, "wait"),
             _within(lambda *_, **__: self.lent(), torch.export, "export"),
             _within(lambda *_, **__: self._taken_back(), programs, "fuse_judged"),
         ):

@@ -20,7 +20,8 @@ _MOST_COMPILING = 12
 
 
 class BackgroundThreads:
-    """Threads that run work in the order in which it was given, and end when there is none.
+    """Threads that run work in the order in which it was given, and end when there is none. What
+    is needed next may come first (:meth:`submit_next`).
 
     When the process exits, work that has begun is finished and the rest is cancelled. A forked
     process has none of it.
@@ -40,6 +41,15 @@ class BackgroundThreads:
         Raises:
             RuntimeError: the system gives no thread, or the process exits.
         """
+        return self._submit(partial(work, *args, **kwargs), is_next=False)
+
+    def submit_next(
+        self, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> Future[_T]:
+        """As :meth:`submit`, and before all that was submitted until now and has not begun."""
+        return self._submit(partial(work, *args, **kwargs), is_next=True)
+
+    def _submit(self, work: Callable[[], _T], *, is_next: bool) -> Future[_T]:
         future: Future[_T] = Future()
         with self._lock:
             if self._running < self._most:
@@ -50,7 +60,8 @@ class BackgroundThreads:
                         raise
                 else:
                     self._running += 1
-            self._waiting.append((future, partial(work, *args, **kwargs)))
+            add = self._waiting.appendleft if is_next else self._waiting.append
+            add((future, work))
         return future
 
     def _run(self) -> None:

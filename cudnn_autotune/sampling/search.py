@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import takewhile
 
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
@@ -76,17 +78,20 @@ def steps(found: SearchState, candidates: Candidates, limits: Limits) -> Iterato
     Those that are compiled at run time are built in the background meanwhile, and a second race
     compares them with the best of the others. A step ends before they are waited for.
     """
-    rules = found.rules
+    rules, timer = found.rules, found.timer
     found.aten_is_cudnn = candidates.aten_uses_cudnn
     groups = _grouped(candidates, limits, found)
     _screen_precompiled(groups, found)
     found.unseen = [*groups.often, *groups.seldom]
     yield
     # Few of those that seldom win pass the screening. So if only they are still to come, the first
-    # race goes on as long as a last one.
-    if found.screening.rough_ms:
-        first = rules.for_finalists() if groups.often else rules
-        yield from found.race(found.screening.rough_ms, first)
+    # race goes on as long as a last one; else it is over when they are built.
+    rough_ms = found.screening.rough_ms
+    if rough_ms and not groups.often:
+        yield from found.race(rough_ms, rules)
+    elif rough_ms and timer.is_building():
+        with closing(found.race(rough_ms, rules.for_finalists())) as rounds:
+            yield from takewhile(lambda _: timer.is_building(), rounds)
     if found.unseen:
         yield from race_late(found, is_unfinished=bool(groups.often))
 
@@ -203,7 +208,7 @@ def race_late(found: SearchState, *, is_unfinished: bool = False) -> Iterator[No
     found.waits_for_builds = True
     yield
     found.waits_for_builds = False
-    known = set(found.screening.rough_ms)
+    known = set(found.screening.rough_ms) if found.races else set()
     late, found.unseen = found.timer.runnable(found.unseen), []
     screen(late, found.timer, found.budget, found.screening)
     joined = [c for c in found.screening.rough_ms if c not in known]

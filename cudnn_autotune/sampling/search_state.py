@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
@@ -125,7 +125,9 @@ class SearchState:
         times = {c: self.ms(c) for c in known if c not in failed}
         return {c: ms for c, ms in times.items() if ms is not None}
 
-    def race(self, rough_ms: dict[Candidate, float], rules: RaceRules) -> Iterator[None]:
+    def race(
+        self, rough_ms: dict[Candidate, float], rules: RaceRules
+    ) -> Generator[None, None, None]:
         """Races candidates, given with their rough times, and races again as long as no survivor is
         left. Each step is a round."""
         yield from self._race(rough_ms, rules)

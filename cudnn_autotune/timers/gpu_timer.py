@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
@@ -40,6 +40,7 @@ _WATCHED_MS = 1e3 * (board_power.WINDOW_S + board_power.LATE_S)
 
 Operands = tuple[Tensor, ...]
 Built = list[tuple["_C.Plan | None", str]]
+"""Of each text, the plan, or None and why there is none."""
 Refusal = Callable[[str, "_C.Plan"], str]
 """(text, plan) -> why the candidate must not run, or an empty text."""
 
@@ -53,6 +54,7 @@ class GpuTimer:
         operands: as ``engines.queried.Tensors``, of which the one that the operation writes is
             overwritten.
         builders: threads that build what timers prepare; None: the timer starts its own.
+        begun: the plans of single candidates, by their texts, whose building has begun elsewhere.
         refusal: asked once of each candidate before it runs; says why it must not run on
             ``operands``, or nothing.
     """
@@ -64,6 +66,7 @@ class GpuTimer:
         operands: Operands,
         builders: Executor | None = None,
         refusal: Refusal | None = None,
+        begun: Mapping[str, Future[Built]] | None = None,
     ) -> None:
         self._builders = builders
         self._ask_refusal = refusal
@@ -75,7 +78,7 @@ class GpuTimer:
         self._device = operands[0].device
         self._gpu = Gpu.of(self._device.index or 0)
         self.plans: dict[str, _C.Plan] = {}
-        self._building: list[tuple[list[Candidate], Future[Built]]] = []
+        self._building = [([text], future) for text, future in (begun or {}).items()]
         self._workspace: Tensor | None = None
         self._native: _C.PlanTimer | None = None
         self._numbers: dict[str, int] = {}
@@ -98,17 +101,16 @@ class GpuTimer:
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Starts building in the background, on several threads; :meth:`runnable` waits for it."""
-        self._collect()
-        missing = [c for c in candidates if c.text not in self.plans]
+        missing = [c.text for c in self._missing(candidates)]
         if not missing:
             return
         build = self._search.build_many
         if self._builders is not None:
-            self._building = [([c], self._builders.submit(build, [c.text], 1)) for c in missing]
+            self._building += [([t], self._builders.submit(build, [t], 1)) for t in missing]
             return
         threads = min(len(missing), self.build_threads)
         executor = ThreadPoolExecutor(1)
-        self._building = [(missing, executor.submit(build, [c.text for c in missing], threads))]
+        self._building.append((missing, executor.submit(build, missing, threads)))
         executor.shutdown(wait=False)
 
     def is_building(self) -> bool:
@@ -235,20 +237,26 @@ class GpuTimer:
 
     def _collect(self) -> None:
         building, self._building = self._building, []
-        for candidates, future in building:
+        for texts, future in building:
             if not future.cancelled():
-                self._keep(candidates, future.result())
+                self._keep(texts, future.result())
 
-    def _keep(self, candidates: Sequence[Candidate], built: Built) -> None:
-        for candidate, (plan, _) in zip(candidates, built, strict=True):
+    def _keep(self, texts: Sequence[str], built: Built) -> None:
+        for text, (plan, _) in zip(texts, built, strict=True):
             if plan is not None:
-                self.plans[candidate.text] = plan
+                self.plans[text] = plan
+
+    def _being_built(self) -> set[str]:
+        return {text for some, _ in self._building for text in some}
+
+    def _missing(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        begun = self._being_built()
+        return [c for c in candidates if c.text not in self.plans and c.text not in begun]
 
     def _built(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        if any(c in some for some, _ in self._building for c in candidates):
+        if not self._being_built().isdisjoint(c.text for c in candidates):
             self._collect()
-        being_built = [c for some, _ in self._building for c in some]
-        missing = [c for c in candidates if c.text not in self.plans and c not in being_built]
+        missing = self._missing(candidates)
         compiled = [c for c in missing if c.is_compiled]
         # What is not compiled builds in microseconds, and needs no threads.
         for some, threads in (
@@ -256,7 +264,8 @@ class GpuTimer:
             (compiled, max(1, min(len(compiled), os.cpu_count() or 1, _MOST_THREADS))),
         ):
             if some:
-                self._keep(some, self._search.build_many([c.text for c in some], threads))
+                texts = [c.text for c in some]
+                self._keep(texts, self._search.build_many(texts, threads))
         return [c for c in candidates if c.text in self.plans]
 
     def _that_fit_in_memory(self, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -32,6 +32,7 @@ from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.tuning import (
     choice_log,
+    compiling_ahead,
     deferred,
     events,
     new_sizes,
@@ -219,7 +220,11 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
         # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))
         return _served(miss, None)
-    timer = GpuTimer(problem, search, miss.tensors, refusal=refusal(problem, miss.tensors))
+    if problem.op == "fprop":
+        compiling_ahead.start_backward(problem, miss.device, strategy.name, miss.limit)
+    begun = compiling_ahead.take(problem, miss.device)
+    refused = refusal(problem, miss.tensors)
+    timer = GpuTimer(problem, search, miss.tensors, refusal=refused, begun=begun)
     try:
         nearby = remembering.similar(problem, miss.device)
         candidates = QueriedCandidates(search, problem, miss.tensors, miss.limit, nearby)

@@ -26,6 +26,16 @@ def test_work_is_done_in_order_and_returns_its_result() -> None:
     assert done == list(range(20))
 
 
+def test_what_is_needed_next_comes_first() -> None:
+    threads, may_go_on = BackgroundThreads(1), threading.Event()
+    done: list[str] = []
+    begun = [threads.submit(may_go_on.wait, 30), threads.submit(done.append, "one")]
+    begun += [threads.submit_next(done.append, "two"), threads.submit_next(done.append, "three")]
+    may_go_on.set()
+    wait(begun, 30)
+    assert done == ["three", "two", "one"]
+
+
 def test_so_many_threads_at_once_and_none_when_there_is_no_work() -> None:
     threads = BackgroundThreads(3)
     together = threading.Barrier(3)

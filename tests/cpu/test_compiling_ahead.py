@@ -1,108 +1,198 @@
-"""Engines of several problems are compiled at once, and their searches find the plans.
+"""Engines are compiled before the searches of their problems ask for them.
 
-No engine is compiled at run time for a GPU that is not here. So these tests compile, and keep, all
-engines that cuDNN has for a GPU that is described.
+No engine is compiled at run time for a GPU that is not here. So these tests compile all engines
+that cuDNN has for a GPU that is described.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from typing import Any
 
 import pytest
-import torch
 from problems import make
+from subprocesses import evaluate
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.engines.configs import Candidate, open_search
-from cudnn_autotune.nn.models.compiling_ahead import CompilingAhead
-from cudnn_autotune.store import kept_plans
+from cudnn_autotune.core.background import BackgroundThreads
+from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.tuning import compiling_ahead
+from cudnn_autotune.tuning.compiling_ahead import compiling, start, start_backward, take
 
 pytestmark = pytest.mark.search
 
 PROBLEM = make("resnet_fp16_nhwc")
+DGRAD, WGRAD = (make("resnet_fp16_nhwc", op=op) for op in ("dgrad", "wgrad"))
 
 
 @pytest.fixture(autouse=True)
-def all_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    _C.keep_plans("", kept_plans.find, kept_plans.keep)
+def all_are_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Candidate, "is_compiled", property(lambda one: one.engine is not None))
-    ca.set_store(tmp_path, mode="read_write")
     yield
-    _C.keep_plans("RUNTIME_COMPILATION", kept_plans.find, kept_plans.keep)
+    for key in list(compiling_ahead._begun):
+        compiling_ahead._drop([key])
 
 
-def read_back(problem: ca.ConvProblem) -> list[bool]:
-    """Of each engine config of a problem, whether its plan was kept."""
-    texts = [candidate.text for candidate in ca.candidates(problem, device="h200")]
-    built = open_search(problem, "h200").build_many(texts, 1)
-    return [plan.is_read_back for plan, _ in built if plan is not None]
+def finish() -> None:
+    """Waits until all that has begun is compiled."""
+    for listing in list(compiling_ahead._begun.values()):
+        wait(listing.result(60).values(), 60)
 
 
-def test_searches_find_the_plans() -> None:
-    problems = [PROBLEM, make("resnet_fp16_nhwc", op="dgrad")]
-    with CompilingAhead() as ahead:
-        for problem in problems * 2:
-            ahead.start(problem, "h200", "race", None)
-        ahead.wait(problems, "h200")
+def built(problem: ca.ConvProblem) -> dict[str, _C.Plan]:
+    """The plans that a search of the problem takes."""
+    found = {text: plan.result(60) for text, plan in take(problem, "h200").items()}
+    assert all(len(plans) == 1 for plans in found.values())
+    return {text: plans[0][0] for text, plans in found.items() if plans[0][0] is not None}
+
+
+@pytest.fixture
+def busy_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The only thread that compiles waits for this event."""
+    threads, event, is_waiting = BackgroundThreads(1), threading.Event(), threading.Event()
+    monkeypatch.setattr(compiling_ahead, "COMPILING", threads)
+
+    def work() -> None:
+        is_waiting.set()
+        event.wait(60)
+
+    future = threads.submit(work)
+    is_waiting.wait(60)
+    yield event
+    event.set()
+    future.result(60)
+
+
+def test_searches_take_the_plans() -> None:
+    problems = [PROBLEM, DGRAD]
+    with compiling([(p, "h200", "race", None) for p in problems * 2]):
+        finish()
         for problem in problems:
-            found = read_back(problem)
-            assert len(found) > 10
-            assert all(found)
+            plans = built(problem)
+            assert len(plans) > 10
+            assert all(plan.text == text for text, plan in plans.items())
+            assert take(problem, "h200") == {}
 
 
 def test_auto_compiles_one_kernel_of_an_engine() -> None:
     """As its search does."""
-    with CompilingAhead() as ahead:
-        ahead.start(PROBLEM, "h200", "auto", None)
-        ahead.wait([PROBLEM], "h200")
-    found = read_back(PROBLEM)
-    engines = {candidate.engine for candidate in ca.candidates(PROBLEM, device="h200")}
-    assert 1 < sum(found) <= len(engines) < len(found)
+    with compiling([(PROBLEM, "h200", "auto", None)]):
+        finish()
+        found = built(PROBLEM)
+    every = ca.candidates(PROBLEM, device="h200")
+    engines = {candidate.engine for candidate in every}
+    assert 1 < len(found) <= len(engines) < len(every)
 
 
 @pytest.mark.parametrize("sampling", ["heuristic", "online", "sample_once"])
 def test_modes_that_compile_otherwise_are_left_alone(sampling: str) -> None:
-    with CompilingAhead() as ahead:
-        ahead.start(PROBLEM, "h200", sampling, None)
-        ahead.wait([PROBLEM], "h200")
-    assert not any(read_back(PROBLEM))
-
-
-@pytest.mark.parametrize("mode", ["off", "read"])
-def test_nothing_is_compiled_that_would_not_be_kept(mode: str, tmp_path: Path) -> None:
-    ca.set_store(tmp_path, mode=mode)
-    compiled = kept_plans.counts()["compiled"]
-    with CompilingAhead() as ahead:
-        ahead.start(PROBLEM, "h200", "race", None)
-        ahead.wait([PROBLEM], "h200")
-    assert kept_plans.counts()["compiled"] == compiled
+    start(PROBLEM, "h200", sampling, None)
+    assert take(PROBLEM, "h200") == {}
 
 
 def test_a_budget_is_the_searchs_own() -> None:
-    with CompilingAhead() as ahead, ca.use_sampling("race", budget_ms=100.0):
-        ahead.start(PROBLEM, "h200", "", None)
-        ahead.wait([PROBLEM], "h200")
-    assert not any(read_back(PROBLEM))
+    with ca.use_sampling("race", budget_ms=100.0):
+        start(PROBLEM, "h200", "", None)
+    assert take(PROBLEM, "h200") == {}
 
 
-def test_a_problem_that_cudnn_does_not_take_is_for_its_search() -> None:
-    huge = make("resnet_fp16_nhwc", op="fprop", dtype=torch.float64)
-    with CompilingAhead() as ahead:
-        ahead.start(huge, "h200", "race", None)
-        ahead.wait([huge], "h200")
-        ahead.wait([PROBLEM], "h200")  # which was never begun
+def test_a_problem_that_cudnn_does_not_take_is_for_its_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise _C.CudnnError("no graph")
+
+    monkeypatch.setattr(compiling_ahead, "open_search", refuse)
+    start(PROBLEM, "h200", "race", None)
+    finish()
+    assert built(PROBLEM) == {}
 
 
-def test_what_has_not_begun_is_left_out() -> None:
-    shapes = [(8, 32, 16 + i, 16) for i in range(40)]
-    problems = [
-        ca.ConvProblem("fprop", shape, (32, 32, 3, 3), padding=1, dtype=torch.float16)
-        for shape in shapes
-    ]
-    with CompilingAhead() as ahead:
-        for problem in problems:
-            ahead.start(problem, "h200", "race", None)
-        futures = list(ahead._building.values())
-    assert any(future.cancelled() for future in futures)
+def test_what_no_search_has_taken_is_dropped() -> None:
+    with compiling([(p, "h200", "auto", None) for p in (PROBLEM, DGRAD)]):
+        take(PROBLEM, "h200")
+    assert not compiling_ahead._begun
+
+
+def test_what_has_not_begun_is_left_to_the_search(busy_threads: threading.Event) -> None:
+    start(PROBLEM, "h200", "race", None)
+    (listing,) = compiling_ahead._begun.values()
+    assert take(PROBLEM, "h200") == {}
+    assert listing.cancelled()
+
+
+def test_what_was_begun_last_is_compiled_first(
+    busy_threads: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def listed(problem: ca.ConvProblem, *_: Any) -> dict[str, Future[Any]]:
+        order.append(problem.op)
+        return {}
+
+    monkeypatch.setattr(compiling_ahead, "_compile", listed)
+    for problem in (WGRAD, DGRAD, PROBLEM):
+        start(problem, "h200", "auto", None)
+    busy_threads.set()
+    finish()
+    assert order == ["fprop", "dgrad", "wgrad"]
+
+
+def test_problems_beyond_a_number_are_dropped(
+    busy_threads: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling_ahead, "_MOST", 2)
+    for problem in (PROBLEM, DGRAD, WGRAD):
+        start(problem, "h200", "auto", None)
+    busy_threads.set()
+    finish()
+    assert built(PROBLEM) == {}
+    assert built(DGRAD)
+    assert built(WGRAD)
+
+
+@pytest.mark.parametrize("expected", [(True, True), (False, True), (True, False), (False, False)])
+def test_the_backward_of_a_forward_is_compiled(
+    expected: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_C, "expected_gradients", lambda: expected)
+    start_backward(replace(PROBLEM, bias=True), "h200", "auto", None)
+    finish()
+    of_input, of_weight = expected
+    assert bool(built(DGRAD)) is of_input
+    assert bool(built(WGRAD)) is of_weight
+    assert built(PROBLEM) == {}
+
+
+def test_nothing_is_expected_outside_of_a_forward() -> None:
+    assert _C.expected_gradients() == (False, False)
+
+
+def test_a_gradient_lies_in_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_C, "expected_gradients", lambda: (True, True))
+    start_backward(replace(PROBLEM, alignment=(2, 16, 32)), "h200", "auto", None)
+    finish()
+    assert built(replace(DGRAD, alignment=(32, 16, 32)))
+    assert built(replace(WGRAD, alignment=(2, 32, 32)))
+
+
+def test_a_forked_process_has_none_of_it() -> None:
+    code = """
+import os
+
+import cudnn_autotune as ca
+from cudnn_autotune.tuning import compiling_ahead
+
+problem = ca.ConvProblem("fprop", (8, 64, 56, 56), (64, 64, 3, 3), padding=1)
+compiling_ahead.start(problem, "h200", "race", None)
+assert compiling_ahead._begun
+child = os.fork()
+if not child:
+    os._exit(0 if compiling_ahead.take(problem, "h200") == {} else 1)
+print(os.waitpid(child, 0)[1])
+"""
+    assert evaluate(code) == "0"

@@ -13,9 +13,9 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
-from cudnn_autotune.nn.models.compiling_ahead import CompilingAhead
 from cudnn_autotune.nn.models.groups import Group, GroupReport, Groups, fuse_groups, hint
 from cudnn_autotune.timers.measuring import Operands, added_operands, cold_sets, operands
+from cudnn_autotune.tuning import compiling_ahead
 
 _CALLS = 10
 _ROUNDS = 9
@@ -165,16 +165,14 @@ def fuse_judged(
         What became of each convolution, in the graph's order.
     """
     reports = {}
-    with CompilingAhead() as ahead:
-        needed: dict[Group, list[ConvProblem]] = {}
-        if isinstance(judge, Measured):
-            needed = {g: judge.problems(g, channels_last=channels_last) for g in groups.found}
-        for group, problems in needed.items():
-            limit = None if group.workspace_limit < 0 else group.workspace_limit
-            for problem in problems:
-                ahead.start(problem, group.device, group.sampling, limit)
+    needed = []
+    if isinstance(judge, Measured):
         for group in groups.found:
-            ahead.wait(needed.get(group, []), group.device)
+            limit = None if group.workspace_limit < 0 else group.workspace_limit
+            for problem in judge.problems(group, channels_last=channels_last):
+                needed.append((problem, group.device, group.sampling, limit))
+    with compiling_ahead.compiling(needed):
+        for group in groups.found:
             verdict = judge(group, channels_last=channels_last)
             shape = _hints(group.output.meta["val"])
             report = GroupReport(group.text, shape, verdict.fuse, verdict.reason)

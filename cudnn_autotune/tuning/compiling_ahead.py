@@ -1,0 +1,166 @@
+"""Compiles engines before the search of their problem asks for them, in the background.
+
+A search compiles on several threads, but mostly waits for the one or two engines of its problem. So
+the cores are busy only if the engines of many problems are compiled side by side: those of a
+compiled graph's problems (:func:`compiling`), and those of a backward while its forward is searched
+(:func:`start_backward`). What was begun last is compiled first, since a backward runs backwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from cudnn_autotune.core.background import COMPILING
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.candidates import Candidates
+from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
+from cudnn_autotune.engines.offers import gpu_of
+from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.queried import QueriedCandidates
+from cudnn_autotune.engines.user_implementation import is_users
+from cudnn_autotune.sampling.auto import Shortlist
+from cudnn_autotune.store.process_lock import LOCK
+from cudnn_autotune.timers.gpu_timer import Built
+from cudnn_autotune.timers.measuring import MOST_ALIGNED
+from cudnn_autotune.tuning import remembering, settings
+
+_log = logging.getLogger(__name__)
+
+# The modes that compile before they time anything. The others take what is compiled already, or
+# compile on threads of their own.
+_MODES = ("auto", "race", "sustained")
+# Problems whose plans wait for a search. A model that records gradients and never asks for them
+# leaves them here; beyond this number the oldest are dropped.
+_MOST = 256
+
+Plans = dict[str, "Future[Built]"]
+"""By text, what will have the plan of that candidate alone."""
+_Key = tuple[bytes, int | str]
+
+_begun: OrderedDict[_Key, Future[Plans]] = OrderedDict()
+
+
+def start(problem: ConvProblem, device: Device, sampling: str, workspace_limit: int | None) -> None:
+    """Begins to compile what a search of ``problem`` would, unless a choice is known.
+
+    Args:
+        sampling: the mode; an empty text stands for the settings'.
+        workspace_limit: bytes; None: no limit.
+    """
+    mode = sampling or settings.get_sampling()
+    is_limited = settings.get_budget_ms() is not None or settings.get_benchmark_limit() > 0
+    key = _key(problem, device)
+    if mode not in _MODES or is_limited or key in _begun:
+        return
+    index, nearby = cuda_index(device), []
+    if index is not None:
+        if remembering.find(problem, mode, workspace_limit, 0, index) is not None:
+            return
+        nearby = remembering.similar(problem, index)
+    with LOCK, suppress(RuntimeError):  # the system gives no thread: the search compiles
+        _begun[key] = COMPILING.submit_next(
+            _compile, problem, device, mode, workspace_limit, nearby
+        )
+        while len(_begun) > _MOST:
+            _cancel(_begun.popitem(last=False)[1])
+
+
+def start_backward(
+    forward: ConvProblem, device: Device, sampling: str, workspace_limit: int | None
+) -> None:
+    """Begins to compile for the gradients that will be asked for of the forward convolution that
+    this thread computes."""
+    of_input, of_weight = _C.expected_gradients()
+    x, w, _ = forward.alignment
+    plain = replace(forward, bias=False, residual=False, activation="")
+    # A gradient lies in new memory.
+    gradients = [
+        (of_weight, replace(plain, op="wgrad", alignment=(x, MOST_ALIGNED, MOST_ALIGNED))),
+        (of_input, replace(plain, op="dgrad", alignment=(MOST_ALIGNED, w, MOST_ALIGNED))),
+    ]
+    for is_expected, problem in gradients:
+        if is_expected:
+            start(problem, device, sampling, workspace_limit)
+
+
+def take(problem: ConvProblem, device: Device) -> Plans:
+    """Returns what is compiled or being compiled for ``problem``, which is then the caller's. What
+    has not begun is left to the caller."""
+    with LOCK:
+        listing = _begun.pop(_key(problem, device), None)
+    if listing is None or listing.cancel():
+        return {}
+    return {text: plan for text, plan in listing.result().items() if not plan.cancel()}
+
+
+@contextmanager
+def compiling(
+    wanted: Sequence[tuple[ConvProblem, Device, str, int | None]],
+) -> Iterator[None]:
+    """Compiles for problems as long as the context lasts, each given by the arguments of
+    :func:`start`, in this order. What no search has taken by then is dropped."""
+    for problem, device, sampling, workspace_limit in reversed(wanted):
+        start(problem, device, sampling, workspace_limit)
+    try:
+        yield
+    finally:
+        _drop(_key(problem, device) for problem, device, _, _ in wanted)
+
+
+def _key(problem: ConvProblem, device: Device) -> _Key:
+    index = cuda_index(device)
+    return _C.problem_key(problem.native()), str(device) if index is None else index
+
+
+def _drop(keys: Iterable[_Key]) -> None:
+    with LOCK:
+        for key in keys:
+            if (listing := _begun.pop(key, None)) is not None:
+                _cancel(listing)
+
+
+def _cancel(listing: Future[Plans]) -> None:
+    if not listing.cancel():
+        listing.add_done_callback(lambda done: [plan.cancel() for plan in done.result().values()])
+
+
+class _WithoutOperands(QueriedCandidates):
+    """The candidates of a problem whose tensors do not exist yet. What PyTorch's own path runs on
+    makes no difference to what is compiled."""
+
+    aten_uses_cudnn = False
+
+
+def _compile(
+    problem: ConvProblem,
+    device: Device,
+    mode: str,
+    workspace_limit: int | None,
+    nearby: Sequence[Candidate],
+) -> Plans:
+    """Begins to build the plans, each on a thread of its own."""
+    try:
+        search = open_search(problem, device)
+        candidates: Candidates = _WithoutOperands(
+            search, problem, (), workspace_limit, nearby, gpu_of(device)
+        )
+        if mode == "auto":
+            candidates = Shortlist(candidates)
+        every = [*candidates.similar(), *candidates.all(), *candidates.beyond()]
+        # A user's implementation may first be run in another process, for which its search waits.
+        texts = dict.fromkeys(c.text for c in every if c.is_compiled and not is_users(c.text))
+        build = search.build_many
+        return {text: COMPILING.submit_next(build, [text], 1) for text in reversed(texts)}
+    except Exception as error:  # the search meets it too, and knows what to do
+        _log.debug("%s: nothing is compiled ahead: %s", problem.text, error)
+        return {}
+
+
+# A child process has none of the threads that would compile.
+os.register_at_fork(after_in_child=_begun.clear)
