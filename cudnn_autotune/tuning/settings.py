@@ -156,7 +156,7 @@ def set_budget_ms(budget_ms: float | None) -> None:
 
 def set_new_shapes(new_shapes: str) -> None:
     """Sets how a call is served that meets a new batch size or new spatial sizes of a layer, once
-    four sizes of it have been measured in this process and the nearest of them differs by less than
+    two sizes of it have been measured in this process and the nearest of them differs by less than
     a factor of two. (Sizes that differ by more are tuned, until 16 have been measured.)
 
     Args:

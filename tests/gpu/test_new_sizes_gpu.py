@@ -23,7 +23,7 @@ from cudnn_autotune.tuning.online_tuner import TUNER
 pytestmark = pytest.mark.gpu
 
 ALLOWED = 2e-2
-FIRST = (16, 18, 20, 22)  # widths that are tuned
+FIRST = (16, 22)  # widths that are tuned
 MOST_CALLS = 300_000
 MOST_S = 120.0
 
@@ -80,10 +80,10 @@ def store(tmp_path: Path) -> Iterator[ca.Store]:
 
 @pytest.fixture
 def changing() -> None:
-    """A layer that has been tuned in four sizes."""
+    """A layer that has been tuned in two sizes."""
     for width in FIRST:
         call(*operands(width))
-    assert origins() == {"tuned": 4}
+    assert origins() == {"tuned": 2}
 
 
 @pytest.mark.parametrize("policy", ["online", "neighbour"])
@@ -178,7 +178,7 @@ def test_the_backward_changes_too() -> None:
         x = operands(width)[0].contiguous().requires_grad_()
         layer(x).sum().backward()
     for op in ("fprop", "dgrad", "wgrad"):
-        assert origins(op) == {"tuned": 4, "neighbour": 3}
+        assert origins(op) == {"tuned": 2, "neighbour": 3}
 
 
 def test_a_wrong_engine_of_a_neighbour_does_not_serve(
@@ -237,6 +237,6 @@ def test_many_sizes_are_right_and_few_are_tuned(mode: str) -> None:
     finally:
         _C.set_plan_cache_capacity(before)
     if mode == "auto":
-        assert 4 <= origins()["tuned"] <= 16
+        assert 2 <= origins()["tuned"] <= 16
         assert origins()["neighbour"] >= 30
     assert ca.fallbacks() == {}
