@@ -580,14 +580,15 @@ inline unsigned to_tf32(float value) {
   if (value != value) return 0x7fffe000u;
   return (__float_as_uint(value) + 0x1000u) & ~0x1fffu;  // to the nearest, ties away from zero
 }
-inline unsigned load_tf32(const void* from, bool valid = true) {
+inline float load_number(const void* from) {
   unsigned word[1];
   emulation::load_words(word, from);
-  return to_tf32(valid ? __uint_as_float(word[0]) : 0.0f);
+  return __uint_as_float(word[0]);
 }
-inline void load_two_tf32(unsigned (&registers)[2], const void* from) {
-  emulation::load_words(registers, from);
-  for (unsigned& number : registers) number = to_tf32(__uint_as_float(number));
+inline float2 load_two_numbers(const void* from) {
+  unsigned words[2];
+  emulation::load_words(words, from);
+  return make_float2(__uint_as_float(words[0]), __uint_as_float(words[1]));
 }
 inline void mma_16x8x8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   emulation::mma_tf32(d, a, b);

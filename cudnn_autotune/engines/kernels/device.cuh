@@ -121,21 +121,18 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], const unsigned (&a)[2]
   mma_16x8x8<T>(d, a, b, d);
 }
 
-// Rounds to TF32, which has 10 bits of mantissa.
+// Rounds to TF32, which has 10 bits of mantissa. It takes two instructions.
 __device__ __forceinline__ unsigned to_tf32(float value) {
   unsigned result;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(value));
   return result;
 }
-// Loads a number, or two neighbouring ones, from shared memory and rounds to TF32, which takes two
-// instructions for each. Zero if not `valid`, but `from` must be.
-__device__ __forceinline__ unsigned load_tf32(const void* from, bool valid = true) {
-  const float number = *static_cast<const float*>(from);
-  return to_tf32(valid ? number : 0.0f);
+// Loads a number, or two neighbouring ones, from shared memory.
+__device__ __forceinline__ float load_number(const void* from) {
+  return *static_cast<const float*>(from);
 }
-__device__ __forceinline__ void load_two_tf32(unsigned (&r)[2], const void* from) {
-  const float2 two = *static_cast<const float2*>(from);
-  r[0] = to_tf32(two.x), r[1] = to_tf32(two.y);
+__device__ __forceinline__ float2 load_two_numbers(const void* from) {
+  return *static_cast<const float2*>(from);
 }
 // d += a * b in TF32, with a of 16 x 8, b of 8 x 8. A register holds one number: a[0] that of row g
 // and column t, a[1] of row g + 8, a[2] of column t + 4, a[3] of both; b[0] that of row t and

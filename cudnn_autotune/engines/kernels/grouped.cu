@@ -1,6 +1,7 @@
-// A grouped 2-d convolution on tensor cores, channels_last, 16-bit types: the forward (DGRAD 0) and
-// the gradient of its input (DGRAD 1), which is a convolution of dy with the filters transposed and
-// turned round. "in" is what is read (x, or dy), "out" what is written (y, or dx).
+// A grouped 2-d convolution on tensor cores, channels_last, of 16-bit types and of float32 in TF32:
+// the forward (DGRAD 0) and the gradient of its input (DGRAD 1), which is a convolution of dy with
+// the filters transposed and turned round. "in" is what is read (x, or dy), "out" what is written
+// (y, or dx).
 //
 // A block computes a tile of output pixels (of one image, or of several small ones) for a slab of
 // groups. It copies the tile's input, halo and all, and the slab's filters into shared memory. The
@@ -19,6 +20,9 @@
 // multiple of 8. A pixel takes an odd multiple of 16 bytes, so they lie in different banks. A
 // forward with a stride keeps the columns of each residue modulo the stride together, so that these
 // pixels are neighbours as well. A filter also takes an odd multiple of 16 bytes.
+//
+// In TF32 an mma takes one chunk, so there are no pairs. Each lane loads its two channels of a
+// chunk as 8 bytes, 4 pixels at a time, and a pixel takes an odd multiple of 32 bytes.
 //
 // A gradient with a stride: dx pixels of one residue (a phase) see the same taps, every stride'th,
 // with a stride of 1. A block computes all phases from one tile of dy.
@@ -53,16 +57,6 @@ __device__ __noinline__ float exact_sum(const unsigned char* pixel, const unsign
   return sum;
 }
 
-// The first output of a strip in the tile.
-__device__ __forceinline__ Place strip_place(int strip) {
-  return Place{strip / (kStripsDown * kStripsAcross), strip / kStripsAcross % kStripsDown * ROWS,
-               strip % kStripsAcross * 8};
-}
-__device__ __forceinline__ int pixel_place(int strip, int pixel) {
-  const Place place = strip_place(min(strip, kStrips - 1));  // any will do where there is none
-  return Input::place(place.image, place.y, place.x + pixel);
-}
-
 // Rounds the sums of an item and stores them. `channel` is the first one.
 template <int phase_y, int phase_x>
 __device__ __forceinline__ void store(const float (&sums)[GROUPS][ROWS][N_TILES][4],
@@ -70,7 +64,7 @@ __device__ __forceinline__ void store(const float (&sums)[GROUPS][ROWS][N_TILES]
                                       const ELEMENT* residual, const Extents& to,
                                       const Place& place, int first_strip, int channel) {
   const int lane = threadIdx.x % 32;
-  // Each lane stores 8 channels of a pixel, where it holds 2 of each n tile.
+  // Each lane stores 16 bytes of a pixel, where it holds 2 channels of each n tile.
   long long places[kStores];
   int rows[kStores];
   unsigned char* pieces[kStores];
@@ -85,15 +79,16 @@ __device__ __forceinline__ void store(const float (&sums)[GROUPS][ROWS][N_TILES]
     const bool exists =
         pixel < 16 * kStoredRows && strip < kStrips && image < to.images && x < to.x;
     const int index = (image * to.y + y) * to.x + x;
-    places[i] = static_cast<long long>(index) * to.channels + channel + n * 8;
+    places[i] = static_cast<long long>(index) * to.channels + channel + n * (16 / kElementBytes);
     rows[i] = exists ? y : to.y;
     pieces[i] = scratch + pixel * kScratchPitch + n * 16;
   }
-  unsigned char* const mine = scratch + lane / 4 * kScratchPitch + lane % 4 * 4;
-  unsigned biases[kPieces];
+  using Pair = Two<ELEMENT>;
+  unsigned char* const mine = scratch + lane / 4 * kScratchPitch + lane % 4 * sizeof(Pair);
+  Pair biases[kStoredTiles];
 #pragma unroll
-  for (int n = 0; n < kPieces && HAS_BIAS; ++n) {
-    biases[n] = *reinterpret_cast<const unsigned*>(bias + channel + n * 8 + lane % 4 * 2);
+  for (int n = 0; n < kStoredTiles && HAS_BIAS; ++n) {
+    biases[n] = *reinterpret_cast<const Pair*>(bias + channel + n * 8 + lane % 4 * 2);
   }
 #pragma unroll
   for (int first = 0; first < ROWS; first += kStoredRows) {
@@ -111,24 +106,24 @@ __device__ __forceinline__ void store(const float (&sums)[GROUPS][ROWS][N_TILES]
 #pragma unroll
     for (int row = first; row < first + kStoredRows && row < ROWS; ++row) {
 #pragma unroll
-      for (int n = 0; n < kPieces; ++n) {
+      for (int n = 0; n < kStoredTiles; ++n) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          auto* const two = reinterpret_cast<unsigned*>(
-              mine + ((row - first) * 16 + h * 8) * kScratchPitch + n * 16);
+          auto* const two = reinterpret_cast<Pair*>(
+              mine + ((row - first) * 16 + h * 8) * kScratchPitch + n * kChunkBytes);
           const float* const found = sums[n / N_TILES][row][n % N_TILES] + 2 * h;
           float low = found[0], high = found[1];
           if (HAS_BIAS) {
-            const float2 more = unpack<ELEMENT>(biases[n]);
+            const float2 more = biases[n].values();
             low += more.x;
             high += more.y;
           }
           if (HAS_RESIDUAL) {
-            const float2 more = unpack<ELEMENT>(*two);
+            const float2 more = two->values();
             low += more.x;
             high += more.y;
           }
-          *two = pack<ELEMENT>(activate<ACTIVATION>(low), activate<ACTIVATION>(high));
+          *two = Pair::of(activate<ACTIVATION>(low), activate<ACTIVATION>(high));
         }
       }
     }
@@ -183,14 +178,13 @@ __device__ __forceinline__ void compute(const unsigned char* tile, const unsigne
     const int part = item % kParts, first_group = item / kParts % (SLAB / GROUPS) * GROUPS;
     const int first_strip = item / (kParts * (SLAB / GROUPS)) * 2;
     const int first_channel = first_group * kOutWidth + part * N_TILES * 8;  // in the slab
-    const int pixel = pixel_place(first_strip + lane / 8 % 2, lane % 8);
-
     float sums[GROUPS][ROWS][N_TILES][4] = {};
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) {
       const int group = first_group + g;
-      multiply<P>(sums[g], tile + pixel + group * kInChunks * 16,
-                  filters + group * kRows * kFilterPitch + part * N_TILES * kNextFilters, lane);
+      multiply<P>(sums[g], tile + group * kInChunks * kChunkBytes,
+                  filters + group * kRows * kFilterPitch + part * N_TILES * kNextFilters,
+                  first_strip, lane);
     }
     if constexpr (MERGE > 1) correct<P>(sums, tile, filters, first_strip, first_channel);
     store<phase_y, phase_x>(sums, scratch, out, bias, residual, to, place, first_strip,
@@ -211,16 +205,18 @@ __device__ __forceinline__ void compute_phases(const unsigned char* tile,
   }
 }
 
-// Copies the slab's filters, with zeros between merged groups.
+__device__ __forceinline__ float rounded(float value) { return __uint_as_float(to_tf32(value)); }
+template <typename T>
+__device__ __forceinline__ T rounded(T value) {
+  return value;
+}
+
+// Copies the slab's filters, rounded if it is TF32, with zeros between merged groups.
 __device__ __forceinline__ void stage_filters(unsigned char* filters, const ELEMENT* w) {
-  constexpr int kRowElements = kTaps * kGroupColumns;
+  constexpr int kRowElements = kTaps * kGroupColumns, kTogether = 16 / kElementBytes;
+  constexpr int kCopies = kRowElements / kTogether;
   w += static_cast<long long>(blockIdx.x) * (SLAB * kRows) * kRowElements;
-  if constexpr (MERGE == 1) {
-    constexpr int kChunks = kRowElements / 8;
-    for (int i = threadIdx.x; i < SLAB * kRows * kChunks; i += kThreads) {
-      copy_async<16>(filters + i / kChunks * kFilterPitch + i % kChunks * 16, w + i * 8);
-    }
-  } else {
+  if constexpr (MERGE > 1) {
     for (int i = threadIdx.x; i < SLAB * kRows * kTaps * kColumns; i += kThreads) {
       const int row = i / (kTaps * kColumns), column = i % kColumns;
       const int tap = i / kColumns % kTaps;
@@ -228,7 +224,19 @@ __device__ __forceinline__ void stage_filters(unsigned char* filters, const ELEM
       if (row / kGroupRows % MERGE == column / kGroupColumns) {
         value = w[row * kRowElements + tap * kGroupColumns + column % kGroupColumns];
       }
-      reinterpret_cast<ELEMENT*>(filters + row * kFilterPitch)[tap * kColumns + column] = value;
+      reinterpret_cast<ELEMENT*>(filters + row * kFilterPitch)[tap * kColumns + column] =
+          rounded(value);
+    }
+  } else if constexpr (kIsTf32) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < SLAB * kRows * kCopies; i += kThreads) {
+      const float4 four = reinterpret_cast<const float4*>(w)[i];
+      *reinterpret_cast<uint4*>(filters + i / kCopies * kFilterPitch + i % kCopies * 16) =
+          make_uint4(to_tf32(four.x), to_tf32(four.y), to_tf32(four.z), to_tf32(four.w));
+    }
+  } else {
+    for (int i = threadIdx.x; i < SLAB * kRows * kCopies; i += kThreads) {
+      copy_async<16>(filters + i / kCopies * kFilterPitch + i % kCopies * 16, w + i * kTogether);
     }
   }
 }

@@ -51,24 +51,39 @@ def _items_of(layer: Layer, tile: Tile, slab: int) -> list[_Item]:
     ]
 
 
-def _work_of(layer: Layer, item: _Item) -> tuple[float, float, float]:
-    """Returns the mma, the 8 x 8 matrices and the instructions of an item."""
-    rows, groups, n = item.rows, item.groups, item.n_tiles
+def _column_work(layer: Layer, item: _Item, taps: int) -> tuple[float, float, float]:
+    """Returns the mma, the matrices and the instructions of a column tap with ``taps`` row taps,
+    in one group."""
+    rows, n = item.rows, item.n_tiles
+    read = (rows - 1) * layer.y.in_step + taps
+    if layer.is_tf32:
+        filter_loads = 2 if layer.y.is_dgrad else 1
+        mma = layer.in_chunks * rows * n * taps
+        matrices = layer.in_chunks * (4 * read + 2 * taps * n)
+        loads = layer.in_chunks * (2 * read + filter_loads * taps * n)
+        rounding = 2 * 4 * layer.in_chunks * read
+        return mma, matrices, mma + loads + rounding
     pairs, single = divmod(layer.in_chunks, 2)
+    matrices = pairs * (4 * read + 2 * taps * n)
+    matrices += single * (4 * -(-read // 2) + 2 * max(1, taps - 1) * n)
+    products = rows * n * (pairs * taps + single * (taps + 1) / 2)
+    return rows * n * taps * layer.in_chunks / 2, matrices, products + matrices / 4
+
+
+def _work_of(layer: Layer, item: _Item) -> tuple[float, float, float]:
+    """Returns the mma, the matrices and the instructions of an item."""
+    rows, stored = item.rows, item.rows * item.groups * item.n_tiles
     mma = matrices = instructions = 0.0
     for phase_y in range(layer.y.phases):
-        taps = layer.y.taps(phase_y)
-        read = (rows - 1) * layer.y.in_step + taps
+        column = _column_work(layer, item, layer.y.taps(phase_y))
         for phase_x in range(layer.x.phases):
-            columns = layer.x.taps(phase_x) * groups
-            mma += columns * rows * n * taps * layer.in_chunks / 2
-            matrices += columns * pairs * (4 * read + 2 * taps * n)
-            matrices += columns * single * (4 * -(-read // 2) + 2 * max(1, taps - 1) * n)
-            products = pairs * taps + single * (taps + 1) / 2
-            instructions += columns * rows * n * products + rows * groups * n * 9 + rows * 10 + 100
+            columns = layer.x.taps(phase_x) * item.groups
+            mma += columns * column[0]
+            matrices += columns * column[1]
+            instructions += columns * column[2] + 9 * stored + rows * 10 + 100
             if layer.merge > 1:
-                instructions += 4 * rows * groups * n
-    return mma, matrices, instructions + matrices / 4
+                instructions += 4 * stored
+    return mma, matrices, instructions
 
 
 def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gpu) -> Plan | None:
@@ -80,11 +95,14 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
     filter_rows, filter_chunks = layer.merge * layer.group_out, layer.in_chunks
     if layer.y.is_dgrad:
         filter_rows, filter_chunks = layer.merge * layer.group_in, layer.out_chunks
-    filters = slab * filter_rows * (layer.y.kernel * layer.x.kernel * filter_chunks | 1) * 16
-    tile_bytes = tile.in_pixels(layer) * (slab * layer.in_chunks | 1) * 16
-    pieces = item.groups * n
-    stored_rows = 2 if pieces % 2 == 1 and item.rows > 1 else 1
-    shared = filters + stages * tile_bytes + warps * stored_rows * 16 * (pieces | 1) * 16
+    step = 32 if layer.is_tf32 and not layer.y.is_dgrad else 16
+    filter_bytes = layer.y.kernel * layer.x.kernel * filter_chunks * layer.chunk_bytes
+    filters = slab * filter_rows * (filter_bytes // step | 1) * step
+    tile_bytes = tile.in_pixels(layer) * (slab * layer.in_chunks | 1) * layer.chunk_bytes
+    stored = item.groups * n  # tiles, of a pixel
+    stored_rows = 2 if stored % 2 == 1 and item.rows > 1 and not layer.is_tf32 else 1
+    scratch = warps * stored_rows * 16 * (stored | 1) * layer.chunk_bytes
+    shared = filters + stages * tile_bytes + scratch
 
     mma, matrices, instructions = _work_of(layer, item)
     items = -(-items // warps) * warps
@@ -92,14 +110,14 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
         mma=items * mma,
         matrices=items * matrices,
         instructions=items * instructions + 200 * warps,
-        copies=tile.in_pixels(layer) * slab * layer.in_chunks,
+        copies=tile.in_pixels(layer) * slab * layer.in_chunks * layer.chunk_bytes // 16,
         in_pixels=tile.read_pixels(layer),
         out_pixels=tile.pixels * layer.y.phases * layer.x.phases,
-        out_bytes=16 * pieces,
+        out_bytes=layer.chunk_bytes * stored,
         out_loads=2,
         once_bytes=filters,
     )
-    registers = 56 + 4 * item.rows * pieces + 2 * layer.y.kernel * n
+    registers = 56 + 4 * item.rows * stored + 2 * layer.y.kernel * n
     warp = {"ROWS": item.rows, "GROUPS": item.groups, "N_TILES": n}
     return planned(layer, tile, slab, warp, stages, warps, registers, shared, work, gpu)
 
@@ -166,6 +184,6 @@ class Grouped:
     @staticmethod
     def _plans(problem: ConvProblem, gpu: Gpu) -> tuple[Layer | None, tuple[Plan, ...]]:
         layer = None if problem.op == "wgrad" else layer_of(problem)
-        if layer is None or layer.is_tf32 or gpu.compute_capability < (8, 0):
+        if layer is None or gpu.compute_capability < (8, 0):
             return layer, ()
         return layer, _plans(layer, gpu)

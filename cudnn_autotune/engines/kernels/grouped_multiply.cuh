@@ -9,7 +9,10 @@ constexpr int kTaps = KERNEL_Y * KERNEL_X;
 constexpr int kGroupRows = DGRAD ? GROUP_IN : GROUP_OUT;
 constexpr int kGroupColumns = DGRAD ? GROUP_OUT : GROUP_IN;
 constexpr int kRows = MERGE * kGroupRows, kColumns = MERGE * kGroupColumns;
-constexpr int kFilterPitch = (kTaps * kColumns / 8 | 1) * 16;
+// Of 16-bit types a filter takes an odd multiple of 16 bytes. In TF32 lanes load two numbers each
+// of 4 filters, which takes an odd multiple of 32 bytes, or one each of every other of 8.
+constexpr int kFilterStep = kIsTf32 && !DGRAD ? 32 : 16;
+constexpr int kFilterPitch = (kTaps * kColumns * kElementBytes / kFilterStep | 1) * kFilterStep;
 constexpr int kFilterBytes = SLAB * kRows * kFilterPitch;
 
 // The work of a block. An item of a warp is ROWS rows of two strips of 8 pixels, in GROUPS groups.
@@ -21,10 +24,21 @@ constexpr int kItems = (kStrips + 1) / 2 * (SLAB / GROUPS) * kParts;
 static_assert(TILE_X % 8 == 0 && TILE_Y % ROWS == 0 && SLAB % GROUPS == 0, "items fill a tile");
 static_assert(GROUPS == 1 || kParts == 1, "what a warp stores of a pixel lies together");
 // What a warp stores at a time, through its part of shared memory: pieces of 16 bytes for 32 lanes.
-constexpr int kPieces = GROUPS * N_TILES;  // of a pixel
+constexpr int kStoredTiles = GROUPS * N_TILES;
+constexpr int kPieces = kStoredTiles * (kChunkBytes / 16);  // of a pixel
 constexpr int kStoredRows = kPieces % 2 == 1 && ROWS > 1 ? 2 : 1;
 constexpr int kStores = (16 * kStoredRows * kPieces + 31) / 32;
-constexpr int kScratchPitch = (kPieces | 1) * 16;
+constexpr int kScratchPitch = (kStoredTiles | 1) * kChunkBytes;
+
+// The first output of a strip in the tile.
+__device__ __forceinline__ Place strip_place(int strip) {
+  return Place{strip / (kStripsDown * kStripsAcross), strip / kStripsAcross % kStripsDown * ROWS,
+               strip % kStripsAcross * 8};
+}
+__device__ __forceinline__ int pixel_place(int strip, int pixel) {
+  const Place place = strip_place(min(strip, kStrips - 1));  // any will do where there is none
+  return Input::place(place.image, place.y, place.x + pixel);
+}
 
 // The outputs of one residue modulo the stride, and what they read.
 template <int phase_y, int phase_x>
@@ -43,14 +57,14 @@ struct Phase {
   }
   __device__ static constexpr int filter_offset(int i, int column_tap) {
     const int row = Y::filter_tap(phase_y, row_tap(i));
-    return (row * KERNEL_X + X::filter_tap(phase_x, column_tap)) * kColumns * 2;
+    return (row * KERNEL_X + X::filter_tap(phase_x, column_tap)) * kColumns * kElementBytes;
   }
   static constexpr int kNextTap = filter_offset(1, 0) - filter_offset(0, 0);
 };
 
 // From one n tile's filters to the next's, and from one chunk's.
-constexpr int kNextFilters = DGRAD ? 16 : 8 * kFilterPitch;
-constexpr int kFilterChunk = DGRAD ? 8 * kFilterPitch : 16;
+constexpr int kNextFilters = DGRAD ? kChunkBytes : 8 * kFilterPitch;
+constexpr int kFilterChunk = DGRAD ? 8 * kFilterPitch : kChunkBytes;
 
 template <int matrices>
 __device__ __forceinline__ void load_filters(unsigned (&b)[matrices], const unsigned char* row) {
@@ -148,12 +162,70 @@ __device__ __forceinline__ void multiply_single(float (&sums)[ROWS][N_TILES][4],
   }
 }
 
-// `pixels` is where this lane's pixel of a strip begins, `filters` the group's filters.
+// Adds what a chunk gives in TF32, with filters that are rounded. Columns k and k + 4 of an mma are
+// channels 2 k and 2 k + 1, which a lane loads together: `pixels` are those of its pixel in both
+// strips, `filters` those of its filter or, of a gradient, of its first channel in two filters.
 template <typename P>
-__device__ __forceinline__ void multiply(float (&sums)[ROWS][N_TILES][4],
-                                         const unsigned char* pixels, const unsigned char* filters,
-                                         int lane) {
-  if constexpr (P::kAllTaps > 0) {
+__device__ __forceinline__ void multiply_tf32(float (&sums)[ROWS][N_TILES][4],
+                                              const unsigned char* const (&pixels)[2],
+                                              const unsigned char* filters, int column_tap) {
+  unsigned b[P::kRowTaps][N_TILES][2];
+#pragma unroll
+  for (int i = 0; i < P::kRowTaps; ++i) {
+#pragma unroll
+    for (int n = 0; n < N_TILES; ++n) {
+      const unsigned char* const at = filters + P::filter_offset(i, column_tap) + n * kNextFilters;
+      const float2 two = DGRAD ? make_float2(load_number(at), load_number(at + kFilterPitch))
+                               : load_two_numbers(at);
+      b[i][n][0] = __float_as_uint(two.x), b[i][n][1] = __float_as_uint(two.y);
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < P::kRows; ++row) {
+    if (row % Y::kInStep >= P::kRowTaps) continue;  // no output reads it
+    unsigned a[4];
+#pragma unroll
+    for (int strip = 0; strip < 2; ++strip) {
+      const float2 two = load_two_numbers(pixels[strip] + P::pixel_offset(row, column_tap));
+      a[strip] = to_tf32(two.x), a[strip + 2] = to_tf32(two.y);
+    }
+#pragma unroll
+    for (int i = 0; i < P::kRowTaps; ++i) {
+      const int y = (row - i) / Y::kInStep;
+      if (row < i || (row - i) % Y::kInStep != 0 || y >= ROWS) continue;
+#pragma unroll
+      for (int n = 0; n < N_TILES; ++n) mma_16x8x8_tf32(sums[y][n], a, b[i][n]);
+    }
+  }
+}
+
+constexpr int kMostUnrolled = 256;  // mma, so that instructions are at hand
+
+// Adds what a group gives to two strips. `tile` and `filters` are the group's.
+template <typename P>
+__device__ __forceinline__ void multiply(float (&sums)[ROWS][N_TILES][4], const unsigned char* tile,
+                                         const unsigned char* filters, int first_strip, int lane) {
+  if constexpr (P::kAllTaps == 0) {
+    return;
+  } else if constexpr (kIsTf32) {
+    const unsigned char* const pixels[2] = {
+        tile + pixel_place(first_strip, lane / 4) + lane % 4 * 8,
+        tile + pixel_place(first_strip + 1, lane / 4) + lane % 4 * 8};
+    filters +=
+        DGRAD ? lane % 4 * 2 * kFilterPitch + lane / 4 * 4 : lane / 4 * kFilterPitch + lane % 4 * 8;
+    constexpr int kProducts = kTaps * kInChunks * GROUPS * ROWS * N_TILES;  // in all phases
+    constexpr int kUnrolled = kProducts <= kMostUnrolled ? kInChunks : 1;
+#pragma unroll
+    for (int tap = 0; tap < P::kColumnTaps; ++tap) {
+#pragma unroll kUnrolled
+      for (int chunk = 0; chunk < kInChunks; ++chunk) {
+        const unsigned char* const chunks[2] = {pixels[0] + chunk * kChunkBytes,
+                                                pixels[1] + chunk * kChunkBytes};
+        multiply_tf32<P>(sums, chunks, filters + chunk * kFilterChunk, tap);
+      }
+    }
+  } else {
+    const unsigned char* const pixels = tile + pixel_place(first_strip + lane / 8 % 2, lane % 8);
     const int second = lane / 8 % 2, fourth = lane / 16;
     filters += lane % 8 * kFilterPitch;
 #pragma unroll

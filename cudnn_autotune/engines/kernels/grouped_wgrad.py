@@ -99,9 +99,12 @@ def _plan(layer: Layer, tile: Tile, slab: int, stages: int, item: _Item, gpu: Gp
         out_loads=1,
         once_bytes=2 * 4 * slab * _weights(layer) / layer.merged_groups / blocks,
     )
+    registers = 48 + 4 * products + 2 * n * min(rows, taps) + 6 * pairs
+    if layer.is_tf32:
+        registers += 8
     return planned(
         *(layer, tile, slab, {"PAIRS": pairs, "N_TILES": n}, stages, warps),
-        *(48 + 4 * products + 2 * n * min(rows, taps) + 6 * pairs, shared, work, gpu, blocks),
+        *(registers, shared, work, gpu, blocks),
     )
 
 

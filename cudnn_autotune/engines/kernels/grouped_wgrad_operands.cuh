@@ -142,17 +142,18 @@ struct Operands<float> {
                                                 const unsigned char* shared, int y) const {
 #pragma unroll
     for (int i = 0; i < 2 * N_TILES; ++i) {
-      b[i / 2][i % 2] =
-          load_tf32(shared + gradient + Gradient::place(0, y, i % 2 * 4) + i / 2 * kChunkBytes);
+      const unsigned char* const pixel = shared + gradient + Gradient::place(0, y, i % 2 * 4);
+      b[i / 2][i % 2] = to_tf32(load_number(pixel + i / 2 * kChunkBytes));
     }
   }
   __device__ __forceinline__ void load_input(unsigned (&a)[4], const unsigned char* shared,
                                              int pair, int row) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      a[i] = load_tf32(shared + input + chunk_offsets[pair][i % 2] + Input::offset(row, 0) +
-                           Input::place(0, 0, i / 2 * 4),
-                       exists[i / 2]);
+      const unsigned char* const chunk = shared + input + chunk_offsets[pair][i % 2];
+      const float number =
+          load_number(chunk + Input::offset(row, 0) + Input::place(0, 0, i / 2 * 4));
+      a[i] = to_tf32(exists[i / 2] ? number : 0.0f);
     }
   }
   __device__ __forceinline__ static void multiply(float (&sums)[4], const unsigned (&a)[4],
