@@ -25,8 +25,8 @@ from cudnn_autotune.tuning.choice import Choice
 
 _log = logging.getLogger(__name__)
 
-# A layer with fewer measured sizes is not taken for one that keeps changing. Each size that is tuned
-# stalls the program, and one that recurs is measured later in any case.
+# A layer with fewer measured sizes is not taken for one that keeps changing. Each size that is
+# tuned stalls the program, and one that recurs is measured later in any case.
 _FEW = 2
 # A size is served by its neighbour if that is nearer than this, in powers of two as in
 # store.neighbours: a factor of two in the batch size or in one spatial size. Resolutions of one
