@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import ATEN, UNFUSED, Candidate, engine_text
@@ -20,6 +21,11 @@ MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
 # one that ``auto`` compiles. The numbers belong to the version of cuDNN that is the outer key.
 KERNEL_CFGS = {(9, 19): {78: (1, 0, 4, 8, 9, 20, 30, 40), 70: (0, 9)}}
 _KNOB = "KERNEL_CFG"
+# Engines that cuDNN compiles at run time, lists in mode FALLBACK only, and that are hardly ever the
+# fastest: 71 (fprop) was on one of 92 layers (docs/findings/fallback-mode.md).
+SELDOM_FASTEST = {(9, 19): (71,)}
+
+_KnownT = TypeVar("_KnownT")
 
 
 def kernel_cfgs(cudnn_version: int) -> Mapping[int, tuple[int, ...]]:
@@ -29,9 +35,21 @@ def kernel_cfgs(cudnn_version: int) -> Mapping[int, tuple[int, ...]]:
     config that a later version lacks does not build there, and one that is no longer fast loses the
     race. For earlier versions and other major versions there are none.
     """
+    return _known(KERNEL_CFGS, cudnn_version) or {}
+
+
+def is_seldom_fastest(candidate: Candidate) -> bool:
+    """Whether to compile a candidate mostly costs more than it gains, by what is known of the
+    version of cuDNN as in :func:`kernel_cfgs`."""
+    seldom = _known(SELDOM_FASTEST, _C.cudnn_runtime_version()) or ()
+    is_last = candidate.heuristic_mode == "FALLBACK" and candidate.is_compiled
+    return is_last and candidate.engine in seldom
+
+
+def _known(found: Mapping[tuple[int, int], _KnownT], cudnn_version: int) -> _KnownT | None:
     version = divmod(cudnn_version // 100, 100)
-    found_with = [known for known in KERNEL_CFGS if known <= version and known[0] == version[0]]
-    return KERNEL_CFGS[max(found_with)] if found_with else {}
+    found_with = [known for known in found if known <= version and known[0] == version[0]]
+    return found[max(found_with)] if found_with else None
 
 
 def other_kernels(listed: Iterable[Candidate]) -> list[Candidate]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
+from cudnn_autotune.engines.unlisted import is_seldom_fastest
 from cudnn_autotune.sampling.conclusion import race_selection
 from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.search import search
@@ -48,6 +49,11 @@ class Shortlist:
             if candidate.is_compiled or candidate.engine is None:
                 kernels.setdefault(candidate.engine_name, candidate)
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
+        if of_a:
+            won = {c.text for c in self._similar}
+            kernels = {
+                name: c for name, c in kernels.items() if c.text in won or not is_seldom_fastest(c)
+            }
         first = [c for c in of_a if c.is_unfused][:_MOST_LISTED]
         first += [c for c in of_a if not c.is_unfused][:_MOST_LISTED]
         last = [c for c in self._of_mode["FALLBACK"] if not c.is_compiled]
@@ -80,15 +86,8 @@ class Shortlist:
 
 
 def _rules() -> RaceRules:
-    # Batches of short calls are captured in CUDA graphs, which takes the host some time a call.
     return RaceRules(
-        least_rounds=4,
-        most_rounds=20,
-        batch_ms=0.25,
-        most_calls=16,
-        gpu_ms=10.0,
-        gpu_calls=25,
-        warm_ms=2.0,
+        least_rounds=4, most_rounds=10, batch_ms=0.25, gpu_ms=14.0, gpu_calls=25, warm_ms=2.0
     )
 
 

@@ -380,6 +380,20 @@ def test_auto_looks_at_what_pytorch_times_and_compiles_one_kernel_of_an_engine()
     assert [c.text for c in [*found.all(), *found.beyond()]] == ["eng78", "eng78:1"]
 
 
+def test_auto_leaves_out_an_engine_that_is_hardly_ever_the_fastest() -> None:
+    first = of_engine("first", 60, 0, "A")
+    seldom = of_engine("seldom", 71, 30, "FALLBACK", "RUNTIME_COMPILATION")
+
+    def texts(candidates: list[Candidate], similar: Sequence[Candidate] = ()) -> list[str]:
+        return [c.text for c in Shortlist(StaticCandidates(candidates, similar=similar)).all()]
+
+    assert texts([first, seldom]) == ["first"]
+    assert texts([first, replace(seldom, heuristic_mode="A")]) == ["first", "seldom"]
+    assert texts([first, replace(seldom, engine=78)]) == ["first", "seldom"]
+    assert texts([seldom]) == ["seldom"], "cuDNN lists nothing else"
+    assert texts([first, seldom], [seldom]) == ["first", "seldom"], "it won nearby"
+
+
 def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> SearchState:
     """A search after a race of six rounds, the first of ``times_ms`` leading."""
     outcome = RaceOutcome(survivors=[next(iter(times_ms))], rounds=6, clocks_mhz=[1900.0])
