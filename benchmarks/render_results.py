@@ -130,13 +130,19 @@ def section(record: Path) -> Path:
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first of the records, with the lists of results of all."""
+    """The first of the records, with the lists of results of all. A case that several have measured
+    has the rows of the last."""
     results = dict(parts[0]["results"]) if "results" in parts[0] else None
     if results is None or len(parts) == 1:
         return parts[0]
     for part in parts[1:]:
         for name, found in part["results"].items():
-            results[name] = [*results.get(name, []), *found] if isinstance(found, list) else found
+            if not isinstance(found, list):
+                results[name] = found
+                continue
+            anew = {row["case"] for row in found} if name == "rows" else ()
+            known = [e for e in results.get(name, []) if not anew or e["case"] not in anew]
+            results[name] = [*known, *found]
     return {**parts[0], "results": results}
 
 

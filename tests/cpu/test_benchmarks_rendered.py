@@ -126,6 +126,22 @@ def test_the_rows_of_an_investigation_are_rendered(modules: None, results: Path)
     assert "capped" not in text
 
 
+def test_a_later_part_measures_a_case_anew(modules: None, results: Path) -> None:
+    data = json.loads((results / "gpu" / "gpu_tests.json").read_text())
+    for part, ratios in (("part1", {"a": 1.11, "b": 2.22}), ("part2", {"b": 3.33})):
+        rows = [{"case": case, "ratio": ratio} for case, ratio in ratios.items()]
+        found = {"title": "Ratios", "rows": rows, "failures": [f"failed in {part}"]}
+        path = results / "gpu" / f"layers.{part}.json"
+        path.write_text(json.dumps({**data, "benchmark": "layers", "results": found}))
+    assert render(results) == 0
+    text = (results.parent / "pages" / "gpu.md").read_text()
+    assert "| a | 1.11 |" in text
+    assert "| b | 3.33 |" in text
+    assert "2.22" not in text
+    assert "failed in part1" in text
+    assert "failed in part2" in text
+
+
 def test_the_results_pages_say_what_the_records_say(modules: None) -> None:
     assert main("render_results", "--check") == 0
 
