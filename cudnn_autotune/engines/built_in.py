@@ -13,7 +13,6 @@ from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
 from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.rewrites.channels_last import ChannelsLast
-from cudnn_autotune.engines.rewrites.merge_groups import MergeGroups
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
 from cudnn_autotune.engines.rewrites.sliced_pointwise import SlicedPointwise
 from cudnn_autotune.engines.rewrites.space_to_depth import SpaceToDepth
@@ -29,7 +28,6 @@ BUILT_IN: tuple[Implementation, ...] = (
     Grouped(),
     GroupedWgrad(),
     ChannelsLast(),
-    MergeGroups(),
     PadChannels(),
     SlicedPointwise(),
     SpaceToDepth(),

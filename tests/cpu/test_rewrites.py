@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import cuda_emulation
@@ -29,7 +28,6 @@ from cudnn_autotune.engines.recipe import Address, EngineLaunch, Kernel, KernelL
 from cudnn_autotune.engines.registry import Named, parse
 from cudnn_autotune.engines.rewrites import rewrite as rewrite_module
 from cudnn_autotune.engines.rewrites.division import divisor
-from cudnn_autotune.engines.rewrites.merge_groups import MergeGroups
 from cudnn_autotune.engines.rewrites.packing import Copy, Packing, pack, unpack
 from cudnn_autotune.engines.rewrites.pad_channels import PadChannels
 from cudnn_autotune.engines.rewrites.rewrite import MOST_OFFERS, Rewrite
@@ -41,8 +39,8 @@ pytestmark = [
     pytest.mark.skipif(bool(cuda_emulation.WHY_NOT), reason=cuda_emulation.WHY_NOT),
 ]
 
-REWRITES = (PadChannels(), SpaceToDepth(), MergeGroups(), SlicedPointwise())
-PAD, DEPTH, MERGE, SLICED = REWRITES
+REWRITES = (PadChannels(), SpaceToDepth(), SlicedPointwise())
+PAD, DEPTH, SLICED = REWRITES
 H200 = gpu_of("h200")
 OPERATIONS = ("fprop", "dgrad", "wgrad")
 HALF, BFLOAT16, FLOAT = torch.float16, torch.bfloat16, torch.float32
@@ -121,40 +119,6 @@ def test_a_stride_becomes_channels(op: str, name: str) -> None:
     check_first(DEPTH, last(op, *DEPTH_SHAPES[name], dtype=FLOAT))
 
 
-@pytest.mark.parametrize(
-    ("make", "op", "c", "k", "kernel", "stride", "dtype", "merged"),
-    [
-        (plain, "fprop", 4, 4, (3, 3), (2, 1), HALF, 32),
-        (plain, "fprop", 8, 8, (1, 1), 1, BFLOAT16, 32),
-        (plain, "dgrad", 4, 2, (3, 2), 1, BFLOAT16, 32),
-        (plain, "dgrad", 8, 8, (3, 3), (2, 1), HALF, 32),
-        (last, "fprop", 8, 16, (3, 3), (2, 1), HALF, 32),
-        (last, "fprop", 4, 4, (3, 3), 1, FLOAT, 16),
-        (last, "dgrad", 4, 8, (3, 2), (2, 1), FLOAT, 16),
-        (last, "wgrad", 4, 4, (3, 3), 1, FLOAT, 64),
-        (last, "wgrad", 8, 16, (1, 1), (2, 1), FLOAT, 64),
-    ],
-)
-def test_groups_are_merged(
-    make: Callable[..., ConvProblem],
-    op: str,
-    c: int,
-    k: int,
-    kernel: tuple[int, int],
-    stride: object,
-    dtype: torch.dtype,
-    merged: int,
-) -> None:
-    """The arguments are channels of a group, before and behind."""
-    w = (16 * k, c, *kernel)
-    problem = make(op, (2, 16 * c, 5, 6), w, stride, 1, 1, 16, dtype=dtype)
-    form = MERGE.form(problem, H200)
-    assert form is not None
-    assert form.inner.weight_shape[1] == merged
-    assert form.inner.groups == 16 * c // merged
-    check_first(MERGE, problem)
-
-
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize(
     ("x", "stride", "padding"),
@@ -178,7 +142,6 @@ def test_the_engine_has_the_epilogue(activation: str, residual: bool) -> None:
     fused = {"bias": True, "residual": residual, "activation": activation}
     check_first(PAD, last("fprop", (2, 18, 9, 8), (16, 18, 3, 3), 2, 1, **fused))
     check_first(DEPTH, last("fprop", (2, 3, 9, 8), (16, 3, 4, 4), 2, 1, dtype=FLOAT, **fused))
-    check_first(MERGE, plain("fprop", (1, 64, 4, 5), (64, 8, 3, 3), 1, 1, 1, 8, **fused))
     check_first(SLICED, last("fprop", (1, 1024, 4, 5), (8, 1024, 1, 1), 2, **fused))
     few = last("fprop", (1, 24, 4, 5), (3, 24, 3, 3), 1, 1, **fused)
     if residual:
@@ -243,7 +206,6 @@ def test_a_direction_takes_one_launch_before_the_engine_and_one_behind_it() -> N
         (PAD, last("fprop", (2, 18, 6, 7), (10, 18, 3, 3), bias=True)),
         (SLICED, last("dgrad", (2, 512, 6, 7), (8, 512, 1, 1), 2)),
         (DEPTH, last("wgrad", (2, 3, 9, 9), (8, 3, 4, 4), 2, dtype=FLOAT)),
-        (MERGE, last("wgrad", (2, 64, 5, 5), (64, 8, 3, 3), groups=8, dtype=FLOAT)),
     ],
 )
 def test_nvrtc_compiles_the_kernels(
@@ -369,18 +331,6 @@ def test_padding_and_slicing_spread_nothing(op: str, value: float) -> None:
         assert torch.equal(actual, by_definition), rewrite.name
 
 
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_merged_groups_spread_within_a_pixel(op: str) -> None:
-    name, at = ("y", (0, 9, 2, 2)) if op != "fprop" else ("x", (0, 9, 4, 4))
-    problem = last(op, (1, 64, 9, 9), (64, 4, 3, 3), 1, 1, 1, 16, dtype=FLOAT)
-    actual, by_definition = are_finite(result_of(MERGE, problem, name, at, math.nan))
-    if op == "wgrad":
-        assert torch.equal(actual, by_definition)
-    else:
-        assert torch.equal(actual.all(1), by_definition.all(1))
-        assert actual[:, 16:].all(), "these are of another merged group"
-
-
 def test_space_to_depth_spreads_less_than_a_stride_farther() -> None:
     problem = last("fprop", *DEPTH_SHAPES["odd image"], dtype=FLOAT)
     at = (0, 1, 4, 5)
@@ -461,16 +411,6 @@ def in_tf32(op: str, x: tuple[int, ...], w: tuple[int, ...], *args: object, **mo
         (DEPTH, in_tf32("fprop", (2, 3, 8, 8), (9, 3, 4, 4), 2)),
         (DEPTH, in_tf32("fprop", (2, 3, 8, 8), (8, 3, 4, 4), 2, (2, 1, 2, 4))),
         (DEPTH, plain("fprop", (2, 3, 8, 8), (8, 3, 4, 4), 4, dtype=FLOAT)),
-        (MERGE, plain("fprop", (2, 8, 8, 8), (8, 8, 3, 3))),
-        (MERGE, plain("fprop", (2, 32, 8, 8), (32, 1, 3, 3), groups=32)),
-        (MERGE, plain("fprop", (2, 256, 8, 8), (256, 16, 3, 3), groups=16)),
-        (MERGE, plain("fprop", (2, 48, 8, 8), (48, 8, 3, 3), groups=6)),
-        (MERGE, plain("fprop", (2, 64, 8, 8), (8, 8, 3, 3), groups=8, dtype=FLOAT)),
-        (MERGE, plain("wgrad", (2, 64, 8, 8), (64, 8, 3, 3), groups=8)),
-        (MERGE, last("fprop", (2, 64, 8, 8), (64, 8, 3, 3), groups=8)),
-        (MERGE, last("dgrad", (2, 64, 8, 8), (64, 8, 3, 3), 2, groups=8)),
-        (MERGE, in_tf32("fprop", (2, 64, 8, 8), (64, 8, 3, 3), groups=8)),
-        (MERGE, in_tf32("wgrad", (2, 64, 8, 8), (64, 8, 3, 3), groups=8, allow_tf32=False)),
         (SLICED, last("fprop", (2, 1024, 8, 8), (8, 1024, 1, 1))),
         (SLICED, last("fprop", (2, 512, 8, 8), (8, 512, 1, 1), 2)),
         (SLICED, last("wgrad", (2, 1024, 8, 8), (8, 1024, 1, 1), 2)),

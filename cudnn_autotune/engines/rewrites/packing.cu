@@ -1,13 +1,12 @@
 // Copies tensors between a plain form and a packed one, in which a pixel's channels hold those of
-// several plain pixels, or of several groups, and zeros. It moves bits and computes nothing.
+// several plain pixels, and zeros. It moves bits and computes nothing.
 //
 // A plain tensor is (images, height, width, channels), a packed one (images, packed height, packed
 // width, phases_h, run), both dense, with the last index fastest. With f < phases_h and
 // g < phases_w, the place (f, g * channels + c) of the packed pixel (y, x) is channel c of the
 // plain pixel (y * stride_h + f - offset_h, x * stride_w + g - offset_w). It is zero where that
 // pixel is not within limit_h x limit_w, where the image is not among those of the plain tensor,
-// and behind the last g. With BLOCKS, the channels begin at block * channels instead of 0, where
-// block = image / block_rows % blocks.
+// and behind the last g.
 //
 // Bit n of FLAT says that the images of tensor n are single pixels, at which nothing has to be
 // found.
@@ -57,7 +56,6 @@ struct Tensor {
   int phases_h, phases_w, channels, run;
   int pixel_pitch;  // elements between the source's pixels, rows and images
   long long row_pitch, image_pitch;
-  Divisor block_rows, blocks;
 };
 
 // The elements [begin, end) of a target's run, or of its pixel, are source[begin], ...; the others
@@ -67,19 +65,8 @@ struct Interval {
   int begin, end;
 };
 
-__device__ __forceinline__ int first_channel(const Tensor& t, unsigned image) {
-#if BLOCKS
-  unsigned block = t.block_rows.split(image);
-  t.blocks.split(block);
-  return static_cast<int>(block) * t.channels;
-#else
-  return 0;
-#endif
-}
-
 __device__ __forceinline__ Interval locate(const Tensor& t, unsigned image, int y, int x, int f) {
   const long long begin_of_image = t.image_pitch * image;
-  const int first = first_channel(t, image);
 #if PACK
   const int row = y * t.stride_h.value + f - t.offset_h;
   const int column = x * t.stride_w.value - t.offset_w;
@@ -87,8 +74,8 @@ __device__ __forceinline__ Interval locate(const Tensor& t, unsigned image, int 
   const int begin = min(max(0, -column), t.phases_w) * t.channels;
   const int end = exists ? min(t.phases_w, t.limit_w - column) * t.channels : 0;
   const long long place =
-      begin_of_image + row * t.row_pitch + static_cast<long long>(column) * t.pixel_pitch - first;
-  return {t.source + place, begin + first, max(begin, end) + first};
+      begin_of_image + row * t.row_pitch + static_cast<long long>(column) * t.pixel_pitch;
+  return {t.source + place, begin, end};
 #else
   unsigned phase_h = y + t.offset_h, phase_w = x + t.offset_w;
   const unsigned row = t.stride_h.split(phase_h), column = t.stride_w.split(phase_w);
@@ -96,7 +83,7 @@ __device__ __forceinline__ Interval locate(const Tensor& t, unsigned image, int 
                       static_cast<int>(phase_w) < t.phases_w;
   const long long place = begin_of_image + row * t.row_pitch +
                           static_cast<long long>(column) * t.pixel_pitch + phase_h * t.run +
-                          phase_w * t.channels + first;
+                          phase_w * t.channels;
   return {t.source + place, 0, exists ? t.channels : 0};
 #endif
 }
@@ -158,15 +145,13 @@ __device__ __forceinline__ void copy_tensor(const Tensor& t, unsigned block) {
   DivisorArgument target_width##n, DivisorArgument target_height##n, int images##n,                \
   int limit_h##n, int limit_w##n, int offset_h##n, int offset_w##n, DivisorArgument stride_h##n,   \
   DivisorArgument stride_w##n, int phases_h##n, int phases_w##n, int channels##n, int run##n,      \
-  int pixel_pitch##n, long long row_pitch##n, long long image_pitch##n,                            \
-  DivisorArgument block_rows##n, DivisorArgument blocks##n
+  int pixel_pitch##n, long long row_pitch##n, long long image_pitch##n
 #define TENSOR(n)                                                                                  \
   Tensor {                                                                                         \
     target##n, source##n, static_cast<unsigned>(vectors##n), Divisor(run_vectors##n),              \
     Divisor(target_phases##n), Divisor(target_width##n), Divisor(target_height##n), images##n,     \
     limit_h##n, limit_w##n, offset_h##n, offset_w##n, Divisor(stride_h##n), Divisor(stride_w##n),  \
-    phases_h##n, phases_w##n, channels##n, run##n, pixel_pitch##n, row_pitch##n, image_pitch##n,   \
-    Divisor(block_rows##n), Divisor(blocks##n)                                                     \
+    phases_h##n, phases_w##n, channels##n, run##n, pixel_pitch##n, row_pitch##n, image_pitch##n    \
   }
 // clang-format on
 

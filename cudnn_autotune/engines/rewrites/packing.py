@@ -1,4 +1,4 @@
-"""Tensors in a packed form: pixels or groups share the channels of one pixel, and zeros pad it."""
+"""Tensors in a packed form: several pixels share the channels of one, and zeros pad it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Packing:
     """Height and width of the plain tensor."""
     channels: int
     run: int
-    """Elements of a packed pixel that one row of the plain tensor fills: ``phases[1] * channels``
-    or ``blocks * channels``, and zeros."""
+    """Elements of a packed pixel that one row of the plain tensor fills: ``phases[1] * channels``,
+    and zeros."""
     packed_images: int
     packed_size: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
@@ -44,10 +44,6 @@ class Packing:
     offset: tuple[int, int] = (0, 0)
     limit: tuple[int, int] | None = None
     """Plain pixels at this row or column and behind it are zero in both forms; None: all count."""
-    block_rows: int = 1
-    """Consecutive images whose channels begin at the same place in a run."""
-    blocks: int = 1
-    """Places in a run where channels begin, one behind the other."""
 
     @property
     def is_flat(self) -> bool:
@@ -101,7 +97,6 @@ def _launch(copies: Sequence[Copy], dtype: torch.dtype, *, is_pack: bool) -> Ker
         "ELEMENT_BYTES": size,
         "TENSORS": len(copies),
         "PACK": int(is_pack),
-        "BLOCKS": int(any(c.packing.blocks > 1 for c in copies)),
         "FLAT": sum(c.packing.is_flat << n for n, c in enumerate(copies)),
         "VECTOR": vector,
         "LOAD": load,
@@ -148,6 +143,4 @@ def _arguments(copy: Copy, vector: int, is_pack: bool) -> list[Argument]:
         pixel,
         Int64(source_size[1] * pixel),
         Int64(math.prod(source_size) * pixel),
-        divisor(p.block_rows),
-        divisor(p.blocks),
     ]
