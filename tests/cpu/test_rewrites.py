@@ -21,7 +21,6 @@ from cuda_emulation.checks import (
 from random_problems import KINDS, random_problem
 from torch import Tensor
 
-from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.listing import candidates
 from cudnn_autotune.engines.offers import gpu_of
 from cudnn_autotune.engines.problem import ConvProblem
@@ -83,12 +82,6 @@ def check_first(rewrite: Rewrite, problem: ConvProblem, *, is_reversed: bool = F
 )
 def test_channels_are_padded(op: str, c: int, k: int, dtype: torch.dtype) -> None:
     check_first(PAD, last(op, (2, c, 6, 7), (k, c, 3, 2), 1, 1, dtype=dtype))
-
-
-def test_channels_of_groups_are_padded() -> None:
-    for k, bias in ((120, False), (124, True), (128, True)):
-        problem = last("fprop", (2, 120, 5, 6), (k, 60, 3, 3), 1, 1, 1, 2, dtype=FLOAT, bias=bias)
-        check_first(PAD, problem)
 
 
 def test_channels_of_three_dimensions_are_padded() -> None:
@@ -363,24 +356,12 @@ def test_space_to_depth_leaves_out_what_no_output_depends_on() -> None:
         (last("fprop", (2, 147, 8, 8), (64, 147, 3, 3)), 152, (64, 152)),
         (last("dgrad", (2, 6, 8, 8), (64, 6, 3, 3)), 8, (64, 8)),
         (last("wgrad", (2, 30, 8, 8), (9, 30, 3, 3)), 32, (16, 32)),
-        (last("fprop", (2, 224, 8, 8), (192, 112, 3, 3), groups=2, dtype=FLOAT), 256, (256, 128)),
     ],
 )
 def test_padded_channels(problem: ConvProblem, x: int, w: tuple[int, int]) -> None:
     form = PAD.form(problem, H200)
     assert form is not None
     assert (form.inner.input_shape[1], form.inner.weight_shape[:2]) == (x, w)
-
-
-def test_groups_are_padded_where_there_is_no_kernel_for_them() -> None:
-    padded, computed = set(), set()
-    for width in range(4, 132, 4):
-        w = (2 * width, width, 3, 3)
-        problem = last("fprop", (2, 2 * width, 8, 8), w, 1, 1, groups=2, dtype=FLOAT)
-        padded |= {width} if PAD.offers(problem, H200) else set()
-        computed |= {width} if Grouped().offers(problem, H200) else set()
-    assert padded == {60, *range(96, 128, 4)}
-    assert max(computed) == 56
 
 
 def test_the_first_layer_of_a_resnet_in_depth() -> None:
@@ -407,10 +388,7 @@ def in_tf32(op: str, x: tuple[int, ...], w: tuple[int, ...], *args: object, **mo
         (PAD, last("fprop", (2, 12, 8, 8), (8, 12, 3, 3))),
         (PAD, last("wgrad", (2, 6, 8, 8), (8, 6, 3, 3))),
         (PAD, last("fprop", (2, 224, 8, 8), (224, 112, 3, 3), groups=2)),
-        (PAD, in_tf32("dgrad", (2, 224, 8, 8), (224, 112, 3, 3), groups=2)),
-        (PAD, in_tf32("fprop", (2, 160, 8, 8), (160, 80, 3, 3), groups=2)),
-        (PAD, in_tf32("fprop", (2, 128, 8, 8), (128, 64, 3, 3), groups=2)),
-        (PAD, in_tf32("fprop", (2, 224, 8, 8), (224, 112, 3, 3), groups=2, allow_tf32=False)),
+        (PAD, in_tf32("fprop", (2, 224, 8, 8), (224, 112, 3, 3), groups=2)),
         (PAD, in_tf32("fprop", (2, 30, 8, 8), (8, 30, 3, 3))),
         (DEPTH, last("fprop", (2, 3, 8, 8), (8, 3, 4, 4), 4)),
         (DEPTH, in_tf32("dgrad", (2, 3, 8, 8), (8, 3, 4, 4), 4)),

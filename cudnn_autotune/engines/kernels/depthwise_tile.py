@@ -6,8 +6,10 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 
 from cudnn_autotune.engines.implementations import Gpu
@@ -68,17 +70,18 @@ class _Layer:
 
 @dataclass(frozen=True)
 class BlockTile:
-    """What a block computes: the settings of an offer."""
+    """What a block computes: the settings of an offer; or many of them, whose columns, rows and
+    strips are arrays."""
 
     layer: _Layer
     channels: int
     """Of a thread."""
     groups: int
     """Of so many channels, in a block."""
-    columns: int
+    columns: Any
     """Of y, of a thread; dgrad writes ``stride`` times as many of x."""
-    rows: int
-    strips: tuple[int, int]
+    rows: Any
+    strips: tuple[Any, Any]
     """Of a block, one below and one beside the other."""
 
     @property
@@ -89,77 +92,75 @@ class BlockTile:
         )
 
     @property
-    def threads(self) -> int:
+    def threads(self) -> Any:
         return self.groups * math.prod(self.strips)
 
     @property
-    def size(self) -> tuple[int, int]:
+    def size(self) -> tuple[Any, Any]:
         return self.rows * self.strips[0], self.columns * self.strips[1]
 
     @property
-    def chunks(self) -> int:
+    def chunks(self) -> Any:
         """Of channels."""
         return -(-self.layer.channels // (self.groups * self.channels))
 
     @property
-    def tiles(self) -> tuple[int, int]:
+    def tiles(self) -> tuple[Any, Any]:
         s = self.layer
         lengths = s.height.strip_length(s.op), s.width.strip_length(s.op)
         return -(-lengths[0] // self.size[0]), -(-lengths[1] // self.size[1])
 
     @property
-    def blocks(self) -> int:
+    def blocks(self) -> Any:
         return self.layer.images * self.chunks * math.prod(self.tiles)
 
-    def _read(self, units: int, d: Dimension) -> int:
+    def _read(self, units: Any, d: Dimension) -> Any:
         """The pixels that so many of y, or groups of x, need."""
         if self.layer.op == "fprop":
             return (units - 1) * d.stride + d.taps
         return units + -(-d.taps // d.stride) - 1
 
     @property
-    def pixels_read(self) -> int:
+    def pixels_read(self) -> Any:
         return self._read(self.size[0], self.layer.height) * self._read(
             self.size[1], self.layer.width
         )
 
     @property
-    def window(self) -> int:
+    def window(self) -> Any:
         return self._read(self.columns, self.layer.width)
 
     @property
-    def _written(self) -> int:
+    def _written(self) -> Any:
         """Pixels of a step."""
         s = self.layer
         return self.columns * (1 if s.op == "fprop" else s.height.stride * s.width.stride)
 
     @property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self) -> Any:
         values = self.pixels_read + self.layer.taps
         return self.layer.itemsize * self.groups * self.channels * values
 
     @property
-    def registers(self) -> int:
+    def registers(self) -> Any:
         """Of a thread, about."""
         values = self.layer.taps + self.layer.slots * self._written
         return -(-(self.channels * values + _OTHER_REGISTERS) // 8) * 8
 
     @property
-    def residents(self) -> int:
+    def residents(self) -> Any:
         """Blocks of a multiprocessor."""
-        return min(
-            self._shared_residents,
-            _SM_THREADS // self.threads,
-            max(1, _SM_REGISTERS // (-(-self.threads // 32) * 32 * self.registers)),
-            _SM_BLOCKS,
-        )
+        of_registers = _SM_REGISTERS // (-(-self.threads // 32) * 32 * self.registers)
+        of_threads = np.minimum(_SM_THREADS // self.threads, _SM_BLOCKS)
+        most = np.minimum(np.maximum(1, of_registers), of_threads)
+        return np.minimum(most, self._shared_residents)
 
     @property
-    def _shared_residents(self) -> int:
-        return max(1, (227 << 10) // (self.shared_bytes + _BLOCK_RESERVED_BYTES))
+    def _shared_residents(self) -> Any:
+        return np.maximum(1, (227 << 10) // (self.shared_bytes + _BLOCK_RESERVED_BYTES))
 
     @property
-    def _instructions(self) -> float:
+    def _instructions(self) -> Any:
         """Of a block's warps."""
         s = self.layer
         rows_read = min(s.height.stride, s.height.taps) if s.op == "fprop" else 1
@@ -178,18 +179,18 @@ class BlockTile:
         )
         return of_thread * -(-self.threads // 32)
 
-    def clocks(self, gpu: Gpu) -> float:
+    def clocks(self, gpu: Gpu) -> Any:
         """An estimate."""
         blocks = -(-self.blocks // gpu.multiprocessors)
         warps = self.residents * self.threads / 32
-        issue = blocks * self._instructions / 4 / min(1.0, warps / _BUSY_WARPS)
+        issue = blocks * self._instructions / 4 / np.minimum(1.0, warps / _BUSY_WARPS)
         written = self._written * self.rows * math.prod(self.strips)
         moved = self.layer.itemsize * self.groups * self.channels * (self.pixels_read + written)
         memory = blocks * moved / _BYTES_A_CLOCK
         waves = -(-blocks // self.residents)
         # Blocks that begin together do not hide each other's copies.
-        hidden = 1 - max(1 / self.residents, 1 / waves)
-        total = max(issue, memory) + min(issue, memory) * (1 - hidden)
+        hidden = 1 - np.maximum(1 / self.residents, 1 / waves)
+        total = np.maximum(issue, memory) + np.minimum(issue, memory) * (1 - hidden)
         return total + _BLOCK_LATENCY * (0.7 + 0.3 * waves)
 
 
@@ -221,16 +222,16 @@ def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
         problem.op, problem.input_shape[0], problem.groups, height, width, problem.dtype.itemsize
     )
     best: dict[tuple[int, int], tuple[float, BlockTile]] = {}
-    for tile in _candidates(layer):
+    for clocks, tile in _candidates(layer, gpu):
         key = (tile.channels * tile.groups, tile.columns)
-        found = (tile.clocks(gpu), tile)
-        if key not in best or found[0] < best[key][0]:
-            best[key] = found
+        if key not in best or clocks < best[key][0]:
+            best[key] = (clocks, tile)
     ordered = sorted(best.values(), key=lambda found: found[0])
     return tuple(tile for _, tile in ordered[:_MOST_OFFERS])
 
 
-def _candidates(layer: _Layer) -> Iterator[BlockTile]:
+def _candidates(layer: _Layer, gpu: Gpu) -> Iterator[tuple[float, BlockTile]]:
+    """Yields the best tile of each number of channels and columns, and its clocks."""
     counts = [count // layer.itemsize for count in _BLOCK_BYTES]
     dividing = [n for n in counts if layer.channels % n == 0]
     whole_sectors = [n for n in dividing if n * layer.itemsize % _SECTOR == 0]
@@ -239,22 +240,34 @@ def _candidates(layer: _Layer) -> Iterator[BlockTile]:
     lengths = layer.height.strip_length(layer.op), layer.width.strip_length(layer.op)
     row_counts = sorted({-(-lengths[0] // k) for k in range(1, 17)})
     column_counts = range(1, min(lengths[1], _MOST_COLUMNS) + 1)
+    strips = ((1, 2, 3, 4), (1, 2, 3, 4, 7, 8))
+    # Of shape (columns, others).
+    columns, rows, below, beside = (
+        axis.reshape(len(column_counts), -1)
+        for axis in np.meshgrid(column_counts, row_counts, *strips, indexing="ij")
+    )
     for channels, of_block in itertools.product(widths, block_channels):
         if channels * layer.taps > _MOST_FILTER_REGISTERS:
             continue
-        for columns, rows in itertools.product(column_counts, row_counts):
-            for strips in itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 7, 8)):
-                tile = BlockTile(layer, channels, of_block // channels, columns, rows, strips)
-                if (
-                    tile.threads in _BLOCK_THREADS
-                    and tile.registers <= _MOST_REGISTERS
-                    and tile.shared_bytes <= _MOST_SHARED_BYTES
-                    and tile.size[0] < lengths[0] + rows
-                    and tile.size[1] < lengths[1] + columns
-                    and max(tile.window, tile.columns * layer.width.stride) <= 32
-                    and tile.blocks <= _INT32_MAX
-                ):
-                    yield tile
+        tiles = BlockTile(layer, channels, of_block // channels, columns, rows, (below, beside))
+        fits = (
+            (tiles.threads >= _BLOCK_THREADS.start)
+            & (tiles.threads < _BLOCK_THREADS.stop)
+            & (tiles.registers <= _MOST_REGISTERS)
+            & (tiles.shared_bytes <= _MOST_SHARED_BYTES)
+            & (tiles.size[0] < lengths[0] + rows)
+            & (tiles.size[1] < lengths[1] + columns)
+            & (np.maximum(tiles.window, columns * layer.width.stride) <= 32)
+            & (tiles.blocks <= _INT32_MAX)
+        )
+        clocks = np.where(fits, tiles.clocks(gpu), math.inf)
+        for at, best in enumerate(clocks.argmin(axis=1)):
+            if clocks[at, best] < math.inf:
+                c, r, *s = (int(axis[at, best]) for axis in (columns, rows, below, beside))
+                yield (
+                    float(clocks[at, best]),
+                    replace(tiles, columns=c, rows=r, strips=(s[0], s[1])),
+                )
 
 
 def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
@@ -274,7 +287,7 @@ def block_recipe(problem: ConvProblem, tile: BlockTile) -> Recipe:
             ("GROUPS", tile.groups),
             ("STRIPS_H", tile.strips[0]),
             ("STRIPS_W", tile.strips[1]),
-            ("MIN_BLOCKS", tile.residents),
+            ("MIN_BLOCKS", int(tile.residents)),
             ("DGRAD", int(is_dgrad)),
             ("KH", height.taps),
             ("KW", width.taps),

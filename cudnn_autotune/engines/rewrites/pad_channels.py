@@ -15,7 +15,6 @@ from cudnn_autotune.engines.rewrites.rewrite import (
     Rewrite,
     is_channels_last,
     may_use_half,
-    may_use_tf32,
     round_up,
 )
 
@@ -24,9 +23,6 @@ _GRANULE = 8
 _FEWEST: Mapping[str, int] = {"fprop": 17, "dgrad": 1, "wgrad": 9}
 """Input channels from which padding gained on an H200. cuDNN has other engines for fewer, and the
 package has kernels."""
-_NARROWEST, _WIDEST = 57, 128
-"""Channels of a group between which a power of two is offered. ``grouped`` computes narrower ones,
-in less time on an H200: 47 us instead of 132 with groups of 24."""
 
 
 class PadChannels(Rewrite):
@@ -38,11 +34,7 @@ class PadChannels(Rewrite):
     channel adds ``0 * 0``, so non-finite values go where the engine sends them. A bias is
     padded as K is, so the engine has the epilogue in this form, too.
 
-    Engines of 16-bit types with tensor cores want channels in multiples of 8. The engines for
-    groups in TF32 want a power of two in each group; for other widths those for fprop ask for the
-    workspace of padded tensors. Groups are padded only above the 56 channels up to which there is
-    the kernel ``grouped``. On an H200 padded groups of 24 were faster than cuDNN's engines; wider
-    ones have not been timed in any record.
+    Engines of 16-bit types with tensor cores want channels in multiples of 8.
 
     In ``channels_last`` only: cuDNN's engines for NCHW pad while they transpose.
     """
@@ -50,21 +42,14 @@ class PadChannels(Rewrite):
     name = "pad_channels"
 
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
-        """Returns a form if the channels of a group, or of the convolution without groups, are not
-        what engines want, and are as many as the constants above say."""
-        if not is_channels_last(problem):
+        """Returns a form of a convolution without groups if its channels are not what engines want,
+        and are as many as the constants above say."""
+        if problem.groups > 1 or not is_channels_last(problem) or not may_use_half(problem, gpu):
             return None
-        c, k = problem.weight_shape[1], problem.weight_shape[0] // problem.groups
-        if problem.groups == 1:
-            if not may_use_half(problem, gpu) or c < _FEWEST[problem.op]:
-                return None
-            to_c, to_k = round_up(c, _GRANULE), round_up(k, _GRANULE)
-        else:
-            if not may_use_tf32(problem, gpu) or problem.op != "fprop":
-                return None
-            to_c, to_k = _power_of_two(c), _power_of_two(k)
-            if not all(_pays(*widths) for widths in ((c, to_c), (k, to_k))):
-                return None
+        k, c = problem.weight_shape[:2]
+        if c < _FEWEST[problem.op]:
+            return None
+        to_c, to_k = round_up(c, _GRANULE), round_up(k, _GRANULE)
         if (to_c, to_k) == (c, k):
             return None
         if to_k > k and problem.residual:
@@ -72,34 +57,17 @@ class PadChannels(Rewrite):
         return _form(problem, to_c, to_k)
 
 
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
-
-
-def _pays(width: int, to_width: int) -> bool:
-    return _NARROWEST <= width <= _WIDEST and 3 * to_width <= 4 * width
-
-
 def _form(problem: ConvProblem, to_c: int, to_k: int) -> Form:
-    """The arguments are channels of a group."""
-    groups, kernel = problem.groups, problem.weight_shape[2:]
-    n, _, *space = problem.input_shape
-    c, k = problem.weight_shape[1], problem.weight_shape[0] // groups
+    (k, c, *kernel), (n, _, *space) = problem.weight_shape, problem.input_shape
     taps = math.prod(kernel)
-    packings: dict[Buffer, Packing] = {
-        "w": Packing(groups, (k, taps), c, to_c, groups, (to_k, taps))
-    }
+    packings: dict[Buffer, Packing] = {"w": Packing(1, (k, taps), c, to_c, 1, (to_k, taps))}
     if to_c > c:
-        packings["x"] = _padded(n * math.prod(space) * groups, c, to_c)
+        packings["x"] = _padded(n * math.prod(space), c, to_c)
     if to_k > k:
-        packings["y"] = _padded(n * math.prod(problem.output_shape[2:]) * groups, k, to_k)
+        packings["y"] = _padded(n * math.prod(problem.output_shape[2:]), k, to_k)
         if problem.bias:
-            packings["bias"] = _padded(groups, k, to_k)
-    inner = replace(
-        problem,
-        input_shape=(n, to_c * groups, *space),
-        weight_shape=(to_k * groups, to_c, *kernel),
-    )
+            packings["bias"] = _padded(1, k, to_k)
+    inner = replace(problem, input_shape=(n, to_c, *space), weight_shape=(to_k, to_c, *kernel))
     return Form(inner, packings)
 
 
