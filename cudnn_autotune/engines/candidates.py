@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.problem import ConvProblem
 
 
 class Candidates(Protocol):
     """The candidates of one problem. cuDNN is asked for them when they are first needed."""
+
+    @property
+    def problem(self) -> ConvProblem | None:
+        """The problem, where it is known."""
 
     def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
         """Returns the candidates of heuristic mode ``A``, ``B`` or ``FALLBACK`` that no mode before

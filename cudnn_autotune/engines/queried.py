@@ -43,7 +43,7 @@ class QueriedCandidates:
         chosen_nearby: Sequence[Candidate] = (),
         gpu: Gpu | None = None,
     ) -> None:
-        self._problem = problem
+        self.problem = problem
         own_paths = (ATEN.text, MATMUL.text)
         self._nearby = [c.text for c in chosen_nearby if c.text not in own_paths]
         self._operands = operands
@@ -90,7 +90,7 @@ class QueriedCandidates:
 
     @property
     def aten_uses_cudnn(self) -> bool:
-        problem, n = self._problem, self._problem.spatial_dims
+        problem, n = self.problem, self.problem.spatial_dims
         if problem.residual or problem.activation:
             return False  # it runs kernels of its own behind cuDNN's
         # A bias is added by a kernel of PyTorch's here too, as behind the first of mode A.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -21,9 +22,11 @@ MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
 # one that ``auto`` compiles. The numbers belong to the version of cuDNN that is the outer key.
 KERNEL_CFGS = {(9, 19): {78: (1, 0, 4, 8, 9, 20, 30, 40), 70: (0, 9)}}
 _KNOB = "KERNEL_CFG"
-# Engines that cuDNN compiles at run time, lists in mode FALLBACK only, and that are hardly ever the
-# fastest: 71 (fprop) was on one of 92 layers (docs/findings/fallback-mode.md).
-SELDOM_FASTEST = {(9, 19): (71,)}
+# Engines that cuDNN compiles at run time, and that are hardly ever the fastest where the filters
+# have fewer elements than so many for each pixel of the output. Engine 71 (fprop) was on one of 92
+# layers. Engine 70 (wgrad) does not split the sum over the pixels, and below this number it took at
+# least 1.46 times the best (docs/findings/fallback-mode.md).
+SELDOM_FASTEST = {(9, 19): {71: math.inf, 70: 100.0}}
 
 _KnownT = TypeVar("_KnownT")
 
@@ -38,12 +41,18 @@ def kernel_cfgs(cudnn_version: int) -> Mapping[int, tuple[int, ...]]:
     return _known(KERNEL_CFGS, cudnn_version) or {}
 
 
-def is_seldom_fastest(candidate: Candidate) -> bool:
+def is_seldom_fastest(candidate: Candidate, problem: ConvProblem | None) -> bool:
     """Whether to compile a candidate mostly costs more than it gains, by what is known of the
-    version of cuDNN as in :func:`kernel_cfgs`."""
-    seldom = _known(SELDOM_FASTEST, _C.cudnn_runtime_version()) or ()
-    is_last = candidate.heuristic_mode == "FALLBACK" and candidate.is_compiled
-    return is_last and candidate.engine in seldom
+    version of cuDNN as in :func:`kernel_cfgs`. Those of mode A, which PyTorch compiles, do not
+    count."""
+    if not candidate.is_compiled or candidate.heuristic_mode == "A":
+        return False
+    seldom = _known(SELDOM_FASTEST, _C.cudnn_runtime_version()) or {}
+    least = seldom.get(candidate.engine or -1, 0.0)
+    if problem is None or math.isinf(least):
+        return math.isinf(least)
+    pixels = problem.output_shape[0] * math.prod(problem.output_shape[2:])
+    return math.prod(problem.weight_shape) < least * pixels
 
 
 def _known(found: Mapping[tuple[int, int], _KnownT], cudnn_version: int) -> _KnownT | None:

@@ -43,6 +43,7 @@ class Shortlist:
         listed = self.all()
         self._beyond = candidates.beyond()
         self._similar = candidates.similar()
+        self.problem = candidates.problem
         self.aten_uses_cudnn = candidates.aten_uses_cudnn
         kernels: dict[str, Candidate] = {}
         for candidate in [*self._similar, *self._beyond, *listed]:
@@ -52,7 +53,9 @@ class Shortlist:
         if of_a:
             won = {c.text for c in self._similar}
             kernels = {
-                name: c for name, c in kernels.items() if c.text in won or not is_seldom_fastest(c)
+                name: c
+                for name, c in kernels.items()
+                if c.text in won or not is_seldom_fastest(c, self.problem)
             }
         first = [c for c in of_a if c.is_unfused][:_MOST_LISTED]
         first += [c for c in of_a if not c.is_unfused][:_MOST_LISTED]

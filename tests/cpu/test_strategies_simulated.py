@@ -29,6 +29,7 @@ from simulation import (
 
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.sampling import conclusion
 from cudnn_autotune.sampling.auto import Auto, Shortlist
@@ -380,7 +381,7 @@ def test_auto_looks_at_what_pytorch_times_and_compiles_one_kernel_of_an_engine()
     assert [c.text for c in [*found.all(), *found.beyond()]] == ["eng78", "eng78:1"]
 
 
-def test_auto_leaves_out_an_engine_that_is_hardly_ever_the_fastest() -> None:
+def test_auto_leaves_out_engines_where_they_are_hardly_ever_the_fastest() -> None:
     first = of_engine("first", 60, 0, "A")
     seldom = of_engine("seldom", 71, 30, "FALLBACK", "RUNTIME_COMPILATION")
 
@@ -392,6 +393,22 @@ def test_auto_leaves_out_an_engine_that_is_hardly_ever_the_fastest() -> None:
     assert texts([first, replace(seldom, engine=78)]) == ["first", "seldom"]
     assert texts([seldom]) == ["seldom"], "cuDNN lists nothing else"
     assert texts([first, seldom], [seldom]) == ["first", "seldom"], "it won nearby"
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "is_compiled"), [(768, 14, True), (384, 14, False), (96, 112, False)]
+)
+def test_auto_compiles_an_engine_that_does_not_split_its_sum_for_many_filters_only(
+    channels: int, size: int, is_compiled: bool
+) -> None:
+    shape, weight = (32, channels, size, size), (channels, channels, 2, 2)
+    problem = ConvProblem("wgrad", shape, weight, stride=2, dtype=torch.float16)
+    listed = of_engine("listed", 70, 30, "FALLBACK", "RUNTIME_COMPILATION")
+    kernel = of_engine("kernel", 70, 1000, "", "RUNTIME_COMPILATION")
+    everything = [of_engine("first", 60, 0, "A"), listed, kernel]
+    found = Shortlist(StaticCandidates(everything, problem=problem))
+    assert [c.text for c in found.beyond()] == ["kernel"] * is_compiled
+    assert [c.text for c in found.all()] == ["first"]
 
 
 def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> SearchState:

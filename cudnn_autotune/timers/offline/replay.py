@@ -54,7 +54,9 @@ class ReplayTimer:
     def __init__(self, recording: Recording, seed: int = 0) -> None:
         self.recording = recording
         self.candidates = StaticCandidates(
-            [r.candidate for r in recording.candidates], recording.aten_uses_cudnn
+            [r.candidate for r in recording.candidates],
+            recording.aten_uses_cudnn,
+            problem=recording.problem,
         )
         self._rng = random.Random(seed)
         self._column = {r.text: i for i, r in enumerate(recording.candidates)}

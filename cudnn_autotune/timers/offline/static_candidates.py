@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.problem import ConvProblem
 
 
 class StaticCandidates:
@@ -16,7 +17,9 @@ class StaticCandidates:
         candidates: Sequence[Candidate],
         aten_uses_cudnn: bool = True,
         similar: Sequence[Candidate] = (),
+        problem: ConvProblem | None = None,
     ) -> None:
+        self.problem = problem
         self._engines = sorted((c for c in candidates if c.heuristic_mode), key=lambda c: c.place)
         self._beyond = sorted(
             (c for c in candidates if not c.heuristic_mode), key=lambda c: c.text != ATEN.text
