@@ -396,7 +396,7 @@ def test_auto_leaves_out_engines_where_they_are_hardly_ever_the_fastest() -> Non
 
 
 @pytest.mark.parametrize(
-    ("channels", "size", "is_compiled"), [(768, 14, True), (384, 14, False), (96, 112, False)]
+    ("channels", "size", "is_compiled"), [(768, 14, True), (192, 14, False), (96, 112, False)]
 )
 def test_auto_compiles_an_engine_that_does_not_split_its_sum_for_many_filters_only(
     channels: int, size: int, is_compiled: bool
