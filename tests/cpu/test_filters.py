@@ -70,7 +70,9 @@ def test_engines_that_ignore_the_far_padding_are_left_out(padding: tuple[int, ..
 @pytest.mark.parametrize(
     ("engine", "changes"),
     [(1, {"padding": (0, 0, 1, 1)}), (20, {"padding": (0, 0, 1, 1)}),
-     (17, {"dtype": torch.float32, "allow_tf32": False})],
+     (17, {"dtype": torch.float32, "allow_tf32": False}),
+     (67, {"dtype": torch.float32, "alignment": (8, 32, 32)}),
+     (67, {"dtype": torch.float32, "alignment": (32, 32, 4)})],
 )  # fmt: skip
 def test_an_erratum_is_of_the_cudnn_that_it_was_seen_with(
     engine: int, changes: dict[str, Any]

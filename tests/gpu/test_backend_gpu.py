@@ -173,7 +173,7 @@ def test_engines_of_all_groups_are_compiled_ahead_and_once(tmp_path: Path, sampl
     compiled = after["compiled"] - before["compiled"]
     assert compiled == len(list(tmp_path.glob("plans-*/*.plan"))), "nothing is compiled twice"
     assert compiled >= 6
-    assert after["read"] - before["read"] >= 6, "the searches find what was compiled ahead"
+    assert after["read"] == before["read"], "the searches take what was compiled, from memory"
 
 
 @pytest.mark.parametrize("dims", [2, 3])
