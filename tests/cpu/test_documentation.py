@@ -79,14 +79,18 @@ def test_call_overhead() -> None:
 
 
 def test_warm_start() -> None:
-    seconds: dict[str, list[float]] = {}
-    for process in record("warm_start")["results"]["processes"]:
-        seconds.setdefault(process["mode"], []).append(process["both_ms"] / 1e3)
-    median = {mode: statistics.median(found) for mode, found in seconds.items()}
+    def medians(name: str) -> dict[str, float]:
+        seconds: dict[str, list[float]] = {}
+        for process in record(name)["results"]["processes"]:
+            seconds.setdefault(process["mode"], []).append(process["both_ms"] / 1e3)
+        return {mode: statistics.median(found) for mode, found in seconds.items()}
+
     text = answer("warm_start")
-    assert f"After {median['auto_filled']:.2f} s with a filled store" in text
-    assert f"after {median['pytorch_on_10']:.2f} s by PyTorch with benchmark" in text
-    assert f"Filling the store took {median['auto_empty']:.1f} s" in text
+    cold, warm = medians("warm_start_cold_resnet50"), medians("warm_start")
+    assert f"nothing cached after {cold['auto_empty']:.1f} s" in text
+    assert f"by PyTorch with benchmark after {cold['pytorch_on_10']:.1f} s" in text
+    assert f"compiled kernels after {warm['auto_filled']:.2f} s" in text
+    assert f"PyTorch {warm['pytorch_on_10']:.2f} s" in text
 
 
 def test_power_limit() -> None:
