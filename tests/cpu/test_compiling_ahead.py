@@ -130,7 +130,7 @@ def test_what_was_begun_last_is_compiled_first(
 ) -> None:
     order: list[str] = []
 
-    def listed(problem: ca.ConvProblem, *_: Any) -> dict[str, Future[Any]]:
+    def listed(_: Any, problem: ca.ConvProblem, *more: Any) -> dict[str, Future[Any]]:
         order.append(problem.op)
         return {}
 
