@@ -38,6 +38,9 @@ def settings_of(what: ConvProblem, gpu: Gpu = H200) -> list[str]:
 def test_layers_of_models(layer: Any, dtype: torch.dtype) -> None:
     what = problem(*layer, dtype=dtype)
     found = settings_of(what)
+    if layer == LAYERS["56 wide"] and dtype == torch.float32:
+        assert found == [], "its sums take more registers than a thread has"
+        return
     assert len(found) >= 2
     # Each variant takes a second to compile.
     for index, settings in enumerate(found[: 2 if layer[2] == 24 else 1]):
