@@ -7,7 +7,7 @@ CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,9 @@ from cudnn_autotune.engines.problem import ConvProblem
 Buffer = Literal["x", "w", "y", "bias", "residual", "workspace"]
 """The forward convolution's input, weight and output, what its epilogue adds, and the workspace.
 fprop writes y, dgrad writes x and wgrad writes w."""
+WRITTEN: Mapping[str, Buffer] = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+_ALIGNMENT = 256
+"""Of tensors in the workspace, in bytes; torch aligns the workspace itself so."""
 
 Dim3 = tuple[int, int, int]
 
@@ -103,3 +106,9 @@ class Recipe:
     launches: tuple[KernelLaunch | EngineLaunch | PythonLaunch, ...]
     workspace_bytes: int = 0
     """Of the ``workspace`` buffer. Engines of cuDNN have their own workspace behind it."""
+
+
+def workspace_room(size: int) -> int:
+    """Returns the bytes that a tensor of ``size`` bytes takes in the workspace, where another one
+    may begin behind it."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -84,13 +84,13 @@ def start(
 
 
 def start_backward(
-    forward: ConvProblem, device: Device, sampling: str, workspace_limit: int | None
+    computed: ConvProblem, device: Device, sampling: str, workspace_limit: int | None
 ) -> None:
     """Begins to compile for the gradients that will be asked for of the forward convolution that
-    this thread computes."""
+    this thread computes; for none where what it computes is a gradient itself."""
     of_input, of_weight = _C.expected_gradients()
-    x, w, _ = forward.alignment
-    plain = replace(forward, bias=False, residual=False, activation="")
+    x, w, _ = computed.alignment
+    plain = replace(computed, bias=False, residual=False, activation="")
     # A gradient lies in new memory.
     gradients = [
         (of_weight, replace(plain, op="wgrad", alignment=(x, MOST_ALIGNED, MOST_ALIGNED))),

@@ -220,8 +220,7 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
         # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))
         return _served(miss, None)
-    if problem.op == "fprop":
-        compiling_ahead.start_backward(problem, miss.device, strategy.name, miss.limit)
+    compiling_ahead.start_backward(problem, miss.device, strategy.name, miss.limit)
     begun = compiling_ahead.take(problem, miss.device)
     refused = refusal(problem, miss.tensors)
     timer = GpuTimer(problem, search, miss.tensors, refusal=refused, begun=begun)

@@ -68,6 +68,10 @@ class _Layer:
         return self.height.taps * self.width.taps
 
 
+_Numbers = Any
+"""An int or a float of one tile, or an array of those of many tiles."""
+
+
 @dataclass(frozen=True)
 class BlockTile:
     """What a block computes: the settings of an offer; or many of them, whose columns, rows and
@@ -78,10 +82,10 @@ class BlockTile:
     """Of a thread."""
     groups: int
     """Of so many channels, in a block."""
-    columns: Any
+    columns: _Numbers
     """Of y, of a thread; dgrad writes ``stride`` times as many of x."""
-    rows: Any
-    strips: tuple[Any, Any]
+    rows: _Numbers
+    strips: tuple[_Numbers, _Numbers]
     """Of a block, one below and one beside the other."""
 
     @property
@@ -92,63 +96,63 @@ class BlockTile:
         )
 
     @property
-    def threads(self) -> Any:
+    def threads(self) -> _Numbers:
         return self.groups * math.prod(self.strips)
 
     @property
-    def size(self) -> tuple[Any, Any]:
+    def size(self) -> tuple[_Numbers, _Numbers]:
         return self.rows * self.strips[0], self.columns * self.strips[1]
 
     @property
-    def chunks(self) -> Any:
+    def chunks(self) -> int:
         """Of channels."""
         return -(-self.layer.channels // (self.groups * self.channels))
 
     @property
-    def tiles(self) -> tuple[Any, Any]:
+    def tiles(self) -> tuple[_Numbers, _Numbers]:
         s = self.layer
         lengths = s.height.strip_length(s.op), s.width.strip_length(s.op)
         return -(-lengths[0] // self.size[0]), -(-lengths[1] // self.size[1])
 
     @property
-    def blocks(self) -> Any:
+    def blocks(self) -> _Numbers:
         return self.layer.images * self.chunks * math.prod(self.tiles)
 
-    def _read(self, units: Any, d: Dimension) -> Any:
+    def _read(self, units: _Numbers, d: Dimension) -> _Numbers:
         """The pixels that so many of y, or groups of x, need."""
         if self.layer.op == "fprop":
             return (units - 1) * d.stride + d.taps
         return units + -(-d.taps // d.stride) - 1
 
     @property
-    def pixels_read(self) -> Any:
+    def pixels_read(self) -> _Numbers:
         return self._read(self.size[0], self.layer.height) * self._read(
             self.size[1], self.layer.width
         )
 
     @property
-    def window(self) -> Any:
+    def window(self) -> _Numbers:
         return self._read(self.columns, self.layer.width)
 
     @property
-    def _written(self) -> Any:
+    def _written(self) -> _Numbers:
         """Pixels of a step."""
         s = self.layer
         return self.columns * (1 if s.op == "fprop" else s.height.stride * s.width.stride)
 
     @property
-    def shared_bytes(self) -> Any:
+    def shared_bytes(self) -> _Numbers:
         values = self.pixels_read + self.layer.taps
         return self.layer.itemsize * self.groups * self.channels * values
 
     @property
-    def registers(self) -> Any:
+    def registers(self) -> _Numbers:
         """Of a thread, about."""
         values = self.layer.taps + self.layer.slots * self._written
         return -(-(self.channels * values + _OTHER_REGISTERS) // 8) * 8
 
     @property
-    def residents(self) -> Any:
+    def residents(self) -> _Numbers:
         """Blocks of a multiprocessor."""
         of_registers = _SM_REGISTERS // (-(-self.threads // 32) * 32 * self.registers)
         of_threads = np.minimum(_SM_THREADS // self.threads, _SM_BLOCKS)
@@ -156,11 +160,11 @@ class BlockTile:
         return np.minimum(most, self._shared_residents)
 
     @property
-    def _shared_residents(self) -> Any:
+    def _shared_residents(self) -> _Numbers:
         return np.maximum(1, (227 << 10) // (self.shared_bytes + _BLOCK_RESERVED_BYTES))
 
     @property
-    def _instructions(self) -> Any:
+    def _instructions(self) -> _Numbers:
         """Of a block's warps."""
         s = self.layer
         rows_read = min(s.height.stride, s.height.taps) if s.op == "fprop" else 1
@@ -179,7 +183,7 @@ class BlockTile:
         )
         return of_thread * -(-self.threads // 32)
 
-    def clocks(self, gpu: Gpu) -> Any:
+    def clocks(self, gpu: Gpu) -> _Numbers:
         """An estimate."""
         blocks = -(-self.blocks // gpu.multiprocessors)
         warps = self.residents * self.threads / 32
@@ -222,7 +226,7 @@ def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
         problem.op, problem.input_shape[0], problem.groups, height, width, problem.dtype.itemsize
     )
     best: dict[tuple[int, int], tuple[float, BlockTile]] = {}
-    for clocks, tile in _candidates(layer, gpu):
+    for clocks, tile in _best_tiles(layer, gpu):
         key = (tile.channels * tile.groups, tile.columns)
         if key not in best or clocks < best[key][0]:
             best[key] = (clocks, tile)
@@ -230,7 +234,7 @@ def block_tiles(problem: ConvProblem, gpu: Gpu) -> tuple[BlockTile, ...]:
     return tuple(tile for _, tile in ordered[:_MOST_OFFERS])
 
 
-def _candidates(layer: _Layer, gpu: Gpu) -> Iterator[tuple[float, BlockTile]]:
+def _best_tiles(layer: _Layer, gpu: Gpu) -> Iterator[tuple[float, BlockTile]]:
     """Yields the best tile of each number of channels and columns, and its clocks."""
     counts = [count // layer.itemsize for count in _BLOCK_BYTES]
     dividing = [n for n in counts if layer.channels % n == 0]

@@ -17,8 +17,17 @@ from cudnn_autotune.engines.kernels.grouped import Grouped
 from cudnn_autotune.engines.kernels.grouped_wgrad import GroupedWgrad
 from cudnn_autotune.engines.kernels.sources import version_of
 from cudnn_autotune.engines.problem import CHANNELS_LAST, ConvProblem
-from cudnn_autotune.engines.recipe import Address, Argument, Buffer, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import (
+    WRITTEN,
+    Address,
+    Argument,
+    Buffer,
+    KernelLaunch,
+    Recipe,
+    workspace_room,
+)
 from cudnn_autotune.engines.rewrites.transpose import (
+    LEAST_ALIGNED,
     Transposition,
     is_same,
     to_channels_last,
@@ -39,11 +48,8 @@ tensors read and written once more at 3 TB/s are together less than the best con
 _CONTIGUOUS = DepthwiseWgradMma()
 """A kernel for contiguous tensors, which takes less where it computes the problem."""
 _MOST_OFFERS = 3
-_LEAST_ALIGNED = 16
-"""Bytes that every tensor's address is a multiple of."""
-_ALIGNMENT = 256
-"""Of tensors in the workspace, in bytes; torch aligns the workspace itself so."""
-_WRITTEN = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+_IN_WORKSPACE = 32
+"""The alignment of tensors in the workspace, in bytes, as problems have it."""
 
 
 class ChannelsLast:
@@ -57,7 +63,8 @@ class ChannelsLast:
 
     name = "channels_last"
     version = version_of(
-        *("channels_last.py", "division.cuh", "division.py", "transpose.cu", "transpose.py"),
+        *("channels_last.py", "division.cuh", "division.py"),
+        *("several_tensors.cuh", "transpose.cu", "transpose.py"),
         package=__package__,
         versions=tuple(one.version for one in (*_INNER, _CONTIGUOUS)),
     )
@@ -79,7 +86,7 @@ def _offered(problem: ConvProblem, gpu: Gpu) -> list[tuple[Offer, Implementation
     if (
         problem.memory_format != torch.contiguous_format
         or problem.spatial_dims not in CHANNELS_LAST
-        or min(problem.alignment) < _LEAST_ALIGNED
+        or min(problem.alignment) < LEAST_ALIGNED
         or _CONTIGUOUS.offers(problem, gpu)
     ):
         return []
@@ -116,19 +123,16 @@ def _transposed(problem: ConvProblem) -> Iterator[Buffer]:
 def _inner(problem: ConvProblem) -> ConvProblem:
     """Returns the problem in channels_last, whose transposed tensors lie in the workspace."""
     transposed = set(_transposed(problem))
-    x, w, y = problem.alignment
-    alignment = (
-        32 if "x" in transposed else x,
-        32 if "w" in transposed else w,
-        32 if "y" in transposed else y,
+    x, w, y = (
+        _IN_WORKSPACE if name in transposed else alignment
+        for name, alignment in zip(("x", "w", "y"), problem.alignment, strict=True)
     )
-    return replace(problem, memory_format=CHANNELS_LAST[problem.spatial_dims], alignment=alignment)
+    return replace(problem, memory_format=CHANNELS_LAST[problem.spatial_dims], alignment=(x, w, y))
 
 
 def _room(problem: ConvProblem, name: Buffer) -> int:
     """The bytes in the workspace of a tensor that is transposed."""
-    used = math.prod(_shape(problem, name)) * problem.dtype.itemsize
-    return -(-used // _ALIGNMENT) * _ALIGNMENT
+    return workspace_room(math.prod(_shape(problem, name)) * problem.dtype.itemsize)
 
 
 def _around(problem: ConvProblem, inner: Recipe) -> Recipe:
@@ -142,7 +146,7 @@ def _around(problem: ConvProblem, inner: Recipe) -> Recipe:
     behind: list[Transposition] = []
     for name, place in places.items():
         shape = _shape(problem, name)
-        if name == _WRITTEN[problem.op]:
+        if name == WRITTEN[problem.op]:
             behind.append(to_contiguous(shape, place, Address(name)))
         else:
             before.append(to_channels_last(shape, Address(name), place))

@@ -155,17 +155,6 @@ __device__ __forceinline__ void copy_tensor(const Tensor& t, unsigned block) {
   }
 // clang-format on
 
-#if TENSORS > 1
-#define SECOND , PARAMETERS(1)
-#else
-#define SECOND
-#endif
-#if TENSORS > 2
-#define THIRD , PARAMETERS(2)
-#else
-#define THIRD
-#endif
-
 // The tensors one after the other, each beginning with a block of its own.
 extern "C" __global__ void __launch_bounds__(THREADS) copy_tensors(PARAMETERS(0) SECOND THIRD) {
   unsigned block = blockIdx.x;

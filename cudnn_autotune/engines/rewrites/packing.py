@@ -12,7 +12,10 @@ from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.recipe import Address, Argument, Int64, Kernel, KernelLaunch
 from cudnn_autotune.engines.rewrites.division import divisor
 
-_SOURCE = "".join(sources.text(name, __package__) for name in ("division.cuh", "packing.cu"))
+_SOURCE = "".join(
+    sources.text(name, __package__)
+    for name in ("division.cuh", "several_tensors.cuh", "packing.cu")
+)
 _THREADS = 256
 _WIDEST = 16
 """Bytes of the widest load and store."""

@@ -14,14 +14,19 @@ from cudnn_autotune.engines.configs import Candidate, Device, open_search, query
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels import sources
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import Address, Buffer, EngineLaunch, KernelLaunch, Recipe
+from cudnn_autotune.engines.recipe import (
+    WRITTEN,
+    Address,
+    Buffer,
+    EngineLaunch,
+    KernelLaunch,
+    Recipe,
+    workspace_room,
+)
 from cudnn_autotune.engines.rewrites.packing import LEAST_ALIGNED, Copy, Packing, pack, unpack
 
 MOST_OFFERS = 3
 """Of a rewrite, for one problem."""
-_ALIGNMENT = 256
-"""Of tensors in the workspace, in bytes; torch aligns the workspace itself so."""
-_WRITTEN: Mapping[str, Buffer] = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ class Rewrite(ABC):
 
     def __init__(self) -> None:
         shared = ("division.cuh", "division.py", "packing.cu", "packing.py", "rewrite.py")
-        self.version = sources.version_of(*shared, f"{self.name}.py", package=__package__)
+        files = (*shared, "several_tensors.cuh", f"{self.name}.py")
+        self.version = sources.version_of(*files, package=__package__)
 
     @abstractmethod
     def form(self, problem: ConvProblem, gpu: Gpu) -> Form | None:
@@ -100,7 +106,7 @@ def _offer(problem: ConvProblem, form: Form, engine: Candidate) -> Offer:
 
 
 def _recipe(problem: ConvProblem, form: Form, engine_text: str) -> Recipe:
-    inner, written = form.inner, _WRITTEN[problem.op]
+    inner, written = form.inner, WRITTEN[problem.op]
     places: dict[Buffer, Address] = {name: Address(name) for name in _buffers(problem)}
     copies: dict[Buffer, Copy] = {}
     used = 0
@@ -108,7 +114,7 @@ def _recipe(problem: ConvProblem, form: Form, engine_text: str) -> Recipe:
         packed = Address("workspace", used)
         copies[name] = Copy(packing, places[name], packed)
         places[name] = packed
-        used += -(-packing.packed_count * inner.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        used += workspace_room(packing.packed_count * inner.dtype.itemsize)
     launches: list[KernelLaunch | EngineLaunch] = []
     operands = [copy for name, copy in copies.items() if name != written]
     if operands:

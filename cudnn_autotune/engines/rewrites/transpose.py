@@ -13,9 +13,12 @@ from cudnn_autotune.engines.recipe import Address, Argument, Kernel, KernelLaunc
 from cudnn_autotune.engines.rewrites.division import divisor
 
 _SOURCE = sources.source() + "".join(
-    sources.text(name, __package__) for name in ("division.cuh", "transpose.cu")
+    sources.text(name, __package__)
+    for name in ("division.cuh", "several_tensors.cuh", "transpose.cu")
 )
 _VECTOR_BYTES = 16
+LEAST_ALIGNED = _VECTOR_BYTES
+"""Bytes that every tensor's address is a multiple of."""
 _TILE_BYTES = 16 << 10
 _THREADS = 256
 _ITEMS = 4
@@ -35,7 +38,7 @@ class Transposition:
 
     source: Address
     target: Address
-    """Both at a multiple of 16 bytes."""
+    """Both at a multiple of ``LEAST_ALIGNED`` bytes."""
     images: int
     rows: int
     columns: int
