@@ -3,13 +3,13 @@
 
 python benchmarks/pytorch_tests.py --checkout ../pytorch --json record.json
 
-Runs test/nn/test_convolution.py of a checkout of PyTorch twice: as it is, and under enable(). The
-checkout must be of the release of torch that runs; only that file of it is needed. A test that
-passes only in the first run is a failure of ours, unless REASONS has a reason.
+Runs test/nn/test_convolution.py of a checkout of PyTorch under enable(), and then what did not pass
+there without it. The checkout must be of the release of torch that runs; only that file of it is
+needed. A test that passes only without enable() is a failure of ours, unless REASONS has a reason.
 Ends with 1 if one has none.
 
-On the CPU enable() has no effect; --device cpu registers its kernels for the CPU, where this
-package's operators compute by ATen.
+On a GPU, tests that use no CUDA are left out. On the CPU enable() has no effect; --device cpu
+registers its kernels for the CPU, where this package's operators compute by ATen.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,67 +31,79 @@ from common.junit import OUTCOMES, read
 from common.modes import OUR_MODES
 
 TESTS = Path("test", "nn", "test_convolution.py")
-RUNS = {"without enable()": False, "with enable()": True}
 HERE = Path(__file__).resolve().parent
 # "Class::test", in which * stands for any text -> why it only passes without enable().
 REASONS: dict[str, str] = {}
 
 
-def run(options: Any, enabled: bool, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The outcomes of one run, and the sums of the counts that the plugin left.
+Tests = dict[str, tuple[str, str]]
+"""``"Class::test"`` -> its outcome and its message."""
+
+
+def run(options: Any, folder: Path, again: Collection[str] | None = None) -> Tests:
+    """One run, whose process leaves what it counted in ``folder / "counts"``.
+
+    Args:
+        again: runs these tests without enable(), instead of all tests of the device with it.
 
     Raises:
         SystemExit: pytest left no report.
     """
-    junit, counts = folder / f"junit_{enabled}.xml", folder / f"counts_{enabled}"
-    counts.mkdir()
+    junit = folder / "junit.xml"
+    junit.unlink(missing_ok=True)
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # not the checkout's
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
     command += ["-c", str(folder / "pytest.ini"), "-W", "ignore", "--tb=short"]
-    command += [str(options.checkout / TESTS), f"--junitxml={junit}"]
-    if options.select:
-        command += ["-k", options.select]
+    command += [f"--junitxml={junit}"]
+    file = str(options.checkout / TESTS)
+    if again is None:
+        command += [file, "-p", "pytorch_suite.enabled"]
+        command += ["-k", options.select] if options.select else []
+    else:
+        command += [f"{file}::{test}" for test in again]
     if options.workers > 1:
         command += ["-n", str(options.workers), "--dist", "worksteal"]
     settings = {
         "device": options.device,
         "sampling": options.sampling,
         "benchmark_limit": options.benchmark_limit,
-        "counts": str(counts),
+        "counts": str(folder / "counts"),
     }
     paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "CUDNN_AUTOTUNE_CACHE": "off",
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // options.workers)),
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYTORCH_SUITE": json.dumps(settings),
         "PYTORCH_TESTING_DEVICE_ONLY_FOR": options.device,
         "PYTEST_ADDOPTS": "",  # those are for the tests of this package
     }
-    if enabled:
-        command += ["-p", "pytorch_suite.enabled"]
     with options.log.open("a") if options.log else nullcontext() as log:
         done = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log)
     if not junit.exists():
         sys.exit(f"pytest ended with {done.returncode} and left no report")
-    fallbacks: Counter[str] = Counter()
-    sums: dict[str, Any] = {"problems": 0, "fallbacks": fallbacks} if enabled else {}
+    return {f"{t.group}::{t.name}": (t.outcome, t.message) for t in read(junit)}
+
+
+def summed(counts: Path) -> dict[str, Any]:
+    """The sums of the counts that the processes of the run under enable() left."""
+    problems, fallbacks = 0, Counter[str]()
     for file in counts.iterdir():
         part = json.loads(file.read_text(encoding="utf-8"))
-        sums["problems"] += part["problems"]
+        problems += part["problems"]
         fallbacks.update(part["fallbacks"])
-    tests = {f"{t.group}::{t.name}": (t.outcome, t.message) for t in read(junit)}
-    return tests, sums
+    return {"problems": problems, "fallbacks": fallbacks}
 
 
-def compare(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, str]]:
+def compare(enabled: Tests, without: Tests) -> list[dict[str, str]]:
     """Each test that does not pass under enable(), with a reason; "" where there is none."""
     rows = []
-    for test, (outcome, message) in after.items():
-        former, former_message = before[test]
-        why = ""
+    for test, (outcome, message) in enabled.items():
         if outcome == "passed":
             continue
+        former, former_message = without[test]
+        why = ""
         if (outcome, message) == (former, former_message) and outcome in ("skipped", "xfailed"):
             why = message or "PyTorch's test says no reason"
         elif former in ("failed", "error"):
@@ -122,6 +135,11 @@ def tables(data: dict[str, Any]) -> list[Any]:
     return [part for part in (table, failures, skips) if part.rows]
 
 
+def counted(tests: Tests) -> dict[str, int]:
+    found = Counter(outcome for outcome, _ in tests.values())
+    return {outcome: found[outcome] for outcome in OUTCOMES}
+
+
 def is_failure(row: dict[str, str]) -> bool:
     return row["outcome"] in ("failed", "error") or not row["reason"]
 
@@ -150,19 +168,20 @@ def main() -> int:
     from common.telemetry import Telemetry
 
     record = Record("pytorch_tests", options.json, device=options.device, arguments=vars(options))
-    record.results["counts"] = {}
-    outcomes = {}
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as text,
         Telemetry() if options.device == "cuda" else nullcontext() as telemetry,
     ):
-        for name, enabled in RUNS.items():
-            outcomes[name], counts = run(options, enabled, Path(folder))
-            found = Counter(outcome for outcome, _ in outcomes[name].values())
-            record.results["counts"][name] = {outcome: found[outcome] for outcome in OUTCOMES}
-            record.results.update(counts)
-            record.save()
-    rows = compare(*outcomes.values())
+        folder = Path(text)
+        (folder / "counts").mkdir()
+        enabled = run(options, folder)
+        counts = {"with enable()": counted(enabled)}
+        record.results.update(counts=counts, **summed(folder / "counts"))
+        record.save()
+        again = [test for test, (outcome, _) in enabled.items() if outcome != "passed"]
+        without = run(options, folder, again) if again else {}
+        counts["without, what did not pass"] = counted(without)
+    rows = compare(enabled, without)
     record.results["not_passed"] = rows
     record.save(complete=True, telemetry=telemetry.summary() if telemetry else None)
     show(tables(record.data))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from benchmark_scripts import main
 
 pytestmark = pytest.mark.search
@@ -60,7 +61,7 @@ def test_what_only_fails_under_enable_needs_a_reason(
     counts = {"passed": 1, "failed": 2, "error": 0, "skipped": 1, "xfailed": 1}
     assert results["counts"] == {
         "with enable()": counts,
-        "without enable()": {**counts, "passed": 2, "failed": 1},
+        "without, what did not pass": {**counts, "failed": 1},
     }
     reasons = {row["test"].partition("::test_")[2]: row["reason"] for row in results["not_passed"]}
     assert reasons.pop("fails").startswith("does not pass without enable() either: ")
@@ -76,10 +77,35 @@ def test_a_new_skip_and_a_known_failure(modules: None, monkeypatch: pytest.Monke
 
     monkeypatch.setitem(pytorch_tests.REASONS, "TestA::test_known_*", "known")
     names = ("TestA::test_known_cuda", "TestA::test_skipped", "TestA::test_fine")
-    before = dict.fromkeys(names, ("passed", ""))
-    after = dict(zip(names, (("failed", "no"), ("skipped", "why"), ("passed", "")), strict=True))
-    rows = pytorch_tests.compare(before, after)
+    enabled = dict(zip(names, (("failed", "no"), ("skipped", "why"), ("passed", "")), strict=True))
+    rows = pytorch_tests.compare(enabled, dict.fromkeys(names[:2], ("passed", "")))
     assert [(row["test"], row["reason"]) for row in rows] == [(names[0], "known"), (names[1], "")]
+
+
+class OnTheHost:
+    def test_of_the_host(self) -> None: ...
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="a reason")
+    def test_of_a_gpu(self) -> None: ...
+
+
+class OnCuda(OnTheHost):
+    device_type = "cuda"
+
+
+class OnCpu(OnTheHost):
+    device_type = "cpu"
+
+
+@pytest.mark.parametrize(("group", "kept"), [(OnTheHost, 1), (OnCuda, 2), (OnCpu, 0)])
+def test_on_a_gpu_tests_without_cuda_are_left_out(
+    group: type[OnTheHost], kept: int, modules: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_SUITE", "{}")
+    from pytorch_suite.enabled import uses_cuda
+
+    tests = (group.test_of_a_gpu, group.test_of_the_host)
+    assert [test for test in tests if uses_cuda(group, test)] == list(tests[:kept])
 
 
 def test_a_folder_that_is_no_checkout_is_named(modules: None, tmp_path: Path) -> None:
