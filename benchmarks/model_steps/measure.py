@@ -18,7 +18,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import sampling
 
 from . import engines_alone
-from .cases import WAYS, Case
+from .cases import WAYS, Case, Way
 from .gpu_lock import GpuLock
 from .subject import Step, Subject, errors
 from .turns import calibrate, take_turns
@@ -59,11 +59,11 @@ def _measured(
     device = request["device"]
     steps: dict[str, Step] = {}
     for name in request["ways"]:
-        if left.is_short():
+        if left.is_short_for(WAYS[name]):
             yield {"part": "failed", "step": name, "error": "no time was left for it"}
             continue
         try:
-            with left.of_a_way():
+            with left.of_a_way(WAYS[name]):
                 steps[name], part = _first_step(subject, name, batch, lock)
         except Exception as error:  # the other ways are measured all the same
             yield _failed(name, error)
@@ -110,20 +110,26 @@ class TimeLeft:
 
     def __init__(self, limit_s: float) -> None:
         self._end = time.monotonic() + limit_s
-        self._longest_s = 0.0
+        self._longest_s: dict[bool, float] = {}
+        """The longest first step of the ways that are not compiled, and of those that are."""
 
     @contextlib.contextmanager
-    def of_a_way(self) -> Iterator[None]:
+    def of_a_way(self, way: Way) -> Iterator[None]:
         """Notes how long the first step of a way takes, with its waiting."""
         begin = time.monotonic()
         yield
-        self._longest_s = max(self._longest_s, time.monotonic() - begin)
+        kind = way.compile is not None
+        took_s = time.monotonic() - begin
+        self._longest_s[kind] = max(self._longest_s.get(kind, 0.0), took_s)
 
-    def is_short(self) -> bool:
-        """Whether a way that takes half as long again as the longest one leaves no time for turns.
+    def is_short_for(self, way: Way) -> bool:
+        """Whether no time for turns would be left if the way took half as long again as the longest
+        one of its kind, compiled or not; as the longest of all while there is none of its kind.
         Never before the first way."""
-        needed_s = 1.5 * self._longest_s + _TURNS_S
-        return self._longest_s > 0 and self._end - time.monotonic() < needed_s
+        if not self._longest_s:
+            return False
+        longest_s = self._longest_s.get(way.compile is not None, max(self._longest_s.values()))
+        return self._end - time.monotonic() < 1.5 * longest_s + _TURNS_S
 
 
 def _begun(request: dict[str, Any], lock: GpuLock) -> Subject:

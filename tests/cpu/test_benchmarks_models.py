@@ -183,6 +183,31 @@ def test_what_is_ready_takes_turns_before_the_time_is_up(request_for: dict[str, 
     assert list(parts[2]["times_ms"]) == ["eager"]
 
 
+def test_time_left_is_judged_by_ways_of_the_same_kind(
+    modules: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiled way takes 70 s and an eager one 8 s; the process is killed after 200 s."""
+    from model_steps import measure
+    from model_steps.cases import WAYS
+
+    now = 0.0
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: now))
+    compiled, eager = WAYS["compile"], WAYS["convert"]
+    left = measure.TimeLeft(200.0)
+    assert not left.is_short_for(compiled)
+    with left.of_a_way(compiled):
+        now += 70.0
+    assert not left.is_short_for(eager), "it needs 120 of 130 s: none of its kind was timed yet"
+    with left.of_a_way(eager):
+        now += 8.0
+    assert not left.is_short_for(compiled), "it needs 120 of 122 s"
+    now += 3.0
+    assert left.is_short_for(compiled)
+    assert not left.is_short_for(eager), "it needs 27 of 119 s"
+    now += 93.0
+    assert left.is_short_for(eager), "it needs 27 of 26 s"
+
+
 def test_the_layout_of_a_converted_model(request_for: dict[str, Any]) -> None:
     from model_steps import measure
     from model_steps.cases import WAYS as KNOWN
