@@ -7,11 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+import torch
+
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import ATEN, UNFUSED, Candidate, engine_text
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import offers_of
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.roofline import bytes_moved
+from cudnn_autotune.engines.user_implementation import is_users
 
 MATMUL = replace(ATEN, text="matmul", rank=ATEN.rank - 1)
 """A 1x1 convolution as one matrix product over all pixels, by cuBLAS."""
@@ -27,6 +32,14 @@ _KNOB = "KERNEL_CFG"
 # layers. Engine 70 (wgrad) does not split the sum over the pixels, and below this number it took at
 # least 1.46 times the best (docs/findings/fallback-mode.md).
 SELDOM_FASTEST = {(9, 19): {71: math.inf, 70: 100.0}}
+# Engines that cuDNN compiles at run time, and that hardly ever gain anything where filters have one
+# tap. The listed kernel of engine 78 (dgrad) gained 2 % on one of 15 such layers, and took at least
+# 1.04 times the best on the others (docs/findings/fallback-mode.md). The kernel that ``auto``
+# compiles took 1.67 times the best on the one of them on which it was measured.
+NOT_FOR_ONE_TAP = {(9, 19): (78,)}
+# A matrix product of fewer bytes takes about as long as a launch, by whatever computes it. One of
+# them took 6.5 us on an H200, engine 70 1.10 times as long and engine 78 1.28 times.
+_SMALL_BYTES = 2**20
 
 _KnownT = TypeVar("_KnownT")
 
@@ -53,6 +66,36 @@ def is_seldom_fastest(candidate: Candidate, problem: ConvProblem | None) -> bool
         return math.isinf(least)
     pixels = problem.output_shape[0] * math.prod(problem.output_shape[2:])
     return math.prod(problem.weight_shape) < least * pixels
+
+
+def is_not_worth_waiting_for(candidate: Candidate, problem: ConvProblem | None) -> bool:
+    """Whether a candidate mostly gains too little for a call to wait until it is compiled. As in
+    :func:`is_seldom_fastest`, those of mode A do not count."""
+    if problem is None or not candidate.is_compiled or candidate.heuristic_mode == "A":
+        return False
+    engines = _known(NOT_FOR_ONE_TAP, _C.cudnn_runtime_version()) or ()
+    is_of_one_tap = math.prod(problem.weight_shape[2:]) == 1
+    return _is_small_product(problem) or (is_of_one_tap and candidate.engine in engines)
+
+
+def _is_small_product(problem: ConvProblem) -> bool:
+    """Whether images of one pixel are multiplied with a small matrix, as in squeeze and
+    excitation."""
+    is_product = problem.groups == 1 and math.prod(problem.input_shape[2:]) == 1
+    return is_product and bytes_moved(problem) < _SMALL_BYTES
+
+
+def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candidate]) -> bool:
+    """Whether the package has a kernel among the candidates that is faster than every engine that
+    cuDNN compiles at run time.
+
+    Such are those of groups in ``channels_last``. On an H200 they took at most 0.88 of the time of
+    these engines, on the 45 layers and directions on which one of these was the fastest of cuDNN's
+    (docs/results/h200.md#kernels).
+    """
+    if problem is None or problem.groups == 1 or problem.memory_format == torch.contiguous_format:
+        return False
+    return any(registry.is_text(c.text) and not is_users(c.text) for c in candidates)
 
 
 def _known(found: Mapping[tuple[int, int], _KnownT], cudnn_version: int) -> _KnownT | None:

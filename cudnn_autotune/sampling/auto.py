@@ -13,9 +13,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.candidates import Candidates
-from cudnn_autotune.engines.configs import Candidate
+from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.engines.unlisted import is_seldom_fastest
+from cudnn_autotune.engines.unlisted import (
+    has_faster_kernels,
+    is_not_worth_waiting_for,
+    is_seldom_fastest,
+)
 from cudnn_autotune.sampling.conclusion import race_selection
 from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.search import search
@@ -35,10 +39,15 @@ class Shortlist:
     They are the first precompiled ones of mode A, what won on similar problems, PyTorch's own path,
     and one kernel of each engine that is compiled at run time and of each implementation: what won
     on a similar problem, or else the one of its portfolio that is the best most often, or else the
-    first that is listed or offered.
+    first that is listed or offered. Engines that are seldom the fastest are left out.
+
+    Args:
+        is_awaited: whether a call waits until all are compiled. If so, what is compiled is also
+            left out where it gains too little, and engines of cuDNN where the package has a faster
+            kernel, among them PyTorch's own path.
     """
 
-    def __init__(self, candidates: Candidates) -> None:
+    def __init__(self, candidates: Candidates, is_awaited: bool = True) -> None:
         self._of_mode = {mode: candidates.of_mode(mode) for mode in _MODES}
         listed = self.all()
         self._beyond = candidates.beyond()
@@ -50,17 +59,30 @@ class Shortlist:
             if candidate.is_compiled or candidate.engine is None:
                 kernels.setdefault(candidate.engine_name, candidate)
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
+        pytorchs = listed[:1]
         if of_a:
             won = {c.text for c in self._similar}
-            kernels = {
-                name: c
-                for name, c in kernels.items()
-                if c.text in won or not is_seldom_fastest(c, self.problem)
-            }
+            is_outdone = is_awaited and has_faster_kernels(self.problem, kernels.values())
+
+            def is_left_out(candidate: Candidate) -> bool:
+                if candidate.text in won:
+                    return False
+                return (
+                    is_seldom_fastest(candidate, self.problem)
+                    or (is_awaited and is_not_worth_waiting_for(candidate, self.problem))
+                    or (is_outdone and candidate.is_compiled and candidate.engine is not None)
+                )
+
+            kernels = {name: c for name, c in kernels.items() if not is_left_out(c)}
+            pytorchs = [c for c in pytorchs if not is_left_out(c)]
+            first_unfused = next((c for c in listed if c.is_unfused), listed[0])
+            if self.aten_uses_cudnn and is_left_out(first_unfused):
+                # PyTorch would compile it.
+                self.aten_uses_cudnn = False
+                kernels.pop(ATEN.text, None)
         first = [c for c in of_a if c.is_unfused][:_MOST_LISTED]
         first += [c for c in of_a if not c.is_unfused][:_MOST_LISTED]
         last = [c for c in self._of_mode["FALLBACK"] if not c.is_compiled]
-        pytorchs = listed[:1]
         kept = {c.text for c in [*pytorchs, *first, *last, *kernels.values()]}
         compiled = {c.text: c for c in [*listed, *self._beyond] if c.is_compiled}
         self._other_kernels = [c for c in compiled.values() if c.text not in kept]
@@ -103,5 +125,7 @@ class Auto:
     seed: int | None = None
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        found = search(Shortlist(candidates), timer, limits, self.rules, self.seed)
+        # A budget bounds the waiting, and PyTorch's own path is timed whatever it costs.
+        shortlist = Shortlist(candidates, is_awaited=limits.budget_ms is None)
+        found = search(shortlist, timer, limits, self.rules, self.seed)
         return race_selection(found)
