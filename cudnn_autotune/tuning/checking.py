@@ -15,10 +15,14 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+
+Ints = npt.NDArray[np.int64]
 
 # Relative errors (Frobenius norm) above which an engine is wrong. In
 # tests/gpu/test_every_candidate.py right engines stay below a fifth of these, and wrong ones have
@@ -36,6 +40,8 @@ TOLERANCE_TF32 = 1e-2
 _MOST_PLACES = 256
 _LEAST_PLACES = 32
 _MOST_GATHERED = 2**24
+# Where they lie, in each dimension of any tensor, as a share of its size.
+_DRAWN = np.random.default_rng(0).random((_MOST_PLACES, 4))
 # How many taps of the weight's gradient are compared, in how many kernels (of as many groups), and
 # in how many channels of each; the channels of all these groups are no more than _MOST_COLUMNS.
 _TAPS = 9
@@ -94,22 +100,22 @@ def comparison(
     try:
         run()
         compared, reference = _SAMPLED[problem.op](problem, x, w, y, *added)
-        error = (compared.to(reference.dtype) - reference).norm()
-        is_whole, has_nan = output.isfinite().all(), output.isnan().any()
-        found = (reference.norm(), error, is_whole, has_nan)
-        return torch.stack([one.double() for one in found])
+        difference = compared.to(reference.dtype) - reference
+        norms = torch.linalg.vector_norm(torch.stack((reference, difference)).flatten(1), dim=1)
+        # Both are NaN if there is one.
+        return torch.cat((norms, torch.stack(output.aminmax()).to(norms.dtype)))
     except torch.OutOfMemoryError:
         return None
 
 
 def error_in(found: Sequence[float]) -> float | None:
     """Returns the relative error, as :func:`relative_error`, by what :func:`comparison` found."""
-    norm, error, is_whole, has_nan = found
+    norm, error, least, most = found
     if not math.isfinite(norm):
         return None
-    if not math.isfinite(error) or not is_whole:
+    if not all(map(math.isfinite, (error, least, most))):
         # Infinities are an overflow of the output's own type; NaN was left from before.
-        return math.inf if has_nan else None
+        return math.inf if math.isnan(least) else None
     return error / norm if norm > 0 else (0.0 if error == 0 else math.inf)
 
 
@@ -119,43 +125,50 @@ def _wide_type(problem: ConvProblem) -> torch.dtype:
     return torch.float64 if is_exact or problem.dtype == torch.float64 else torch.float32
 
 
-def _taps(problem: ConvProblem) -> Tensor:
+def _taps(problem: ConvProblem) -> Ints:
     """The index of every tap of the kernel, of shape (taps, spatial dimensions)."""
     kernel = problem.weight_shape[2:]
-    return torch.tensor(list(itertools.product(*(range(k) for k in kernel))))
+    return np.indices(kernel).reshape(len(kernel), -1).T
 
 
-def _places(problem: ConvProblem, shape: Sequence[int], channels: int) -> Tensor:
+def _places(problem: ConvProblem, shape: Sequence[int], channels: int) -> Ints:
     """Places of a tensor of ``shape`` (batch and spatial index), of shape (places, 1 + spatial
     dimensions)."""
     sizes = [shape[0], *shape[2:]]
     taps = math.prod(problem.weight_shape[2:])
     most = min(max(_MOST_GATHERED // (taps * channels), _LEAST_PLACES), _MOST_PLACES)
-    corners = torch.tensor(list(itertools.product(*({0, size - 1} for size in sizes))))
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.stack(
-        [torch.randint(size, (most,), generator=generator) for size in sizes], dim=1
-    )
-    return torch.cat([corners, drawn])
+    corners = np.array(list(itertools.product(*({0, size - 1} for size in sizes))))
+    drawn = (_DRAWN[:most, : len(sizes)] * sizes).astype(np.int64)
+    return np.concatenate([corners, drawn])
 
 
-def _at(tensor: Tensor, batch: Tensor, place: Tensor) -> Tensor:
-    """``tensor[batch, :, *place]`` with the channels last; ``place`` is (..., spatial)."""
-    index = [batch, *place.unbind(-1)]
-    return tensor.movedim(1, -1)[tuple(_on(tensor.device, i) for i in index)]
+def _offsets(tensor: Tensor, batch: Ints, place: Ints) -> Ints:
+    """The offsets in memory of ``tensor[batch, 0, *place]``; ``place`` is (..., spatial)."""
+    first, _, *rest = tensor.stride()
+    return batch * first + place @ np.array(rest)
 
 
-def _on(device: torch.device, tensor: Tensor) -> Tensor:
-    """Copies a tensor of the host without waiting for the device."""
-    return tensor.to(device, non_blocking=True)
+def _on(device: torch.device, *arrays: Ints) -> Sequence[Tensor]:
+    """Copies arrays of the host together, without waiting for the device."""
+    packed = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    parts = packed.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
-def _gathered(
-    tensor: Tensor, batch: Tensor, place: Tensor, inside: Tensor, wide: torch.dtype
-) -> Tensor:
-    """As :func:`_at`, of shape (places, taps, channels); zero where ``inside`` is False."""
-    values = _at(tensor, batch[:, None].expand(inside.shape), place * inside[..., None])
-    return values.to(wide) * _on(tensor.device, inside[..., None])
+def _at(tensor: Tensor, offsets: Tensor) -> Tensor:
+    """All channels at each of ``offsets``, whatever the layout: of shape (..., channels)."""
+    sizes, (first, step, *rest) = tensor.shape, tensor.stride()
+    last = sum((n - 1) * s for n, s in zip((sizes[0], *sizes[2:]), (first, *rest), strict=True))
+    return tensor.as_strided((last + 1, sizes[1]), (1, step))[offsets]
+
+
+def _gathered(tensor: Tensor, offsets: Tensor, is_padded: bool, wide: torch.dtype) -> Tensor:
+    """As :func:`_at`; zero where an offset is negative, which only ``is_padded`` ones are."""
+    if not is_padded:
+        return _at(tensor, offsets).to(wide)
+    return _at(tensor, offsets.clamp(min=0)).to(wide) * (offsets >= 0)[..., None]
 
 
 def _product(problem: ConvProblem, gathered: Tensor, weight: Tensor) -> Tensor:
@@ -179,43 +192,59 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
 def _fprop(
     problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, *added: Tensor
 ) -> tuple[Tensor, Tensor]:
-    wide, n, g = _wide_type(problem), problem.spatial_dims, problem.groups
+    n, g = problem.spatial_dims, problem.groups
     places, taps = _places(problem, y.shape, x.shape[1]), _taps(problem)
-    stride, dilation = torch.tensor(problem.stride), torch.tensor(problem.dilation)
-    source = places[:, None, 1:] * stride - torch.tensor(problem.padding[:n]) + taps * dilation
-    inside = ((source >= 0) & (source < torch.tensor(x.shape[2:]))).all(-1)
-    gathered = _gathered(x, places[:, 0], source, inside, wide)
+    source = places[:, None, 1:] * problem.stride - problem.padding[:n] + taps * problem.dilation
+    inside = ((source >= 0) & (source < x.shape[2:])).all(-1)
     # (K, C / g, taps) -> (g, taps * C / g, K / g)
-    weight = w.to(wide).reshape(g, w.shape[0] // g, w.shape[1], -1).permute(0, 3, 2, 1)
-    reference = _product(problem, gathered, weight.reshape(g, -1, w.shape[0] // g))
-    if problem.is_fused:
-        reference = _epilogue(problem, reference, places, added)
-    return _at(y, places[:, 0], places[:, 1:]), reference
-
-
-def _epilogue(
-    problem: ConvProblem, sums: Tensor, places: Tensor, added: Sequence[Tensor]
-) -> Tensor:
-    """What a fused problem makes of the sums at ``places``, of shape (places, channels)."""
-    if problem.bias:
-        sums = sums + added[0].to(sums.dtype)
-    if problem.residual:
-        sums = sums + _at(added[-1], places[:, 0], places[:, 1:]).to(sums.dtype)
-    return ACTIVATIONS[problem.activation](sums) if problem.activation else sums
+    weight = w.to(_wide_type(problem)).reshape(g, w.shape[0] // g, w.shape[1], -1)
+    weight = weight.permute(0, 3, 2, 1).reshape(g, -1, w.shape[0] // g)
+    return _sampled(problem, x, source, inside, weight, y, places, added)
 
 
 def _dgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    wide, n, g = _wide_type(problem), problem.spatial_dims, problem.groups
+    n, g = problem.spatial_dims, problem.groups
     places, taps = _places(problem, x.shape, y.shape[1]), _taps(problem)
-    stride, dilation = torch.tensor(problem.stride), torch.tensor(problem.dilation)
-    reached = places[:, None, 1:] + torch.tensor(problem.padding[:n]) - taps * dilation
-    source = reached.div(stride, rounding_mode="floor")
-    inside = (source >= 0) & (source < torch.tensor(y.shape[2:])) & (source * stride == reached)
-    gathered = _gathered(y, places[:, 0], source, inside.all(-1), wide)
+    reached = places[:, None, 1:] + problem.padding[:n] - taps * problem.dilation
+    source, rest = np.divmod(reached, problem.stride)
+    inside = ((source >= 0) & (source < y.shape[2:]) & (rest == 0)).all(-1)
     # (K, C / g, taps) -> (g, taps * K / g, C / g)
-    weight = w.to(wide).reshape(g, w.shape[0] // g, w.shape[1], -1).permute(0, 3, 1, 2)
-    reference = _product(problem, gathered, weight.reshape(g, -1, w.shape[1]))
-    return _at(x, places[:, 0], places[:, 1:]), reference
+    weight = w.to(_wide_type(problem)).reshape(g, w.shape[0] // g, w.shape[1], -1)
+    weight = weight.permute(0, 3, 1, 2).reshape(g, -1, w.shape[1])
+    return _sampled(problem, y, source, inside, weight, x, places)
+
+
+def _sampled(
+    problem: ConvProblem,
+    operand: Tensor,
+    source: Ints,
+    inside: Ints,
+    weight: Tensor,
+    output: Tensor,
+    places: Ints,
+    added: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor]:
+    """What ``output`` has at ``places``, and what it must have there.
+
+    Args:
+        source, inside: the place of ``operand`` that each tap of each place reads, of shape
+            (places, taps, spatial dimensions), and whether there is one.
+        weight: the taps' factors, of shape (groups, taps * in, out).
+        added: as of :func:`relative_error`.
+    """
+    read = np.where(inside, _offsets(operand, places[:, :1], source), -1)
+    written = _offsets(output, places[:, 0], places[:, 1:])
+    residual = _offsets(added[-1], places[:, 0], places[:, 1:]) if problem.residual else written[:0]
+    read_at, written_at, residual_at = _on(output.device, read, written, residual)
+    gathered = _gathered(operand, read_at, not inside.all(), weight.dtype)
+    sums = _product(problem, gathered, weight)
+    if problem.bias:
+        sums = sums + added[0].to(sums.dtype)
+    if problem.residual:
+        sums = sums + _at(added[-1], residual_at).to(sums.dtype)
+    if problem.activation:
+        sums = ACTIVATIONS[problem.activation](sums)
+    return _at(output, written_at), sums
 
 
 def _wgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -226,11 +255,13 @@ def _wgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tenso
     kernels = _spread(w.shape[0] // problem.groups, _KERNELS // len(groups))
     channels = _spread(w.shape[1], min(_CHANNELS, _MOST_COLUMNS // len(groups)))
     # Their indices in y and w, and in x, group by group.
-    rows = (groups[:, None] * (w.shape[0] // problem.groups) + kernels).flatten()
-    columns = (groups[:, None] * w.shape[1] + channels).flatten()
-    grads, inputs = y[:, _on(y.device, rows)].to(wide), x[:, _on(x.device, columns)].to(wide)
-    at = (_on(w.device, rows)[:, None], _on(w.device, channels))
-    found, wanted = [], []
+    rows = (groups[:, None] * (w.shape[0] // problem.groups) + kernels).ravel()
+    columns = (groups[:, None] * w.shape[1] + channels).ravel()
+    of_taps = taps @ np.array(w.stride()[2:])
+    in_w = of_taps[:, None, None] + rows[:, None] * w.stride(0) + channels * w.stride(1)
+    rows_of_y, columns_of_x, compared = _on(w.device, rows, columns, in_w)
+    grads, inputs = y[:, rows_of_y].to(wide), x[:, columns_of_x].to(wide)
+    wanted = []
     for tap in taps.tolist():
         inner, outer = (
             (slice(None), slice(None), *places) for places in _overlap(problem, x, y, tap, n)
@@ -240,8 +271,8 @@ def _wgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tenso
             _by_group(grads[outer], len(groups)), _by_group(inputs[inner], len(groups)).mT
         )
         wanted.append(sums.flatten())
-        found.append(w[(*at, *tap)].flatten())
-    return torch.cat(found), torch.cat(wanted)
+    last = sum((size - 1) * step for size, step in zip(w.shape, w.stride(), strict=True))
+    return w.as_strided((last + 1,), (1,))[compared.flatten()], torch.cat(wanted)
 
 
 def _by_group(tensor: Tensor, groups: int) -> Tensor:
@@ -250,10 +281,9 @@ def _by_group(tensor: Tensor, groups: int) -> Tensor:
     return tensor.movedim(1, 0).reshape(groups, channels, math.prod(tensor[:, 0].shape))
 
 
-def _spread(size: int, most: int) -> Tensor:
+def _spread(size: int, most: int) -> Ints:
     """Up to ``most`` indices below ``size``, evenly spread, including the first and the last."""
-    # The default type may be bfloat16, which would round the last index out of bounds.
-    return torch.linspace(0, size - 1, min(size, most), dtype=torch.float64).round().long()
+    return np.linspace(0, size - 1, min(size, most)).round().astype(np.int64)
 
 
 def _overlap(
