@@ -112,7 +112,7 @@ class Shortlist:
 
 def _rules() -> RaceRules:
     return RaceRules(
-        least_rounds=4, most_rounds=10, batch_ms=0.25, gpu_ms=14.0, gpu_calls=25, warm_ms=2.0
+        least_rounds=4, most_rounds=8, batch_ms=0.2, gpu_ms=8.0, gpu_calls=25, warm_ms=0.5
     )
 
 
