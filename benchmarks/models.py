@@ -77,7 +77,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--block-ms", type=float, default=20, help="length of a block; %(default)s")
     p.add_argument("--settle-s", type=float, default=0.5, help="in turns before the first block")
     p.add_argument("--at-once", type=int, default=5, help="processes; %(default)s")
-    p.add_argument("--store", type=Path, help="a folder that keeps choices for later runs")
+    p.add_argument(
+        "--store",
+        type=Path,
+        help="a folder that keeps choices for later runs; runs that share it share one GPU",
+    )
     p.add_argument("--process-limit", type=float, default=900, help="seconds; %(default)s")
     p.add_argument("--time-limit", type=float, default=3000, help="seconds for all; %(default)s")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
@@ -112,6 +116,8 @@ def main() -> int:
     record = Record("models", options.json, device=options.device, arguments=vars(options))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, Telemetry() as telemetry:
         folder = Path(text)
+        store = options.store or folder / "store"
+        store.mkdir(parents=True, exist_ok=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
         requests: dict[str, dict[str, Any]] = {}
         for mode in modes:
@@ -130,8 +136,8 @@ def main() -> int:
                         "batches": asked,
                         "ways": mine,
                         "pytorch": mode,
-                        "lock": str(folder / "gpu"),
-                        "store": str(options.store or folder / "store"),
+                        "lock": str(store / "gpu.lock"),
+                        "store": str(store),
                     }
         limits = begin + options.time_limit, options.process_limit
         complete = Run(__file__, record, telemetry, *limits).measure(requests, options.at_once)
