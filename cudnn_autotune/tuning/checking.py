@@ -195,7 +195,7 @@ def _fprop(
     n, g = problem.spatial_dims, problem.groups
     places, taps = _places(problem, y.shape, x.shape[1]), _taps(problem)
     source = places[:, None, 1:] * problem.stride - problem.padding[:n] + taps * problem.dilation
-    inside = ((source >= 0) & (source < x.shape[2:])).all(-1)
+    inside = np.all((source >= 0) & (source < x.shape[2:]), axis=-1)
     # (K, C / g, taps) -> (g, taps * C / g, K / g)
     weight = w.to(_wide_type(problem)).reshape(g, w.shape[0] // g, w.shape[1], -1)
     weight = weight.permute(0, 3, 2, 1).reshape(g, -1, w.shape[0] // g)
@@ -207,7 +207,7 @@ def _dgrad(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tenso
     places, taps = _places(problem, x.shape, y.shape[1]), _taps(problem)
     reached = places[:, None, 1:] + problem.padding[:n] - taps * problem.dilation
     source, rest = np.divmod(reached, problem.stride)
-    inside = ((source >= 0) & (source < y.shape[2:]) & (rest == 0)).all(-1)
+    inside = np.all((source >= 0) & (source < y.shape[2:]) & (rest == 0), axis=-1)
     # (K, C / g, taps) -> (g, taps * K / g, C / g)
     weight = w.to(_wide_type(problem)).reshape(g, w.shape[0] // g, w.shape[1], -1)
     weight = weight.permute(0, 3, 1, 2).reshape(g, -1, w.shape[1])
@@ -218,7 +218,7 @@ def _sampled(
     problem: ConvProblem,
     operand: Tensor,
     source: Ints,
-    inside: Ints,
+    inside: npt.NDArray[np.bool_],
     weight: Tensor,
     output: Tensor,
     places: Ints,
