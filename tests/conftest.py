@@ -32,6 +32,8 @@ if not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" in os.environ:
     # another made some tests take fifty times as long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
+    # Inductor would start as many helper processes as there are cores, for each process.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 from benchmark_scripts import BENCHMARKS, dry_runs_into  # imports the package, as the next do
 
@@ -41,6 +43,7 @@ from cudnn_autotune.store import settings as store_settings
 MARKERS = {
     "gpu": "needs a CUDA GPU",
     "search": "needs cuDNN, so a CUDA build of torch (but no GPU)",
+    "compiles": "what other tests have compiled for the GPU is compiled again",
 }
 
 
@@ -55,9 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "search": not ca.extension_available(),
     }
     for item in items:
-        for name, meaning in MARKERS.items():
-            if absent[name] and item.get_closest_marker(name):
-                item.add_marker(pytest.mark.skip(reason=meaning))
+        for name, is_absent in absent.items():
+            if is_absent and item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=MARKERS[name]))
 
 
 @pytest.fixture(autouse=True)

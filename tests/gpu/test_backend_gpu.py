@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,12 @@ from cudnn_autotune.engines.problem import ACTIVATIONS
 from cudnn_autotune.nn.models.frozen_weights import FrozenWeights
 from cudnn_autotune.store import kept_plans
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
 
 # The heuristics' engines: these tests ask what is computed, not how fast.
 FUSED = {"fuse": "always", "compare": False, "sampling": "heuristic"}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch._inductor.utils.fresh_cache():
-        yield
-    torch._dynamo.reset()
 
 
 class Block(nn.Module):
@@ -148,6 +140,7 @@ def test_a_group_is_fused_if_it_is_measured_to_be_faster() -> None:
     assert "relative error" not in record.note
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("sampling", ["auto", "race"])
 def test_engines_of_all_groups_are_compiled_ahead_and_once(tmp_path: Path, sampling: str) -> None:
     """SiLU is computed by no other engines than those that are compiled at run time."""

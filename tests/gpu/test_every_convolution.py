@@ -7,7 +7,7 @@ test_upstream_opdb_gpu.py.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -187,14 +187,6 @@ def test_what_is_captured(layers: tuple[nn.Module, Any], input: Tensor) -> None:
 
 
 # Inductor
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch._inductor.utils.fresh_cache():
-        yield
-    torch._dynamo.reset()
 
 
 class Autoencoder(nn.Module):

@@ -290,6 +290,7 @@ def test_what_does_not_build_is_not_runnable(open_timer: Open) -> None:
     assert len(other.plans) == 2
 
 
+@pytest.mark.compiles
 def test_compiled_engines_build_in_the_background(open_timer: Open) -> None:
     for op in ("dgrad", "wgrad", "fprop"):
         problem = ca.ConvProblem(

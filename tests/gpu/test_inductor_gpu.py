@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,17 +16,9 @@ from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch._inductor.utils.fresh_cache():
-        yield
-    torch._dynamo.reset()
 
 
 class Block(nn.Module):

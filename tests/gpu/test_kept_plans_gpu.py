@@ -26,7 +26,7 @@ from cudnn_autotune.store import Decision, Store, kept_plans
 from cudnn_autotune.timers.measuring import operands, run_operator
 from cudnn_autotune.tuning import prefetching
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.compiles]
 
 ALLOWED = 2e-2
 TESTS = str(Path(__file__).parents[1])

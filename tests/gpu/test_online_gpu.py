@@ -29,7 +29,8 @@ from cudnn_autotune.tuning import output_check
 from cudnn_autotune.tuning.online_tuner import TUNER
 from cudnn_autotune.tuning.output_check import Verdict
 
-pytestmark = pytest.mark.gpu
+# Which thread compiles, and whether a call waits meanwhile, is what these tests ask.
+pytestmark = [pytest.mark.gpu, pytest.mark.compiles]
 
 NHWC = torch.channels_last
 ALLOWED = 4e-3

@@ -1,0 +1,52 @@
+"""What one test has compiled for the GPU serves the others, in all processes of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cudnn_autotune.store import kept_plans
+from cudnn_autotune.store.plan_files import PLAN, Kind, PlanFiles
+
+
+@pytest.fixture(scope="session")
+def compiled_in_this_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of the run share, as a store."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(
+    request: pytest.FixtureRequest, compiled_in_this_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans and kernels are kept in this folder whichever store the test has, or none.
+
+    A test that asks when and where something is compiled has the marker ``compiles``.
+    """
+    if request.node.get_closest_marker("compiles"):
+        return
+
+    def files_for(gpu: kept_plans.Gpu | None, kind: Kind = PLAN) -> PlanFiles | None:
+        return kept_plans._files(compiled_in_this_run, True, True, gpu, kind)
+
+    monkeypatch.setattr(kept_plans, "files_for", files_for)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Inductor compiles every graph anew. Triton's kernels and precompiled headers, which are found
+    by their content, are those of all tests."""
+    from torch._inductor import config
+    from torch._inductor.utils import clear_caches
+
+    torch._dynamo.reset()
+    clear_caches()
+    with config.patch(fx_graph_cache=False):
+        yield
+    torch._dynamo.reset()
+    clear_caches()
