@@ -1,7 +1,10 @@
 #!/usr/bin/env python
 """Do the tests that need a GPU pass on this one? Runs tests/gpu and records the outcome.
 
-python benchmarks/gpu_tests.py --json benchmarks/results/h200/gpu_tests.json
+They are bound by the CPU, which compiles engines and kernels for them. A process for each core, or
+one or two more, takes the least time.
+
+    python benchmarks/gpu_tests.py --workers 18 --json benchmarks/results/h200/gpu_tests.json
 """
 
 from __future__ import annotations
@@ -60,6 +63,9 @@ def main() -> int:
     p = arguments.parser(__doc__, has_dry_run=False)
     p.add_argument("--log", type=Path, help="write pytest's output here (default: show it)")
     p.add_argument("--tests", default="tests/gpu", help="which tests (%(default)s)")
+    p.add_argument(
+        "--workers", type=int, default=1, help="processes, by pytest-xdist (%(default)s)"
+    )
     options = p.parse_args()
     arguments.check_gpu(__file__)
     from common.environment import ROOT
@@ -72,6 +78,8 @@ def main() -> int:
         report = Path(folder, "junit.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         command += [options.tests, f"--junitxml={report}", "--durations=10"]
+        if options.workers > 1:
+            command += ["-n", str(options.workers), "--dist", "worksteal"]
         log = options.log.open("w") if options.log else None
         done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log)
         if log is not None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from cudnn_autotune.store import settings as store_settings
 MARKERS = {
     "gpu": "needs a CUDA GPU",
     "search": "needs cuDNN, so a CUDA build of torch (but no GPU)",
+    "long": "takes many seconds, so each process begins with its share of them",
     "compiles": "what other tests have compiled for the GPU is compiled again",
 }
 
@@ -61,6 +63,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, is_absent in absent.items():
             if is_absent and item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=MARKERS[name]))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = long_ones_first(items, processes)
+
+
+def long_ones_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Deals the tests with the marker ``long`` to the processes, as their first ones.
+
+    pytest-xdist's ``--dist worksteal`` gives each process a part of the list, all of one size.
+    """
+    long = [item for item in items if item.get_closest_marker("long")]
+    others = (item for item in items if not item.get_closest_marker("long"))
+    found: list[pytest.Item] = []
+    for process in range(processes):
+        first = long[process::processes]
+        size = (len(items) - len(found)) // (processes - process)
+        found += [*first, *islice(others, max(0, size - len(first)))]
+    return found
 
 
 @pytest.fixture(autouse=True)

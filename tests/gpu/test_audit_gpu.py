@@ -15,7 +15,7 @@ from cudnn_autotune.timers.offline.recording import Recording
 from cudnn_autotune.timers.telemetry import Gpu
 from cudnn_autotune_cli import main
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.long]
 
 LAYERS = {
     "layers": [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from benchmark_scripts import record, run
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.long]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import cudnn_autotune as ca
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.long]
 
 
 @pytest.fixture

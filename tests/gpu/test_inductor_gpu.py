@@ -16,7 +16,7 @@ from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
 
 import cudnn_autotune as ca
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_compiler")]
+pytestmark = [pytest.mark.gpu, pytest.mark.long, pytest.mark.usefixtures("fresh_compiler")]
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
