@@ -66,7 +66,9 @@ def allowed(problem: ca.ConvProblem) -> float:
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("shape", ["3x3", "1x1"])
 def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activation: str) -> None:
-    """Of those that are compiled at run time, the first two of each engine."""
+    """Of those that are compiled at run time, the first of each engine; without an activation and
+    with ReLU the second, too, whose epilogue is the same."""
+    most = 2 if activation in ("", "relu") else 1
     problem = make(shape, types, activation, bias=True, residual=activation in ("", "relu", "silu"))
     data = operands(problem)
     expected = reference(problem, data)
@@ -76,7 +78,7 @@ def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activa
     for candidate in ca.candidates(problem, device="cuda"):
         if candidate.is_compiled:
             compiled[candidate.engine_name] += 1
-            if compiled[candidate.engine_name] > 2:
+            if compiled[candidate.engine_name] > most:
                 continue
         try:
             output = ca.execute(problem, candidate.text, x, w, *added)
@@ -97,6 +99,7 @@ def test_every_engine_of_a_fused_problem_is_right(shape: str, types: str, activa
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("added", [{"bias": True}, {"residual": True}], ids=str)
 def test_the_operator_is_right(shape: str, activation: str, added: dict[str, bool]) -> None:
+    ca.set_benchmark_limit(3)
     problem = make(shape, "fp16_nhwc", activation, **added)
     data = operands(problem)
     output = run_operator(problem, data, "sample_once")
