@@ -469,8 +469,14 @@ def test_auto_compiles_no_engine_where_the_package_has_a_faster_kernel() -> None
     assert texts(DEPTHWISE) == ["second", OWN.text]
     assert texts(DEPTHWISE, similar=[first]) == ["first", "second", ATEN.text, OWN.text]
     assert texts(DEPTHWISE, is_awaited=False) == of_all
-    assert texts(replace(DEPTHWISE, memory_format=torch.contiguous_format)) == of_all
-    assert texts(of_problem("fprop", (64, 96, 28, 28), (96, 96, 3, 3))) == of_all
+    input = (64, 96, 28, 28)
+    for other in (
+        of_problem("fprop", input, (96, 1, 3, 3), groups=96, memory_format=torch.contiguous_format),
+        of_problem("fprop", input, (96, 1, 3, 3), groups=96, dilation=2),
+        of_problem("fprop", input, (192, 1, 3, 3), groups=96),
+        of_problem("fprop", input, (96, 96, 3, 3)),
+    ):
+        assert texts(other) == of_all
     everything.remove(OWN)
     assert texts(DEPTHWISE) == [c.text for c in everything]
 
