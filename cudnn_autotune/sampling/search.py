@@ -53,6 +53,8 @@ class _Groups:
     """Candidates compiled at run time and seldom the fastest."""
     has_unfused: bool
     """Whether cuDNN lists plans that leave a bias to PyTorch, and others that do not."""
+    compiled_first: Candidate | None
+    """What PyTorch would run, if that is cuDNN's first plan and among ``often`` or ``seldom``."""
 
 
 def search(
@@ -122,6 +124,10 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
         listed = found.timer.runnable(listed, limit=limits.benchmark_limit)
         beyond = [c for c in beyond if c.engine is None]
     often = [c for c in [*similar, *listed, *beyond] if c.is_compiled and c not in seldom]
+    has_unfused = any(c.is_unfused for c in listed)
+    # PyTorch has no plan that adds a bias.
+    pytorchs = next((c for c in listed if c.is_unfused or not has_unfused), None)
+    is_built_late = pytorchs is not None and pytorchs.is_compiled and pytorchs.text not in first
     return _Groups(
         similar=[c for c in similar if not c.is_compiled],
         of_a=[
@@ -132,7 +138,8 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
         last=[c for c in listed if c in last and not c.is_compiled],
         often=[c for c in _without_doubles(often) if c.text not in first],
         seldom=[c for c in listed if c in seldom],
-        has_unfused=any(c.is_unfused for c in listed),
+        has_unfused=has_unfused,
+        compiled_first=pytorchs if is_built_late else None,
     )
 
 
@@ -155,12 +162,11 @@ def _screen_precompiled(groups: _Groups, found: SearchState) -> None:
     timer, budget, screening = found.timer, found.budget, found.screening
     without_engine = groups.without_engine
     ready = timer.runnable(groups.of_a)
-    # PyTorch has no plan that adds a bias.
     atens = [c for c in ready if c.is_unfused or not groups.has_unfused]
     if found.aten_is_cudnn and atens:
-        # PyTorch would run cuDNN's first plan, which is among these already, so timing it costs
-        # only its build.
-        found.atens_plan = atens[0]
+        # PyTorch would run cuDNN's first plan, which is among the candidates already, so timing it
+        # costs only its build.
+        found.atens_plan = groups.compiled_first or atens[0]
         without_engine = [c for c in without_engine if c.text != ATEN.text]
     similar = timer.runnable(groups.similar)
     ready = _without_doubles([*similar, *ready, *timer.runnable(without_engine)])

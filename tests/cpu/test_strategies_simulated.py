@@ -496,6 +496,16 @@ def test_what_pytorch_would_compile_is_timed_only_under_a_budget() -> None:
         assert {m.candidate.text for m in selection.ranking} == {OWN.text, *others}
 
 
+@pytest.mark.parametrize("mode", OURS)
+def test_pytorchs_plan_is_known_also_where_it_is_compiled_at_run_time(mode: str) -> None:
+    first = of_engine("first", 5, 0, "A", COMPILED)
+    times_ms = {first: 1.2, of_engine("second", 57, 1, "A"): 1.4, ATEN: 1.2}
+    timer = SimulatedTimer(GPU, [SimulatedEngine(c, ms, 100.0) for c, ms in times_ms.items()])
+    selection = chosen(mode, timer)
+    own = next(m for m in selection.ranking if m.candidate == ATEN)
+    assert (own.runs, own.time_ms) == (first.text, selection.winner.time_ms)
+
+
 def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> SearchState:
     """A search after a race of six rounds, the first of ``times_ms`` leading."""
     outcome = RaceOutcome(survivors=[next(iter(times_ms))], rounds=6, clocks_mhz=[1900.0])
