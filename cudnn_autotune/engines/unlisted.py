@@ -90,7 +90,7 @@ def has_faster_kernels(problem: ConvProblem | None, candidates: Iterable[Candida
     cuDNN compiles at run time.
 
     Such are those of groups in ``channels_last``, for layers without dilation that have as many
-    channels out as in. On an H200 they took at most 0.88 of the time of these engines, on the 45
+    channels out as in. On an H200 they took at most 0.87 of the time of these engines, on the 45
     layers and directions on which one of these was the fastest of cuDNN's
     (docs/results/h200.md#kernels).
     """

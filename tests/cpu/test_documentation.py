@@ -162,6 +162,23 @@ def test_kernels() -> None:
         assert f"{named} {steps[model]:.2f}" in text
 
 
+def test_engines_that_auto_leaves_out_beside_kernels_of_groups() -> None:
+    """Engines 5, 6, 16, 70, 71 and 78 are those that cuDNN 9.19 compiles at run time for them."""
+    latest: dict[str, dict[str, Any]] = {}
+    for part in ("part1", "part2", "part3"):
+        latest |= {row["case"]: row for row in record(f"kernels.{part}")["results"]["rows"]}
+    ratios = [
+        row["beside (us)"] / row["before (us)"]
+        for case, row in latest.items()
+        if row["kind"].startswith(("depthwise", "grouped"))
+        and case.rpartition("/")[2] in ("nhwc", "ndhwc")
+        and re.match(r"eng(5|6|16|70|71|78)(:KERNEL|$)", row["before"])
+    ]
+    text = (ROOT / "docs" / "implementations.md").read_text().replace("\n", " ")
+    assert f"at most {max(ratios):.2f} of the time of the engines that cuDNN compiles" in text
+    assert f"on the {len(ratios)} layers and directions" in text
+
+
 def in_turns(theirs: list[float], ours: list[float]) -> float:
     """Median ratio of the times of a round."""
     return statistics.median(one / other for one, other in zip(theirs, ours, strict=True))
