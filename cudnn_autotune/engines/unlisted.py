@@ -60,22 +60,17 @@ def is_seldom_fastest(candidate: Candidate, problem: ConvProblem | None) -> bool
     count."""
     if not candidate.is_compiled or candidate.heuristic_mode == "A":
         return False
-    seldom = _known(SELDOM_FASTEST, _C.cudnn_runtime_version()) or {}
-    least = seldom.get(candidate.engine or -1, 0.0)
+    if problem is not None and candidate.engine is not None and _is_small_product(problem):
+        return True
+    version = _C.cudnn_runtime_version()
+    is_of_one_tap = problem is not None and math.prod(problem.weight_shape[2:]) == 1
+    if is_of_one_tap and candidate.engine in (_known(NOT_FOR_ONE_TAP, version) or ()):
+        return True
+    least = (_known(SELDOM_FASTEST, version) or {}).get(candidate.engine or -1, 0.0)
     if problem is None or math.isinf(least):
         return math.isinf(least)
     pixels = problem.output_shape[0] * math.prod(problem.output_shape[2:])
     return math.prod(problem.weight_shape) < least * pixels
-
-
-def is_not_worth_waiting_for(candidate: Candidate, problem: ConvProblem | None) -> bool:
-    """Whether a candidate mostly gains too little for a call to wait until it is compiled. As in
-    :func:`is_seldom_fastest`, those of mode A do not count."""
-    if problem is None or not candidate.is_compiled or candidate.heuristic_mode == "A":
-        return False
-    engines = _known(NOT_FOR_ONE_TAP, _C.cudnn_runtime_version()) or ()
-    is_of_one_tap = math.prod(problem.weight_shape[2:]) == 1
-    return _is_small_product(problem) or (is_of_one_tap and candidate.engine in engines)
 
 
 def _is_small_product(problem: ConvProblem) -> bool:

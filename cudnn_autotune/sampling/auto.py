@@ -13,13 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.candidates import Candidates
-from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.engines.unlisted import (
-    has_faster_kernels,
-    is_not_worth_waiting_for,
-    is_seldom_fastest,
-)
+from cudnn_autotune.engines.unlisted import has_faster_kernels, is_seldom_fastest
 from cudnn_autotune.sampling.conclusion import race_selection
 from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.search import search
@@ -39,15 +35,11 @@ class Shortlist:
     They are the first precompiled ones of mode A, what won on similar problems, PyTorch's own path,
     and one kernel of each engine that is compiled at run time and of each implementation: what won
     on a similar problem, or else the one of its portfolio that is the best most often, or else the
-    first that is listed or offered. Engines that are seldom the fastest are left out.
-
-    Args:
-        is_awaited: whether a call waits until all are compiled. If so, what is compiled is also
-            left out where it gains too little, and engines of cuDNN where the package has a faster
-            kernel, among them PyTorch's own path.
+    first that is listed or offered. Of these engines, those that are seldom the fastest are left
+    out, and all but PyTorch's own where the package has a faster kernel.
     """
 
-    def __init__(self, candidates: Candidates, is_awaited: bool = True) -> None:
+    def __init__(self, candidates: Candidates) -> None:
         self._of_mode = {mode: candidates.of_mode(mode) for mode in _MODES}
         listed = self.all()
         self._beyond = candidates.beyond()
@@ -59,27 +51,17 @@ class Shortlist:
             if candidate.is_compiled or candidate.engine is None:
                 kernels.setdefault(candidate.engine_name, candidate)
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
-        pytorchs = listed[:1]
+        # What PyTorch would run is timed whatever it costs; it has no plan that adds a bias.
+        pytorchs = [*listed[:1], *[c for c in listed if c.is_unfused][:1]]
         if of_a:
-            won = {c.text for c in self._similar}
-            is_outdone = is_awaited and has_faster_kernels(self.problem, kernels.values())
-
-            def is_left_out(candidate: Candidate) -> bool:
-                if candidate.text in won:
-                    return False
-                return (
-                    is_seldom_fastest(candidate, self.problem)
-                    or (is_awaited and is_not_worth_waiting_for(candidate, self.problem))
-                    or (is_outdone and candidate.is_compiled and candidate.engine is not None)
-                )
-
-            kernels = {name: c for name, c in kernels.items() if not is_left_out(c)}
-            pytorchs = [c for c in pytorchs if not is_left_out(c)]
-            first_unfused = next((c for c in listed if c.is_unfused), listed[0])
-            if self.aten_uses_cudnn and is_left_out(first_unfused):
-                # PyTorch would compile it.
-                self.aten_uses_cudnn = False
-                kernels.pop(ATEN.text, None)
+            needed = {c.text for c in [*self._similar, *pytorchs]}
+            has_faster = has_faster_kernels(self.problem, kernels.values())
+            kernels = {
+                name: c
+                for name, c in kernels.items()
+                if c.text in needed
+                or not (is_seldom_fastest(c, self.problem) or (has_faster and c.engine is not None))
+            }
         first = [c for c in of_a if c.is_unfused][:_MOST_LISTED]
         first += [c for c in of_a if not c.is_unfused][:_MOST_LISTED]
         last = [c for c in self._of_mode["FALLBACK"] if not c.is_compiled]
@@ -125,7 +107,5 @@ class Auto:
     seed: int | None = None
 
     def select(self, candidates: Candidates, timer: Timer, limits: Limits) -> Selection | None:
-        # A budget bounds the waiting, and PyTorch's own path is timed whatever it costs.
-        shortlist = Shortlist(candidates, is_awaited=limits.budget_ms is None)
-        found = search(shortlist, timer, limits, self.rules, self.seed)
+        found = search(Shortlist(candidates), timer, limits, self.rules, self.seed)
         return race_selection(found)

@@ -43,7 +43,7 @@ def steps_in_model(
 ) -> Generator[None, None, None]:
     """As ``search.steps``, over the short list of ``auto``, and then the other kernels of the
     engines compiled at run time whose first kernel was near the best."""
-    shortlist = Shortlist(candidates, is_awaited=False)
+    shortlist = Shortlist(candidates)
     yield from steps(found, shortlist, limits)
     if not found.is_raced or limits.benchmark_limit:
         return

@@ -427,14 +427,13 @@ DEPTHWISE = of_problem("fprop", (64, 96, 28, 28), (96, 1, 3, 3), padding=1, grou
 
 
 @pytest.mark.parametrize(("taps", "is_compiled"), [(1, False), (3, True)])
-def test_auto_does_not_wait_for_engine_78_where_filters_have_one_tap(
+def test_auto_does_not_compile_engine_78_where_filters_have_one_tap(
     taps: int, is_compiled: bool
 ) -> None:
     problem = of_problem("dgrad", (64, 96, 28, 28), (24, 96, taps, taps), padding=taps // 2)
     kernel = of_engine("kernel", 78, 1000, "", COMPILED)
     candidates = StaticCandidates([of_engine("first", 60, 0, "A"), kernel], problem=problem)
     assert [c.text for c in Shortlist(candidates).beyond()] == ["kernel"] * is_compiled
-    assert Shortlist(candidates, is_awaited=False).beyond() == [kernel]
     nearby = StaticCandidates(candidates.all(), similar=[kernel], problem=problem)
     assert Shortlist(nearby).similar() == [kernel]
 
@@ -442,33 +441,32 @@ def test_auto_does_not_wait_for_engine_78_where_filters_have_one_tap(
 @pytest.mark.parametrize(
     ("channels", "size", "is_compiled"), [(96, 1, False), (2048, 1, True), (96, 2, True)]
 )
-def test_auto_waits_for_nothing_where_a_product_is_as_short_as_a_launch(
+def test_auto_compiles_no_engine_where_a_product_is_as_short_as_a_launch(
     channels: int, size: int, is_compiled: bool
 ) -> None:
     problem = of_problem("wgrad", (64, channels, size, size), (256, channels, 1, 1))
     first, listed = (of_engine(t, i, i, "A") for i, t in ((60, "first"), (61, "listed")))
     listed = replace(listed, behavior_notes=(COMPILED,))
-    candidates = StaticCandidates([first, listed, OWN], problem=problem)
+    kernel = of_engine("kernel", 6, 1000, "", COMPILED)
+    candidates = StaticCandidates([first, listed, kernel, OWN], problem=problem)
     assert [c.text for c in Shortlist(candidates).all()] == ["first", "listed"]
-    assert Shortlist(candidates).beyond() == [OWN] * is_compiled
-    assert Shortlist(candidates, is_awaited=False).beyond() == [OWN]
+    assert Shortlist(candidates).beyond() == [*[kernel] * is_compiled, OWN]
 
 
-def test_auto_compiles_no_engine_where_the_package_has_a_faster_kernel() -> None:
+def test_auto_compiles_only_pytorchs_engine_where_the_package_has_a_faster_kernel() -> None:
     first = of_engine("first", 5, 0, "A", COMPILED)
     second = of_engine("second", 57, 1, "A")
+    third = of_engine("third", 6, 2, "A", COMPILED)
     last = of_engine("last", 78, 30, "FALLBACK", COMPILED)
-    everything = [first, second, last, ATEN, OWN]
+    everything = [first, second, third, last, ATEN, OWN]
 
-    def texts(problem: ConvProblem, *, is_awaited: bool = True, **options: Any) -> list[str]:
-        short = Shortlist(StaticCandidates(everything, problem=problem, **options), is_awaited)
-        assert short.aten_uses_cudnn is (ATEN in short.beyond())
+    def texts(problem: ConvProblem, **options: Any) -> list[str]:
+        short = Shortlist(StaticCandidates(everything, problem=problem, **options))
         return [c.text for c in [*short.all(), *short.beyond()]]
 
     of_all = [c.text for c in everything]
-    assert texts(DEPTHWISE) == ["second", OWN.text]
-    assert texts(DEPTHWISE, similar=[first]) == ["first", "second", ATEN.text, OWN.text]
-    assert texts(DEPTHWISE, is_awaited=False) == of_all
+    assert texts(DEPTHWISE) == ["first", "second", ATEN.text, OWN.text]
+    assert texts(DEPTHWISE, similar=[third]) == ["first", "second", "third", ATEN.text, OWN.text]
     input = (64, 96, 28, 28)
     for other in (
         of_problem("fprop", input, (96, 1, 3, 3), groups=96, memory_format=torch.contiguous_format),
@@ -481,19 +479,18 @@ def test_auto_compiles_no_engine_where_the_package_has_a_faster_kernel() -> None
     assert texts(DEPTHWISE) == [c.text for c in everything]
 
 
-def test_what_pytorch_would_compile_is_timed_only_under_a_budget() -> None:
+def test_auto_times_what_pytorch_would_compile_beside_a_faster_kernel() -> None:
     times_ms = {
         of_engine("first", 5, 0, "A", COMPILED): 1.2,
         of_engine("second", 57, 1, "A"): 1.4,
         ATEN: 1.2,
         OWN: 1.0,
     }
-    for limits, others in (({}, {"second"}), ({"budget_ms": 5e3}, {"first", "second", "aten"})):
-        timer = SimulatedTimer(GPU, [SimulatedEngine(c, ms, 100.0) for c, ms in times_ms.items()])
-        timer.candidates.problem = DEPTHWISE
-        selection = chosen("auto", timer, **limits)
-        assert selection.winner.candidate == OWN
-        assert {m.candidate.text for m in selection.ranking} == {OWN.text, *others}
+    timer = SimulatedTimer(GPU, [SimulatedEngine(c, ms, 100.0) for c, ms in times_ms.items()])
+    timer.candidates.problem = DEPTHWISE
+    selection = chosen("auto", timer)
+    assert selection.winner.candidate == OWN
+    assert {m.candidate.text for m in selection.ranking} == {c.text for c in times_ms}
 
 
 @pytest.mark.parametrize("mode", OURS)
