@@ -234,6 +234,11 @@ class ConvProblem:
         return self.bias or self.residual or bool(self.activation)
 
     @property
+    def may_use_tf32(self) -> bool:
+        """Whether the operands are float32 and may be rounded to TF32."""
+        return self.dtype == torch.float32 and self.allow_tf32
+
+    @property
     def flops(self) -> float:
         """Floating-point operations of one call, where a multiplication and an addition are two:
         ``2 N K P Q (C / groups) R S``, the same for all three operations."""

@@ -23,8 +23,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
-
 from cudnn_autotune.engines.problem import DTYPES, ConvProblem
 
 Bound = Literal["memory", "compute", "launch"]
@@ -73,7 +71,7 @@ class Peaks:
     def rate_of(self, problem: ConvProblem) -> float:
         """The operations a millisecond of the fastest unit that can compute ``problem``."""
         name = DTYPES[problem.dtype]
-        if problem.dtype == torch.float32 and problem.allow_tf32:
+        if problem.may_use_tf32:
             name = TF32
         rates = self.flops_per_ms
         return max(rates[unit] for unit in _EXACT_IN[name] if unit in rates)

@@ -52,7 +52,7 @@ _MOST_COLUMNS = 64
 
 def tolerance(problem: ConvProblem) -> float:
     """The largest relative error of a right engine."""
-    if problem.dtype == torch.float32 and problem.allow_tf32:
+    if problem.may_use_tf32:
         return TOLERANCE_TF32
     return TOLERANCES[problem.dtype]
 
@@ -121,8 +121,8 @@ def error_in(found: Sequence[float]) -> float | None:
 
 def _wide_type(problem: ConvProblem) -> torch.dtype:
     """A type with exact enough matrix products; those of float32 may be rounded to TF32."""
-    is_exact = problem.dtype == torch.float32 and not problem.allow_tf32
-    return torch.float64 if is_exact or problem.dtype == torch.float64 else torch.float32
+    is_half = problem.dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if is_half or problem.may_use_tf32 else torch.float64
 
 
 def _taps(problem: ConvProblem) -> Ints:

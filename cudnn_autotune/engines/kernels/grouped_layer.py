@@ -100,11 +100,10 @@ def layer_of(problem: ConvProblem) -> Layer | None:
     """Returns the problem in the kernels' words, or None if they do not compute it."""
     c, k = problem.weight_shape[1], problem.weight_shape[0] // problem.groups
     merge = 1 if c % 8 == k % 8 == 0 else 2
-    is_tf32 = problem.dtype is torch.float32 and problem.allow_tf32
     if not (
         problem.spatial_dims == 2
         and problem.memory_format == torch.channels_last
-        and (problem.dtype in (torch.float16, torch.bfloat16) or is_tf32)
+        and (problem.dtype in (torch.float16, torch.bfloat16) or problem.may_use_tf32)
         and problem.groups % merge == 0
         and problem.groups > 1
         and all(width % 4 == 0 and 4 <= width <= _widest(problem) for width in (c, k))

@@ -155,8 +155,7 @@ def may_use_half(problem: ConvProblem, gpu: Gpu) -> bool:
 
 def may_use_tf32(problem: ConvProblem, gpu: Gpu) -> bool:
     """Whether tensor cores of this GPU may round the problem's operands to TF32."""
-    is_tf32 = problem.dtype is torch.float32 and problem.allow_tf32
-    return is_tf32 and gpu.compute_capability >= (8, 0)
+    return problem.may_use_tf32 and gpu.compute_capability >= (8, 0)
 
 
 def is_channels_last(problem: ConvProblem) -> bool:
