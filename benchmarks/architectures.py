@@ -117,7 +117,6 @@ def main() -> int:
         return investigation.fill(
             __file__,
             options,
-            options.device,
             names,
             lambda name, failures: compare(name, ways, options, failures),
             title,

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 from common import arguments
 from common.modes import OUR_MODES
+from common.record import Record
 
 SETTINGS = ("no_grad", "forward", "forward_backward", "functional")
 LAYOUTS = ("channels_last", "contiguous")
@@ -52,24 +52,16 @@ def main() -> int:
         return serve(calls.measure)
     settings = arguments.some_of("--settings", options.settings, SETTINGS)
     layouts = arguments.some_of("--layouts", options.layouts, LAYOUTS)
-
-    from common.record import Record
-    from common.tables import show
-    from common.telemetry import Telemetry
     from overhead.report import tables
 
-    record = Record("call_overhead", options.json, device=options.device, arguments=vars(options))
-    found: list[dict[str, Any]] = record.results.setdefault("calls", [])
-    failures: list[str] = record.results.setdefault("failures", [])
     request = {**vars(options), "json": None, "settings": settings, "layouts": layouts}
-    with Telemetry() as telemetry:
+    with Record("call_overhead", options) as record:
+        found, failures = record.list_of("calls"), record.list_of("failures")
         for worker in started_ahead(__file__, ["calls"]):
             for entry in records_of(worker, request, options.time_limit, failures):
                 found.append(entry)
-                record.save(telemetry=telemetry.summary())
-    record.save(complete=not failures, telemetry=telemetry.summary())
-    show(tables(record.data))
-    return 1 if failures else 0
+                record.save()
+    return record.end(not failures, tables)
 
 
 if __name__ == "__main__":

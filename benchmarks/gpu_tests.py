@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 from common import arguments, junit
+from common.environment import ROOT
+from common.record import Record
 
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
@@ -68,13 +70,7 @@ def main() -> int:
     )
     options = p.parse_args()
     arguments.check_gpu(__file__)
-    from common.environment import ROOT
-    from common.record import Record
-    from common.tables import show
-    from common.telemetry import Telemetry
-
-    record = Record("gpu_tests", options.json, device="cuda", arguments=vars(options))
-    with tempfile.TemporaryDirectory() as folder, Telemetry() as telemetry:
+    with tempfile.TemporaryDirectory() as folder, Record("gpu_tests", options) as record:
         report = Path(folder, "junit.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         command += [options.tests, f"--junitxml={report}", "--durations=10"]
@@ -89,8 +85,7 @@ def main() -> int:
             return done.returncode or 1
         record.results.update(read(report))
     ran_all = done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-    record.save(complete=ran_all, telemetry=telemetry.summary())
-    show(tables(record.data))
+    record.end(ran_all, tables)
     return done.returncode
 
 

@@ -180,7 +180,7 @@ def main() -> int:
     torch.manual_seed(0)
     torch.backends.cudnn.allow_tf32 = True
     measured = partial(measure, wanted, peaks.measure(), options.inductor)
-    return investigation.fill(__file__, options, "cuda", list(wanted), measured, "Each layer")
+    return investigation.fill(__file__, options, list(wanted), measured, "Each layer")
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ from typing import Any
 
 from common import arguments
 from common.modes import OUR_MODES
+from common.record import Record
 from model_steps.cases import DEFAULT, EVERYWHERE, LAYOUTS, MODELS, PYTORCH, STEPS, WAYS, cases
 
 # The options that are passed to the workers.
@@ -106,15 +107,12 @@ def main() -> int:
     ways = arguments.some_of("--ways", options.ways, WAYS)
     modes = arguments.some_of("--pytorch", options.pytorch, PYTORCH)
 
-    from common.record import Record
-    from common.tables import show
-    from common.telemetry import Telemetry
     from model_steps import report
     from model_steps.phases import Run
 
     begin = time.monotonic()
-    record = Record("models", options.json, device=options.device, arguments=vars(options))
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, Telemetry() as telemetry:
+    record = Record("models", options)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, record:
         folder = Path(text)
         store = options.store or folder / "store"
         store.mkdir(parents=True, exist_ok=True)
@@ -140,10 +138,8 @@ def main() -> int:
                         "store": str(store),
                     }
         limits = begin + options.time_limit, options.process_limit
-        complete = Run(__file__, record, telemetry, *limits).measure(requests, options.at_once)
-    record.save(complete=complete, telemetry=telemetry.summary())
-    show(report.tables(record.data))
-    return 0 if complete else 1
+        complete = Run(__file__, record, *limits).measure(requests, options.at_once)
+    return record.end(complete, report.tables)
 
 
 if __name__ == "__main__":

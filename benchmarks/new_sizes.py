@@ -190,7 +190,7 @@ def main() -> int:
     what = f"batch {options.batch}, " + ("forward and backward" if options.train else "inference")
     title = f"{options.sizes} random sizes through {options.model}, {what}"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        return investigation.fill(__file__, options, options.device, ways, row, title)
+        return investigation.fill(__file__, options, ways, row, title)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import time
 from typing import Any
 
 from common import arguments, cases
+from common.record import Record
 from online_mode.problems import CONVERGENCE
 
 # What each may take of the time that is left.
@@ -63,21 +64,17 @@ def main() -> int:
     described_cases = described(options)
     arguments.check_gpu(__file__)
 
-    from common.record import Record
-    from common.tables import show
-    from common.telemetry import Telemetry
     from common.workers import records_of, started_ahead
     from online_mode import overhead
     from online_mode.report import tables
 
     begin = time.monotonic()
-    record = Record("online", options.json, device="cuda", arguments=vars(options))
+    record = Record("online", options)
     names = [part for part in PARTS if part in parts]
     kept: dict[str, list[dict[str, Any]]] = {part: [] for part in parts}
-    results = record.results
-    failures: list[str] = results.setdefault("failures", [])
+    results, failures = record.results, record.list_of("failures")
 
-    def save(complete: bool = False) -> None:
+    def save() -> None:
         if "convergence" in kept:
             results["convergence"] = kept["convergence"]
         if "overhead" in kept:
@@ -85,10 +82,10 @@ def main() -> int:
                 "compared": overhead.compared(kept["overhead"]),
                 "trials": len(kept["overhead"]),
             }
-        record.save(complete=complete, telemetry=telemetry.summary())
+        record.save()
 
     # All at once: a process takes seconds to import torch, and none may do so beside `overhead`.
-    with Telemetry() as telemetry:
+    with record:
         for worker in started_ahead(__file__, names, ahead=len(names)):
             part = worker.name
             left = options.time_limit - (time.monotonic() - begin)
@@ -108,9 +105,8 @@ def main() -> int:
         is_complete = not failures and (
             "convergence" not in kept or len(decided) == len(described_cases)
         )
-        save(is_complete)
-    show(tables(record.data))
-    return 0 if is_complete else 1
+        save()
+    return record.end(is_complete, tables)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any
 from common import arguments
 from common.junit import OUTCOMES, read
 from common.modes import OUR_MODES
+from common.record import Record
 
 TESTS = Path("test", "nn", "test_convolution.py")
 HERE = Path(__file__).resolve().parent
@@ -163,15 +164,7 @@ def main() -> int:
         sys.exit(f"--checkout: {options.checkout} has no {TESTS}")
     if options.device == "cuda":
         arguments.check_gpu(__file__)
-    from common.record import Record
-    from common.tables import show
-    from common.telemetry import Telemetry
-
-    record = Record("pytorch_tests", options.json, device=options.device, arguments=vars(options))
-    with (
-        tempfile.TemporaryDirectory() as text,
-        Telemetry() if options.device == "cuda" else nullcontext() as telemetry,
-    ):
+    with tempfile.TemporaryDirectory() as text, Record("pytorch_tests", options) as record:
         folder = Path(text)
         (folder / "counts").mkdir()
         enabled = run(options, folder)
@@ -183,8 +176,7 @@ def main() -> int:
         counts["without, what did not pass"] = counted(without)
     rows = compare(enabled, without)
     record.results["not_passed"] = rows
-    record.save(complete=True, telemetry=telemetry.summary() if telemetry else None)
-    show(tables(record.data))
+    record.end(True, tables)
     return 1 if any(not row["reason"] for row in rows) else 0
 
 

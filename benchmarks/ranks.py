@@ -17,9 +17,9 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from common import arguments
+from common import arguments, numbers
+from common.record import Record
 
 MODES = ("auto", "race", "sustained")
 WARM_UP = "warm-up"
@@ -69,18 +69,12 @@ def main() -> int:
         return 0
     modes = checked(options)
 
-    from common import numbers
-    from common.record import Record
-    from common.tables import show
-    from common.telemetry import Telemetry
     from rank_tuning.launch import LaunchError, launch
     from rank_tuning.report import tables
 
     begin = time.monotonic()
-    given = {k: v for k, v in vars(options).items() if k != "rank_request"}
-    record = Record("ranks", options.json, device="cuda", arguments=given)
-    launches: list[dict[str, Any]] = record.results.setdefault("launches", [])
-    failures: list[str] = record.results.setdefault("failures", [])
+    record = Record("ranks", options)
+    launches, failures = record.list_of("launches"), record.list_of("failures")
     request = {
         "model": options.model,
         "shape": [options.batch, 3, options.size, options.size],
@@ -89,7 +83,7 @@ def main() -> int:
     planned = plan(modes, options.gpus, options.runs)
     # The first launch of all loads libraries from the disk, which is no rank's work: not recorded.
     todo = [(WARM_UP, "race", options.gpus[-1]), *planned]
-    with Telemetry() as telemetry:
+    with record:
         for index, (run, mode, gpus) in enumerate(todo):
             name = f"{run}: {mode} on {gpus}"
             left = options.time_limit - (time.monotonic() - begin)
@@ -112,11 +106,8 @@ def main() -> int:
             for rank in ranks:
                 rank |= {key: numbers.significant(rank[key], 5) for key in ("seconds", "busy_s")}
             launches.append({"run": run, "mode": mode, "gpus": gpus, "ranks": ranks})
-            record.save(telemetry=telemetry.summary())
-    complete = len(launches) == len(planned)
-    record.save(complete=complete, telemetry=telemetry.summary())
-    show(tables(record.data))
-    return 0 if complete else 1
+            record.save()
+    return record.end(len(launches) == len(planned), tables)
 
 
 if __name__ == "__main__":

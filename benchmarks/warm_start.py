@@ -19,9 +19,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from common import arguments
+from common.record import Record
 from warm_processes.modes import DEFAULT, MODES, REFERENCE, WARM_UP, plan
 
 
@@ -59,16 +59,12 @@ def main() -> int:
         return serve(measure.warm_up if options.worker == WARM_UP else measure.measure)
     modes = checked(options)
 
-    from common.record import Record
-    from common.tables import show
-    from common.telemetry import Telemetry
     from common.workers import records_of, started_ahead
     from warm_processes.report import tables
 
     begin = time.monotonic()
-    record = Record("warm_start", options.json, device=options.device, arguments=vars(options))
-    processes: list[dict[str, Any]] = record.results.setdefault("processes", [])
-    failures: list[str] = record.results.setdefault("failures", [])
+    record = Record("warm_start", options)
+    processes, failures = record.list_of("processes"), record.list_of("failures")
     is_dry_run, finds_kernels = options.device == "cpu", options.kernels == "found"
     request = {
         "device": options.device,
@@ -81,7 +77,7 @@ def main() -> int:
     filled: str | None = None  # the latest store
     # All import torch while the first one runs, which is not timed: none may do so beside another.
     ahead = 1 if is_dry_run else len(names)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, Telemetry() as telemetry:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as text, record:
         folder = Path(text)
         # The driver keeps the kernels that it compiles at run time in this folder.
         compiled = {"CUDA_CACHE_PATH": str(folder / "compiled")} if finds_kernels else None
@@ -111,11 +107,8 @@ def main() -> int:
                 processes.append({"mode": run.mode, **entry})
                 if MODES[run.mode].store == "empty":
                     filled = store
-                record.save(telemetry=telemetry.summary())
-    complete = len(processes) == len(runs)
-    record.save(complete=complete, telemetry=telemetry.summary())
-    show(tables(record.data))
-    return 0 if complete else 1
+                record.save()
+    return record.end(len(processes) == len(runs), tables)
 
 
 if __name__ == "__main__":

@@ -6,50 +6,19 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import arguments, cases
+from .record import Record
 
 Row = dict[str, Any]
 """Column -> a text or a number, or None; each row of a script has the same columns."""
 
 
-def run(
-    script: str,
-    description: str | None,
-    default_cases: Sequence[str],
-    measure: Callable[[Any], Iterator[Row]],
-    title: str,
-) -> int:
-    """The ``main`` of a script that repeats the measurement of a page of docs/findings. It needs a
-    GPU. Returns its exit status.
-
-    Args:
-        script: its file, after which the record is named.
-        description: its docstring, for ``--help``.
-        default_cases: parts of case ids.
-        measure: an ``audit.layers.Case`` -> its rows.
-        title: of the table.
-    """
-    p = arguments.parser(description, has_dry_run=False)
-    p.add_argument("--time-limit", type=float, default=240, help="begins no case after so many s")
-    cases.add_options(p, default_cases)
-    options = p.parse_args()
-    wanted = {case.id: case for case in cases.wanted(options.layers, options.cases)}
-    arguments.check_gpu(script)
-    import torch
-
-    torch.manual_seed(0)
-    torch.backends.cudnn.allow_tf32 = True
-    return fill(script, options, "cuda", list(wanted), lambda id, _: measure(wanted[id]), title)
-
-
 def fill(
     script: str,
     options: argparse.Namespace,
-    device: str,
     names: Sequence[str],
     measure: Callable[[str, list[str]], Iterable[Row]],
     title: str,
@@ -61,16 +30,11 @@ def fill(
         measure: a case's name, and the list of failures, to which it may add -> its rows. What it
             raises is recorded as the case's failure.
     """
-    from .record import Record
-    from .tables import show
-    from .telemetry import Telemetry
-
-    record = Record(Path(script).stem, options.json, device=device, arguments=vars(options))
-    rows: list[Row] = []
-    failures: list[str] = []
-    record.results.update(title=title, rows=rows, failures=failures)
+    record = Record(Path(script).stem, options)
+    record.results["title"] = title
+    rows, failures = record.list_of("rows"), record.list_of("failures")
     begin = time.monotonic()
-    with Telemetry() as telemetry:
+    with record:
         for index, name in enumerate(names):
             if time.monotonic() - begin > options.time_limit:
                 failures.append(f"time limit: {len(names) - index} cases not measured")
@@ -81,11 +45,9 @@ def fill(
             except Exception as error:  # the other cases still count
                 failures.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
             print(*(failures[known:] or [f"{name}: done"]), sep="\n", file=sys.stderr)
-            record.save(telemetry=telemetry.summary())
+            record.save()
             gc.collect()
-    record.save(complete=not failures, telemetry=telemetry.summary())
-    show(tables(record.data))
-    return 1 if failures else 0
+    return record.end(not failures, tables)
 
 
 def tables(data: dict[str, Any]) -> list[Any]:

@@ -3,35 +3,41 @@ nothing that was measured before it."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from .environment import environment
 
 SCHEMA = 1
+# Options that a script passes to its own processes.
+_OF_WORKERS = ("worker", "rank_request")
 
 
 class Record:
-    """The JSON record of one benchmark run.
+    """The JSON record of one benchmark run. While it is entered, the GPU's state is read.
 
     Args:
         benchmark: the script's name, without ".py".
-        path: the file, or None to keep the record in memory only.
-        device: "cuda" or "cpu". A cpu record is a dry run and never goes under results/.
-        arguments: the options of the run.
+        options: of the run. ``json`` is the file, or None to keep the record in memory only;
+            ``device`` "cpu" makes it a dry run, which never goes under results/.
 
     Raises:
-        SystemExit: a cpu record under results/.
+        SystemExit: a dry run under results/.
     """
 
-    def __init__(
-        self, benchmark: str, path: Path | None, *, device: str, arguments: dict[str, Any]
-    ) -> None:
-        self.path = path
-        if device == "cpu" and path is not None and "results" in path.resolve().parts:
-            sys.exit(f"{path}: a --device cpu run is a dry run and is not recorded under results/")
+    def __init__(self, benchmark: str, options: argparse.Namespace) -> None:
+        from cudnn_autotune.timers import telemetry
+
+        self.path: Path | None = options.json
+        given, device = vars(options), getattr(options, "device", "cuda")
+        if device == "cpu" and self.path is not None and "results" in self.path.resolve().parts:
+            text = "a --device cpu run is a dry run and is not recorded under results/"
+            sys.exit(f"{self.path}: {text}")
+        self._telemetry = telemetry.Telemetry(telemetry.Gpu())
         self.data: dict[str, Any] = {
             "benchmark": benchmark,
             "schema": SCHEMA,
@@ -39,23 +45,35 @@ class Record:
             "environment": environment(device),
             "arguments": {
                 name: value.name if isinstance(value, Path) else value
-                for name, value in sorted(arguments.items())
-                if name != "worker"
+                for name, value in sorted(given.items())
+                if name not in _OF_WORKERS
             },
             "telemetry": None,
             "results": {},
         }
+
+    def __enter__(self) -> Record:
+        self._telemetry.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._telemetry.__exit__(*raised)
 
     @property
     def results(self) -> dict[str, Any]:
         results: dict[str, Any] = self.data["results"]
         return results
 
-    def save(self, *, complete: bool = False, telemetry: dict[str, Any] | None = None) -> None:
+    def list_of(self, name: str) -> list[Any]:
+        """The list of results of this name; a new one is empty."""
+        found: list[Any] = self.results.setdefault(name, [])
+        return found
+
+    def save(self) -> None:
         """Writes the file anew, in one step."""
-        self.data["complete"] = complete
-        if telemetry is not None:
-            self.data["telemetry"] = telemetry
+        from .telemetry import as_recorded
+
+        self.data["telemetry"] = as_recorded(self._telemetry.summary())
         if self.path is None:
             return
         from cudnn_autotune.audit.record_file import json_lines
@@ -63,6 +81,15 @@ class Record:
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         atomic_file.write(self.path, (json_lines(self.data) + "\n").encode())
+
+    def end(self, complete: bool, tables: Callable[[dict[str, Any]], Iterable[Any]]) -> int:
+        """Saves and shows it; returns the script's exit status, 0 where it is complete."""
+        from .tables import show
+
+        self.data["complete"] = complete
+        self.save()
+        show(tables(self.data))
+        return 0 if complete else 1
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudnn_autotune.timers import telemetry
-
 _RANGE = {"least": "min", "median": "median", "most": "max"}
 
 
@@ -25,13 +23,3 @@ def as_recorded(collected: dict[str, Any]) -> dict[str, Any]:
         "temperature_c": ranged("temperature_c"),
         "throttle_reasons": collected["throttle_reasons"],
     }
-
-
-class Telemetry(telemetry.Telemetry):
-    """Reads the first GPU on a thread of its own, in a process that only waits."""
-
-    def __init__(self, period_s: float = 0.1) -> None:
-        super().__init__(telemetry.Gpu(), period_s)
-
-    def summary(self) -> dict[str, Any]:
-        return as_recorded(super().summary())

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from common.record import Record
-from common.telemetry import Telemetry
 from common.workers import Worker, WorkerError
 
 Request = dict[str, Any]
@@ -28,15 +27,12 @@ class Run:
         process_limit_s: seconds after which one process counts as hanging.
     """
 
-    def __init__(
-        self, script: str, record: Record, telemetry: Telemetry, end: float, process_limit_s: float
-    ) -> None:
-        self._script, self._record, self._telemetry = script, record, telemetry
+    def __init__(self, script: str, record: Record, end: float, process_limit_s: float) -> None:
+        self._script, self._record = script, record
         self._end, self._process_limit_s = end, process_limit_s
         self._begin = time.monotonic()
         self._recording = threading.Lock()
-        self._runs: list[dict[str, Any]] = record.results.setdefault("runs", [])
-        self._failures: list[str] = record.results.setdefault("failures", [])
+        self._runs, self._failures = record.list_of("runs"), record.list_of("failures")
 
     def measure(self, requests: dict[str, Request], at_once: int) -> bool:
         """Measures, ``at_once`` processes at a time; returns whether all ways of all cases took
@@ -60,7 +56,7 @@ class Run:
             for part in worker.run({**request, "limit_s": limit_s}, time_limit_s=limit_s):
                 with self._recording:
                     self._keep(name, request, entries, part)
-                    self._record.save(telemetry=self._telemetry.summary())
+                    self._record.save()
         except WorkerError as error:
             self._fails(str(error))
         finally:

@@ -19,8 +19,6 @@ DRY_RUNS = {
     "new_sizes": "--sizes 6 --calls 2 --last 3 --ways pytorch_off,online,tune",
     "warm_start": "--runs 1 --modes heuristic,auto_empty",
 }
-# Each repeats what a page of docs/findings rests on, and has no dry run.
-INVESTIGATIONS = ("kernels", "workspace_place")
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 
 
@@ -31,7 +29,7 @@ def test_help(modules: None, script: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for minutes")
-@pytest.mark.parametrize("script", [*INVESTIGATIONS, "online", "ranks", "gpu_tests", "new_sizes"])
+@pytest.mark.parametrize("script", ["kernels", "online", "ranks", "gpu_tests", "new_sizes"])
 def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
     """The default cases are known: they are read before."""
     assert main(script) == f"{script}.py needs a CUDA GPU, and there is none here"
@@ -40,10 +38,9 @@ def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
 @pytest.mark.parametrize(
     ("script", "arguments", "named"),
     [
-        ("workspace_place", ("--cases", "no_such_layer"), "--cases: no case of layers.json has"),
-        ("workspace_place", ("--cases", ","), "--cases: must name at least one case"),
-        ("workspace_place", ("--layers", "nowhere.json"), "--layers: "),
         ("kernels", ("--cases", "no_such_layer"), "--cases: no case of kernels.json has"),
+        ("kernels", ("--cases", ","), "--cases: must name at least one case"),
+        ("kernels", ("--layers", "nowhere.json"), "--layers: "),
         ("kernels", ("--dtypes", "float8"), "--dtypes: ['float8'] unknown"),
         ("call_overhead", ("--settings", "everything"), "--settings"),
         ("new_sizes", ("--ways", "fastest"), "--ways"),
