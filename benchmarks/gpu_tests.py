@@ -9,11 +9,9 @@ one or two more, takes the least time.
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import tempfile
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -24,12 +22,12 @@ from common.record import Record
 OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
-def read(path: Path) -> dict[str, Any]:
+def summed(tests: Iterable[junit.Test]) -> dict[str, Any]:
     """Counts and seconds of each file, what failed and how, and why tests were skipped."""
     files: dict[str, dict[str, float]] = {}
     reasons: Counter[str] = Counter()
     failures: list[tuple[str, str]] = []
-    for test in junit.read(path):
+    for test in tests:
         counts = files.setdefault(test.group, {**dict.fromkeys(OUTCOMES, 0), "seconds": 0.0})
         counts["seconds"] += test.seconds
         outcome = "skipped" if test.outcome == "xfailed" else test.outcome
@@ -63,30 +61,16 @@ def tables(data: dict[str, Any]) -> list[Any]:
 
 def main() -> int:
     p = arguments.parser(__doc__, has_dry_run=False)
-    p.add_argument("--log", type=Path, help="write pytest's output here (default: show it)")
+    junit.add_options(p)
     p.add_argument("--tests", default="tests/gpu", help="which tests (%(default)s)")
-    p.add_argument(
-        "--workers", type=int, default=1, help="processes, by pytest-xdist (%(default)s)"
-    )
     options = p.parse_args()
     arguments.check_gpu(__file__)
-    with tempfile.TemporaryDirectory() as folder, Record("gpu_tests", options) as record:
-        report = Path(folder, "junit.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += [options.tests, f"--junitxml={report}", "--durations=10"]
-        if options.workers > 1:
-            command += ["-n", str(options.workers), "--dist", "worksteal"]
-        log = options.log.open("w") if options.log else None
-        done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log)
-        if log is not None:
-            log.close()
-        if not report.exists():
-            print(f"pytest ended with {done.returncode} and left no report", file=sys.stderr)
-            return done.returncode or 1
-        record.results.update(read(report))
-    ran_all = done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    with Record("gpu_tests", options) as record:
+        code, tests = junit.run([options.tests, "--durations=10"], options, cwd=ROOT)
+        record.results.update(summed(tests))
+    ran_all = code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     record.end(ran_all, tables)
-    return done.returncode
+    return code
 
 
 if __name__ == "__main__":

@@ -17,17 +17,15 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Collection
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from common import arguments
-from common.junit import OUTCOMES, read
+from common import arguments, junit
+from common.junit import OUTCOMES
 from common.modes import OUR_MODES
 from common.record import Record
 
@@ -50,20 +48,15 @@ def run(options: Any, folder: Path, again: Collection[str] | None = None) -> Tes
     Raises:
         SystemExit: pytest left no report.
     """
-    junit = folder / "junit.xml"
-    junit.unlink(missing_ok=True)
-    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # not the checkout's
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
-    command += ["-c", str(folder / "pytest.ini"), "-W", "ignore", "--tb=short"]
-    command += [f"--junitxml={junit}"]
+    settings_file = folder / "pytest.ini"  # not the checkout's
+    settings_file.write_text("[pytest]\n", encoding="utf-8")
+    command = ["--noconftest", "-c", str(settings_file), "-W", "ignore", "--tb=short"]
     file = str(options.checkout / TESTS)
     if again is None:
         command += [file, "-p", "pytorch_suite.enabled"]
         command += ["-k", options.select] if options.select else []
     else:
         command += [f"{file}::{test}" for test in again]
-    if options.workers > 1:
-        command += ["-n", str(options.workers), "--dist", "worksteal"]
     settings = {
         "device": options.device,
         "sampling": options.sampling,
@@ -80,11 +73,8 @@ def run(options: Any, folder: Path, again: Collection[str] | None = None) -> Tes
         "PYTORCH_TESTING_DEVICE_ONLY_FOR": options.device,
         "PYTEST_ADDOPTS": "",  # those are for the tests of this package
     }
-    with options.log.open("a") if options.log else nullcontext() as log:
-        done = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log)
-    if not junit.exists():
-        sys.exit(f"pytest ended with {done.returncode} and left no report")
-    return {f"{t.group}::{t.name}": (t.outcome, t.message) for t in read(junit)}
+    _, tests = junit.run(command, options, cwd=folder, env=environment)
+    return {f"{t.group}::{t.name}": (t.outcome, t.message) for t in tests}
 
 
 def summed(counts: Path) -> dict[str, Any]:
@@ -153,11 +143,8 @@ def main() -> int:
     p.add_argument(
         "--benchmark-limit", type=int, default=4, help="candidates to time; 0: all (%(default)s)"
     )
-    p.add_argument(
-        "--workers", type=int, default=1, help="processes, by pytest-xdist (%(default)s)"
-    )
+    junit.add_options(p)
     p.add_argument("--select", help="run only tests that match this expression of pytest's -k")
-    p.add_argument("--log", type=Path, help="append pytest's output here (default: show it)")
     options = p.parse_args()
     options.checkout = options.checkout.resolve()
     if not (options.checkout / TESTS).is_file():

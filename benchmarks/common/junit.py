@@ -1,11 +1,16 @@
-"""Reads what pytest writes with ``--junitxml``."""
+"""Runs pytest, and reads what it writes with ``--junitxml``."""
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import sys
+import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed")
 
@@ -19,6 +24,36 @@ class Test(NamedTuple):
     """One of ``OUTCOMES``."""
     message: str
     """The first line, where it did not pass."""
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--log", type=Path, help="append pytest's output here (default: show it)")
+    p.add_argument(
+        "--workers", type=int, default=1, help="processes, by pytest-xdist (%(default)s)"
+    )
+
+
+def run(
+    arguments: Sequence[str], options: argparse.Namespace, **process: Any
+) -> tuple[int, list[Test]]:
+    """Runs pytest as :func:`add_options` says; returns its exit status, and the tests.
+
+    Raises:
+        SystemExit: pytest left no report.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        options.log.open("a") if options.log else nullcontext() as output,
+    ):
+        report = Path(folder, "junit.xml")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        command.append(f"--junitxml={report}")
+        if options.workers > 1:
+            command += ["-n", str(options.workers), "--dist", "worksteal"]
+        code = subprocess.run(command, stdout=output, stderr=output, **process).returncode
+        if not report.exists():
+            sys.exit(f"pytest ended with {code} and left no report")
+        return code, list(read(report))
 
 
 def read(path: Path) -> Iterator[Test]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.candidates import Candidates
@@ -28,21 +29,14 @@ class _Engines:
     def __init__(self, candidates: Candidates) -> None:
         self._candidates = candidates
 
-    def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
-        return self._candidates.of_mode(heuristic_mode)
-
-    def all(self) -> Sequence[Candidate]:
-        return self._candidates.all()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._candidates, name)
 
     def beyond(self) -> Sequence[Candidate]:
         return _without_implementations(self._candidates.beyond())
 
     def similar(self) -> Sequence[Candidate]:
         return _without_implementations(self._candidates.similar())
-
-    @property
-    def aten_uses_cudnn(self) -> bool:
-        return self._candidates.aten_uses_cudnn
 
 
 def _without_implementations(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -7,12 +7,12 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from benchmark_scripts import BENCHMARKS, main, record, run, whole_record
-from subprocesses import python
 
 DRY_RUNS = {
     "call_overhead": "--dtype float32 --blocks 3 --calls 3 --layouts contiguous",
@@ -323,13 +323,16 @@ def test_architectures(tmp_path: Path) -> None:
 
 def test_what_failed_on_a_gpu_is_told(modules: None, tmp_path: Path) -> None:
     import gpu_tests
+    from common import junit
 
     tests = "import pytest\n\ndef test_fails():\n    assert 1 == 2\n\ndef test_passes(): pass\n\n"
     tests += "@pytest.mark.skip(reason='why')\ndef test_is_skipped(): pass\n"
     (tmp_path / "test_some.py").write_text(tests)
-    junit = tmp_path / "junit.xml"
-    python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), f"--junitxml={junit}")
-    results = gpu_tests.read(junit)
+    options = SimpleNamespace(log=tmp_path / "log", workers=1)
+    code, found = junit.run([str(tmp_path)], options)  # type: ignore[arg-type]
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert "test_fails" in (tmp_path / "log").read_text()
+    results = gpu_tests.summed(found)
     (counts,) = results["files"].values()
     assert [counts[outcome] for outcome in gpu_tests.OUTCOMES] == [1, 1, 0, 1]
     assert results["failures"] == [("test_some::test_fails", "assert 1 == 2")]
