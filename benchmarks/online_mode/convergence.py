@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -16,9 +15,6 @@ from .problems import Call, made, warm_up
 _CALLS_AT_ONCE = 16
 # Of each mode's own ranking, those that may be the fastest.
 _CONTENDERS = 4
-_SINGLE_ROUNDS = 100
-# Longer than the host takes to enqueue a round of single calls: 1.5 ms at 2 GHz.
-_HELD_CYCLES = 3_000_000
 _CASE_S = 15.0
 
 
@@ -65,10 +61,9 @@ def compared(problem: Any, end: float) -> dict[str, Any]:
         wanted = contenders([online, race])
         truth = truth_of(oracle.measure(timer, wanted, [c.text for c in wanted]), BURST)
         times_ms = truth.times_ms if truth else {}
-        plans = {text: timer.plans.get(text) for text in times_ms}
     if lacking := {online.text, race.text} - set(times_ms):
         return {"error": f"not timed: {', '.join(sorted(lacking))}"}
-    figures = {
+    return {
         "calls": calls,
         "seconds": numbers.significant(seconds, 4),
         "turns": online.total_samples,
@@ -76,10 +71,7 @@ def compared(problem: Any, end: float) -> dict[str, Any]:
         "regret_bound": online.selection.evidence.regret_bound,
         "is_undecided": any("undecided" in r for r in online.selection.evidence.remarks),
         "race_tuning_ms": numbers.significant(race.tuning_ms, 4),
-    }
-    return {
-        **figures,
-        **judged(online.text, race.text, times_ms, one_by_one(data, plans)),
+        **judged(online.text, race.text, times_ms),
     }
 
 
@@ -114,50 +106,10 @@ def contenders(choices: list[Any]) -> list[Any]:
     return list(found.values())
 
 
-def one_by_one(data: Any, plans: dict[str, Any]) -> dict[str, float]:
-    """Engine text -> milliseconds of a single call between two events, another engine's kernel
-    before it: medians of rounds in random order, each enqueued before the GPU may start."""
-    import torch
-
-    calls = runners(data, plans)
-    events = {text: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for text in calls}
-    held = torch.cuda.Event()
-    source = random.Random(0)
-    times: dict[str, list[float]] = {text: [] for text in calls}
-    for index in range(2 * _SINGLE_ROUNDS):
-        torch.cuda._sleep(_HELD_CYCLES)
-        held.record()
-        for text in source.sample(list(calls), len(calls)):
-            begin, end = events[text]
-            begin.record()
-            calls[text]()
-            end.record()
-        is_early = held.query()  # the GPU began before the host had enqueued them all
-        torch.cuda.synchronize()
-        if index >= _SINGLE_ROUNDS and not is_early:  # earlier rounds load and allocate
-            for text, (begin, end) in events.items():
-                times[text].append(begin.elapsed_time(end))
-    return {text: numbers.median(found) for text, found in times.items() if found}
-
-
-def runners(data: Any, plans: dict[str, Any]) -> dict[str, Call]:
-    """Calls without the operator around them, which cost the host a few microseconds."""
-    from cudnn_autotune import _C
-
-    return {text: partial(_C.execute, plan, *data) for text, plan in plans.items()}
-
-
-def judged(
-    online: str, race: str, times_ms: dict[str, float], single_ms: dict[str, float]
-) -> dict[str, Any]:
-    """Regrets as fractions: 0.01 is 1 % slower.
-
-    Args:
-        online, race: what the two modes picked.
-        times_ms: in batches. single_ms: in single calls; empty where there are none.
-    """
+def judged(online: str, race: str, times_ms: dict[str, float]) -> dict[str, Any]:
+    """Regrets of what the two modes picked, as fractions: 0.01 is 1 % slower."""
     best = min(times_ms, key=times_ms.__getitem__)
-    figures = {
+    return {
         "picked": online,
         "race": race,
         "best": best,
@@ -166,9 +118,3 @@ def judged(
         "race_regret": numbers.significant(times_ms[race] / times_ms[best] - 1),
         "against_race": numbers.significant(times_ms[online] / times_ms[race] - 1),
     }
-    if single_ms:
-        least = min(single_ms.values())
-        figures["single_ms"] = {text: numbers.significant(ms) for text, ms in single_ms.items()}
-        figures["single_regret"] = numbers.significant(single_ms[online] / least - 1)
-        figures["race_single_regret"] = numbers.significant(single_ms[race] / least - 1)
-    return figures

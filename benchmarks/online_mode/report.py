@@ -1,4 +1,4 @@
-"""What a record of online.py says: the tables and the plot."""
+"""The tables of a record of online.py."""
 
 from __future__ import annotations
 
@@ -61,21 +61,26 @@ def convergence_table(data: dict[str, Any]) -> Table:
     entries = data["results"].get("convergence", [])
     good = [entry for entry in entries if "error" not in entry]
     other = "auto" if any("auto" in entry for entry in good) else "race"  # auto in older records
-    regrets = [f"against_{other}", "regret", f"{other}_regret"]
-    regrets += ["single_regret", f"{other}_single_regret"]
+    regrets = {
+        f"against_{other}": f"against {other}'s pick",
+        "regret": "regret, in batches",
+        f"{other}_regret": f"{other}'s",
+    }
+    has_singles = any("single_regret" in entry for entry in good)  # in older records
+    if has_singles:
+        regrets["single_regret"] = "regret, in single calls"
+        regrets[f"{other}_single_regret"] = f"{other}'s"
     table = Table(
         "Until `online` has decided, and what its pick is worth",
-        columns(
-            f"case|calls|seconds|candidates|against {other}'s pick|regret, in batches|{other}'s"
-            f"|regret, in single calls|{other}'s|bound|picked"
-        ),
+        ["case", "calls", "seconds", "candidates", *regrets.values(), "bound", "picked"],
         note="Regret: against the fastest of both modes' contenders, timed after both had chosen: "
-        "in batches, by interleaved rounds, cold and hot; in single calls, each after another's "
-        "kernel. Bound: what the mode itself says of its pick; *: undecided, the best so far.",
+        "in batches, by interleaved rounds, cold and hot"
+        + ("; in single calls, each after another's kernel. " if has_singles else ". ")
+        + "Bound: what the mode itself says of its pick; *: undecided, the best so far.",
     )
     for entry in entries:
         if "error" in entry:
-            table.rows.append((entry["case"], *[""] * 9, entry["error"]))
+            table.rows.append((entry["case"], *[""] * (4 + len(regrets)), entry["error"]))
             continue
         table.rows.append(
             (
