@@ -12,6 +12,7 @@ error of the method.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 
 from common import arguments
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     options = parser().parse_args()
-    from common.workers import records_of, serve, started_ahead
+    from common.workers import records_of, serve, start
 
     if options.worker:
         from overhead import calls
@@ -55,12 +56,12 @@ def main() -> int:
     from overhead.report import tables
 
     request = {**vars(options), "json": None, "settings": settings, "layouts": layouts}
-    with Record("call_overhead", options) as record:
-        found, failures = record.list_of("calls"), record.list_of("failures")
-        for worker in started_ahead(__file__, ["calls"]):
-            for entry in records_of(worker, request, options.time_limit, failures):
-                found.append(entry)
-                record.save()
+    record = Record("call_overhead", options)
+    found, failures = record.list_of("calls"), record.list_of("failures")
+    with record, contextlib.closing(start(__file__, "calls")) as worker:
+        for entry in records_of(worker, request, options.time_limit, failures):
+            found.append(entry)
+            record.save()
     return record.end(not failures, tables)
 
 

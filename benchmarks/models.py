@@ -33,10 +33,7 @@ What takes longest is tuning, so few batches and one of PyTorch's modes are the 
     python benchmarks/models.py --models resnet50,densenet121 --steps infer --batches largest \\
         --pytorch pytorch_on_10 --at-once 2 --time-limit 380 --json few.json
 
-With two GPUs, each measures some of the models, and the page has one section for both records:
-
-    CUDA_VISIBLE_DEVICES=0 python benchmarks/models.py --models ... --json whole_models.part1.json &
-    CUDA_VISIBLE_DEVICES=1 python benchmarks/models.py --models ... --json whole_models.part2.json
+benchmarks/README.md says how to split a run over two GPUs.
 """
 
 from __future__ import annotations

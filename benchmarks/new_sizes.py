@@ -147,7 +147,7 @@ def main() -> int:
     p.add_argument("--time-limit", type=float, default=1500, help="begins no way after so many s")
     p.add_argument("--worker", metavar="NAME", help=argparse.SUPPRESS)
     options = p.parse_args()
-    from common.workers import Worker, records_of, serve
+    from common.workers import records_of, serve, start
 
     if options.worker:
         return serve(measure)
@@ -165,7 +165,7 @@ def main() -> int:
     def row(way: str, failures: list[str]) -> Iterator[investigation.Row]:
         request = {**vars(options), "json": None, "way": way, "store": folder, "sizes": drawn}
         request |= {"last": last, "first": [max(map(max, drawn)) + 64] * 2}
-        with contextlib.closing(Worker(__file__, way)) as worker:
+        with contextlib.closing(start(__file__, way)) as worker:
             found = list(records_of(worker, request, 4 * options.seconds, failures))
         by_size = [entry["ms"] for entry in found if "ms" in entry]
         over = {tuple(entry["size"]): entry["over"] for entry in found if "over" in entry}

@@ -23,6 +23,7 @@ import importlib
 import random
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from common import arguments, cases
@@ -64,49 +65,40 @@ def main() -> int:
     described_cases = described(options)
     arguments.check_gpu(__file__)
 
-    from common.workers import records_of, started_ahead
+    from common.workers import records_of, start
     from online_mode import overhead
     from online_mode.report import tables
 
+    from cudnn_autotune.audit.processes import started_ahead
+
     begin = time.monotonic()
     record = Record("online", options)
+    failures, decided = record.list_of("failures"), record.list_of("convergence")
+    trials: list[dict[str, Any]] = []
     names = [part for part in PARTS if part in parts]
-    kept: dict[str, list[dict[str, Any]]] = {part: [] for part in parts}
-    results, failures = record.results, record.list_of("failures")
-
-    def save() -> None:
-        if "convergence" in kept:
-            results["convergence"] = kept["convergence"]
-        if "overhead" in kept:
-            results["overhead"] = {
-                "compared": overhead.compared(kept["overhead"]),
-                "trials": len(kept["overhead"]),
-            }
-        record.save()
-
     # All at once: a process takes seconds to import torch, and none may do so beside `overhead`.
     with record:
-        for worker in started_ahead(__file__, names, ahead=len(names)):
-            part = worker.name
+        for worker in started_ahead(names, partial(start, __file__), len(names)):
             left = options.time_limit - (time.monotonic() - begin)
             if left < 1:
                 failures.append(f"time limit: {worker.name} was not measured")
                 continue
             request = {
                 "cases": described_cases,
-                "seconds": left * PARTS[part],
+                "seconds": left * PARTS[worker.name],
                 "trials": options.trials,
                 "calls": options.calls,
             }
             for entry in records_of(worker, request, max(left, 5), failures):
-                kept[part].append(entry)
-                save()
-        decided = {entry["case"] for entry in kept.get("convergence", [])}
-        is_complete = not failures and (
-            "convergence" not in kept or len(decided) == len(described_cases)
-        )
-        save()
-    return record.end(is_complete, tables)
+                if worker.name == "convergence":
+                    decided.append(entry)
+                else:
+                    trials.append(entry)
+                    compared = overhead.compared(trials)
+                    record.results["overhead"] = {"compared": compared, "trials": len(trials)}
+                record.save()
+    wanted = len(described_cases) if "convergence" in parts else 0
+    return record.end(not failures and len(decided) == wanted, tables)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import argparse
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from common import arguments
@@ -59,8 +60,10 @@ def main() -> int:
         return serve(measure.warm_up if options.worker == WARM_UP else measure.measure)
     modes = checked(options)
 
-    from common.workers import records_of, started_ahead
+    from common.workers import records_of, start
     from warm_processes.report import tables
+
+    from cudnn_autotune.audit.processes import started_ahead
 
     begin = time.monotonic()
     record = Record("warm_start", options)
@@ -72,7 +75,7 @@ def main() -> int:
         "modes": modes,
         "shape": [2, 3, 16, 16] if is_dry_run else [options.batch, 3, options.size, options.size],
     }
-    runs = {run.name: run for run in plan(modes, options.runs)}
+    runs = plan(modes, options.runs)
     names = [WARM_UP, *runs]
     filled: str | None = None  # the latest store
     # All import torch while the first one runs, which is not timed: none may do so beside another.
@@ -81,31 +84,28 @@ def main() -> int:
         folder = Path(text)
         # The driver keeps the kernels that it compiles at run time in this folder.
         compiled = {"CUDA_CACHE_PATH": str(folder / "compiled")} if finds_kernels else None
-        workers = started_ahead(__file__, names, ahead=ahead, environment=lambda _: compiled)
+        workers = started_ahead(names, partial(start, __file__, environment=compiled), ahead)
         for index, worker in enumerate(workers):
             left = options.time_limit - (time.monotonic() - begin)
             if left < 5:
                 rest = len(names) - index
                 failures.append(f"time limit: {rest} of {len(names)} processes were not run")
                 break
-            run = runs.get(worker.name)
-            store = None
-            if run is not None and MODES[run.mode].store == "empty":
-                store = str(folder / f"store_{run.mode}_{run.number}")
-            elif run is not None and MODES[run.mode].store == "filled":
-                store = filled
-                if store is None:
-                    failures.append(f"{worker.name}: no store was filled for it")
-                    continue
-            mine = {**request, "store": store, "mode": run.mode if run else ""}
-            if run is None and not finds_kernels:
+            mode = runs.get(worker.name, "")
+            wanted = MODES[mode].store if mode else "off"
+            store = {"empty": str(folder / worker.name), "filled": filled}.get(wanted)
+            if wanted == "filled" and store is None:
+                failures.append(f"{worker.name}: no store was filled for it")
+                continue
+            mine = {**request, "store": store, "mode": mode}
+            if not mode and not finds_kernels:
                 mine["modes"] = [REFERENCE]  # libraries are read from the disk
             for entry in records_of(worker, mine, left, failures):
-                if run is None:
+                if not mode:
                     record.results["warm_up"] = entry
                     continue
-                processes.append({"mode": run.mode, **entry})
-                if MODES[run.mode].store == "empty":
+                processes.append({"mode": mode, **entry})
+                if wanted == "empty":
                     filled = store
                 record.save()
     return record.end(len(processes) == len(runs), tables)

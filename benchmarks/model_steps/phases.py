@@ -7,10 +7,11 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 from common.record import Record
-from common.workers import Worker, WorkerError
+from common.workers import records_of, start
 
 Request = dict[str, Any]
 _LEAST_S = 20.0
@@ -30,7 +31,6 @@ class Run:
     def __init__(self, script: str, record: Record, end: float, process_limit_s: float) -> None:
         self._script, self._record = script, record
         self._end, self._process_limit_s = end, process_limit_s
-        self._begin = time.monotonic()
         self._recording = threading.Lock()
         self._runs, self._failures = record.list_of("runs"), record.list_of("failures")
 
@@ -50,18 +50,13 @@ class Run:
         if limit_s < min(_LEAST_S, self._process_limit_s):
             return None
         threads = max(1, len(os.sched_getaffinity(0)) // at_once - 1)
-        worker = Worker(self._script, name, {_THREADS: str(threads)})
         entries: dict[int, dict[str, Any]] = {}
-        try:
-            for part in worker.run({**request, "limit_s": limit_s}, time_limit_s=limit_s):
+        asked = {**request, "limit_s": limit_s}
+        with closing(start(self._script, name, {_THREADS: str(threads)})) as worker:
+            for part in records_of(worker, asked, limit_s, self._failures):
                 with self._recording:
                     self._keep(name, request, entries, part)
                     self._record.save()
-        except WorkerError as error:
-            self._fails(str(error))
-        finally:
-            worker.close()
-        self._says(f"{name} is done")
         times = [len(entry.get("times_ms", {})) for entry in entries.values()]
         return times == [len(request["ways"])] * len(request["batches"])
 
@@ -84,9 +79,6 @@ class Run:
         else:
             entries[batch] |= part
 
-    def _says(self, text: str) -> None:
-        print(f"{time.monotonic() - self._begin:6.1f} s  {text}", file=sys.stderr, flush=True)
-
     def _fails(self, text: str) -> None:
         self._failures.append(text)
-        self._says(text)
+        print(text, file=sys.stderr, flush=True)

@@ -20,10 +20,6 @@ _TICKS = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8, 2, 3, 
 _CASE = ("model", "step, layout, batch")
 
 
-def _count(run: Run) -> int:
-    return len(run.get("times_ms", {}))
-
-
 class Row:
     """A case, with the processes that measured it; the first that ran the most ways is the main
     one. What only another one has is brought to the main one's times by a way that both have, one
@@ -33,7 +29,8 @@ class Row:
         model, self.step, layout, self.batch = key
         self.case = (model, f"{STEPS[self.step]}, {layout}, {self.batch}")
         order = list(PYTORCH)
-        runs = sorted(runs, key=lambda run: (-_count(run), order.index(run["pytorch"])))
+        runs = sorted(runs, key=lambda run: order.index(run["pytorch"]))
+        runs.sort(key=lambda run: len(run.get("times_ms", {})), reverse=True)
         self.ways: dict[str, dict[str, Any]] = {}
         """What is known of each way beside its times, from the first process that has it."""
         self.peak_bytes: dict[str, int] = {}

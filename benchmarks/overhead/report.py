@@ -1,4 +1,4 @@
-"""What a record of call_overhead.py says: the tables and the plot."""
+"""The tables of a record of call_overhead.py."""
 
 from __future__ import annotations
 

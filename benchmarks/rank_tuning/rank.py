@@ -46,18 +46,14 @@ def _measured(request: dict[str, Any]) -> dict[str, Any]:
     x = x.contiguous(memory_format=torch.channels_last)
     mode = request["mode"]
     own: list[ca.Choice] = []
-
-    def note(choice: ca.Choice) -> None:
-        if choice.origin == "tuned":
-            own.append(choice)
-
-    with ca.use_sampling(mode), ca.on_decision(note):
+    with ca.use_sampling(mode), ca.on_decision(own.append):
         dist.barrier(device_ids=[local])
         torch.cuda.synchronize()
         begin = time.perf_counter()
         decisions = ca.distributed.tune(model, x, timeout_s=request["timeout_s"])
         seconds = time.perf_counter() - begin
-        tuned = len(own)
+        tuned = [choice for choice in own if choice.origin == "tuned"]
+        own.clear()
         # A step of the model: what serves it now?
         model(x).float().sum().backward()
         torch.cuda.synchronize()
@@ -65,9 +61,9 @@ def _measured(request: dict[str, Any]) -> dict[str, Any]:
     served = [c for c in ca.choices() if c.sampling == mode]
     return {
         "seconds": seconds,
-        "busy_s": sum(choice.tuning_ms for choice in own[:tuned]) / 1e3,
-        "tuned": tuned,
-        "tuned_again": sum(choice.total_samples > 0 for choice in own[tuned:]),
+        "busy_s": sum(choice.tuning_ms for choice in tuned) / 1e3,
+        "tuned": len(tuned),
+        "tuned_again": sum(c.origin == "tuned" and c.total_samples > 0 for c in own),
         "problems": len(decisions),
         "decisions": digest([decision.to_json() for decision in decisions]),
         "served": digest(sorted((problem_text(c.problem), c.text) for c in served)),

@@ -1,4 +1,4 @@
-"""What a record of ranks.py says: the tables and the plot."""
+"""The tables of a record of ranks.py."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -33,18 +32,6 @@ REFERENCE = "heuristic"
 WARM_UP = "warm-up"
 
 
-@dataclass(frozen=True)
-class Run:
-    """One process."""
-
-    mode: str
-    number: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.mode}:{self.number}"
-
-
 def warm_up_order(modes: list[str]) -> list[str]:
     """One of each kind: PyTorch with benchmark on comes first, since it never tunes a shape that
     was served before with benchmark off; what `off` compiles is among what it tries."""
@@ -54,11 +41,13 @@ def warm_up_order(modes: list[str]) -> list[str]:
     return list(found.values())
 
 
-def plan(modes: list[str], runs: int) -> Iterator[Run]:
-    """Round by round, so that a time limit cuts off rounds and no mode.
+def plan(modes: list[str], runs: int) -> dict[str, str]:
+    """A process's name -> its mode, round by round, so that a time limit cuts off rounds and no
+    mode.
 
     Every other round goes backwards, but a store is filled before it is used.
     """
+    planned: dict[str, str] = {}
     for number in range(runs):
         order = [m for m in modes if MODES[m].store != "filled"]
         order = order if number % 2 == 0 else order[::-1]
@@ -66,5 +55,5 @@ def plan(modes: list[str], runs: int) -> Iterator[Run]:
         fillers = [m for m in order if MODES[m].store == "empty"]
         for mode in order:
             followers = filled if mode in fillers[-1:] else []
-            for one in (mode, *followers):
-                yield Run(one, number)
+            planned |= {f"{one}:{number}": one for one in (mode, *followers)}
+    return planned

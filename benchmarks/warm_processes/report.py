@@ -1,4 +1,4 @@
-"""What a record of warm_start.py says: the tables and the plot."""
+"""The tables of a record of warm_start.py."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_a_worker_past_its_limit_is_ended_and_its_records_are_kept(
         "print(json.dumps(dict(record=told)), flush=True)\n"
         "time.sleep(600)\n"
     )
-    worker = workers.Worker(script, "sleeper", {"GIVEN": "to it alone"})
+    worker = workers.start(script, "sleeper", {"GIVEN": "to it alone"})
     failures: list[str] = []
     records = workers.records_of(worker, {"question": 6}, 1.5, failures)
     assert list(records) == [{"question": 6, "given": "to it alone"}]
@@ -176,14 +176,14 @@ def test_warm_starts_ratios_are_those_of_medians(modules: None) -> None:
 def test_warm_start_fills_stores_before_they_are_used(modules: None) -> None:
     from warm_processes.modes import MODES, plan
 
-    runs = list(plan(list(MODES), runs=3))
-    assert len(runs) == len(set(runs)) == 3 * len(MODES)
-    modes = [one.mode for one in runs]
+    runs = plan(list(MODES), runs=3)
+    assert len(runs) == 3 * len(MODES)
+    modes = list(runs.values())
     assert modes.index("auto_empty") < modes.index("auto_filled")
     assert Counter(modes)["auto_empty"] == 3
     # The one that goes first changes.
     assert modes[0] == "heuristic"
-    assert [one.mode for one in runs if one.number == 1][-1] == "heuristic"
+    assert [mode for name, mode in runs.items() if name.endswith(":1")][-1] == "heuristic"
 
 
 def test_warm_start_meets_shapes_with_benchmark_on_first(modules: None) -> None:
