@@ -2,15 +2,17 @@
 """Where cuDNN is far from the roofline: how fast is what computes convolutions beside it?
 
 For each layer of benchmarks/kernels.json, `race` times all candidates. Then the fastest of those
-that there were before (engines of cuDNN, PyTorch's own path, cuBLAS) and the fastest of each other
-implementation take turns with cold and hot caches. The output of each is checked first.
+that there were before (engines of cuDNN, PyTorch's own path, cuBLAS), the fastest of each other
+implementation, and the Triton template that Inductor's max-autotune picks, where it has one, take
+turns with cold and hot caches. The output of each is checked first.
 
     python benchmarks/kernels.py --json kernels.json
-    python benchmarks/kernels.py --cases convnext,stride2
+    python benchmarks/kernels.py --cases convnext,stride2 --no-inductor
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections.abc import Iterator
@@ -20,10 +22,11 @@ from typing import Any
 
 from common import arguments, cases, engines, investigation
 from common.numbers import geometric_mean
-from common.tables import Table, number
+from common.tables import Table, columns, number
 
 LAYERS = Path(__file__).with_name("kernels.json")
 ROUNDS, BATCH_MS = 15, 1.0
+INDUCTOR = "inductor"
 
 
 def kind_of(problem: Any) -> str:
@@ -43,6 +46,33 @@ def kind_of(problem: Any) -> str:
 def family_of(text: str) -> str:
     """Which candidates compete for one place in the final turns: "" for those of before."""
     return text.partition("@")[0] if "@" in text else ""
+
+
+def inductor_plan(problem: Any, operands: Any) -> Any:
+    """A plan that calls Inductor's best template; None where Inductor has none. It allocates its
+    result, as users' calls do."""
+    import torch
+    from torch._inductor import config
+
+    from cudnn_autotune.engines.recipe import PythonLaunch, Recipe
+    from cudnn_autotune.engines.recipe_plan import recipe_plan
+
+    if problem.op != "fprop" or problem.groups > 1 or problem.spatial_dims != 2:
+        return None
+    n = problem.spatial_dims
+    geometry = (problem.stride, problem.padding[:n], problem.dilation)
+
+    def convolution(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, w, None, *geometry)
+
+    with config.patch(max_autotune_conv_backends="TRITON"):
+        compiled = torch.compile(convolution, mode="max-autotune-no-cudagraphs", dynamic=False)
+        compiled(*operands[:2])
+
+    def launch(x: torch.Tensor, w: torch.Tensor, *_: torch.Tensor) -> None:
+        compiled(x, w)
+
+    return recipe_plan(problem, INDUCTOR, Recipe((PythonLaunch(launch),)), operands[0].device.index)
 
 
 def in_turns(timer: Any, finalists: list[Any]) -> dict[str, float]:
@@ -68,11 +98,12 @@ def in_turns(timer: Any, finalists: list[Any]) -> dict[str, float]:
 
 
 def measure(
-    wanted: dict[str, Any], peaks: Any, name: str, failures: list[str]
+    wanted: dict[str, Any], peaks: Any, has_inductor: bool, name: str, failures: list[str]
 ) -> Iterator[investigation.Row]:
     import torch
 
     from cudnn_autotune.engines import roofline
+    from cudnn_autotune.engines.configs import Candidate
     from cudnn_autotune.timers.measuring import operands
     from cudnn_autotune.tuning.output_check import OutputChecks
 
@@ -88,8 +119,13 @@ def measure(
             if not checks.is_right(problem, candidate.text, plan, data):
                 failures.append(f"{name}: {candidate.text} is wrong")
                 del best[family_of(candidate.text)]
+        if has_inductor and (plan := inductor_plan(problem, data)) is not None:
+            timer.plans[INDUCTOR] = plan
+            best[INDUCTOR] = Candidate(None, {}, 0, (), (), INDUCTOR, "", 0)
         times = in_turns(timer, list(best.values()))
+    by_inductor = times.pop(INDUCTOR, None)
     before = best.pop("")
+    best.pop(INDUCTOR, None)
     beside = min((c.text for c in best.values()), key=times.__getitem__, default=None)
     limit_us = 1e3 * roofline.limit(problem, peaks).limit_ms
     yield {
@@ -100,6 +136,7 @@ def measure(
         "beside cuDNN": beside,
         "beside (us)": beside and times[beside],
         "times as fast": beside and times[before.text] / times[beside],
+        "Inductor (us)": by_inductor,
         "limit (us)": limit_us,
         "before / limit": times[before.text] / limit_us,
         "beside / limit": beside and times[beside] / limit_us,
@@ -108,7 +145,7 @@ def measure(
 
 def tables(data: dict[str, Any]) -> list[Any]:
     """A summary by kind, in which a layer counts with the faster of both, and all layers."""
-    header = ["kind", "op", "layers", "times as fast: geometric mean", "least", "most", "won"]
+    header = columns("kind|op|layers|times as fast: geometric mean|least|most|won")
     summary = Table("What implementations beside cuDNN's engines gain", header)
     groups: dict[tuple[str, str], list[float]] = {}
     for row in data["results"]["rows"]:
@@ -125,6 +162,7 @@ def tables(data: dict[str, Any]) -> list[Any]:
 def main() -> int:
     p = arguments.parser(__doc__, has_dry_run=False)
     p.add_argument("--time-limit", type=float, default=500, help="begins no case after so many s")
+    p.add_argument("--inductor", action=argparse.BooleanOptionalAction, default=True)
     p.add_argument("--dtypes", help="comma-separated; all of the list without it")
     cases.add_options(p, ("/",))
     p.set_defaults(layers=LAYERS)
@@ -141,7 +179,7 @@ def main() -> int:
 
     torch.manual_seed(0)
     torch.backends.cudnn.allow_tf32 = True
-    measured = partial(measure, wanted, peaks.measure())
+    measured = partial(measure, wanted, peaks.measure(), options.inductor)
     return investigation.fill(__file__, options, list(wanted), measured, "Each layer")
 
 

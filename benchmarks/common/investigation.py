@@ -59,7 +59,6 @@ def tables(data: dict[str, Any]) -> list[Any]:
     note = " ".join(f"{failure}." for failure in results["failures"]) + dry_run_note(data)
     table = Table(results["title"], columns, note=note)
     for row in results["rows"]:
-        found = (row.get(column) for column in columns)  # parts of a record may lack some
-        cells = (NONE if value is None else value for value in found)
+        cells = (NONE if value is None else value for value in row.values())
         table.rows.append([f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells])
     return [table]
