@@ -94,7 +94,7 @@ class Shortlist:
 
 def _rules() -> RaceRules:
     return RaceRules(
-        least_rounds=4, most_rounds=8, batch_ms=0.2, gpu_ms=8.0, gpu_calls=25, warm_ms=0.5
+        least_rounds=4, most_rounds=10, batch_ms=0.2, gpu_ms=10.0, gpu_calls=25, warm_ms=0.5
     )
 
 
