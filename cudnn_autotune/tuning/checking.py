@@ -101,9 +101,10 @@ def comparison(
         run()
         compared, reference = _SAMPLED[problem.op](problem, x, w, y, *added)
         difference = compared.to(reference.dtype) - reference
-        norms = torch.linalg.vector_norm(torch.stack((reference, difference)).flatten(1), dim=1)
-        # Both are NaN if there is one.
-        return torch.cat((norms, torch.stack(output.aminmax()).to(norms.dtype)))
+        both = torch.stack((reference, difference)).flatten(1)
+        # In float32 the squares of small numbers would be zero, and of large ones infinite.
+        norms = torch.linalg.vector_norm(both, dim=1, dtype=torch.float64)
+        return torch.cat((norms, _extremes(output).to(norms.dtype)))
     except torch.OutOfMemoryError:
         return None
 
@@ -117,6 +118,13 @@ def error_in(found: Sequence[float]) -> float | None:
         # Infinities are an overflow of the output's own type; NaN was left from before.
         return math.inf if math.isnan(least) else None
     return error / norm if norm > 0 else (0.0 if error == 0 else math.inf)
+
+
+def _extremes(tensor: Tensor) -> Tensor:
+    """The least and the largest number of a tensor; NaN, both, if it has one."""
+    # In the order of its memory: torch copies a tensor that is not contiguous first.
+    order = sorted(range(tensor.dim()), key=lambda d: tensor.stride(d), reverse=True)
+    return torch.stack(tensor.permute(order).aminmax())
 
 
 def _wide_type(problem: ConvProblem) -> torch.dtype:

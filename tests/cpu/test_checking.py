@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from op_cases import CASES
 from references import random_operands, reference
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import cudnn_autotune as ca
 from cudnn_autotune.tuning.checking import relative_error, tolerance
@@ -154,6 +155,137 @@ def test_an_output_that_is_not_written_shows(op: str) -> None:
     tensors, written, _ = tensors_of(problem)
     assert relative_error(problem, lambda: None, *tensors) == math.inf
     assert bool(written.isnan().all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_the_whole_output_is_looked_at_where_it_lies(
+    memory_format: torch.memory_format, dtype: torch.dtype
+) -> None:
+    """torch would copy a tensor that is not contiguous to reduce it."""
+    shapes = ((2, 8, 7, 6), (16, 8, 3, 3))
+    problem = ca.ConvProblem("fprop", *shapes, dtype=dtype, memory_format=memory_format)
+    seen = []
+
+    class Reduced(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if getattr(function, "__name__", "") == "aminmax":
+                seen.append((args[0].is_contiguous(), args[0].numel()))
+            return function(*args, **(kwargs or {}))
+
+    for index in (0, 1, -1):
+
+        def spoil(output: Tensor, index: int = index) -> None:
+            output.flatten()[index] = math.nan
+            output[index, index, index, index] = math.nan
+
+        with Reduced():
+            assert error_of(problem, spoil) == math.inf
+    assert seen == [(True, math.prod(problem.output_shape))] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1e-15, 1e15])
+@pytest.mark.parametrize("op", OPS)
+def test_numbers_whose_squares_float32_does_not_hold(
+    op: str, scale: float, dtype: torch.dtype
+) -> None:
+    problem = ca.ConvProblem(op, (2, 4, 6, 6), (6, 4, 3, 3), padding=1, dtype=dtype)
+    tensors, written, right = tensors_of(problem)
+    for tensor in tensors:
+        tensor.mul_(scale)
+    right = right.double().mul(scale**2).to(dtype)
+    error = relative_error(problem, lambda: written.copy_(right), *tensors)
+    assert error is not None
+    assert error < tolerance(problem) / 5
+    wrong = relative_error(problem, lambda: written.copy_(right).mul_(1.5), *tensors)
+    assert wrong == pytest.approx(0.5, rel=0.1)
+
+
+# Where tensors lie in memory
+
+
+def with_gaps(tensor: Tensor) -> Tensor:
+    """A copy inside of a larger tensor, with NaN around it in every dimension."""
+    room = tensor.new_full([size + 3 for size in tensor.shape], math.nan)
+    return room[tuple(slice(1, size + 1) for size in tensor.shape)].copy_(tensor)
+
+
+def in_another_order(tensor: Tensor) -> Tensor:
+    """A copy whose first dimension varies fastest."""
+    return tensor.movedim(0, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 0)
+
+
+def with_odd_strides(tensor: Tensor) -> Tensor:
+    """A copy whose dimensions of size one have strides that lead out of its memory."""
+    copy = tensor.clone()
+    strides = [
+        10**6 + d if size == 1 else stride
+        for d, (size, stride) in enumerate(zip(copy.shape, copy.stride(), strict=True))
+    ]
+    return copy.as_strided(copy.shape, strides)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problem=problems(), data=st.data())
+def test_tensors_lie_anywhere(problem: ca.ConvProblem, data: st.DataObject) -> None:
+    layouts = st.sampled_from([with_gaps, in_another_order, with_odd_strides])
+    tensors, _, right = tensors_of(problem)
+    x, w, y = (data.draw(layouts)(tensor) for tensor in tensors)
+    written = {"fprop": y, "dgrad": x, "wgrad": w}[problem.op]
+    error = relative_error(problem, lambda: written.copy_(right), x, w, y)
+    assert error is not None
+    assert error <= ROUNDING[problem.dtype]
+
+    def run() -> None:
+        written.copy_(right)
+        written[(-1,) * written.dim()] += 100
+
+    wrong = relative_error(problem, run, x, w, y)
+    assert wrong is not None
+    assert wrong > tolerance(problem)
+
+
+@pytest.mark.parametrize("dim", range(4))
+@pytest.mark.parametrize("expanded", [0, 1])
+@pytest.mark.parametrize("op", OPS)
+def test_an_operand_may_be_expanded(op: str, expanded: int, dim: int) -> None:
+    """Its stride is zero in a dimension, as that of the gradient of a sum is in all."""
+    problem = ca.ConvProblem(op, **{**GEOMETRY, "dtype": torch.float64})
+    operands = list(random_operands(problem))
+    whole = operands[expanded]
+    operands[expanded] = whole.narrow(dim, 0, 1).expand_as(whole)
+    assert operands[expanded].stride(dim) == 0
+    a, b = operands
+    right = reference(problem, a, b)
+    written = torch.zeros_like(right)
+    x, w, y = {"fprop": (a, b, written), "dgrad": (written, b, a), "wgrad": (b, written, a)}[op]
+    error = relative_error(problem, lambda: written.copy_(right), x, w, y)
+    assert error is not None
+    assert error < ROUNDING[torch.float64]
+    wrong = relative_error(problem, lambda: written.copy_(right)[0].mul_(1.1), x, w, y)
+    assert wrong is not None
+    assert wrong > tolerance(problem)
+
+
+@pytest.mark.parametrize("layout", [with_gaps, in_another_order])
+def test_a_residual_lies_anywhere(layout: Callable[[Tensor], Tensor]) -> None:
+    problem = ca.ConvProblem(
+        "fprop", **{**GEOMETRY, "dtype": torch.float64}, bias=True, residual=True, activation="silu"
+    )
+    (x, w, y), _, right = tensors_of(problem)
+    bias, residual = torch.randn(y.shape[1]).double(), torch.randn(y.shape).double()
+    right = torch.nn.functional.silu(right + bias[:, None, None] + residual)
+    added = (bias, layout(residual))
+    error = relative_error(problem, lambda: y.copy_(right), x, w, y, *added)
+    assert error is not None
+    assert error < ROUNDING[torch.float64]
+    added = (bias, layout(residual.flip(0)))
+    wrong = relative_error(problem, lambda: y.copy_(right), x, w, y, *added)
+    assert wrong is not None
+    assert wrong > 0.1
 
 
 # Mistakes of an engine: it computes another problem of the same shapes.
@@ -352,6 +484,17 @@ def test_a_default_type_that_is_narrow_does_no_harm(dtype: torch.dtype, kernels:
         assert error_of(problem) == pytest.approx(0.0, abs=ROUNDING[torch.float32])
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_default_device_and_inference_mode_do_no_harm(op: str) -> None:
+    problem = ca.ConvProblem(op, (2, 4, 6, 6), (6, 4, 3, 3))
+    tensors, written, right = tensors_of(problem)
+    with torch.device("meta"):
+        error = relative_error(problem, lambda: written.copy_(right), *tensors)
+    with torch.inference_mode():
+        assert relative_error(problem, lambda: written.copy_(right), *tensors) == error
+    assert error == pytest.approx(0.0, abs=ROUNDING[torch.float32])
 
 
 NEWER_SWITCH = """
