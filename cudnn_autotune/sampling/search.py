@@ -111,9 +111,12 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     swept = {c.engine_name for c in beyond if c.is_compiled}
     last = [c for c in listed if c.heuristic_mode == "FALLBACK" and c.engine_name not in swept]
     seldom = [c for c in last if c.is_compiled and c not in similar]
+    # PyTorch runs the first of these that builds. It has no plan that adds a bias.
+    has_unfused = any(c.is_unfused for c in listed)
+    own = [c for c in listed if c.heuristic_mode == "A" and (c.is_unfused or not has_unfused)]
     # With a budget PyTorch's own plan is built and screened first, whatever it costs.
     is_first = found.budget.is_limited and found.aten_is_cudnn
-    first = {c.text for c in listed[:1] if is_first}
+    first = {c.text for c in own[:1] if is_first}
     out = _not_compilable([*similar, *listed, *beyond], seldom, first, found.budget)
     for candidate in out.values():
         found.screening.eliminate_for_budget(candidate, "the budget does not allow compiling it")
@@ -124,9 +127,7 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
         listed = found.timer.runnable(listed, limit=limits.benchmark_limit)
         beyond = [c for c in beyond if c.engine is None]
     often = [c for c in [*similar, *listed, *beyond] if c.is_compiled and c not in seldom]
-    has_unfused = any(c.is_unfused for c in listed)
-    # PyTorch has no plan that adds a bias.
-    pytorchs = next((c for c in listed if c.is_unfused or not has_unfused), None)
+    pytorchs = next((c for c in own if c in listed), None)
     is_built_late = pytorchs is not None and pytorchs.is_compiled and pytorchs.text not in first
     return _Groups(
         similar=[c for c in similar if not c.is_compiled],
@@ -215,7 +216,12 @@ def race_late(found: SearchState, *, is_unfinished: bool = False) -> Iterator[No
     yield
     found.waits_for_builds = False
     known = set(found.screening.rough_ms) if found.races else set()
-    late, found.unseen = found.timer.runnable(found.unseen), []
+    late = found.timer.runnable(found.unseen)
+    if found.atens_plan in found.unseen and found.atens_plan not in late:
+        # It does not build, and PyTorch would run another one: its own path is timed itself.
+        found.atens_plan = None
+        late += found.timer.runnable([ATEN])
+    found.unseen = []
     screen(late, found.timer, found.budget, found.screening)
     joined = [c for c in found.screening.rough_ms if c not in known]
     finalists: list[Candidate] = []

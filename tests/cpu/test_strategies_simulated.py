@@ -503,6 +503,40 @@ def test_pytorchs_plan_is_known_also_where_it_is_compiled_at_run_time(mode: str)
     assert (own.runs, own.time_ms) == (first.text, selection.winner.time_ms)
 
 
+@pytest.mark.parametrize("mode", OURS)
+def test_pytorchs_own_path_is_timed_where_its_first_plan_does_not_compile(mode: str) -> None:
+    first = of_engine("first", 5, 0, "A", COMPILED)
+    engines = [
+        SimulatedEngine(first, 1.2, 100.0, build_ms=300.0, builds=False),
+        SimulatedEngine(of_engine("second", 57, 1, "A"), 1.4, 100.0),
+        SimulatedEngine(ATEN, 1.3, 100.0),
+    ]
+    selection = chosen(mode, SimulatedTimer(GPU, engines))
+    own = next(m for m in selection.ranking if m.candidate == ATEN)
+    assert own.runs == ""
+    assert own.time_ms == pytest.approx(1.3, rel=0.05)
+    assert selection.winner.candidate == ATEN
+
+
+@pytest.mark.parametrize("mode", OURS)
+@pytest.mark.parametrize("budget_ms", [100.0, None])
+def test_pytorchs_plan_leaves_the_bias_to_it_and_has_no_budget(
+    budget_ms: float | None, mode: str
+) -> None:
+    """Here its first plan, which needs compiling, is listed behind one that adds the bias."""
+    own = of_engine("unfused:eng5", 5, 1, "A", COMPILED)
+    engines = [
+        SimulatedEngine(of_engine("eng60", 60, 0, "A"), 1.4, 100.0),
+        SimulatedEngine(own, 1.2, 100.0, build_ms=300.0),
+        SimulatedEngine(of_engine("unfused:eng57", 57, 3, "A"), 1.3, 100.0),
+        SimulatedEngine(ATEN, 1.2, 100.0),
+    ]
+    selection = chosen(mode, SimulatedTimer(GPU, engines), budget_ms=budget_ms)
+    entry = next(m for m in selection.ranking if m.candidate == ATEN)
+    assert entry.runs == own.text
+    assert entry.time_ms is not None
+
+
 def raced(times_ms: dict[Candidate, float], pytorchs: Candidate | None = None) -> SearchState:
     """A search after a race of six rounds, the first of ``times_ms`` leading."""
     outcome = RaceOutcome(survivors=[next(iter(times_ms))], rounds=6, clocks_mhz=[1900.0])
