@@ -46,7 +46,7 @@ def run(options: Any, folder: Path, again: Collection[str] | None = None) -> Tes
         again: runs these tests without enable(), instead of all tests of the device with it.
 
     Raises:
-        SystemExit: pytest left no report.
+        SystemExit: pytest ran no tests, or not all of them.
     """
     settings_file = folder / "pytest.ini"  # not the checkout's
     settings_file.write_text("[pytest]\n", encoding="utf-8")
@@ -73,7 +73,9 @@ def run(options: Any, folder: Path, again: Collection[str] | None = None) -> Tes
         "PYTORCH_TESTING_DEVICE_ONLY_FOR": options.device,
         "PYTEST_ADDOPTS": "",  # those are for the tests of this package
     }
-    _, tests = junit.run(command, options, cwd=folder, env=environment)
+    code, tests = junit.run(command, options, cwd=folder, env=environment)
+    if code not in (0, 1):
+        sys.exit(f"pytest ended with {code}, so that not all tests have run")
     return {f"{t.group}::{t.name}": (t.outcome, t.message) for t in tests}
 
 

@@ -108,6 +108,22 @@ def test_on_a_gpu_tests_without_cuda_are_left_out(
     assert [test for test in tests if uses_cuda(group, test)] == list(tests[:kept])
 
 
+@pytest.mark.parametrize(
+    ("text", "select", "status"),
+    [(TESTS, "test_of_no_such_name", 5), (f"import no_such_module\n{TESTS}", "test_passes", 2)],
+    ids=["none selected", "not imported"],
+)
+def test_a_run_without_tests_does_not_pass(
+    text: str, select: str, status: int, modules: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "test" / "nn" / "test_convolution.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    options = ("--device", "cpu", "--checkout", tmp_path, "--log", tmp_path / "log")
+    ended = main("pytorch_tests", *options, "--select", select)
+    assert str(ended) == f"pytest ended with {status}, so that not all tests have run"
+
+
 def test_a_folder_that_is_no_checkout_is_named(modules: None, tmp_path: Path) -> None:
     status = main("pytorch_tests", "--device", "cpu", "--checkout", tmp_path)
     assert str(status) == f"--checkout: {tmp_path} has no test/nn/test_convolution.py"
