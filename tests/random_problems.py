@@ -51,6 +51,24 @@ KINDS: dict[str, Callable[[random.Random], tuple[int, int, int, int]]] = {
 }
 """Kind -> a function that draws (input channels, output channels, groups, width of the kernel)."""
 
+TAKES = {
+    "depthwise": ("depthwise",),
+    "depthwise_mma": ("depthwise",),
+    "depthwise_planes": ("depthwise",),
+    "depthwise_wgrad": ("depthwise",),
+    "depthwise_wgrad_mma": ("depthwise",),
+    "few_channels": ("few_channels", "dense"),
+    "few_channels_wgrad": ("few_channels", "dense"),
+    "grouped": ("grouped", "narrow_groups"),
+    "grouped_wgrad": ("grouped", "narrow_groups"),
+    "channels_last": ("depthwise", "grouped", "narrow_groups", "few_channels", "dense"),
+    "pad_channels": ("depthwise", "few_channels", "dense", "pointwise"),
+    "sliced_pointwise": ("pointwise",),
+    "space_to_depth": ("few_channels", "dense"),
+}
+"""Implementation -> the kinds among whose problems are some that it computes, on GPUs of compute
+capability 8.0 and later."""
+
 
 def random_problem(rng: random.Random, kind: str) -> ConvProblem:
     """Draws a problem whose reference takes milliseconds.

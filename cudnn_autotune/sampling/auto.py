@@ -4,7 +4,7 @@ A first call waits for it, so it costs about what PyTorch's benchmark mode costs
 PyTorch times by default, the first ten of cuDNN's list (with a bias: of each kind, see
 ``Candidate.is_unfused``), and compiles one kernel of each engine that is compiled at run time. What
 seldom changes the choice is left to ``race`` and ``sustained``: the rest of the list, further
-kernels, and how the board throttles.
+kernels, engines that are seldom the fastest, and how the board throttles.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Shortlist:
     They are the first precompiled ones of mode A, what won on similar problems, PyTorch's own path,
     and one kernel of each engine that is compiled at run time and of each implementation: what won
     on a similar problem, or else the one of its portfolio that is the best most often, or else the
-    first that is listed or offered. Of these engines, those that are seldom the fastest are left
-    out, and all but PyTorch's own where the package has a faster kernel.
+    first that is listed or offered. Engines that are seldom the fastest, and all engines that are
+    compiled at run time where the package has a faster kernel, are left out, unless PyTorch would
+    run them or they won on a similar problem.
     """
 
     def __init__(self, candidates: Candidates) -> None:
