@@ -49,6 +49,9 @@ _KERNELS = 16
 _CHANNELS = 16
 _MOST_COLUMNS = 64
 
+COMPARED = 5
+"""How many numbers :func:`comparison` returns."""
+
 
 def tolerance(problem: ConvProblem) -> float:
     """The largest relative error of a right engine."""
@@ -93,7 +96,8 @@ def comparison(
     """Begins what :func:`relative_error` does, and does not wait for the device.
 
     Returns:
-        What :func:`error_in` reads, on the operands' device; None if there is no memory.
+        The ``COMPARED`` numbers that :func:`error_in` reads, on the operands' device; None if there
+        is no memory.
     """
     output = {"fprop": y, "dgrad": x, "wgrad": w}[problem.op]
     output.fill_(math.nan)
@@ -104,27 +108,29 @@ def comparison(
         both = torch.stack((reference, difference)).flatten(1)
         # In float32 the squares of small numbers would be zero, and of large ones infinite.
         norms = torch.linalg.vector_norm(both, dim=1, dtype=torch.float64)
-        return torch.cat((norms, _extremes(output).to(norms.dtype)))
+        read = [_extremes(one) for one in (x, w, y, *added) if one is not output]
+        return torch.cat((norms, _extremes(output), torch.cat(read).sum(0, keepdim=True)))
     except torch.OutOfMemoryError:
         return None
 
 
 def error_in(found: Sequence[float]) -> float | None:
     """Returns the relative error, as :func:`relative_error`, by what :func:`comparison` found."""
-    norm, error, least, most = found
+    norm, error, least, most, operands = found
     if not math.isfinite(norm):
         return None
     if not all(map(math.isfinite, (error, least, most))):
-        # Infinities are an overflow of the output's own type; NaN was left from before.
-        return math.inf if math.isnan(least) else None
+        # Infinities are an overflow of the output's own type. NaN was left from before, unless it
+        # comes from operands that no sampled place depends on.
+        return math.inf if math.isnan(least) and math.isfinite(operands) else None
     return error / norm if norm > 0 else (0.0 if error == 0 else math.inf)
 
 
 def _extremes(tensor: Tensor) -> Tensor:
-    """The least and the largest number of a tensor; NaN, both, if it has one."""
+    """The least and the largest number of a tensor, in float64; NaN, both, if it has one."""
     # In the order of its memory: torch copies a tensor that is not contiguous first.
     order = sorted(range(tensor.dim()), key=lambda d: tensor.stride(d), reverse=True)
-    return torch.stack(tensor.permute(order).aminmax())
+    return torch.stack(tensor.permute(order).aminmax()).double()
 
 
 def _wide_type(problem: ConvProblem) -> torch.dtype:

@@ -18,7 +18,7 @@ from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.timers.measuring import WRITTEN
-from cudnn_autotune.tuning.checking import comparison, error_in, tolerance
+from cudnn_autotune.tuning.checking import COMPARED, comparison, error_in, tolerance
 from cudnn_autotune.tuning.guard_bands import GuardedMemory
 
 _log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Verdict:
     def _values(self) -> tuple[list[float], bool]:
         assert isinstance(self._found, Tensor)
         values = self._found.tolist()
-        return values[:4], any(values[4:])
+        return values[:COMPARED], any(values[COMPARED:])
 
 
 def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> Verdict:

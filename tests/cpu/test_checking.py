@@ -159,7 +159,7 @@ def test_an_output_that_is_not_written_shows(op: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_the_whole_output_is_looked_at_where_it_lies(
+def test_whole_tensors_are_looked_at_where_they_lie(
     memory_format: torch.memory_format, dtype: torch.dtype
 ) -> None:
     """torch would copy a tensor that is not contiguous to reduce it."""
@@ -183,7 +183,8 @@ def test_the_whole_output_is_looked_at_where_it_lies(
 
         with Reduced():
             assert error_of(problem, spoil) == math.inf
-    assert seen == [(True, math.prod(problem.output_shape))] * 3
+    sizes = map(math.prod, (*shapes, problem.output_shape))
+    assert seen == [(True, size) for size in sizes] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -390,6 +391,25 @@ def test_operands_that_are_not_finite_allow_no_check(op: str, value: float) -> N
     operands = {"fprop": (x, w), "dgrad": (y, w), "wgrad": (y, x)}[op]
     right = reference(problem, *operands)
     assert relative_error(problem, lambda: written.copy_(right), *tensors) is None
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_one_operand_that_is_not_finite_allows_no_check_wherever_it_is(op: str) -> None:
+    """NaN that the sample does not meet is in the output all the same."""
+    problem = ca.ConvProblem(op, (8, 8, 40, 40), (8, 8, 3, 3), padding=1)
+
+    def error(place: tuple[int, ...]) -> float | None:
+        tensors, written, _ = tensors_of(problem)
+        x, w, y = tensors
+        a, b = {"fprop": (x, w), "dgrad": (y, w), "wgrad": (y, x)}[op]
+        a[place] = math.nan
+        right = reference(problem, a, b)
+        assert bool(right.isnan().any())
+        assert not bool(right.isnan().all())
+        return relative_error(problem, lambda: written.copy_(right), *tensors)
+
+    places = [(1, 7, 11, 13), (2, 3, 9, 17), (3, 5, 24, 5), (6, 1, 31, 30), (5, 0, 20, 36)]
+    assert list(map(error, places)) == [None] * len(places)
 
 
 @pytest.mark.parametrize("op", OPS)
