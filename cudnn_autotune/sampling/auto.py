@@ -53,7 +53,7 @@ class Shortlist:
                 kernels.setdefault(candidate.engine_name, candidate)
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
         # What PyTorch would run is timed whatever it costs; it has no plan that adds a bias.
-        pytorchs = [*listed[:1], *[c for c in listed if c.is_unfused][:1]]
+        pytorchs = ([c for c in listed if c.is_unfused] or listed)[:1]
         if of_a:
             needed = {c.text for c in [*self._similar, *pytorchs]}
             has_faster = has_faster_kernels(self.problem, kernels.values())
