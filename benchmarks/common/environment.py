@@ -13,8 +13,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 # A figure without these says nothing; render_results.py refuses it.
-REQUIRED = ("gpu", "driver", "cuda", "cudnn", "cudnn_frontend", "torch", "python", "package")
-REQUIRED += ("commit", "date", "command")
+REQUIRED = (
+    "gpu",
+    "driver",
+    "cuda",
+    "cudnn",
+    "cudnn_frontend",
+    "torch",
+    "python",
+    "package",
+    "commit",
+    "date",
+    "command",
+)
 LIMITS = ("max_sm_clock_mhz", "max_memory_clock_mhz", "power_limit_w")
 
 
