@@ -18,7 +18,8 @@ import cudnn_autotune as ca
 from cudnn_autotune import sampling
 
 from . import engines_alone
-from .cases import WAYS, Case, Way
+from .cases import WAYS, Case
+from .deadline import Deadline, TimeIsUpError
 from .gpu_lock import GpuLock
 from .subject import Step, Subject, errors
 from .turns import calibrate, take_turns
@@ -27,7 +28,7 @@ Part = dict[str, Any]
 
 # A way's relative error may be this many times that of PyTorch's layers, and this much more.
 TIMES, MORE = 2.0, 1e-3
-# The seconds that capturing, turns and the comparison of a batch may take.
+# The seconds that are kept for capturing, turns and the comparison of a batch.
 _TURNS_S = 15.0
 
 
@@ -39,14 +40,14 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     if engines_alone.NAME not in sampling.names():
         sampling.register(engines_alone.EnginesAlone(sampling.get(request["sampling"])))
     ca.set_store(request["store"], mode="read_write")
-    left = TimeLeft(request["limit_s"])
+    deadline = Deadline(request["limit_s"] - _TURNS_S)
     lock = GpuLock(request["lock"])
     with lock.shared():
         subject = _begun(request, lock)
         for batch in sorted(request["batches"], reverse=True):
             torch._dynamo.reset()
             try:
-                for part in _measured(subject, batch, request, lock, left):
+                for part in _measured(subject, batch, request, lock, deadline):
                     yield {"batch": batch, **part}
             except Exception as error:  # the other batches are measured all the same
                 yield {"batch": batch, **_failed("the batch", error)}
@@ -54,17 +55,18 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
 
 
 def _measured(
-    subject: Subject, batch: int, request: dict[str, Any], lock: GpuLock, left: TimeLeft
+    subject: Subject, batch: int, request: dict[str, Any], lock: GpuLock, deadline: Deadline
 ) -> Iterator[Part]:
     device = request["device"]
     steps: dict[str, Step] = {}
     for name in request["ways"]:
-        if left.is_short_for(WAYS[name]):
+        try:
+            with deadline.kept():
+                steps[name], part = _first_step(subject, name, batch, lock)
+        except TimeIsUpError:
+            lock.acquire()  # if that was what it waited for
             yield {"part": "failed", "step": name, "error": "no time was left for it"}
             continue
-        try:
-            with left.of_a_way(WAYS[name]):
-                steps[name], part = _first_step(subject, name, batch, lock)
         except Exception as error:  # the other ways are measured all the same
             yield _failed(name, error)
             continue
@@ -102,34 +104,6 @@ def _measured(
         }
     if results:
         yield compared(results, subject.reference(batch))
-
-
-class TimeLeft:
-    """Of a process that is killed after ``limit_s`` seconds. The ways that it has by then are
-    measured in turns only if no other is begun too late."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._end = time.monotonic() + limit_s
-        self._longest_s: dict[bool, float] = {}
-        """The longest first step of the ways that are not compiled, and of those that are."""
-
-    @contextlib.contextmanager
-    def of_a_way(self, way: Way) -> Iterator[None]:
-        """Notes how long the first step of a way takes, with its waiting."""
-        begin = time.monotonic()
-        yield
-        kind = way.compile is not None
-        took_s = time.monotonic() - begin
-        self._longest_s[kind] = max(self._longest_s.get(kind, 0.0), took_s)
-
-    def is_short_for(self, way: Way) -> bool:
-        """Whether no time for turns would be left if the way took half as long again as the longest
-        one of its kind, compiled or not; as the longest of all while there is none of its kind.
-        Never before the first way."""
-        if not self._longest_s:
-            return False
-        longest_s = self._longest_s.get(way.compile is not None, max(self._longest_s.values()))
-        return self._end - time.monotonic() < 1.5 * longest_s + _TURNS_S
 
 
 def _begun(request: dict[str, Any], lock: GpuLock) -> Subject:

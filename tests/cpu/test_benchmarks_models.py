@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -167,45 +168,36 @@ def request_for(modules: None, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_what_is_ready_takes_turns_before_the_time_is_up(request_for: dict[str, Any]) -> None:
-    """As little time is left as turns may take, so nothing is begun after the first way."""
+def test_what_is_ready_takes_turns_before_the_time_is_up(
+    request_for: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three ways the second would take minutes, and catches whatever is raised within it."""
     from model_steps import measure
 
-    parts = list(measure.measure(request_for | {"limit_s": measure._TURNS_S}))
-    kinds = [(part["batch"], part["part"]) for part in parts]
+    first_step = measure._first_step
+
+    def slow(subject: Any, name: str, *more: Any) -> Any:
+        while name == "convert":
+            with contextlib.suppress(Exception):
+                time.sleep(100)
+        return first_step(subject, name, *more)
+
+    monkeypatch.setattr(measure, "_first_step", slow)
+    request = request_for | {"ways": ["eager", "convert", "fuse"]}
+    before = signal.getsignal(signal.SIGALRM)
+    parts = list(measure.measure(request | {"limit_s": measure._TURNS_S + 12}))
+    kinds = [(part["batch"], part["part"], part.get("step", part.get("way"))) for part in parts]
     assert kinds == [
-        *((2, "way"), (2, "failed"), (2, "turns"), (2, "compared")),
-        *((1, "failed"), (1, "failed")),
+        *((2, "way", "eager"), (2, "failed", "convert"), (2, "failed", "fuse")),
+        *((2, "turns", None), (2, "compared", None)),
+        *((1, "failed", "eager"), (1, "failed", "convert"), (1, "failed", "fuse")),
     ]
     assert {part["error"] for part in parts if part["part"] == "failed"} == {
         "no time was left for it"
     }
-    assert list(parts[2]["times_ms"]) == ["eager"]
-
-
-def test_time_left_is_judged_by_ways_of_the_same_kind(
-    modules: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A compiled way takes 70 s and an eager one 8 s; the process is killed after 200 s."""
-    from model_steps import measure
-    from model_steps.cases import WAYS
-
-    now = 0.0
-    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: now))
-    compiled, eager = WAYS["compile"], WAYS["convert"]
-    left = measure.TimeLeft(200.0)
-    assert not left.is_short_for(compiled)
-    with left.of_a_way(compiled):
-        now += 70.0
-    assert not left.is_short_for(eager), "it needs 120 of 130 s: none of its kind was timed yet"
-    with left.of_a_way(eager):
-        now += 8.0
-    assert not left.is_short_for(compiled), "it needs 120 of 122 s"
-    now += 3.0
-    assert left.is_short_for(compiled)
-    assert not left.is_short_for(eager), "it needs 27 of 119 s"
-    now += 93.0
-    assert left.is_short_for(eager), "it needs 27 of 26 s"
+    assert list(parts[3]["times_ms"]) == ["eager"]
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_the_layout_of_a_converted_model(request_for: dict[str, Any]) -> None:

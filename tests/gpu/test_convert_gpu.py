@@ -211,15 +211,18 @@ def test_a_model_with_cuda_graphs_of_its_own_begins_its_steps_itself() -> None:
         assert manager.new_graph_id().id == recorded.id + 1
 
 
-def test_half_precision_on_tensor_cores_prefers_channels_last() -> None:
-    """With many channels it is far faster, since engines for contiguous tensors transpose."""
+def test_the_layout_that_was_faster_is_kept() -> None:
+    """Which one that is depends on what else runs on the GPU: models.py measures it alone."""
     model = nn.Sequential(*(nn.Conv2d(128, 128, 3, padding=1) for _ in range(4))).cuda().half()
     x = torch.randn(32, 128, 56, 56, device="cuda", dtype=torch.float16)
     with torch.no_grad():
         ca.convert(model, memory_format="auto", example_input=x)
     choice = ca.conversion(model).memory_format
     assert choice is not None
-    assert choice.chosen == LAST, str(choice)
+    assert choice.times_ms.keys() == {CONTIGUOUS, LAST}
+    if choice.reason == "the faster":
+        assert choice.chosen == min(choice.times_ms, key=choice.times_ms.__getitem__), str(choice)
+    assert model[0].weight.is_contiguous(memory_format=choice.chosen)
 
 
 def test_inputs_follow_with_one_copy() -> None:
