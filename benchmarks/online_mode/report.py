@@ -70,9 +70,10 @@ def convergence_table(data: dict[str, Any]) -> Table:
     if has_singles:
         regrets["single_regret"] = "regret, in single calls"
         regrets[f"{other}_single_regret"] = f"{other}'s"
+    why = ["what became of the fastest"] if any("became" in entry for entry in good) else []
     table = Table(
         "Until `online` has decided, and what its pick is worth",
-        ["case", "calls", "seconds", "candidates", *regrets.values(), "bound", "picked"],
+        ["case", "calls", "seconds", "candidates", *regrets.values(), "bound", "picked", *why],
         note="Regret: against the fastest of both modes' contenders, timed after both had chosen: "
         "in batches, by interleaved rounds, cold and hot"
         + ("; in single calls, each after another's kernel. " if has_singles else ". ")
@@ -80,7 +81,8 @@ def convergence_table(data: dict[str, Any]) -> Table:
     )
     for entry in entries:
         if "error" in entry:
-            table.rows.append((entry["case"], *[""] * (4 + len(regrets)), entry["error"]))
+            empty = [""] * (4 + len(regrets))
+            table.rows.append((entry["case"], *empty, entry["error"], *([""] * len(why))))
             continue
         table.rows.append(
             (
@@ -91,6 +93,7 @@ def convergence_table(data: dict[str, Any]) -> Table:
                 *(_regret(entry.get(key)) for key in regrets),
                 _regret(entry["regret_bound"]) + ("*" if entry.get("is_undecided") else ""),
                 entry["picked"],
+                *(entry.get("became", {}).get(entry["best"], "it did not join") for _ in why),
             )
         )
     if len(good) > 1:
@@ -102,5 +105,6 @@ def convergence_table(data: dict[str, Any]) -> Table:
             some = [1 + entry[key] for entry in good if key in entry]
             means.append(percent(numbers.geometric_mean(some)) if some else NONE)
         name = "medians, geometric means"
-        table.rows.append((name, f"{calls:.0f}", f"{seconds:.1f}", "", *means, "", ""))
+        rest = [""] * (2 + len(why))
+        table.rows.append((name, f"{calls:.0f}", f"{seconds:.1f}", "", *means, *rest))
     return table

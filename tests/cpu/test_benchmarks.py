@@ -254,6 +254,29 @@ def test_onlines_regret_is_against_the_best_of_all(modules: None) -> None:
     assert found["against_race"] == pytest.approx(1.02 / 1.01 - 1, rel=1e-3)
 
 
+def test_what_became_of_the_fastest_is_told(modules: None) -> None:
+    from online_mode.convergence import fates, judged
+    from online_mode.report import convergence_table
+
+    one, other = (SimpleNamespace(text=text) for text in ("eng1", "eng2"))
+    ranking = [
+        SimpleNamespace(candidate=one, samples=30, eliminated=""),
+        SimpleNamespace(candidate=other, samples=2, eliminated="1.52 times the best"),
+    ]
+    choice = SimpleNamespace(selection=SimpleNamespace(ranking=ranking))
+    became = fates(choice)
+    assert became == {"eng1": "stayed; 30 samples", "eng2": "1.52 times the best; 2 samples"}
+    times_ms = {"eng1": 1.1, "eng2": 1.0, "eng3": 1.2}
+    told = {"calls": 9, "seconds": 1.0, "candidates": 2, "regret_bound": 0.0}
+    entry = {"case": "a", **told, "became": became, **judged("eng1", "eng1", times_ms)}
+    failed = {"case": "b", "error": "CudnnError: no"}
+    table = convergence_table({"results": {"convergence": [entry, entry, failed]}})
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert table.rows[0][-1] == "1.52 times the best; 2 samples"
+    without = {key: value for key, value in entry.items() if key != "became"}
+    assert "became" not in str(convergence_table({"results": {"convergence": [without]}}).columns)
+
+
 def test_kernels_are_summed_up_by_kind(modules: None) -> None:
     """A layer on which an implementation loses or has no offer counts as 1: the other one runs."""
     from kernels import tables
