@@ -10,32 +10,26 @@ from typing import Any
 
 
 class TimeIsUpError(BaseException):
-    """What a deadline raises. No ``Exception``, so that no library takes it for a fault of its
-    own and goes on."""
+    """The time has come. No ``Exception``, so that no library takes it for a fault of its own and
+    goes on."""
 
 
-class Deadline:
-    """A time, ``after_s`` seconds from now, beyond which `kept` lets nothing run."""
+@contextlib.contextmanager
+def until(end: float) -> Iterator[None]:
+    """Runs a block of the main thread until ``end`` at most, in seconds of `time.monotonic`.
 
-    def __init__(self, after_s: float) -> None:
-        self._end = time.monotonic() + after_s
+    Raises:
+        TimeIsUpError: within the block, at ``end``, or at once if that is over.
+    """
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Runs a block of the main thread.
+    def raise_it(*_: Any) -> None:
+        raise TimeIsUpError
 
-        Raises:
-            TimeIsUpError: within the block, when the time has come or was over before.
-        """
-
-        def raise_it(*_: Any) -> None:
-            raise TimeIsUpError
-
-        before = signal.signal(signal.SIGALRM, raise_it)
-        try:
-            # No less than a moment: 0 would set no timer.
-            signal.setitimer(signal.ITIMER_REAL, max(self._end - time.monotonic(), 1e-6))
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+    before = signal.signal(signal.SIGALRM, raise_it)
+    try:
+        # No less than a moment: 0 would set no timer.
+        signal.setitimer(signal.ITIMER_REAL, max(end - time.monotonic(), 1e-6))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

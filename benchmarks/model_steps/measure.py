@@ -19,7 +19,7 @@ from cudnn_autotune import sampling
 
 from . import engines_alone
 from .cases import WAYS, Case
-from .deadline import Deadline, TimeIsUpError
+from .deadline import TimeIsUpError, until
 from .gpu_lock import GpuLock
 from .subject import Step, Subject, errors
 from .turns import calibrate, take_turns
@@ -40,14 +40,14 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
     if engines_alone.NAME not in sampling.names():
         sampling.register(engines_alone.EnginesAlone(sampling.get(request["sampling"])))
     ca.set_store(request["store"], mode="read_write")
-    deadline = Deadline(request["limit_s"] - _TURNS_S)
+    end = time.monotonic() + request["limit_s"] - _TURNS_S
     lock = GpuLock(request["lock"])
     with lock.shared():
         subject = _begun(request, lock)
         for batch in sorted(request["batches"], reverse=True):
             torch._dynamo.reset()
             try:
-                for part in _measured(subject, batch, request, lock, deadline):
+                for part in _measured(subject, batch, request, lock, end):
                     yield {"batch": batch, **part}
             except Exception as error:  # the other batches are measured all the same
                 yield {"batch": batch, **_failed("the batch", error)}
@@ -55,21 +55,22 @@ def measure(request: dict[str, Any]) -> Iterator[Part]:
 
 
 def _measured(
-    subject: Subject, batch: int, request: dict[str, Any], lock: GpuLock, deadline: Deadline
+    subject: Subject, batch: int, request: dict[str, Any], lock: GpuLock, end: float
 ) -> Iterator[Part]:
     device = request["device"]
     steps: dict[str, Step] = {}
     for name in request["ways"]:
         try:
-            with deadline.kept():
-                steps[name], part = _first_step(subject, name, batch, lock)
+            with until(end):
+                step, part = _first_step(subject, name, batch, lock)
         except TimeIsUpError:
-            lock.acquire()  # if that was what it waited for
+            lock.acquire()  # it may have been waiting for just that
             yield {"part": "failed", "step": name, "error": "no time was left for it"}
             continue
         except Exception as error:  # the other ways are measured all the same
             yield _failed(name, error)
             continue
+        steps[name] = step
         yield part
         if part.get("graphs") == 0:
             yield {"part": "failed", "step": name, "error": "it ran what was compiled before"}

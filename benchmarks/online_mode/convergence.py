@@ -71,15 +71,15 @@ def compared(problem: Any, end: float) -> dict[str, Any]:
         "regret_bound": online.selection.evidence.regret_bound,
         "is_undecided": any("undecided" in r for r in online.selection.evidence.remarks),
         "race_tuning_ms": numbers.significant(race.tuning_ms, 4),
-        "became": {text: became for text, became in fates(online).items() if text in times_ms},
+        "outcomes": {text: found for text, found in outcomes(online).items() if text in times_ms},
         **judged(online.text, race.text, times_ms),
     }
 
 
-def fates(choice: Any) -> dict[str, str]:
-    """Why each candidate left the race of ``choice``, by text, and how often it was timed."""
+def outcomes(choice: Any) -> dict[str, str]:
+    """Why each candidate was eliminated, by its text, and how often it was timed."""
     return {
-        m.candidate.text: f"{m.eliminated or 'stayed'}; {m.samples} samples"
+        m.candidate.text: f"{m.eliminated or 'not eliminated'}; {m.samples} samples"
         for m in choice.selection.ranking
     }
 

@@ -17,7 +17,7 @@ _PHASES = {
 
 
 def tables(data: dict[str, Any]) -> list[Table]:
-    shown = [overhead_table(data), convergence_table(data)]
+    shown = [overhead_table(data), convergence_table(data), missed_table(data)]
     return [table for table in shown if table.rows]
 
 
@@ -70,10 +70,9 @@ def convergence_table(data: dict[str, Any]) -> Table:
     if has_singles:
         regrets["single_regret"] = "regret, in single calls"
         regrets[f"{other}_single_regret"] = f"{other}'s"
-    why = ["what became of the fastest"] if any("became" in entry for entry in good) else []
     table = Table(
         "Until `online` has decided, and what its pick is worth",
-        ["case", "calls", "seconds", "candidates", *regrets.values(), "bound", "picked", *why],
+        ["case", "calls", "seconds", "candidates", *regrets.values(), "bound", "picked"],
         note="Regret: against the fastest of both modes' contenders, timed after both had chosen: "
         "in batches, by interleaved rounds, cold and hot"
         + ("; in single calls, each after another's kernel. " if has_singles else ". ")
@@ -81,8 +80,7 @@ def convergence_table(data: dict[str, Any]) -> Table:
     )
     for entry in entries:
         if "error" in entry:
-            empty = [""] * (4 + len(regrets))
-            table.rows.append((entry["case"], *empty, entry["error"], *([""] * len(why))))
+            table.rows.append((entry["case"], *[""] * (4 + len(regrets)), entry["error"]))
             continue
         table.rows.append(
             (
@@ -93,7 +91,6 @@ def convergence_table(data: dict[str, Any]) -> Table:
                 *(_regret(entry.get(key)) for key in regrets),
                 _regret(entry["regret_bound"]) + ("*" if entry.get("is_undecided") else ""),
                 entry["picked"],
-                *(entry.get("became", {}).get(entry["best"], "it did not join") for _ in why),
             )
         )
     if len(good) > 1:
@@ -105,6 +102,15 @@ def convergence_table(data: dict[str, Any]) -> Table:
             some = [1 + entry[key] for entry in good if key in entry]
             means.append(percent(numbers.geometric_mean(some)) if some else NONE)
         name = "medians, geometric means"
-        rest = [""] * (2 + len(why))
-        table.rows.append((name, f"{calls:.0f}", f"{seconds:.1f}", "", *means, *rest))
+        table.rows.append((name, f"{calls:.0f}", f"{seconds:.1f}", "", *means, "", ""))
+    return table
+
+
+def missed_table(data: dict[str, Any]) -> Table:
+    """Where `online` did not pick the fastest; older records do not say what became of it."""
+    table = Table("What became of the fastest in `online`", ["case", "the fastest", "outcome"])
+    for entry in data["results"].get("convergence", []):
+        if "outcomes" in entry and entry["best"] != entry["picked"]:
+            outcome = entry["outcomes"].get(entry["best"], "it did not take part")
+            table.rows.append((entry["case"], entry["best"], outcome))
     return table

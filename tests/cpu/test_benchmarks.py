@@ -255,26 +255,33 @@ def test_onlines_regret_is_against_the_best_of_all(modules: None) -> None:
 
 
 def test_what_became_of_the_fastest_is_told(modules: None) -> None:
-    from online_mode.convergence import fates, judged
-    from online_mode.report import convergence_table
+    from online_mode.convergence import judged, outcomes
+    from online_mode.report import missed_table
 
     one, other = (SimpleNamespace(text=text) for text in ("eng1", "eng2"))
     ranking = [
         SimpleNamespace(candidate=one, samples=30, eliminated=""),
         SimpleNamespace(candidate=other, samples=2, eliminated="1.52 times the best"),
     ]
-    choice = SimpleNamespace(selection=SimpleNamespace(ranking=ranking))
-    became = fates(choice)
-    assert became == {"eng1": "stayed; 30 samples", "eng2": "1.52 times the best; 2 samples"}
-    times_ms = {"eng1": 1.1, "eng2": 1.0, "eng3": 1.2}
-    told = {"calls": 9, "seconds": 1.0, "candidates": 2, "regret_bound": 0.0}
-    entry = {"case": "a", **told, "became": became, **judged("eng1", "eng1", times_ms)}
-    failed = {"case": "b", "error": "CudnnError: no"}
-    table = convergence_table({"results": {"convergence": [entry, entry, failed]}})
-    assert {len(row) for row in table.rows} == {len(table.columns)}
-    assert table.rows[0][-1] == "1.52 times the best; 2 samples"
-    without = {key: value for key, value in entry.items() if key != "became"}
-    assert "became" not in str(convergence_table({"results": {"convergence": [without]}}).columns)
+    found = outcomes(SimpleNamespace(selection=SimpleNamespace(ranking=ranking)))
+    assert found == {
+        "eng1": "not eliminated; 30 samples",
+        "eng2": "1.52 times the best; 2 samples",
+    }
+    missed = judged("eng1", "eng1", {"eng1": 1.1, "eng2": 1.0, "eng3": 1.2})
+    unknown = judged("eng1", "eng1", {"eng1": 1.1, "eng3": 1.0})
+    right = judged("eng1", "eng1", {"eng1": 1.0, "eng2": 1.1})
+    entries = [
+        {"case": "missed", "outcomes": found, **missed},
+        {"case": "unknown", "outcomes": found, **unknown},
+        {"case": "right", "outcomes": found, **right},
+        {"case": "older", **missed},
+        {"case": "failed", "error": "CudnnError: no"},
+    ]
+    assert missed_table({"results": {"convergence": entries}}).rows == [
+        ("missed", "eng2", "1.52 times the best; 2 samples"),
+        ("unknown", "eng3", "it did not take part"),
+    ]
 
 
 def test_kernels_are_summed_up_by_kind(modules: None) -> None:
