@@ -11,7 +11,9 @@ PyTorch's   eager; compile: `torch.compile`; compile_frozen: with Inductor's fre
             with max-autotune-no-cudagraphs
 ours        convert: `cudnn_autotune.convert` in eager, convert_last and convert_auto: to
             channels_last and with `memory_format="auto"`, convert_engines: without what computes
-            convolutions beside cuDNN's engines; fuse: `cudnn_autotune.fuse` in eager;
+            convolutions beside cuDNN's engines, convert_race, convert_online and
+            convert_sustained: by these modes, online after 500 steps or when it has decided;
+            fuse: `cudnn_autotune.fuse` in eager;
             backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_compare: in
             the faster of that and Inductor's, backend_auto: in the other layout too;
             compile_ours: `torch.compile` of a converted model

@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--size", type=int, default=224, help="of the square images")
     p.add_argument("--modes", default=",".join(DEFAULT), help="of: " + ",".join(MODES))
+    p.add_argument("--inference", action="store_true", help="in eval mode, without gradients")
     p.add_argument("--kernels", choices=("found", "none"), default="found", help="see above")
     p.add_argument("--runs", type=int, default=3, help="processes of each mode")
     p.add_argument("--time-limit", type=float, default=560, help="seconds for all")
@@ -73,6 +74,7 @@ def main() -> int:
         "device": options.device,
         "model": options.model,
         "modes": modes,
+        "inference": options.inference,
         "shape": [2, 3, 16, 16] if is_dry_run else [options.batch, 3, options.size, options.size],
     }
     runs = plan(modes, options.runs)

@@ -341,7 +341,9 @@ def laid_out(last_ms: Sequence[float], wrong_on: int | None = None) -> dict[str,
     model, x = Laid(-1.0 if rank == wrong_on else 1.0), torch.randn(2, 3, 8, 8)
     timed: list[str] = []
 
-    def time_in_turns(programs: dict[str, Callable[[], None]], *_: Any) -> dict[str, float]:
+    def time_in_turns(
+        programs: dict[str, Callable[[], None]], *_: Any, **more: Any
+    ) -> dict[str, float]:
         for name, program in programs.items():
             program()
             timed.append(name)
@@ -369,7 +371,7 @@ def laid_out_but_lost(culprit: int) -> tuple[str, bool]:
     model = Laid(1.0)
     memory_format.apply(model, torch.channels_last)
 
-    def time_in_turns(*_: Any) -> dict[str, float]:
+    def time_in_turns(*_: Any, **more: Any) -> dict[str, float]:
         if dist.get_rank() == culprit:
             raise RuntimeError("the GPU is lost")
         return {"contiguous": 1.0, "channels_last": 2.0}

@@ -85,12 +85,15 @@ class Way:
     """Inductor's setting, which takes the weights as constants; Dynamo reads it too."""
     trains: bool = True
     times_while_compiling: bool = False
+    settles: bool = False
+    """Whether steps are run until no choice is open, SETTLING at most, before it is captured."""
 
     @property
     def is_ours(self) -> bool:
         return bool(self.prepare) or "backend" in (self.compile or {})
 
 
+SETTLING = 500
 _BACKEND = {"backend": "cudnn_autotune"}
 WAYS = {
     "eager": Way("eager"),
@@ -106,7 +109,9 @@ WAYS = {
         times_while_compiling=True,
     ),
     "convert": Way("convert", "convert"),
-    # As before there were implementations beside cuDNN's engines.
+    "convert_race": Way("convert, race", "convert", sampling="race"),
+    "convert_online": Way("convert, online", "convert", sampling="online", settles=True),
+    "convert_sustained": Way("convert, sustained", "convert", sampling="sustained"),
     "convert_engines": Way("convert, engines alone", "convert", sampling="engines_alone"),
     # For a contiguous case: the layout is a part of what is chosen.
     "convert_last": Way("convert, channels_last", "convert", "channels_last"),

@@ -18,7 +18,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import sampling
 
 from . import engines_alone
-from .cases import WAYS, Case
+from .cases import SETTLING, WAYS, Case
 from .deadline import TimeIsUpError, until
 from .gpu_lock import GpuLock
 from .subject import Step, Subject, errors
@@ -140,9 +140,33 @@ def _first_step(subject: Subject, name: str, batch: int, lock: GpuLock) -> tuple
     part: Part = {"part": "way", "way": name, "first_step_s": numbers.significant(took_s, 4)}
     if way.compile is not None:
         part["graphs"] = counters["stats"]["unique_graphs"] - graphs
+    if way.settles:
+        part |= _settled(step, subject.device)
     if way.is_ours:
         part["choices"] = choices_made()
+    if step.layout:
+        part["layout"] = step.layout
     return step, part
+
+
+def _settled(step: Step, device: str) -> Part:
+    """Runs steps, each of which is waited for, as long as later calls decide."""
+    from cudnn_autotune.tuning.online_tuner import TUNER
+
+    steps_ms = []
+    while TUNER.undecided and len(steps_ms) < SETTLING:
+        begin = time.perf_counter()
+        step()
+        synchronize(device)
+        steps_ms.append((time.perf_counter() - begin) * 1e3)
+    return {
+        "settling": {
+            "steps": len(steps_ms),
+            "undecided": TUNER.undecided,
+            "longest_step_ms": numbers.significant(max(steps_ms, default=0.0), 4),
+            "median_step_ms": numbers.significant(numbers.median(steps_ms or [0.0]), 4),
+        }
+    }
 
 
 def compared(results: dict[str, dict[str, Tensor]], expected: dict[str, Tensor]) -> Part:

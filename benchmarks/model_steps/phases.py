@@ -37,7 +37,8 @@ class Run:
     def measure(self, requests: dict[str, Request], at_once: int) -> bool:
         """Measures, ``at_once`` processes at a time; returns whether all ways of all cases took
         turns."""
-        with ThreadPoolExecutor(at_once) as pool:
+        at_once = min(at_once, len(requests))
+        with ThreadPoolExecutor(max(at_once, 1)) as pool:
             counts = [at_once] * len(requests)
             whole = list(pool.map(self._process, requests, requests.values(), counts))
         if left := whole.count(None):

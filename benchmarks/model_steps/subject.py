@@ -61,6 +61,7 @@ class Subject:
         model = copy.deepcopy(self.model)
         inputs = [x[:batch] for x in self.inputs]
         run: Any = model
+        layout = ""
         if way.prepare == "convert":
             formats: Any = {
                 "": {},
@@ -69,12 +70,13 @@ class Subject:
             }
             with self.autocast():
                 ca.convert(model, sampling=way.sampling or None, **formats[way.memory_format])
+            layout = str(ca.conversion(model).memory_format or "")
         elif way.prepare == "fuse":
             run = ca.fuse(model, tuple(inputs))
         if way.compile is not None:
             # dynamic=False: another module of the same class is not a graph of unknown sizes.
             run = torch.compile(model, dynamic=False, **way.compile)
-        return Step(self, model, run, inputs, self.autocast())
+        return Step(self, model, run, inputs, self.autocast(), layout)
 
     def autocast(self, enabled: bool = True) -> torch.autocast:
         """Bfloat16, for training on a GPU; nothing else, or if it is not enabled."""
@@ -102,7 +104,10 @@ class Step:
         run: Any,
         inputs: list[Tensor],
         autocast: torch.autocast,
+        layout: str = "",
     ) -> None:
+        self.layout = layout
+        """Which layout was chosen, and why, where it was a choice."""
         self._subject, self.model, self._run, self._inputs = subject, model, run, inputs
         self._autocast = autocast
         self._outputs: list[Tensor] = []

@@ -31,8 +31,8 @@ def ratio(results: dict[str, Any], mode: str, column: str) -> float | None:
 def tables(data: dict[str, Any]) -> list[Table]:
     results, arguments = data["results"], data["arguments"]
     table = Table(
-        f"First step of {arguments['model']} in a fresh process; kernels compiled at run time: "
-        + _KERNELS[arguments.get("kernels", "found")],
+        f"First {_step(arguments)} of {arguments['model']} in a fresh process; "
+        "kernels compiled at run time: " + _KERNELS[arguments.get("kernels", "found")],
         columns(
             f"mode|outputs (ms)|/ {REFERENCE}|gradients (ms)|/ {REFERENCE}|a later step (ms)"
             "|choices|of the store|launches timed|processes"
@@ -57,6 +57,10 @@ def tables(data: dict[str, Any]) -> list[Table]:
         table.rows.append((about.label, *cells, *_choices(found), str(len(found))))
     table.note += "".join(f" {failure}." for failure in results.get("failures", []))
     return [table]
+
+
+def _step(arguments: dict[str, Any]) -> str:
+    return "inference" if arguments.get("inference") else "step"
 
 
 def _choices(found: list[dict[str, Any]]) -> tuple[str, str, str]:

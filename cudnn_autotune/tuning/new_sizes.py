@@ -1,8 +1,9 @@
 """New sizes of layers whose sizes keep changing: which engines to serve them by without a search.
 
 Problems that differ in nothing but the batch size and the spatial sizes belong to one layer. Once a
-few sizes of a layer have been measured in this process, a further one is served by what won on the
-nearest of them, and later, if it is called often, measured in turns (``tuning.miss``).
+size of a layer has been measured in this process, a further one near it is served by what won
+there, and later, if it is called often, measured in turns (``tuning.miss``). So is one that is far
+from all that were measured, once the layer has met a few sizes.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ from cudnn_autotune.tuning.choice import Choice
 
 _log = logging.getLogger(__name__)
 
-# A layer with fewer measured sizes is not taken for one that keeps changing. Each size that is
-# tuned stalls the program, and one that recurs is measured later in any case.
-_FEW = 2
 # A size is served by its neighbour if that is nearer than this, in powers of two as in
 # store.neighbours: a factor of two in the batch size or in one spatial size. Resolutions of one
 # model are mostly further apart, and what won further away says less (docs/findings/neighbours.md).
 _NEAR = 1.0
-# Once a layer has been measured in so many sizes, the nearest one serves however far it is.
-_MOST = 16
+# A layer that has met so many sizes, more than a pyramid's, keeps changing: the nearest one serves
+# however far it is. Each size that is searched for stalls the program, and one that recurs is
+# measured later in any case.
+_FEW = 8
 _MOST_NEIGHBOURS = 3
 # To build and check the contenders of a trial takes as long as many calls. A size that is called
 # less often than this does not pay it back.
@@ -43,6 +43,8 @@ _Layer = tuple[object, ...]
 _SHARED = [f.name for f in fields(ConvProblem) if f.name != "input_shape"]
 _lock = threading.Lock()
 _measured: dict[_Layer, dict[ConvProblem, Choice]] = {}
+_met: Counter[_Layer] = Counter()
+"""How many sizes of each layer came after its first measured one."""
 _searched: Counter[ConvProblem] = Counter()
 
 
@@ -68,6 +70,7 @@ def clear() -> None:
     """Clears all that was measured."""
     with _lock:
         _measured.clear()
+        _met.clear()
 
 
 @contextmanager
@@ -90,8 +93,8 @@ def winners_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
 
     Returns:
         Different candidates, as described for the problem that they won on. None if the problem is
-        to be searched for: too few sizes of its layer are measured, or all of them are too
-        different, or it was measured itself (under another policy), or within
+        to be searched for: no size of its layer is measured, or those are too different and
+        the layer has met few, or it was measured itself (under another policy), or within
         :func:`always_searched`, or the store's mode asks for all decisions anew.
     """
     if store_settings.get_store_settings().mode == "retune":
@@ -99,11 +102,14 @@ def winners_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
     with _lock:
         if problem in _searched:
             return None
-        known = dict(_measured.get(_layer(problem, device), {}))
-    if len(known) < _FEW or problem in known:
-        return None
+        layer = _layer(problem, device)
+        known = dict(_measured.get(layer, {}))
+        if not known or problem in known:
+            return None
+        _met[layer] += 1
+        has_met = _met[layer]
     by_distance = sorted(known, key=lambda other: _distance(problem, other))
-    if _distance(problem, by_distance[0]) >= _NEAR and len(known) < _MOST:
+    if _distance(problem, by_distance[0]) >= _NEAR and has_met < _FEW:
         return None
     found: dict[str, Candidate] = {}
     for near in by_distance[:_MOST_NEIGHBOURS]:

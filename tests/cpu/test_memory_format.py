@@ -53,7 +53,9 @@ def clock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> li
     """
     timed: list[str] = []
 
-    def time_in_turns(programs: dict[str, Any], inputs: Any, on_gpu: bool) -> dict[str, float]:
+    def time_in_turns(
+        programs: dict[str, Any], inputs: Any, on_gpu: bool, with_host: bool
+    ) -> dict[str, float]:
         assert (inputs, on_gpu) == ((), False)
         for name, program in programs.items():
             program()

@@ -86,13 +86,20 @@ def test_a_layer_that_changes_takes_the_nearest_winners() -> None:
     assert texts(sized(3, 8, 8)) == ["of8", "of10", "of12"]
 
 
-def test_few_sizes_are_no_change() -> None:
-    for _ in range(2):
-        measure(sized(2, 8, 12), candidate("one"))
+def test_one_measured_size_serves_those_near_it() -> None:
     measure(sized(2, 8, 16), candidate("one"), samples=0)  # nothing was measured
     assert texts(sized(2, 8, 11)) == []
     measure(sized(2, 8, 14), candidate("one"))
     assert texts(sized(2, 8, 11)) == ["one"]
+
+
+def test_a_far_size_is_served_once_a_layer_has_met_a_few() -> None:
+    measure(sized(2, 8, 8), candidate("one"))
+    for width in range(9, 15):
+        assert texts(sized(2, 8, width)) == ["one"]
+    assert texts(sized(2, 64, 64)) == []
+    assert texts(sized(2, 64, 60)) == ["one"]
+    assert texts(sized(2, 64, 64, stride=2)) == []  # another layer
 
 
 @pytest.mark.parametrize(
@@ -163,9 +170,9 @@ def test_the_number_of_tunings_is_bounded(seed: int) -> None:
 
     pictures = [(2, rng.randint(480, 1333), rng.randint(480, 1333)) for _ in range(200)]
     wild = [tuple(int(2 ** rng.uniform(0, 9)) for _ in range(3)) for _ in range(400)]
-    assert tunings(pictures) <= 8
+    assert tunings(pictures) <= 4
     distinct = list(dict.fromkeys(wild))
-    assert tunings(distinct) == 16  # type: ignore[arg-type]
+    assert 2 <= tunings(distinct) <= 8  # type: ignore[arg-type]
 
 
 def test_what_is_compiled_at_run_time_does_not_stall_a_new_size(searches: list[str]) -> None:
@@ -195,7 +202,7 @@ def test_sizes_without_a_right_engine_are_no_neighbours() -> None:
 
 def test_forgotten_sizes_do_not_count() -> None:
     measure_four()
-    for width in (10, 12, 14):
+    for width in (8, 10, 12, 14):
         choice_log.forget_problem(sized(2, 8, width))
     assert texts(sized(2, 8, 9)) == []
     measure(sized(2, 8, 10), candidate("again"))

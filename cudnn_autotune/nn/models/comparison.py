@@ -22,6 +22,8 @@ _WARMUP_CALLS = 3  # Inductor records a CUDA graph at the second call, and repla
 _ROUNDS = 7
 _BATCH_MS = 20.0
 _MOST_CALLS = 200
+_MOST_AHEAD_S = 0.5
+_CYCLES_PER_S = 2e9  # about the clock that GPUs spin at
 
 # The relative error (of the norm) that two correct programs may always have, by the dtype of the
 # output, and the rounding step of the computation. Float32 is taken to be computed in TF32.
@@ -212,14 +214,22 @@ def _perturbed(value: Any, least_step: float) -> Any:
 
 
 def time_in_turns(
-    programs: Mapping[str, Program], inputs: Sequence[Any], on_gpu: bool
+    programs: Mapping[str, Program],
+    inputs: Sequence[Any],
+    on_gpu: bool,
+    *,
+    with_host: bool = True,
 ) -> dict[str, float]:
     """The time of a call of each program, in milliseconds, after some calls of each.
 
     It is the median of the first program, and of another one that times the median of their ratios
     in one round: the clock may drift from round to round by more than the programs differ.
+
+    Args:
+        with_host: whether what the host takes counts where the GPU waits for it. Else the GPU gets
+            most of a call's work before it begins with it.
     """
-    calls = {}
+    calls, ahead_s = {}, dict.fromkeys(programs, 0.0)
     samples: dict[str, list[float]] = {name: [] for name in programs}
     with own_steps():
         for name, program in programs.items():
@@ -227,10 +237,12 @@ def time_in_turns(
                 _batch_ms(program, inputs, 1, on_gpu)
             once = max(_batch_ms(program, inputs, 1, on_gpu), 1e-3)
             calls[name] = max(1, min(math.ceil(_BATCH_MS / once), _MOST_CALLS))
+            if on_gpu and not with_host:
+                ahead_s[name] = min(1e-3 * once * calls[name], _MOST_AHEAD_S)
         for round in range(_ROUNDS):
             names = list(programs)
             for name in names if round % 2 else reversed(names):
-                batch = _batch_ms(programs[name], inputs, calls[name], on_gpu)
+                batch = _batch_ms(programs[name], inputs, calls[name], on_gpu, ahead_s[name])
                 samples[name].append(batch / calls[name])
     return paired(samples)
 
@@ -244,10 +256,26 @@ def paired(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-def _batch_ms(program: Program, inputs: Sequence[Any], calls: int, on_gpu: bool) -> float:
-    """The time of some calls one after another, with what the host adds to it."""
+def _batch_ms(
+    program: Program, inputs: Sequence[Any], calls: int, on_gpu: bool, ahead_s: float = 0.0
+) -> float:
+    """The time of some calls one after another, with what the host adds to it.
+
+    Args:
+        ahead_s: so long the GPU is kept busy first, and the host gets ahead; that does not count.
+    """
     if on_gpu:
         torch.cuda.synchronize()
+    if ahead_s:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int(_CYCLES_PER_S * ahead_s))
+        begin.record()
+        for _ in range(calls):
+            begin_step()
+            program(*inputs)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
     start = time.perf_counter()
     for _ in range(calls):
         begin_step()
