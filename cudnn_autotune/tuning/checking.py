@@ -90,8 +90,9 @@ def comparison(
         both = torch.stack((reference, difference)).flatten(1)
         # In float32 the squares of small numbers would be zero, and of large ones infinite.
         norms = torch.linalg.vector_norm(both, dim=1, dtype=torch.float64)
-        read = [_extremes(one) for one in (x, w, y, *added) if one is not output]
-        return torch.cat((norms, _extremes(output), torch.cat(read).sum(0, keepdim=True)))
+        # Finite numbers of any dtype but float64 have a finite sum in it.
+        read = [one.sum(dtype=torch.float64) for one in (x, w, y, *added) if one is not output]
+        return torch.cat((norms, _extremes(output), torch.stack(read).sum(0, keepdim=True)))
     except torch.OutOfMemoryError:
         return None
 

@@ -104,7 +104,9 @@ def commit(choice: Choice, since: int | None = None) -> None:
     if not choice_log.record(choice, since):
         return
     error = choice.relative_error
-    if error is not None and error <= tolerance(choice.problem):
+    # What serves a new size is not kept, and neither is its check: such sizes seldom come again.
+    is_kept = choice.origin != "neighbour"
+    if is_kept and error is not None and error <= tolerance(choice.problem):
         found = (choice.problem.text, choice.text, choice.device, error)
         deferred.change(partial(checked_outputs.remember, *found))
     for text, _ in choice.rejected:

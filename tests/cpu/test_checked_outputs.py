@@ -119,6 +119,13 @@ def test_what_could_not_be_checked_is_checked_again() -> None:
     assert is_checked()
 
 
+def test_what_serves_a_new_size_is_checked_by_each_process(folder: Path) -> None:
+    """Such sizes are many, and seldom come again: nothing is written for them."""
+    assert serve(origin="neighbour") is not None
+    assert not list(folder.rglob("checked-outputs"))
+    assert is_checked()
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"gpu": "NVIDIA H100"}, {"driver": "580.99"}, {"cudnn": "9.20.0"}, {"driver": None}],
