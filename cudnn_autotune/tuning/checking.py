@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softshrink
 
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.timers.measuring import WRITTEN
@@ -87,6 +88,7 @@ def comparison(
         run()
         compared, reference = sampled(problem, x, w, y, *added)
         difference = compared.to(reference.dtype) - reference
+        difference = softshrink(difference, _least_number(output.dtype))
         both = torch.stack((reference, difference)).flatten(1)
         # In float32 the squares of small numbers would be zero, and of large ones infinite.
         norms = torch.linalg.vector_norm(both, dim=1, dtype=torch.float64)
@@ -107,6 +109,13 @@ def error_in(found: Sequence[float]) -> float | None:
         # comes from operands that no sampled place depends on.
         return math.inf if math.isnan(least) and math.isfinite(operands) else None
     return error / norm if norm > 0 else (0.0 if error == 0 else math.inf)
+
+
+def _least_number(dtype: torch.dtype) -> float:
+    """The least positive number of a type. Numbers near it lie so far apart, and right outputs are
+    off by as much: gradients in float16 without a loss scale are so small."""
+    limits = torch.finfo(dtype)
+    return limits.smallest_normal * limits.eps
 
 
 def _extremes(tensor: Tensor) -> Tensor:

@@ -204,6 +204,29 @@ def test_numbers_whose_squares_float32_does_not_hold(
     assert wrong == pytest.approx(0.5, rel=0.1)
 
 
+@pytest.mark.parametrize("scale", [1e-7, 1e-6, 1e-5])
+@pytest.mark.parametrize("op", OPS)
+def test_numbers_near_the_least_of_float16(op: str, scale: float) -> None:
+    """As gradients without a loss scale are: rounding alone is a large part of them."""
+    problem = ca.ConvProblem(op, (4, 16, 12, 12), (24, 16, 3, 3), padding=1, dtype=torch.float16)
+    tensors, written, _ = tensors_of(problem)
+    x, w, y = tensors
+    a, b = {"fprop": (x, w), "dgrad": (y, w), "wgrad": (y, x)}[op]
+    share = math.sqrt(scale / float(reference(problem, a, b).std()))
+    a.mul_(share)
+    b.mul_(share)
+    exact = reference(problem, a, b)
+    right = exact.to(problem.dtype)
+    assert float((right.double() - exact).norm() / exact.norm()) > 1e-3
+    error = relative_error(problem, lambda: written.copy_(right), *tensors)
+    assert error is not None
+    assert error < tolerance(problem) / 5
+    for wrong in (torch.zeros_like(right), right * 2, right.roll(1, 0)):
+        error = relative_error(problem, lambda wrong=wrong: written.copy_(wrong), *tensors)
+        assert error is not None
+        assert error > 10 * tolerance(problem)
+
+
 # Where tensors lie in memory
 
 
