@@ -10,9 +10,10 @@ and other load on the GPU. Meanwhile consecutive calls may differ in the last bi
 deterministic settings the first plan stays, and while a stream is being captured the leader so far
 runs.
 
-If the race is decided before the last engine is compiled, the fastest so far serves all calls, and
-those that are compiled later race with it. So a trial takes a bounded number of turns. One that the
-end of the process interrupts goes on in the next.
+The number of turns is bounded: the slower half of the candidates gives way after a number of turns,
+and so on, until one is left. If the race is decided before the last engine is compiled, the fastest
+so far serves all calls, and those that are compiled later race with it. A trial that the end of the
+process interrupts goes on in the next.
 
 A budget bounds how long those calls wait in total: once it is spent no further candidate joins, and
 the evidence says so. Turns are calls that the caller makes anyway.

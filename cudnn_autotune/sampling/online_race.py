@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,14 +23,22 @@ from cudnn_autotune.timers.stopping_criterion import Reason
 # each of which it took this many times the best.
 _SLOW = 1.5
 _LEAST_ROUNDS = 8
-# After this many rounds the best so far is taken, decided or not.
-_MOST_ROUNDS = 400
+# After this many rounds the better of two candidates is taken, decided or not. Where more take
+# turns, the worse half of them gives way after as many turns of all together, so that the number of
+# a trial's turns is bounded (sequential halving: Karnin, Koren and Somekh, ICML 2013).
+_MOST_ROUNDS = 36
+_HALVING_ROUNDS = 4
 # The race is judged again when it has this many more rounds (relative), and one at least: judging
 # costs the callers some time of Python's lock, and all looks share the confidence. By simulation a
 # look after a tenth more rounds decides no earlier, and one after half takes a tenth more turns.
 _LOOK_AFTER = 0.35
 # So many turns of each tell roughly which is the fastest, before any comparison.
 _RECENT = 3
+
+
+def _rounds_of(count: int) -> int:
+    """After how many rounds so many candidates are too many."""
+    return max(_HALVING_ROUNDS, math.ceil(2 * _MOST_ROUNDS / max(count, 2)))
 
 
 def _rules() -> RaceRules:
@@ -119,6 +127,7 @@ class OnlineRace:
             self.eliminated[number] = f"out after {self._samples(number)} turns"
         if len(compared) < alive:
             return None
+        self._halve()
         self._criterion.add_measurement(standings)
         self._more_rounds = self._next_look() - standings.rounds
         return self._tied()[0][0] if self._criterion.is_finished() else None
@@ -126,9 +135,8 @@ class OnlineRace:
     def settle(self, chosen: int) -> None:
         """Eliminates all but ``chosen``, which the race is decided on, so that what joins later is
         compared with that only."""
-        self._settled_bound, self._settled = self._regret_bound(chosen), chosen
-        for number in self.active - {chosen}:
-            self._drop(number, f"gave way to {self.candidates[chosen].text}, before others joined")
+        why = f"gave way to {self.candidates[chosen].text}, before others joined"
+        self._give_way(chosen, self.active - {chosen}, why)
 
     def turns_to_next_look(self) -> int:
         """Returns the number of further turns after which the race is to be judged again."""
@@ -228,10 +236,28 @@ class OnlineRace:
         low_ms, high_ms = self.standings.interval(number, time_ms)
         return Measurement(candidate, time_ms, samples, low_ms, high_ms, eliminated=why)
 
-    def _regret_bound(self, chosen: int) -> float:
-        """Returns the bound over all candidates, those that gave way included."""
-        bound, earlier = self.standings.regret_bound(chosen), self._settled_bound
+    def _regret_bound(self, chosen: int, over: Collection[int] | None = None) -> float:
+        """Returns the bound over all survivors, or those in ``over``, and over those that gave
+        way."""
+        bound, earlier = self.standings.regret_bound(chosen, over), self._settled_bound
         return max(bound, earlier) if chosen == self._settled else (1 + bound) * (1 + earlier) - 1
+
+    def _halve(self) -> None:
+        """Has the worse half of the candidates give way once all have had turns enough."""
+        order = sorted(self.standings.survivors, key=self.standings.log_time.__getitem__)
+        left = list(order)
+        while len(left) > 2 and self.standings.rounds >= _rounds_of(len(left)):
+            left = left[: (len(left) + 1) // 2]
+        gone = set(order) - set(left)
+        if gone:
+            self._give_way(left[0], gone, "in the worse half after {} turns")
+
+    def _give_way(self, best: int, gone: set[int], why: str) -> None:
+        """Eliminates candidates that may yet be faster than ``best``, and keeps by how much."""
+        over = gone | ({self._settled} & self.active)
+        self._settled_bound, self._settled = self._regret_bound(best, over), best
+        for number in gone:
+            self._drop(number, why.format(self._samples(number)))
 
     def _next_look(self) -> int:
         """Returns the round in which the race is to be judged again."""
@@ -242,7 +268,8 @@ class OnlineRace:
         too_wide = half_width / (half_width - lead + rules.tie_width)
         enough = max(math.ceil(standings.rounds * too_wide**2), rules.least_rounds)
         soon = int((1 + _LOOK_AFTER) * standings.rounds)
-        return max(standings.rounds + 1, min(soon, enough, rules.most_rounds))
+        most = _rounds_of(len(standings.survivors))
+        return max(standings.rounds + 1, min(soon, enough, most))
 
     def _drop(self, number: int, why: str) -> None:
         if number in self.standings.survivors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -39,11 +39,11 @@ class Standings(Generic[K]):
     def ms(self, candidate: K) -> float:
         return math.exp(self.log_time[candidate])
 
-    def leads(self, but: K) -> list[float]:
-        """Returns the upper bound of how much faster (log) each survivor but ``but`` may be than
-        the best."""
+    def leads(self, but: K, among: Collection[K] | None = None) -> list[float]:
+        """Returns the upper bound of how much faster (log) each survivor (of those in ``among``)
+        but ``but`` may be than the best."""
         best = self.log_time[self.best]
-        others = (c for c in self.survivors if c != but)
+        others = (c for c in (self.survivors if among is None else among) if c != but)
         return [best - self.log_time[c] + self.half_width[c] for c in others]
 
     def judge(
@@ -82,10 +82,14 @@ class Standings(Generic[K]):
         best = self.log_time[self.best]
         return [c for c in self.survivors if self.log_time[c] - best <= self.half_width[c]]
 
-    def regret_bound(self, chosen: K) -> float:
-        """Returns how much slower than the fastest ``chosen`` is at most, relative."""
+    def regret_bound(self, chosen: K, among: Collection[K] | None = None) -> float:
+        """Returns how much slower than the fastest ``chosen`` is at most, relative.
+
+        Args:
+            among: the survivors of which the fastest may be one; None: all.
+        """
         behind = self.log_time[chosen] - self.log_time[self.best]
-        return max(0.0, math.expm1(behind + max([0.0, *self.leads(but=chosen)])))
+        return max(0.0, math.expm1(behind + max([0.0, *self.leads(chosen, among)])))
 
     def expected_loss(self) -> float:
         """Returns by how much (log) the best is expected to be slower than the fastest: the sum of

@@ -233,10 +233,33 @@ def test_it_ends_though_nothing_can_be_told_apart() -> None:
     race = race_of(4)
     calls = Calls(race, [1.0, 1.0, 1.003, 1.006])
     chosen = calls.decide(noise=0.3)
-    assert calls.rounds <= 400
+    assert calls.rounds == race.rules.most_rounds
     bound = race.selection(chosen).evidence.regret_bound
     assert bound is not None
     assert bound > TIE_WIDTH, "it does not claim what it does not know"
+
+
+@pytest.mark.parametrize(("count", "most"), [(2, 72), (3, 108), (8, 180), (20, 240), (40, 300)])
+def test_the_number_of_turns_is_bounded(count: int, most: int) -> None:
+    """Though no two of the candidates can be told apart."""
+    race = race_of(count)
+    calls = Calls(race, [1.0] * count)
+    calls.decide(noise=0.1)
+    assert race.turns <= most
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_worse_half_gives_way_and_the_bound_still_covers_it(seed: int) -> None:
+    times = [1.0 + 0.01 * i for i in range(16)]
+    random.Random(seed).shuffle(times)
+    race = race_of(len(times))
+    calls = Calls(race, times, seed)
+    chosen = calls.decide(noise=0.04)
+    assert race.turns <= 240
+    assert times[chosen] <= 1.04
+    bound = race.selection(chosen).evidence.regret_bound
+    assert bound is not None
+    assert times[chosen] - 1 <= bound
 
 
 def test_it_waits_for_the_rounds_that_its_rules_ask_for() -> None:
@@ -251,7 +274,7 @@ def test_a_selection_survives_json() -> None:
     calls = Calls(race, [1.0, 2.5, 1.002])
     race.join([candidate("never-ran", 3)])
     race.fail(3, "failed")
-    chosen = calls.decide()
+    chosen = calls.decide(noise=0.002)
     selection = race.selection(chosen, 12.5, ["a remark"])
     stored = json.loads(json.dumps(selection.to_json(), allow_nan=False))
     assert Selection.from_json(stored) == selection
@@ -308,7 +331,7 @@ def looked_at(times_ms: Sequence[float], noise: float, seed: int = 0) -> tuple[O
 def test_few_looks_are_taken() -> None:
     """Each after a third more rounds or so, where some look each round."""
     race, looks = looked_at([1.0, 1.0, 1.003, 1.006], 0.3)
-    assert race.standings.rounds == 400, "the most there are, not some look after"
+    assert race.standings.rounds == race.rules.most_rounds, "not some look after"
     assert looks <= 24
     for seed in range(10):
         race, looks = looked_at([1.0, 1.01, 1.02, 1.05], 0.02, seed)
@@ -333,7 +356,7 @@ def test_what_could_not_be_decided_is_said() -> None:
     race = race_of(4)
     chosen = Calls(race, [1.0, 1.0, 1.003, 1.006]).decide(noise=0.3)
     assert race.selection(chosen).evidence.remarks == (
-        "undecided after 400 rounds: the best so far",
+        f"undecided after {race.rules.most_rounds} rounds: the best so far",
     )
     race = race_of(2)
     chosen = Calls(race, [1.0, 1.1]).decide()
