@@ -9,7 +9,7 @@ kernels, engines that are seldom the fastest, and how the board throttles.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.candidates import Candidates
@@ -25,6 +25,10 @@ from cudnn_autotune.timers.timer import Timer
 # So many of mode A's precompiled candidates are timed, of each kind. It is PyTorch's default for
 # torch.backends.cudnn.benchmark_limit.
 _MOST_LISTED = 10
+# The order of an implementation's offers says little about which is the fastest: of 144 recorded
+# layers and directions on which a kernel of the package won, the first offer did on 45, and one of
+# the first four on 142 (docs/results/h200.md#kernels).
+_MOST_OFFERS = 4
 # Mode B hardly ever lists a faster one than these two, and a query of it takes twice as long.
 _MODES = ("A", "FALLBACK")
 
@@ -33,11 +37,11 @@ class Shortlist:
     """The candidates of a problem that usually win (an ``engines.candidates.Candidates``).
 
     They are the first precompiled ones of mode A, what won on similar problems, PyTorch's own path,
-    and one kernel of each engine that is compiled at run time and of each implementation: what won
-    on a similar problem, or else the one of its portfolio that is the best most often, or else the
-    first that is listed or offered. Engines that are seldom the fastest, and all engines that are
-    compiled at run time where the package has a faster kernel, are left out, unless PyTorch would
-    run them or they won on a similar problem.
+    the first offers of each implementation, and one kernel of each engine that is compiled at run
+    time: what won on a similar problem, or else the one of its portfolio that is the best most
+    often, or else the first that is listed. Engines that are seldom the fastest, and all engines
+    that are compiled at run time where the package has a faster kernel, are left out, unless
+    PyTorch would run them or they won on a similar problem.
     """
 
     def __init__(self, candidates: Candidates) -> None:
@@ -47,26 +51,23 @@ class Shortlist:
         self._similar = candidates.similar()
         self.problem = candidates.problem
         self.aten_uses_cudnn = candidates.aten_uses_cudnn
-        kernels: dict[str, Candidate] = {}
-        for candidate in [*self._similar, *self._beyond, *listed]:
-            if candidate.is_compiled or candidate.engine is None:
-                kernels.setdefault(candidate.engine_name, candidate)
+        kernels = _first_of_each([*self._similar, *self._beyond, *listed])
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
         # What PyTorch would run is timed whatever it costs; it has no plan that adds a bias.
         pytorchs = ([c for c in listed if c.is_unfused] or listed)[:1]
         if of_a:
             needed = {c.text for c in [*self._similar, *pytorchs]}
-            has_faster = has_faster_kernels(self.problem, kernels.values())
-            kernels = {
-                name: c
-                for name, c in kernels.items()
+            has_faster = has_faster_kernels(self.problem, kernels)
+            kernels = [
+                c
+                for c in kernels
                 if c.text in needed
                 or not (is_seldom_fastest(c, self.problem) or (has_faster and c.engine is not None))
-            }
+            ]
         first = [c for c in of_a if c.is_unfused][:_MOST_LISTED]
         first += [c for c in of_a if not c.is_unfused][:_MOST_LISTED]
         last = [c for c in self._of_mode["FALLBACK"] if not c.is_compiled]
-        kept = {c.text for c in [*pytorchs, *first, *last, *kernels.values()]}
+        kept = {c.text for c in [*pytorchs, *first, *last, *kernels]}
         compiled = {c.text: c for c in [*listed, *self._beyond] if c.is_compiled}
         self._other_kernels = [c for c in compiled.values() if c.text not in kept]
         self._of_mode = {
@@ -91,6 +92,18 @@ class Shortlist:
         """Returns the kernels of some engines (``Candidate.engine_name``), compiled at run time,
         that are not in the list."""
         return [c for c in self._other_kernels if c.engine_name in engines]
+
+
+def _first_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Returns the first kernel of each engine that is compiled at run time, and the first offers of
+    each implementation."""
+    found: dict[str, dict[str, Candidate]] = {}
+    for candidate in candidates:
+        if candidate.is_compiled or candidate.engine is None:
+            of_engine = found.setdefault(candidate.engine_name, {})
+            if len(of_engine) < (_MOST_OFFERS if candidate.engine is None else 1):
+                of_engine.setdefault(candidate.text, candidate)
+    return [c for of_engine in found.values() for c in of_engine.values()]
 
 
 def _rules() -> RaceRules:

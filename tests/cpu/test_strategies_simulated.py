@@ -426,6 +426,22 @@ OWN = replace(of_engine("depthwise@1:ROWS=4", 0, 2000, "", COMPILED), engine=Non
 DEPTHWISE = of_problem("fprop", (64, 96, 28, 28), (96, 1, 3, 3), padding=1, groups=96)
 
 
+def test_auto_takes_several_offers_of_an_implementation() -> None:
+    """Their order does not say which is the fastest."""
+    offers = [
+        replace(OWN, text=f"{name}@1:ROWS={i}", rank=2000 + i, behavior_notes=notes)
+        for name, notes in (("depthwise", (COMPILED,)), ("users", ()))
+        for i in range(6)
+    ]
+    first = of_engine("first", 60, 0, "A")
+    found = Shortlist(StaticCandidates([first, *offers, ATEN], problem=DEPTHWISE))
+    kernels = [c for c in found.beyond() if c != ATEN]
+    assert kernels == [*offers[:4], *offers[6:10]]
+    nearby = StaticCandidates([first, *offers], problem=DEPTHWISE, similar=[offers[5]])
+    assert Shortlist(nearby).similar() == [offers[5]]
+    assert [c for c in Shortlist(nearby).beyond() if c in offers[:6]] == [*offers[:3], offers[5]]
+
+
 @pytest.mark.parametrize(("taps", "is_compiled"), [(1, False), (3, True)])
 def test_auto_does_not_compile_engine_78_where_filters_have_one_tap(
     taps: int, is_compiled: bool
