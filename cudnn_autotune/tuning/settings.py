@@ -156,8 +156,8 @@ def set_budget_ms(budget_ms: float | None) -> None:
 
 def set_new_shapes(new_shapes: str) -> None:
     """Sets how a call is served that meets a new batch size or new spatial sizes of a layer, once
-    two sizes of it have been measured in this process and the nearest of them differs by less than
-    a factor of two. (Sizes that differ by more are tuned, until 16 have been measured.)
+    one of its sizes has been measured in this process that differs by less than a factor of two.
+    (Sizes that differ by more from all of them are tuned, until the layer has met eight more.)
 
     Args:
         new_shapes: ``"neighbour"``: by what won on the nearest size, and nothing is measured.
