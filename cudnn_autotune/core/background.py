@@ -14,6 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+CORES = len(os.sched_getaffinity(0))
+"""How many cores the process may use."""
 _NICENESS = 10  # of these threads, at the least
 # Compiling on more threads than this saves little time and uses memory.
 _MOST_COMPILING = 12
@@ -94,5 +96,5 @@ class BackgroundThreads:
         self._running = 0
 
 
-COMPILING = BackgroundThreads(max(1, min((os.cpu_count() or 1) - 1, _MOST_COMPILING)))
+COMPILING = BackgroundThreads(max(1, min(CORES - 1, _MOST_COMPILING)))
 """The threads on which engines are compiled before a call or a search asks for them."""

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from cudnn_autotune.core.background import COMPILING, BackgroundThreads
+from cudnn_autotune.core.background import COMPILING, CORES, BackgroundThreads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
@@ -41,7 +41,7 @@ _MOST = 256
 
 # What compiles beside a search, which compiles and times as well. On an H200 with 16 cores the
 # first step of an EfficientNet-B0 took 24 s with twelve threads and 21 s with four.
-_BESIDE_A_SEARCH = BackgroundThreads(max(1, min((os.cpu_count() or 1) // 4, 4)))
+_BESIDE_A_SEARCH = BackgroundThreads(max(1, min(CORES // 4, 4)))
 
 Plans = dict[str, "Future[Built]"]
 """By text, what will have the plan of that candidate alone."""

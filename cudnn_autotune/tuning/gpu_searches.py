@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from cudnn_autotune.core.background import CORES
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
@@ -65,8 +65,7 @@ class GpuSearches:
 
     def __enter__(self) -> GpuSearches:
         # The threads compile; one core is left to the thread that keeps the GPU busy.
-        cores = len(os.sched_getaffinity(0))
-        self._builders = ThreadPoolExecutor(max(1, min(cores - 1, _MOST_BUILDERS)))
+        self._builders = ThreadPoolExecutor(max(1, min(CORES - 1, _MOST_BUILDERS)))
         free, _ = torch.cuda.mem_get_info(self.device)
         cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         self._room_bytes = int(_MEMORY_SHARE * (free + cached))
