@@ -254,7 +254,7 @@ class OnlineRace:
 
     def _give_way(self, best: int, gone: set[int], why: str) -> None:
         """Eliminates candidates that may yet be faster than ``best``, and keeps by how much."""
-        over = gone | ({self._settled} & self.active)
+        over = gone | {i for i in self.active if i == self._settled}
         self._settled_bound, self._settled = self._regret_bound(best, over), best
         for number in gone:
             self._drop(number, why.format(self._samples(number)))
