@@ -137,9 +137,11 @@ void end_trial_if_decided(CacheEntry& entry) {
   auto winner = trial.decided();
   if (winner == nullptr) {
     if (trial.schedule()->calls() % kLookEvery != kLookEvery - 1) return;
+    const DuringCapture guard;
     if (auto other = remembered(entry.key)) entry = *std::move(other);
     return;
   }
+  const DuringCapture guard;  // what the trial held is freed
   auto chosen = table.find(entry.key).text;
   if (chosen && *chosen != winner->text()) {
     // Another thread has decided first: all threads use one choice.

@@ -207,7 +207,6 @@ std::vector<Built> build_many(const Search& search, const std::vector<std::strin
 }
 
 std::shared_ptr<Plan> build_ahead(const Search& search, const std::string& text, bool may_compile) {
-  const auto guard = search.on_device();
   return may_compile ? search.build(text) : search.read_back(text);
 }
 
@@ -217,6 +216,7 @@ void bind_build_ahead(py::module_& m) {
   m.def(
       "build_ahead",
       [](const ConvProblem& problem, int device, const std::string& text, bool may_compile) {
+        const OnDevice guard(static_cast<c10::DeviceIndex>(device));
         return build_ahead(*search_on_device(problem, device), text, may_compile);
       },
       py::arg("problem"), py::arg("gpu"), py::arg("text"), py::arg("may_compile"),

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/conv_plan_impl.h"
+#include "core/cuda_driver.h"
 #include "core/cudnn_library.h"
 
 namespace cudnn_autotune {
@@ -81,7 +82,10 @@ ConvPlan::ConvPlan(std::unique_ptr<Impl> impl, const ConvProblem& problem, Engin
   workspace_bytes_ = impl_->plan.getWorkspaceSize();
 }
 
-ConvPlan::~ConvPlan() = default;
+ConvPlan::~ConvPlan() {
+  const RelaxedCapture unloading;
+  impl_.reset();
+}
 
 std::string ConvPlan::serialized() const {
   try {

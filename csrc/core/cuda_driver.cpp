@@ -27,6 +27,7 @@ CudaDriver look_up() {
   bind_symbol(library, "cuFuncSetAttribute", driver.set_attribute);
   bind_symbol(library, "cuFuncGetParamInfo", driver.parameter_info);
   bind_symbol(library, "cuLaunchKernel", driver.launch);
+  bind_symbol(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode);
   bind_symbol(library, "cuGetErrorName", driver.error_name);
   bind_symbol(library, "cuGetErrorString", driver.error_string);
   return driver;
@@ -74,6 +75,13 @@ void check_arguments(CUfunction function, const std::string& name,
 const CudaDriver& cuda_driver() {
   static const CudaDriver driver = look_up();
   return driver;
+}
+
+void RelaxedCapture::exchange() {
+  const CudaDriver& driver = cuda_driver();
+  if (driver.exchange_capture_mode != nullptr) {
+    static_cast<void>(driver.exchange_capture_mode(&mode_));  // fails where CUDA is not in use
+  }
 }
 
 void check_driver(CUresult status, const std::string& what) {

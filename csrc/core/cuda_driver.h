@@ -25,10 +25,26 @@ struct CudaDriver {
   CUresult (*parameter_info)(CUfunction, size_t, size_t*,
                              size_t*) = nullptr;  // CUDA 12.4 and later
   decltype(&cuLaunchKernel) launch = nullptr;
+  decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode = nullptr;
   decltype(&cuGetErrorName) error_name = nullptr;
   decltype(&cuGetErrorString) error_string = nullptr;
 };
 const CudaDriver& cuda_driver();
+
+// As long as it lives, this thread may load and unload kernels while any thread captures a graph.
+// In CUDA's default mode that would break the capture. Does nothing where there is no GPU.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { exchange(); }
+  ~RelaxedCapture() { exchange(); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  void exchange();
+
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // of this thread, before and after
+};
 
 // Throws PlanError, with `what` and the driver's message, unless the status is CUDA_SUCCESS.
 void check_driver(CUresult status, const std::string& what);

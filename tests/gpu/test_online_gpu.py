@@ -600,6 +600,30 @@ def test_capture_in_mid_trial() -> None:
     check()
 
 
+def test_a_decided_trial_ends_in_a_capture() -> None:
+    """The call that finds it decided frees its plans, and unloads kernels that were compiled."""
+    input, weight = operands()
+    keywords = {"padding": 1, "sampling": "online"}
+
+    def once() -> Tensor:
+        return ca.functional.conv_transpose2d(input, weight, **keywords)
+
+    torch.nn.functional.conv_transpose2d(input, weight, padding=1).sum().item()
+    converge(once)
+    (choice,) = ca.choices()
+    assert any(m.candidate.is_compiled for m in choice.selection.ranking)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = once()
+    output.fill_(math.nan)
+    graph.replay()
+    wanted = torch.nn.functional.conv_transpose2d(
+        input.cpu().double(), weight.cpu().double(), padding=1
+    )
+    assert_close(output, wanted, ALLOWED)
+
+
 def test_capture_while_a_trial_is_prepared() -> None:
     """In CUDA's default mode another thread's allocation or module load breaks a capture."""
     input, weight = operands()
