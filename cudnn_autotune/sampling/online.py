@@ -32,6 +32,7 @@ from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.engines.unlisted import first_of_each
+from cudnn_autotune.sampling.auto import Shortlist
 from cudnn_autotune.sampling.budget import Budget, left_unseen
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.online_race import OnlineRace
@@ -40,20 +41,20 @@ from cudnn_autotune.timers.timer import Batch, Timer
 
 
 def offered(candidates: Candidates, limit: int = 0) -> list[Candidate]:
-    """Returns the candidates of the trial: those of mode A, what mode FALLBACK lists that is
-    compiled at run time, and those that no mode lists.
-
-    Mode B, a query of which takes long, and the rest of mode FALLBACK stay out: they list
-    candidates that would stall the caller, and hardly ever the fastest
-    (docs/findings/fallback-mode.md).
+    """Returns the candidates of the trial: the short list of ``auto``, since each further one takes
+    turns from the caller, but for what mode FALLBACK lists that is precompiled, one call of which
+    may stall the caller (docs/findings/fallback-mode.md).
 
     Args:
-        limit: most of cuDNN's engine configs; 0: all. With a limit they are the first of mode A.
+        limit: most of cuDNN's engine configs; 0: those of the short list. With a limit they are the
+            first of mode A.
     """
-    beyond = [c for c in candidates.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
-    engines = list(candidates.of_mode("A"))[: limit or None]
+    shortlist = Shortlist(candidates)
+    beyond = [c for c in shortlist.beyond() if c != ATEN or not candidates.aten_uses_cudnn]
+    engines = list(candidates.of_mode("A"))[:limit]
     if not limit:
-        engines += [c for c in candidates.of_mode("FALLBACK") if c.is_compiled]
+        engines = list(shortlist.of_mode("A"))
+        engines += [c for c in shortlist.of_mode("FALLBACK") if c.is_compiled]
         engines += [c for c in beyond if c.engine is not None]
     others = [c for c in beyond if c.engine is None]
     return [*{c.text: c for c in engines}.values(), *others]

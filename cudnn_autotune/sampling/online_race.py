@@ -26,8 +26,8 @@ _LEAST_ROUNDS = 8
 # After this many rounds the better of two candidates is taken, decided or not. Where more take
 # turns, the worse half of them gives way after as many turns of all together, so that the number of
 # a trial's turns is bounded (sequential halving: Karnin, Koren and Somekh, ICML 2013).
-_MOST_ROUNDS = 36
-_HALVING_ROUNDS = 4
+_MOST_ROUNDS = 48
+_HALVING_ROUNDS = 6
 # The race is judged again when it has this many more rounds (relative), and one at least: judging
 # costs the callers some time of Python's lock, and all looks share the confidence. By simulation a
 # look after a tenth more rounds decides no earlier, and one after half takes a tenth more turns.
