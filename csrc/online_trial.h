@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "core/gpu_clock.h"
 #include "operands.h"
 #include "plan.h"
 #include "torch_bridge.h"
@@ -158,6 +159,7 @@ class OnlineTrial {
   bool try_launch(size_t implementation, const Operands& operands, Timing* timing);
 
   std::vector<Timing> timings_;  // a ring buffer
+  GpuClock* clock_ = nullptr;  // null before the first turn, and where the driver takes no kernels
   size_t oldest_ = 0;
   size_t in_flight_ = 0;
   size_t calls_since_read_ = 0;

@@ -74,11 +74,12 @@ GpuClock* GpuClock::of_current_device() {
   const CUfunction block = kernel_of(module, "block_stream");
   if (stamp != nullptr && block != nullptr &&
       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
-      cudaHostAlloc(&released, sizeof(uint32_t), cudaHostAllocPortable) == cudaSuccess) {
+      cudaHostAlloc(&released, 2 * sizeof(uint32_t), cudaHostAllocPortable) == cudaSuccess) {
     clock->multiprocessors_ = static_cast<size_t>(count);
     clock->stamp_kernel_ = stamp;
     clock->block_kernel_ = block;
     clock->released_ = static_cast<uint32_t*>(released);
+    clock->released_[1] = 0;
     entry = clock.release();
   }
   return entry;
@@ -100,6 +101,12 @@ void GpuClock::block(cudaStream_t stream, uint64_t most_ns) const {
 }
 
 void GpuClock::unblock() const { __atomic_store_n(released_, 1u, __ATOMIC_SEQ_CST); }
+
+void GpuClock::delay(cudaStream_t stream, uint64_t ns) const {
+  uint32_t* never_set = released_ + 1;
+  void* arguments[] = {&never_set, &ns};
+  launch(static_cast<CUfunction>(block_kernel_), 1, stream, arguments);
+}
 
 std::optional<double> GpuClock::mhz(const Reading* begin, const Reading* end, size_t count) {
   std::vector<double> rates;

@@ -8,9 +8,9 @@
 
 namespace cudnn_autotune {
 
-// Measures the clock frequency of a GPU, and blocks a stream until the host releases it, with two
-// small kernels of its own. One reads the cycle counter of every multiprocessor together with the
-// GPU's wall clock. The other one waits for a flag in host memory.
+// Measures the clock frequency of a GPU, and blocks a stream until the host releases it or for some
+// time, with two small kernels of its own. One reads the cycle counter of every multiprocessor
+// together with the GPU's wall clock. The other one waits for a flag in host memory.
 class GpuClock {
  public:
   // The counters of one multiprocessor; zero if the kernel did not run on it.
@@ -31,6 +31,8 @@ class GpuClock {
   // shorter. One stream of a device may be blocked at a time.
   void block(cudaStream_t stream, uint64_t most_ns) const;
   void unblock() const;
+  // Enqueues a kernel that runs for `ns`, on any number of streams.
+  void delay(cudaStream_t stream, uint64_t ns) const;
 
   // The mean clock frequency between two stamps. nullopt if they are too close for the resolution
   // of the wall clock.
@@ -42,7 +44,7 @@ class GpuClock {
   size_t multiprocessors_ = 0;
   void* stamp_kernel_ = nullptr;
   void* block_kernel_ = nullptr;
-  uint32_t* released_ = nullptr;  // the flag, in pinned host memory
+  uint32_t* released_ = nullptr;  // the flag, in pinned host memory; one that is never set follows
 };
 
 }  // namespace cudnn_autotune
