@@ -227,36 +227,38 @@ def queried(problem: ca.ConvProblem, *nearby: ca.Candidate) -> QueriedCandidates
 
 
 @pytest.mark.search
-def test_a_search_takes_all_offers_and_auto_the_first_of_each() -> None:
-    second = Fixed(
-        "second", given=(Offer("B=1", behavior_notes=()), Offer("B=2", behavior_notes=()))
-    )
-    with registered(Fixed(), second):
+def test_a_search_takes_all_offers_and_auto_the_first_four_of_each() -> None:
+    compiled = [f"ROWS={rows}" for rows in range(6)]
+    ready = [f"B={b}" for b in range(6)]
+    first = Fixed("first", given=tuple(map(Offer, compiled)))
+    second = Fixed("second", given=tuple(Offer(b, behavior_notes=()) for b in ready))
+    with registered(first, second):
         found = queried(POINTWISE)
         own = [c for c in found.beyond() if c.engine is None]
-        assert texts(own) == [
-            *("aten", "matmul", "fixed@1:ROWS=4", "fixed@1:ROWS=8", "second@1:B=1", "second@1:B=2"),
-        ]
+        of_first = [f"first@1:{settings}" for settings in compiled]
+        of_second = [f"second@1:{settings}" for settings in ready]
+        assert texts(own) == ["aten", "matmul", *of_first, *of_second]
         short = Shortlist(found)
         own = [c for c in short.beyond() if c.engine is None]
-        assert texts(own) == ["aten", "matmul", "fixed@1:ROWS=4", "second@1:B=1"]
-        assert texts(short.other_kernels({"fixed@1"})) == ["fixed@1:ROWS=8"]
-        in_turns = offered(found)
-        assert {"fixed@1:ROWS=4", "fixed@1:ROWS=8", "second@1:B=2"} <= set(texts(in_turns))
+        assert texts(own) == ["aten", "matmul", *of_first[:4], *of_second[:4]]
+        assert texts(short.other_kernels({"first@1"})) == of_first[4:]
+        in_turns = [c for c in offered(found) if c.engine is None]
+        assert {*of_first[:4], *of_second[:4]} == set(texts(in_turns)) - {"aten", "matmul"}
         # A new size is compared with little: nothing is compiled for it that did not win nearby.
-        assert texts(few(found))[-3:] == ["aten", "matmul", "second@1:B=1"]
+        assert texts(few(found))[-3:] == ["aten", "matmul", "second@1:B=0"]
 
 
 @pytest.mark.search
 def test_what_won_nearby_goes_first_if_it_is_offered_here() -> None:
-    nearby = [named(t) for t in ("fixed@1:ROWS=8", "fixed@0:ROWS=4", "gone@1", "aten")]
-    with registered(Fixed()):
+    nearby = [named(t) for t in ("fixed@1:ROWS=5", "fixed@0:ROWS=0", "gone@1", "aten")]
+    with registered(Fixed(given=tuple(Offer(f"ROWS={rows}") for rows in range(6)))):
         found = queried(POINTWISE, *nearby)
-        assert texts(found.similar()) == ["fixed@1:ROWS=8"]
+        assert texts(found.similar()) == ["fixed@1:ROWS=5"]
         short = Shortlist(found)
-        assert texts(short.similar()) == ["fixed@1:ROWS=8"]
-        assert "fixed@1:ROWS=4" not in texts(short.beyond())
-        assert texts(few(found))[0] == "fixed@1:ROWS=8"
+        assert texts(short.similar()) == ["fixed@1:ROWS=5"]
+        own = [text for text in texts(short.beyond()) if text.startswith("fixed")]
+        assert own == [f"fixed@1:ROWS={rows}" for rows in (0, 1, 2, 5)]
+        assert texts(few(found))[0] == "fixed@1:ROWS=5"
 
 
 @pytest.mark.parametrize("mode", ["race", "sustained", "auto", "online"])
