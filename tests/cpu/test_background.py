@@ -121,6 +121,8 @@ def say(one):
     sys.stdout.write("cancelled\\n" if one.cancelled() else "done\\n")
 threads = BackgroundThreads(2)
 begun = [threads.submit(time.sleep, 0.3) for _ in range(1000)]
+while not begun[0].running():
+    time.sleep(0.001)
 for one in (begun[0], begun[-1]):
     one.add_done_callback(say)
 """
