@@ -21,6 +21,11 @@ _NICENESS = 10  # of these threads, at the least
 _MOST_COMPILING = 12
 
 
+def spare_threads(most: int) -> int:
+    """Returns how many threads to use, at most, so that a core is left for the caller."""
+    return max(1, min(CORES - 1, most))
+
+
 class BackgroundThreads:
     """Threads that run work in the order in which it was given, and end when there is none. What
     is needed next may come first (:meth:`submit_next`).
@@ -96,5 +101,5 @@ class BackgroundThreads:
         self._running = 0
 
 
-COMPILING = BackgroundThreads(max(1, min(CORES - 1, _MOST_COMPILING)))
+COMPILING = BackgroundThreads(spare_threads(_MOST_COMPILING))
 """The threads on which engines are compiled before a call or a search asks for them."""

@@ -148,9 +148,11 @@ def without_cudnn(
     return [*own, *offers_of(problem, gpu, workspace_limit=workspace_limit)]
 
 
-def first_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Returns the first candidate of each engine and of each implementation."""
-    found: dict[str, Candidate] = {}
+def first_of_each(candidates: Iterable[Candidate], most: int = 1) -> list[Candidate]:
+    """Returns the first ``most`` candidates of each engine and of each implementation."""
+    found: dict[str, dict[str, Candidate]] = {}
     for candidate in candidates:
-        found.setdefault(candidate.engine_name, candidate)
-    return list(found.values())
+        of_engine = found.setdefault(candidate.engine_name, {})
+        if len(of_engine) < most:
+            of_engine.setdefault(candidate.text, candidate)
+    return [c for of_engine in found.values() for c in of_engine.values()]

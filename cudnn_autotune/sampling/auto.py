@@ -9,13 +9,17 @@ kernels, engines that are seldom the fastest, and how the board throttles.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
-from cudnn_autotune.engines.unlisted import has_faster_kernels, is_seldom_fastest
+from cudnn_autotune.engines.unlisted import (
+    first_of_each,
+    has_faster_kernels,
+    is_seldom_fastest,
+)
 from cudnn_autotune.sampling.conclusion import race_selection
 from cudnn_autotune.sampling.race_rules import RaceRules
 from cudnn_autotune.sampling.search import search
@@ -51,7 +55,9 @@ class Shortlist:
         self._similar = candidates.similar()
         self.problem = candidates.problem
         self.aten_uses_cudnn = candidates.aten_uses_cudnn
-        kernels = _first_of_each([*self._similar, *self._beyond, *listed])
+        everything = [*self._similar, *self._beyond, *listed]
+        kernels = first_of_each((c for c in everything if c.engine is None), _MOST_OFFERS)
+        kernels += first_of_each(c for c in everything if c.engine is not None and c.is_compiled)
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
         # What PyTorch would run is timed whatever it costs; it has no plan that adds a bias.
         pytorchs = ([c for c in listed if c.is_unfused] or listed)[:1]
@@ -92,18 +98,6 @@ class Shortlist:
         """Returns the kernels of some engines (``Candidate.engine_name``), compiled at run time,
         that are not in the list."""
         return [c for c in self._other_kernels if c.engine_name in engines]
-
-
-def _first_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Returns the first kernel of each engine that is compiled at run time, and the first offers of
-    each implementation."""
-    found: dict[str, dict[str, Candidate]] = {}
-    for candidate in candidates:
-        if candidate.is_compiled or candidate.engine is None:
-            of_engine = found.setdefault(candidate.engine_name, {})
-            if len(of_engine) < (_MOST_OFFERS if candidate.engine is None else 1):
-                of_engine.setdefault(candidate.text, candidate)
-    return [c for of_engine in found.values() for c in of_engine.values()]
 
 
 def _rules() -> RaceRules:

@@ -36,11 +36,6 @@ _LOOK_AFTER = 0.35
 _RECENT = 3
 
 
-def _rounds_of(count: int) -> int:
-    """After how many rounds so many candidates are too many."""
-    return max(_HALVING_ROUNDS, math.ceil(2 * _MOST_ROUNDS / max(count, 2)))
-
-
 def _rules() -> RaceRules:
     return RaceRules(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS)
 
@@ -242,11 +237,15 @@ class OnlineRace:
         bound, earlier = self.standings.regret_bound(chosen, over), self._settled_bound
         return max(bound, earlier) if chosen == self._settled else (1 + bound) * (1 + earlier) - 1
 
+    def _most_rounds(self, count: int) -> int:
+        """Returns after how many rounds so many candidates are decided, or give way by half."""
+        return max(_HALVING_ROUNDS, math.ceil(2 * self.rules.most_rounds / max(count, 2)))
+
     def _halve(self) -> None:
         """Has the worse half of the candidates give way once all have had turns enough."""
         order = sorted(self.standings.survivors, key=self.standings.log_time.__getitem__)
         left = list(order)
-        while len(left) > 2 and self.standings.rounds >= _rounds_of(len(left)):
+        while len(left) > 2 and self.standings.rounds >= self._most_rounds(len(left)):
             left = left[: (len(left) + 1) // 2]
         gone = set(order) - set(left)
         if gone:
@@ -268,7 +267,7 @@ class OnlineRace:
         too_wide = half_width / (half_width - lead + rules.tie_width)
         enough = max(math.ceil(standings.rounds * too_wide**2), rules.least_rounds)
         soon = int((1 + _LOOK_AFTER) * standings.rounds)
-        most = _rounds_of(len(standings.survivors))
+        most = self._most_rounds(len(standings.survivors))
         return max(standings.rounds + 1, min(soon, enough, most))
 
     def _drop(self, number: int, why: str) -> None:

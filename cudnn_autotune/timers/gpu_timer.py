@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 import torch
 from torch import Tensor
 
-from cudnn_autotune.core.background import CORES
+from cudnn_autotune.core.background import CORES, spare_threads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
 from cudnn_autotune.engines.problem import ConvProblem
@@ -97,7 +97,7 @@ class GpuTimer:
 
     @property
     def build_threads(self) -> int:
-        return max(1, min(CORES - 1, _MOST_THREADS))
+        return spare_threads(_MOST_THREADS)
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Starts building in the background, on several threads; :meth:`runnable` waits for it."""
@@ -261,7 +261,7 @@ class GpuTimer:
         # What is not compiled builds in microseconds, and needs no threads.
         for some, threads in (
             ([c for c in missing if not c.is_compiled], 1),
-            (compiled, max(1, min(len(compiled), CORES, _MOST_THREADS))),
+            (compiled, min(len(compiled), CORES, _MOST_THREADS)),
         ):
             if some:
                 texts = [c.text for c in some]

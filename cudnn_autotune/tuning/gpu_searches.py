@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cudnn_autotune.core.background import CORES
+from cudnn_autotune.core.background import spare_threads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
@@ -65,7 +65,7 @@ class GpuSearches:
 
     def __enter__(self) -> GpuSearches:
         # The threads compile; one core is left to the thread that keeps the GPU busy.
-        self._builders = ThreadPoolExecutor(max(1, min(CORES - 1, _MOST_BUILDERS)))
+        self._builders = ThreadPoolExecutor(spare_threads(_MOST_BUILDERS))
         free, _ = torch.cuda.mem_get_info(self.device)
         cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         self._room_bytes = int(_MEMORY_SHARE * (free + cached))
