@@ -3,7 +3,6 @@
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include <mutex>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "captured_plans.h"
 #include "core/check.h"
 #include "core/choice_table.h"
+#include "core/cuda_driver.h"
 #include "core/engine_search.h"
 #include "engine_plan.h"
 #include "fallback_counts.h"
@@ -33,12 +33,6 @@ CaptureMissHandler& capture_miss_handler() {
   static CaptureMissHandler handler;
   return handler;
 }
-
-// Lets this thread allocate memory, load kernels and unload them while a stream of any thread is
-// captured. In CUDA's default mode that would break the capture.
-struct DuringCapture {
-  c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
-};
 
 // The first config of cuDNN's heuristics that builds and that PyTorch would run, which does not
 // check outputs either; PyTorch's own path if there is none. Where padding differs before and
@@ -137,11 +131,11 @@ void end_trial_if_decided(CacheEntry& entry) {
   auto winner = trial.decided();
   if (winner == nullptr) {
     if (trial.schedule()->calls() % kLookEvery != kLookEvery - 1) return;
-    const DuringCapture guard;
+    const RelaxedCapture relaxed;
     if (auto other = remembered(entry.key)) entry = *std::move(other);
     return;
   }
-  const DuringCapture guard;  // what the trial held is freed
+  const RelaxedCapture relaxed;  // what the trial held is freed
   auto chosen = table.find(entry.key).text;
   if (chosen && *chosen != winner->text()) {
     // Another thread has decided first: all threads use one choice.
@@ -192,7 +186,7 @@ ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> ope
   auto& cache = PlanCache::of_this_thread();
   CacheEntry* entry = cache.find(key);
   if (entry == nullptr || (entry->is_provisional && !is_capturing())) {
-    const DuringCapture guard;  // the cache drops plans, which unload kernels
+    const RelaxedCapture relaxed;  // the cache drops plans, which unload kernels
     entry = &cache.put(miss(key, operands));
   }
   if (entry->path.trial != nullptr) end_trial_if_decided(*entry);

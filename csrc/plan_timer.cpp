@@ -29,20 +29,20 @@ constexpr uint64_t kMostBlockedNs = 20'000'000;
 // Blocks a stream, and unblocks it at the latest when it is destroyed, also if the host throws.
 class StreamBlock {
  public:
-  StreamBlock(const GpuClock* clock, cudaStream_t stream) : clock_(clock) {
-    if (clock_ != nullptr) clock_->block(stream, kMostBlockedNs);
+  StreamBlock(const TimingKernels* kernels, cudaStream_t stream) : kernels_(kernels) {
+    if (kernels_ != nullptr) kernels_->block(stream, kMostBlockedNs);
   }
   ~StreamBlock() { unblock(); }
   StreamBlock(const StreamBlock&) = delete;
   StreamBlock& operator=(const StreamBlock&) = delete;
 
   void unblock() {
-    if (clock_ != nullptr) clock_->unblock();
-    clock_ = nullptr;
+    if (kernels_ != nullptr) kernels_->unblock();
+    kernels_ = nullptr;
   }
 
  private:
-  const GpuClock* clock_;
+  const TimingKernels* kernels_;
 };
 
 // Waits for a stream when it is destroyed, also if the host throws: what is enqueued uses memory
@@ -114,9 +114,9 @@ PlanTimer::PlanTimer(std::vector<Operands> operands, int64_t flush_bytes, bool w
     : operands_(std::move(operands)),
       flush_bytes_(flush_bytes),
       stream_(timing_stream(operands_.at(0).x.device().index())),
-      clock_(nullptr) {
+      kernels_(nullptr) {
   const c10::cuda::CUDAGuard device(operands_[0].x.device());
-  clock_ = GpuClock::of_current_device();
+  kernels_ = TimingKernels::of_current_device();
   // The operands were written on the caller's stream, and are read on the timer's.
   c10::cuda::getCurrentCUDAStream().synchronize();
   if (!workspace_pages) return;
@@ -197,9 +197,9 @@ void PlanTimer::reserve(size_t batches) {
     C10_CUDA_CHECK(cudaEventCreate(&event));
     events_.push_back(event);
   }
-  if (clock_ == nullptr) return;
-  const auto bytes =
-      static_cast<int64_t>(2 * batches * clock_->multiprocessors() * sizeof(GpuClock::Reading));
+  if (kernels_ == nullptr) return;
+  const auto bytes = static_cast<int64_t>(2 * batches * kernels_->multiprocessors() *
+                                          sizeof(TimingKernels::Reading));
   if (!readings_.defined() || readings_.numel() < bytes) {
     readings_ = device_bytes(operands_[0].x, bytes);
   }
@@ -226,20 +226,20 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
       flush_bytes_ = 0;  // only the rotation over the operands keeps the cache cold then
     }
   }
-  GpuClock::Reading* stamps = nullptr;
-  if (clock_ != nullptr) {
-    stamps = static_cast<GpuClock::Reading*>(readings_.data_ptr());
+  TimingKernels::Reading* stamps = nullptr;
+  if (kernels_ != nullptr) {
+    stamps = static_cast<TimingKernels::Reading*>(readings_.data_ptr());
     C10_CUDA_CHECK(cudaMemsetAsync(stamps, 0, readings_.numel(), stream_));
   }
   const auto stamp = [&](size_t at) {
-    if (stamps != nullptr) clock_->stamp(stream_, stamps + at * clock_->multiprocessors());
+    if (stamps != nullptr) kernels_->stamp(stream_, stamps + at * kernels_->multiprocessors());
   };
   // The most that the first run of a candidate can have taken on the GPU: the time from the return
   // of its launch, which loads the kernel, to its end.
   std::vector<double> most_ms(batches.size(), std::numeric_limits<double>::infinity());
   {
     const StreamWait wait(stream_);
-    StreamBlock block(lead > 0 ? clock_ : nullptr, stream_);
+    StreamBlock block(lead > 0 ? kernels_ : nullptr, stream_);
     int64_t launches = 0;
     for (size_t i = 0; i < batches.size(); ++i) {
       const Batch& batch = batches[i];
@@ -274,9 +274,9 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
     }
   }
   stream_.synchronize();
-  std::vector<GpuClock::Reading> readings;
+  std::vector<TimingKernels::Reading> readings;
   if (stamps != nullptr) {
-    readings.resize(2 * batches.size() * clock_->multiprocessors());
+    readings.resize(2 * batches.size() * kernels_->multiprocessors());
     C10_CUDA_CHECK(cudaMemcpy(readings.data(), stamps, readings.size() * sizeof(readings[0]),
                               cudaMemcpyDeviceToHost));
   }
@@ -287,9 +287,9 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
     samples[i].time_ms = run_ms / static_cast<double>(batches[i].calls);
     samples[i].loading_ms = elapsed_ms - run_ms;
     if (stamps == nullptr) continue;
-    const size_t count = clock_->multiprocessors();
+    const size_t count = kernels_->multiprocessors();
     const auto* begin = readings.data() + 2 * i * count;
-    samples[i].clock_mhz = GpuClock::mhz(begin, begin + count, count).value_or(0);
+    samples[i].clock_mhz = TimingKernels::mhz(begin, begin + count, count).value_or(0);
   }
   return samples;
 }

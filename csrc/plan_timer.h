@@ -10,8 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "core/gpu_clock.h"
 #include "core/page_distance.h"
+#include "core/timing_kernels.h"
 #include "operands.h"
 #include "plan.h"
 
@@ -84,13 +84,13 @@ class PlanTimer {
   at::Tensor flush_;
   at::Tensor workspace_;
   std::vector<c10::DataPtr> pages_;
-  at::Tensor readings_;  // of GpuClock, two for each batch
+  at::Tensor readings_;  // of TimingKernels, two for each batch
   std::vector<Candidate> candidates_;
   std::map<GraphKey, std::unique_ptr<at::cuda::CUDAGraph>> graphs_;
   std::vector<cudaEvent_t> events_;
   size_t next_operands_ = 0;
   c10::cuda::CUDAStream stream_;
-  GpuClock* clock_;
+  TimingKernels* kernels_;
 };
 
 }  // namespace cudnn_autotune

@@ -2,13 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cudnn.h>
 
 #include <optional>
 
 #include "core/conv_problem.h"
+#include "core/cuda_driver.h"
 
 namespace cudnn_autotune {
 
@@ -40,14 +40,12 @@ cudnnHandle_t current_handle();
 class OnDevice {
  public:
   explicit OnDevice(std::optional<c10::DeviceIndex> device) {
-    if (!device || c10::cuda::device_count() == 0) return;
-    device_.set_index(*device);
-    relaxed_.emplace(cudaStreamCaptureModeRelaxed);
+    if (device && c10::cuda::device_count() > 0) device_.set_index(*device);
   }
 
  private:
   c10::cuda::OptionalCUDAGuard device_;
-  std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed_;
+  RelaxedCapture relaxed_;
 };
 
 // Whether the current stream is being captured into a CUDA graph.

@@ -1,12 +1,12 @@
 #include "workspace_pages.h"
 
 #include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
 #include <memory>
 
+#include "core/cuda_driver.h"
 #include "torch_bridge.h"
 
 namespace cudnn_autotune {
@@ -57,7 +57,7 @@ WorkspacePages::Count WorkspacePages::count() {
   const bool captures = is_capturing();
   std::unique_lock lock(mutex_);
   while (state_ != State::known && !captures) {
-    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+    const RelaxedCapture relaxed;
     if (state_ == State::none && !measure()) break;
     const cudaEvent_t measured = measured_;
     lock.unlock();
@@ -148,7 +148,7 @@ bool WorkspacePages::is_known(bool captures) {
   if (state_ == State::known) return true;
   if (state_ == State::none && (captures || --calls_until_next_ > 0)) return false;
   // In CUDA's default mode these calls would break the capture of another thread.
-  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+  const RelaxedCapture relaxed;
   if (state_ == State::measuring) return has_ended();
   measure();
   return false;

@@ -31,8 +31,9 @@ struct CudaDriver {
 };
 const CudaDriver& cuda_driver();
 
-// As long as it lives, this thread may load and unload kernels while any thread captures a graph.
-// In CUDA's default mode that would break the capture. Does nothing where there is no GPU.
+// As long as it lives, this thread may allocate memory, load and unload kernels, query and wait
+// while any thread captures a graph. In CUDA's default mode such calls would break the capture.
+// Does nothing where there is no GPU.
 class RelaxedCapture {
  public:
   RelaxedCapture() { exchange(); }

@@ -11,7 +11,8 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, product
 
 import pytest
 import torch
@@ -33,6 +34,20 @@ PAIRS = [
 # Rewrites leave it to engines of cuDNN, some of which multiply what lies beside an image by zero.
 OF_KERNELS = [pair for pair in PAIRS if not isinstance(pair.values[0], Rewrite)]
 VALUES = (math.nan, math.inf, -math.inf)
+LAYERS = {
+    "depthwise": (64, 64, 64, 7),
+    "grouped": (64, 64, 4, 3),
+    "narrow_groups": (64, 64, 8, 3),
+    "few_channels": (3, 64, 1, 7),
+    "dense": (6, 64, 1, 3),
+    "pointwise": (512, 64, 1, 1),
+}
+"""Kind -> input channels, output channels, groups and width of the kernel of a layer whose tensors
+are made huge."""
+HUGE = {torch.float32: 2**30 * 21 // 20, torch.float16: 2**31 * 49 // 50}
+"""Elements of such a tensor: more than 4 GiB, or nearly as many as an implementation takes."""
+FREE = 24 << 30
+"""Bytes that such a layer needs: two tensors, a copy of each, and room."""
 DRAWN, TAKEN = 10_000, int(os.environ.get("RANDOM_PROBLEMS", "50"))
 """How many random problems of a kind are drawn, and up to how many an implementation computes."""
 
@@ -56,6 +71,35 @@ def taken(
     drawn = (random_problem(rng, kind) for _ in range(DRAWN))
     found = ((problem, offered(implementation, problem)) for problem in drawn)
     return islice((pair for pair in found if pair[1]), TAKEN)
+
+
+def huge(implementation: Implementation) -> Iterator[tuple[ca.ConvProblem, str]]:
+    """Yields a problem of each operation that an implementation computes, and the text of an offer
+    for it, in float32 if there is one. One tensor at least is huge."""
+    for op in ("fprop", "dgrad", "wgrad"):
+        for (dtype, elements), kind, stride, layout in product(
+            HUGE.items(),
+            TAKES[implementation.name],
+            (1, 2),
+            (torch.channels_last, torch.contiguous_format),
+        ):
+            channels, kernels, groups, width = LAYERS[kind]
+            largest = max(channels * 64**2, kernels * (64 // stride) ** 2)
+            problem = ca.ConvProblem(
+                op,
+                (elements // largest, channels, 64, 64),
+                (kernels, channels // groups, width, width),
+                stride,
+                width // 2,
+                groups=groups,
+                dtype=dtype,
+                memory_format=layout,
+                allow_tf32=True,
+            )
+            offers = offered(implementation, problem)
+            if offers:
+                yield problem, next(iter(offers))
+                break
 
 
 def operands(problem: ca.ConvProblem, seed: int) -> dict[str, Tensor]:
@@ -146,3 +190,38 @@ def test_a_number_that_is_not_finite_goes_where_the_definition_sends_it(
             if not torch.equal(found.isfinite(), reference.isfinite()):
                 wrong.append(f"{problem.text} by {text}, {value} at {place} of {read}")
     assert not wrong, "\n".join([str(len(wrong)), *wrong[:20]])
+
+
+def test_huge_tensors_are_read_and_written_to_their_end() -> None:
+    """The last two images of a large batch are compared. All but them are zero where an operation
+    sums over the images."""
+    if torch.cuda.mem_get_info()[0] < FREE:
+        pytest.skip(f"needs {FREE >> 30} GiB of free GPU memory")
+    wrong: list[str] = []
+    computed: set[str] = set()
+    for implementation in BUILT_IN:
+        for problem, text in huge(implementation):
+            shapes = shapes_of(problem)
+            tensors = {
+                name: torch.empty(
+                    shapes[name],
+                    device="cuda",
+                    dtype=problem.dtype,
+                    memory_format=problem.memory_format,
+                ).normal_()
+                for name in OPERANDS[problem.op]
+            }
+            if problem.op == "wgrad":
+                tensors["x"][:-2] = 0
+            found = run(problem, text, tensors)
+            last = replace(problem, input_shape=(2, *problem.input_shape[1:]))
+            few = {name: t if name == "w" else t[-2:] for name, t in tensors.items()}
+            found = found if problem.op == "wgrad" else found[-2:]
+            error = relative_error(found, right(last, few))
+            if not error <= tolerance(problem.dtype, allow_tf32=True):
+                wrong.append(f"{problem.text} by {text}: relative error {error:.3g}")
+            computed.add(implementation.name)
+            del tensors, few, found
+            torch.cuda.empty_cache()
+    assert not wrong, "\n".join(wrong)
+    assert computed == {implementation.name for implementation in BUILT_IN}

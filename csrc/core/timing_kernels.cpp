@@ -1,4 +1,4 @@
-#include "core/gpu_clock.h"
+#include "core/timing_kernels.h"
 
 #include <algorithm>
 #include <map>
@@ -57,16 +57,16 @@ constexpr uint64_t kLeastNs = 100'000;
 
 }  // namespace
 
-GpuClock* GpuClock::of_current_device() {
+TimingKernels* TimingKernels::of_current_device() {
   static std::mutex mutex;
-  static std::map<int, GpuClock*> known;
+  static std::map<int, TimingKernels*> known;
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
   const std::lock_guard lock(mutex);
   const auto found = known.find(device);
   if (found != known.end()) return found->second;
-  GpuClock*& entry = known[device] = nullptr;
-  std::unique_ptr<GpuClock> clock(new GpuClock);
+  TimingKernels*& entry = known[device] = nullptr;
+  std::unique_ptr<TimingKernels> clock(new TimingKernels);
   int count = 0;
   void* released = nullptr;
   const CUmodule module = load_ptx(kClockPtx);
@@ -85,7 +85,7 @@ GpuClock* GpuClock::of_current_device() {
   return entry;
 }
 
-void GpuClock::stamp(cudaStream_t stream, Reading* readings) const {
+void TimingKernels::stamp(cudaStream_t stream, Reading* readings) const {
   auto count = static_cast<uint32_t>(multiprocessors_);
   void* arguments[] = {&readings, &count};
   // There is one block for each multiprocessor. Most get one, and those that get one in both stamps
@@ -93,22 +93,22 @@ void GpuClock::stamp(cudaStream_t stream, Reading* readings) const {
   launch(static_cast<CUfunction>(stamp_kernel_), count, stream, arguments);
 }
 
-void GpuClock::block(cudaStream_t stream, uint64_t most_ns) const {
+void TimingKernels::block(cudaStream_t stream, uint64_t most_ns) const {
   __atomic_store_n(released_, 0u, __ATOMIC_SEQ_CST);
   uint32_t* released = released_;
   void* arguments[] = {&released, &most_ns};
   launch(static_cast<CUfunction>(block_kernel_), 1, stream, arguments);
 }
 
-void GpuClock::unblock() const { __atomic_store_n(released_, 1u, __ATOMIC_SEQ_CST); }
+void TimingKernels::unblock() const { __atomic_store_n(released_, 1u, __ATOMIC_SEQ_CST); }
 
-void GpuClock::delay(cudaStream_t stream, uint64_t ns) const {
+void TimingKernels::delay(cudaStream_t stream, uint64_t ns) const {
   uint32_t* never_set = released_ + 1;
   void* arguments[] = {&never_set, &ns};
   launch(static_cast<CUfunction>(block_kernel_), 1, stream, arguments);
 }
 
-std::optional<double> GpuClock::mhz(const Reading* begin, const Reading* end, size_t count) {
+std::optional<double> TimingKernels::mhz(const Reading* begin, const Reading* end, size_t count) {
   std::vector<double> rates;
   for (size_t i = 0; i < count; ++i) {
     if (begin[i].ns == 0 || end[i].ns < begin[i].ns + kLeastNs) continue;

@@ -8,10 +8,10 @@
 
 namespace cudnn_autotune {
 
-// Measures the clock frequency of a GPU, and blocks a stream until the host releases it or for some
-// time, with two small kernels of its own. One reads the cycle counter of every multiprocessor
-// together with the GPU's wall clock. The other one waits for a flag in host memory.
-class GpuClock {
+// Two small kernels that measurements on a GPU need. One reads the cycle counter of every
+// multiprocessor together with the GPU's wall clock, which gives the clock frequency. The other one
+// blocks a stream until a flag in host memory is set, or for some time.
+class TimingKernels {
  public:
   // The counters of one multiprocessor; zero if the kernel did not run on it.
   struct Reading {
@@ -19,8 +19,8 @@ class GpuClock {
     uint64_t ns = 0;
   };
 
-  // The one of the current device. Null if the driver does not take the kernels.
-  static GpuClock* of_current_device();
+  // Those of the current device. Null if the driver does not take them.
+  static TimingKernels* of_current_device();
 
   // The number of readings that stamp() writes.
   size_t multiprocessors() const { return multiprocessors_; }
@@ -39,7 +39,7 @@ class GpuClock {
   static std::optional<double> mhz(const Reading* begin, const Reading* end, size_t count);
 
  private:
-  GpuClock() = default;
+  TimingKernels() = default;
 
   size_t multiprocessors_ = 0;
   void* stamp_kernel_ = nullptr;
