@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from cudnn_autotune.core.extension import _C, extension_available
 
 
+@cache  # to read it takes a millisecond, and every decision has it
 def version() -> str:
     return metadata.version("cudnn_autotune")
 

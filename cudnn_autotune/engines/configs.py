@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 
@@ -151,9 +151,15 @@ def query(
     *,
     workspace_limit: int | None = None,
     filtered: bool = True,
+    known: Container[str] = (),
 ) -> list[Candidate]:
-    """Asks heuristic modes for engine configs; the arguments are those of
-    :func:`~cudnn_autotune.engines.listing.candidates`."""
+    """Asks heuristic modes for engine configs.
+
+    Args:
+        problem, workspace_limit, filtered: as of
+            :func:`~cudnn_autotune.engines.listing.candidates`.
+        known: the texts of those that are left out.
+    """
     extension = require_cuda_build()
     native = problem.native()
     limit = -1 if workspace_limit is None else workspace_limit
@@ -166,6 +172,7 @@ def query(
             if filtered
             else limit < 0 or c.workspace_bytes <= limit
         )
+        and c.text not in known
     ]
     return [_candidate(c, rank) for rank, c in enumerate(kept)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
 
 import torch
@@ -21,6 +23,12 @@ Tensors = tuple[Tensor, ...]
 that has them."""
 
 _UNLISTED_RANK = 10_000
+
+# cuDNN takes 3 to 5 ms to answer, and a problem is asked about several times: to serve a first call
+# at once, to compile ahead, to search. So the last answers are kept.
+_MOST_ANSWERS = 512
+_answers: OrderedDict[Hashable, Sequence[Candidate]] = OrderedDict()
+_lock = threading.Lock()
 
 
 class QueriedCandidates:
@@ -54,14 +62,34 @@ class QueriedCandidates:
             search, problem, text, _UNLISTED_RANK, workspace_limit=workspace_limit
         )
         self._ask: Callable[[str], list[Candidate]] = lambda mode: query(
-            search, problem, [mode], workspace_limit=workspace_limit
+            *(search, problem, [mode]), workspace_limit=workspace_limit, known=set(self._listed())
         )
-        self._by_mode: dict[str, list[Candidate]] = {}
+        self._key = None if gpu is None else (problem, gpu, workspace_limit)
+        self._by_mode: dict[str, Sequence[Candidate]] = {}
 
     def of_mode(self, heuristic_mode: str) -> Sequence[Candidate]:
         if heuristic_mode not in self._by_mode:
-            self._by_mode[heuristic_mode] = self._ask(heuristic_mode)
+            self._by_mode[heuristic_mode] = self._answer(heuristic_mode)
         return self._by_mode[heuristic_mode]
+
+    def _answer(self, mode: str) -> Sequence[Candidate]:
+        if self._key is None:
+            return self._ask(mode)
+        # What was listed for other modes before is left out.
+        key = (*self._key, *self._by_mode, mode)
+        with _lock:
+            if key in _answers:
+                _answers.move_to_end(key)
+                return _answers[key]
+        answer = tuple(self._ask(mode))
+        with _lock:
+            _answers[key] = answer
+            while len(_answers) > _MOST_ANSWERS:
+                _answers.popitem(last=False)
+        return answer
+
+    def _listed(self) -> dict[str, Candidate]:
+        return {c.text: c for some in self._by_mode.values() for c in some}
 
     def all(self) -> Sequence[Candidate]:
         return [c for mode in HEURISTIC_MODES for c in self.of_mode(mode)]
@@ -72,14 +100,13 @@ class QueriedCandidates:
         takes long."""
         self.of_mode("A")
         self.of_mode("FALLBACK")
-        listed = [c for some in self._by_mode.values() for c in some]
-        return [*self._without_cudnn(), *other_kernels(listed)]
+        return [*self._without_cudnn(), *other_kernels(self._listed().values())]
 
     def similar(self) -> Sequence[Candidate]:
         """Returns candidates as listed by a query or offered, if one was made that lists them; else
         as cuDNN describes their text, ranked behind all that are listed. Those that are not there,
         or that this problem does not allow, are left out."""
-        listed = {c.text: c for mode in self._by_mode.values() for c in mode}
+        listed = self._listed()
         found = (listed.get(text) or self._unlisted(text) for text in self._nearby)
         return [candidate for candidate in found if candidate is not None]
 

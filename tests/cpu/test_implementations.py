@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from user_implementations import Fixed, registered
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.cli.filters import Filter
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines import queried as queried_module
 from cudnn_autotune.engines import registry
-from cudnn_autotune.engines.configs import ATEN, build_plan, open_search
+from cudnn_autotune.engines.configs import ATEN, build_plan, open_search, query
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.offers import described, gpu_of, offers_of, recipe_of
@@ -224,6 +227,48 @@ def test_candidates_lists_offers_behind_cudnns() -> None:
 def queried(problem: ca.ConvProblem, *nearby: ca.Candidate) -> QueriedCandidates:
     search = open_search(problem, "h200")
     return QueriedCandidates(search, problem, operands(problem, "cpu"), None, nearby, H200)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modes that cuDNN is asked for from now on, of problems that it was not asked about."""
+    modes: list[str] = []
+
+    def noted(search: _C.EngineSearch, problem: ca.ConvProblem, of: list[str], **more: Any) -> Any:
+        modes.extend(of)
+        return query(search, problem, of, **more)
+
+    monkeypatch.setattr(queried_module, "query", noted)
+    monkeypatch.setattr(queried_module, "_answers", OrderedDict())
+    return modes
+
+
+@pytest.mark.search
+def test_cudnn_is_asked_once_for_a_mode(asked: list[str]) -> None:
+    queried(POINTWISE).of_mode("A")
+    second, third = queried(POINTWISE), queried(POINTWISE)
+    lists = [[texts(some.of_mode(mode)) for mode in ("A", "FALLBACK")] for some in (second, third)]
+    assert asked == ["A", "FALLBACK"]
+    assert lists[0] == lists[1]
+    of_a, of_fallback = lists[0]
+    listed = query(open_search(POINTWISE, "h200"), POINTWISE, ["A", "FALLBACK"])
+    assert [*of_a, *of_fallback] == texts(listed)
+    assert [c.rank for c in second.of_mode("FALLBACK")] == list(range(len(of_fallback)))
+
+
+@pytest.mark.search
+def test_another_order_limit_or_problem_is_another_question(asked: list[str]) -> None:
+    queried(POINTWISE).all()
+    assert asked == ["A", "B", "FALLBACK"]
+    # Mode B was not asked for before, so that its configs may be listed here.
+    queried(POINTWISE).beyond()
+    assert asked[3:] == ["FALLBACK"]
+    data = operands(POINTWISE, "cpu")
+    search = open_search(POINTWISE, "h200")
+    limited = QueriedCandidates(search, POINTWISE, data, 0, (), H200).of_mode("A")
+    assert all(c.workspace_bytes == 0 for c in limited)
+    queried(replace(POINTWISE, deterministic=True)).of_mode("A")
+    assert asked[4:] == ["A", "A"]
 
 
 @pytest.mark.search
