@@ -44,6 +44,7 @@ from cudnn_autotune.store import settings as store_settings
 MARKERS = {
     "gpu": "needs a CUDA GPU",
     "search": "needs cuDNN, so a CUDA build of torch (but no GPU)",
+    "alone": "measures the GPU, which no other process may use meanwhile: pytest -m alone",
     "long": "takes many seconds, so each process begins with its share of them",
     "compiles": "what other tests have compiled for the GPU is compiled again",
 }
@@ -55,15 +56,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     absent = {
         "gpu": not torch.cuda.is_available(),
         "search": not ca.extension_available(),
+        "alone": processes > 1,
     }
     for item in items:
         for name, is_absent in absent.items():
             if is_absent and item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=MARKERS[name]))
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     items[:] = long_ones_first(items, processes)
 
 

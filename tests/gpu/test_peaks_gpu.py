@@ -18,7 +18,7 @@ from cudnn_autotune.store import Environment, peaks_file
 from cudnn_autotune.timers import peaks
 from cudnn_autotune.timers.measuring import cold_sets, operands
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 # NVIDIA's data sheets, dense: bytes and floating-point operations a millisecond. float64 is that of
 # tensor cores where there are some, and float16 accumulates in float32.
@@ -47,11 +47,10 @@ def test_they_are_plausible(measured: Peaks) -> None:
     if name not in NOMINAL:
         pytest.skip(f"the data sheet of {name} is not in this file")
     bandwidth, rates = NOMINAL[name]
-    # Other processes may use the GPU: how near they come says nothing.
-    assert 0.01 < measured.bytes_per_ms / bandwidth < 1.05
+    assert 0.5 < measured.bytes_per_ms / bandwidth < 1.05
     assert measured.flops_per_ms.keys() == rates.keys()
     for arithmetic, rate in measured.flops_per_ms.items():
-        assert 0.01 < rate / rates[arithmetic] < 1.05, arithmetic
+        assert 0.3 < rate / rates[arithmetic] < 1.05, arithmetic
 
 
 def test_wider_arithmetic_is_not_faster(measured: Peaks) -> None:
@@ -59,8 +58,7 @@ def test_wider_arithmetic_is_not_faster(measured: Peaks) -> None:
     assert rates["float16"] > rates["float32"]
     if "tf32" in rates:
         assert rates["float16"] > rates["tf32"] > rates["float32"]
-        # Equal on an idle GPU, which other tests' processes may keep busy meanwhile.
-        assert 1 / 3 < rates["bfloat16"] / rates["float16"] < 3
+        assert 0.8 < rates["bfloat16"] / rates["float16"] < 1.25
 
 
 def test_a_launch_takes_microseconds(measured: Peaks) -> None:
@@ -71,10 +69,9 @@ def test_measured_again_they_are_alike(measured: Peaks) -> None:
     begin = time.perf_counter()
     again = peaks.measure()
     assert time.perf_counter() - begin < 3
-    # Other processes may use the GPU.
-    assert 0.4 < again.bytes_per_ms / measured.bytes_per_ms < 2.5
+    assert 0.8 < again.bytes_per_ms / measured.bytes_per_ms < 1.25
     for name, rate in again.flops_per_ms.items():
-        assert 0.4 < rate / measured.flops_per_ms[name] < 2.5, name
+        assert 0.8 < rate / measured.flops_per_ms[name] < 1.25, name
 
 
 def test_nothing_stays_behind(measured: Peaks) -> None:
@@ -107,8 +104,7 @@ def test_no_call_beats_the_limit(
     cudnn_flags: object,
 ) -> None:
     """PyTorch's own, from a cold cache. float32 without TF32 may use Winograd's algorithm, which
-    multiplies 2.25 times less for a 3x3 kernel and tiles of 2x2, and 4 times less for 4x4. Other
-    tests may have disturbed the measurement of the peaks, which are too low then."""
+    multiplies 2.25 times less for a 3x3 kernel and tiles of 2x2, and 4 times less for 4x4."""
     cudnn_flags(allow_tf32=allow_tf32)  # type: ignore[operator]
     problem = ca.ConvProblem(
         "fprop",
@@ -129,7 +125,7 @@ def test_no_call_beats_the_limit(
     time_ms = peaks._least_ms(calls) / len(sets)
     found = roofline.limit(problem, measured)
     is_winograd = found.bound_by == "compute" and dtype == torch.float32 and not allow_tf32
-    assert found.times(time_ms) > (0.15 if is_winograd else 0.6)
+    assert found.times(time_ms) > (0.2 if is_winograd else 0.9)
 
 
 def test_the_command_measures_keeps_and_shows(tmp_path: Path) -> None:
