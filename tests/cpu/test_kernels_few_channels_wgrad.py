@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
+from itertools import product
+from typing import Any
 
 import cuda_emulation
 import pytest
@@ -32,6 +35,7 @@ ONE = Gpu(compute_capability=(8, 0), multiprocessors=1, shared_bytes=166912, l2_
 """With few blocks, each of which computes many tiles."""
 
 
+TF32: dict[str, Any] = {"dtype": torch.float32, "allow_tf32": True}
 problem = partial(first_layer, "wgrad")
 
 
@@ -46,6 +50,11 @@ FIRST_LAYERS = {
     "two images": problem((1, 6, 12, 24), (40, 6, 3, 3), 1, 1),
     "inception": problem((1, 3, 15, 39), (32, 3, 3, 3), 2),
     "alexnet": problem((1, 3, 23, 40), (64, 3, 11, 11), 4, 2),
+    "resnet in TF32": problem((2, 3, 24, 48), (64, 3, 7, 7), 2, 3, **TF32),
+    "efficientnet in TF32": problem((1, 3, 18, 40), (24, 3, 3, 3), 2, 1, **TF32),
+    "convnext in TF32": problem((1, 3, 16, 80), (96, 3, 4, 4), 4, **TF32),
+    "diffusion in TF32": problem((1, 4, 10, 16), (320, 4, 3, 3), 1, 1, **TF32),
+    "inception in TF32": problem((1, 3, 15, 39), (32, 3, 3, 3), 2, **TF32),
 }
 
 
@@ -71,7 +80,7 @@ def test_sums_are_added_into_weights_that_are_hardly_aligned(dtype: torch.dtype)
         assert torch.equal(result, (sums[0] + sums[1] + sums[2]).to(dtype))
 
 
-@pytest.mark.parametrize("name", ["resnet", "mobilenet", "diffusion"])
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "diffusion", "resnet in TF32"])
 def test_every_offer(name: str) -> None:
     of = FIRST_LAYERS[name]
     offers = KERNELS.offers(of, H200)
@@ -82,7 +91,7 @@ def test_every_offer(name: str) -> None:
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
-@pytest.mark.parametrize("name", ["resnet", "efficientnet"])
+@pytest.mark.parametrize("name", ["resnet", "efficientnet", "resnet in TF32"])
 def test_a_block_computes_many_tiles(name: str, is_reversed: bool) -> None:
     of = FIRST_LAYERS[name]
     offer = KERNELS.offers(of, ONE)[0]
@@ -114,11 +123,14 @@ def test_odd_shapes(of: ConvProblem) -> None:
 def test_images_that_are_less_aligned(alignment: int) -> None:
     of = problem((1, 3, 6, 16), (8, 3, 3, 3), 1, 1, alignment=(alignment, 2, 16))
     check(KERNELS, of, KERNELS.offers(of, H200)[0].settings)
+    if alignment >= 4:
+        in_tf32 = replace(of, **TF32, alignment=(alignment, 4, 16))
+        check(KERNELS, in_tf32, KERNELS.offers(in_tf32, H200)[0].settings)
 
 
 def test_random_shapes() -> None:
     choose = random.Random(0)
-    for seed in range(8):
+    for seed in range(12):
         c = choose.randint(1, 8)
         kernel = (choose.randint(1, 5), choose.randint(1, 5))
         image = (choose.randint(5, 20), choose.randint(5, 50))
@@ -127,14 +139,15 @@ def test_random_shapes() -> None:
             (8 * choose.randint(1, 6), c, *kernel),
             (choose.randint(1, 3), choose.randint(1, 3)),
             tuple(choose.randint(0, 4) for _ in range(4)),
-            dtype=choose.choice([torch.float16, torch.bfloat16]),
+            dtype=choose.choice([torch.float16, torch.bfloat16, torch.float32]),
+            allow_tf32=True,
         )
         gpu = choose.choice([H200, ONE])
         settings = choose.choice(KERNELS.offers(of, gpu)).settings
         check(KERNELS, of, settings, gpu=gpu, is_reversed=bool(seed % 2), seed=seed)
 
 
-@pytest.mark.parametrize("name", ["resnet", "efficientnet", "inception"])
+@pytest.mark.parametrize("name", ["resnet", "efficientnet", "inception", "inception in TF32"])
 @pytest.mark.parametrize("operand", ["x", "y"])
 def test_infinities_and_nans_go_where_they_belong(name: str, operand: str) -> None:
     """Pixels of a tile that lie outside of the output have windows in the image."""
@@ -179,7 +192,7 @@ def test_only_what_it_computes_is_offered() -> None:
     shapes = (2, 3, 16, 16), (16, 3, 3, 3)
     assert KERNELS.offers(problem(*shapes), H200)
     others = [
-        problem(*shapes, dtype=torch.float32),
+        problem(*shapes, dtype=torch.float32, allow_tf32=False),
         problem(*shapes, memory_format=torch.contiguous_format),
         problem(*shapes, alignment=(32, 32, 8)),
         problem((2, 3, 64, 64), (64, 3, 16, 16), 16),
@@ -193,13 +206,16 @@ def test_only_what_it_computes_is_offered() -> None:
 
 @pytest.mark.parametrize("gpu", [H200, L4], ids=["H200", "L4"])
 def test_blocks_fit_on_a_multiprocessor(gpu: Gpu) -> None:
-    for shapes in (
-        ((64, 3, 224, 224), (64, 3, 7, 7), 2, 3),
-        ((64, 3, 224, 224), (96, 3, 4, 4), 4),
-        ((64, 3, 224, 224), (64, 3, 11, 11), 4, 2),
-        ((8, 4, 64, 64), (320, 4, 3, 3), 1, 1),
+    for shapes, options in product(
+        (
+            ((64, 3, 224, 224), (64, 3, 7, 7), 2, 3),
+            ((64, 3, 224, 224), (96, 3, 4, 4), 4),
+            ((64, 3, 224, 224), (64, 3, 11, 11), 4, 2),
+            ((8, 4, 64, 64), (320, 4, 3, 3), 1, 1),
+        ),
+        ({}, TF32),
     ):
-        of = problem(*shapes)
+        of = problem(*shapes, **options)
         offers = KERNELS.offers(of, gpu)
         assert offers
         for offer in offers:
@@ -207,7 +223,7 @@ def test_blocks_fit_on_a_multiprocessor(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("compute_capability", [(8, 0), (9, 0)])
-@pytest.mark.parametrize("name", ["resnet", "u-net", "inception"])
+@pytest.mark.parametrize("name", ["resnet", "u-net", "inception", "inception in TF32"])
 def test_nvrtc_compiles_every_offer(name: str, compute_capability: tuple[int, int]) -> None:
     of = FIRST_LAYERS[name]
     for offer in KERNELS.offers(of, H200):

@@ -37,10 +37,10 @@ __device__ __forceinline__ void begin_copy(ELEMENT* target, const ELEMENT* __res
     const int h = top + row;
     const bool valid = h >= 0 && h < shape.height && element >= 0 && element < row_elements;
     const int at = valid ? h * row_elements + element : 0;
-#if COPY == 1
-    target[i] = valid ? x[at] : ELEMENT{0};
-#else
-    copy_async<2 * COPY>(target + i * COPY, x + at, valid);
-#endif
+    if constexpr (sizeof(ELEMENT) * COPY < 4) {
+      target[i] = valid ? x[at] : ELEMENT{0};
+    } else {
+      copy_async<sizeof(ELEMENT) * COPY>(target + i * COPY, x + at, valid);
+    }
   }
 }

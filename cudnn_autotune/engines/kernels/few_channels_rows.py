@@ -20,14 +20,14 @@ RESERVED_SHARED_BYTES = 1024
 
 
 def is_computed(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Whether the kernels for few channels compute a problem of their operation."""
+    """Whether the kernels for few channels compute a problem of their operation, if they do its
+    dtype."""
     if problem.spatial_dims != 2:
         return False
     padded_width = problem.input_shape[3] + problem.padding[1] + problem.padding[3]
     return (
         problem.input_shape[1] * padded_width < _MOST_ELEMENTS
         and problem.memory_format == torch.channels_last
-        and problem.dtype in (torch.float16, torch.bfloat16)
         and problem.groups == 1
         and problem.dilation == (1, 1)
         and problem.input_shape[1] <= _MOST_CHANNELS
@@ -61,8 +61,9 @@ class Rows:
     def copy(self) -> int:
         """The most elements that a copy may have: rows of the image begin at a multiple."""
         row_elements = self.problem.input_shape[3] * self.problem.input_shape[1]
-        aligned = self.problem.alignment[0]
-        return next((n for n in (8, 4, 2) if row_elements % n == 0 and aligned >= 2 * n), 1)
+        size = self.problem.dtype.itemsize
+        most = min(self.problem.alignment[0], 16) // size
+        return next((n for n in (8, 4, 2) if row_elements % n == 0 and n <= most), 1)
 
     def pitch(self, columns: int, window: int) -> int:
         """Elements of a row of a tile, whose windows have ``window`` elements a row."""

@@ -8,28 +8,21 @@
 // whatever step, and one access is a register of the right fragment. The left ones, of the
 // output's gradient, are loaded transposed. An mma has 8 pairs.
 //
-// A warp computes M_TILES * 16 channels times N_TILES * 8 window elements; WARPS_N warps have all
-// elements, and WARPS_K groups of them take turns with the pixels. Elements behind the last one are
-// computed with the first one's words, and dropped. A pixel outside of the output has the gradient
-// zero, and its window is replaced by zeros as well, since zero times infinity is no zero.
+// A pixel outside of the output has the gradient zero, and its window is replaced by zeros as well,
+// since zero times infinity is no zero.
 //
 // Banks: a row of gradients is an odd number of 16 bytes, so the 8 rows of a matrix lie in
 // different banks. Lane (g, t) reads word PIXEL_STEP * t + g: these lie in different banks, or are
 // the same, for steps up to 8 words; where an eight of elements belongs to two rows, words may
 // meet.
 
-constexpr int THREADS = 32 * WARPS_N * WARPS_K;
-constexpr int COLUMNS = KERNEL_H * ROW;  // window elements
-constexpr int BLOCK_CHANNELS = 16 * M_TILES;
-constexpr int BLOCK_COLUMNS = WARPS_N * N_TILES * 8;
 constexpr int IMAGE_ROWS = KERNEL_H + STRIDE_H;
 constexpr int IMAGE_BYTES = IMAGE_ROWS * PITCH * 2;
 constexpr int GRADIENT_PITCH = 2 * BLOCK_CHANNELS + 16;  // bytes
 constexpr int GRADIENT_BYTES = 2 * TILE_Q * GRADIENT_PITCH;
 constexpr int COPIED_BYTES = GRADIENT_BYTES + IMAGE_BYTES;
 
-static_assert(TILE_P == 2 && TILE_Q % 8 == 0 && PITCH % 8 == 0 && BLOCK_COLUMNS >= COLUMNS, "");
-static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + ROW, "a row of the tile fits");
+static_assert(TILE_P == 2, "");
 
 // Begins to copy the gradients of a tile's pixels, (p, q) and (p + 1, q) one after the other; zeros
 // outside of the output and behind the last channel.
@@ -83,10 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int gradient_offset = (lane % 8 + lane / 16 * 8) * GRADIENT_PITCH + lane / 8 % 2 * 16;
   const unsigned* words[N_TILES];  // this lane's first ones
 #pragma unroll
-  for (int j = 0; j < N_TILES; ++j) {
-    const int n = (warp_n * N_TILES + j) * 8 + g;
-    words[j] = pairs + LEFT + PIXEL_STEP * t + (n < COLUMNS ? n / ROW * PITCH + n % ROW : 0);
-  }
+  for (int j = 0; j < N_TILES; ++j) words[j] = pairs + place_of(warp_n * N_TILES + j, g, t);
   float sums[M_TILES][N_TILES][4] = {};
 
   const auto begin_tile = [&](int index, int buffer) {
@@ -130,29 +120,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     buffer ^= 1;
   }
-
-  // The groups of warps add their sums, one after the other.
-  auto* const total = reinterpret_cast<float*>(shared);
-  for (int k = 0; k < WARPS_K; ++k) {
-    __syncthreads();
-    if (warp_k != k) continue;
-#pragma unroll
-    for (int m = 0; m < M_TILES; ++m) {
-#pragma unroll
-      for (int j = 0; j < N_TILES; ++j) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          float& sum = total[(16 * m + g + r / 2 * 8) * BLOCK_COLUMNS + (warp_n * N_TILES + j) * 8 +
-                             2 * t + r % 2];
-          sum = k == 0 ? sums[m][j][r] : sum + sums[m][j][r];
-        }
-      }
-    }
-  }
-  __syncthreads();
-  parts += (static_cast<long long>(blockIdx.x) * channels + first_channel) * COLUMNS;
-  const int count = min(BLOCK_CHANNELS, channels - first_channel) * COLUMNS;
-  for (int i = threadIdx.x; i < count; i += THREADS) {
-    parts[i] = total[i / COLUMNS * BLOCK_COLUMNS + i % COLUMNS];
-  }
+  write_sums<1, 8>(reinterpret_cast<float*>(shared), parts, sums, channels, first_channel);
 }

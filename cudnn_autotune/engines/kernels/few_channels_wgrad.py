@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels.few_channels_rows import (
     RESERVED_SHARED_BYTES,
@@ -18,10 +20,10 @@ from cudnn_autotune.engines.kernels.sum_parts import sum_launch, sums_bytes
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Address, Kernel, KernelLaunch, Recipe
 
-_SOURCES = ("few_channels_rows.cuh", "few_channels_wgrad.cu")
+_ROWS = ("few_channels_rows.cuh", "few_channels_wgrad_sums.cuh")
+_OF_HALVES, _OF_TF32 = "few_channels_wgrad.cu", "few_channels_wgrad_tf32.cu"
 _WARPS = 8
 _LEAST_BLOCKS = 16
-_TILE_ROWS = 2
 _MOST_COLUMNS = 128
 _MOST_OFFERS = 5
 _MOST_SUMS = 160
@@ -51,12 +53,12 @@ class _Settings:
 
 
 class FewChannelsWgrad:
-    """Implicit GEMM for first layers: float16 and bfloat16, channels_last, 1 to 8 channels in and
-    a multiple of 8 out, no dilation, no groups. Sums of blocks are added in a fixed order."""
+    """Implicit GEMM for first layers: float16, bfloat16 and TF32, channels_last, 1 to 8 channels in
+    and a multiple of 8 out, no dilation, no groups. Sums of blocks are added in a fixed order."""
 
     name = "few_channels_wgrad"
     version = version_of(
-        *("device.cuh", *_SOURCES, "sum_parts.cu"),
+        *("device.cuh", *_ROWS, _OF_HALVES, _OF_TF32, "sum_parts.cu"),
         *("few_channels_rows.py", "few_channels_wgrad.py", "sum_parts.py"),
     )
 
@@ -80,7 +82,7 @@ class FewChannelsWgrad:
         blocks_x, blocks_y = _grid(problem, chosen, gpu)
         defines = {
             **rows.defines,
-            "TILE_P": _TILE_ROWS,
+            "TILE_P": _tile_rows(problem),
             "TILE_Q": chosen.columns,
             "PITCH": rows.pitch(chosen.columns, rows.row),
             "M_TILES": chosen.m_tiles,
@@ -91,7 +93,11 @@ class FewChannelsWgrad:
             "IS_RAGGED": int(q % 8 != 0),
         }
         add = KernelLaunch(
-            Kernel(source(*_SOURCES), "few_channels_wgrad", tuple(defines.items())),
+            Kernel(
+                source(*_ROWS, _OF_TF32 if problem.may_use_tf32 else _OF_HALVES),
+                "few_channels_wgrad",
+                tuple(defines.items()),
+            ),
             grid=(blocks_x, blocks_y, 1),
             block=(32 * _WARPS, 1, 1),
             arguments=(
@@ -112,10 +118,15 @@ def _n_tiles(problem: ConvProblem, warps_n: int) -> int:
     return -(-math.prod(problem.weight_shape[1:]) // (8 * warps_n))
 
 
+def _tile_rows(problem: ConvProblem) -> int:
+    """Rows of output pixels in a tile. Of half types an mma takes pixels below each other."""
+    return 1 if problem.may_use_tf32 else 2
+
+
 def _tiles(problem: ConvProblem, settings: _Settings) -> tuple[int, int, int]:
     """Tiles along the output's rows and columns, and all tiles."""
     n, _, p, q = problem.output_shape
-    tiles_p, tiles_q = -(-p // _TILE_ROWS), -(-q // settings.columns)
+    tiles_p, tiles_q = -(-p // _tile_rows(problem)), -(-q // settings.columns)
     return tiles_p, tiles_q, n * tiles_p * tiles_q
 
 
@@ -124,7 +135,8 @@ def _grid(problem: ConvProblem, settings: _Settings, gpu: Gpu) -> tuple[int, int
     should not be more bytes than the operands."""
     blocks_y = -(-problem.weight_shape[0] // (16 * settings.m_tiles))
     resident = gpu.multiprocessors * settings.blocks // blocks_y
-    operands = 2 * (math.prod(problem.input_shape) + math.prod(problem.output_shape))
+    numbers = math.prod(problem.input_shape) + math.prod(problem.output_shape)
+    operands = problem.dtype.itemsize * numbers
     worthwhile = max(_LEAST_BLOCKS, operands // (4 * math.prod(problem.weight_shape)))
     return min(_tiles(problem, settings)[2], max(1, resident), worthwhile), blocks_y
 
@@ -137,16 +149,20 @@ def _shared_bytes(problem: ConvProblem, settings: _Settings) -> int:
     rows = Rows(problem)
     pitch = rows.pitch(settings.columns, rows.row)
     kernel_h = problem.weight_shape[2]
-    gradients = 2 * settings.columns * (32 * settings.m_tiles + 16)
-    image = (kernel_h + problem.stride[0]) * pitch * 2
     n_tiles = _n_tiles(problem, settings.warps_n)
     sums = 16 * settings.m_tiles * settings.warps_n * n_tiles * 8 * 4
+    if problem.may_use_tf32:
+        gradients = settings.columns * (16 * settings.m_tiles + 8) * 4
+        return max(2 * (gradients + kernel_h * pitch * 4), sums)
+    gradients = 2 * settings.columns * (32 * settings.m_tiles + 16)
+    image = (kernel_h + problem.stride[0]) * pitch * 2
     return max(2 * (gradients + image) + kernel_h * pitch * 4, sums)
 
 
 @functools.lru_cache(maxsize=256)
 def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
-    if problem.op != "wgrad" or not is_computed(problem, gpu):
+    is_known = problem.may_use_tf32 or problem.dtype in (torch.float16, torch.bfloat16)
+    if problem.op != "wgrad" or not is_known or not is_computed(problem, gpu):
         return ()
     elements = math.prod(problem.weight_shape[1:])
     if elements > _MOST_ELEMENTS:

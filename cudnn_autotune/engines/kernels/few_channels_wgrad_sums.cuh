@@ -1,0 +1,52 @@
+// How the sums of few_channels_wgrad lie in a block, and how it writes them. A warp computes
+// M_TILES * 16 channels times N_TILES * 8 window elements; WARPS_N warps have all elements, and
+// WARPS_K groups of them take turns with the pixels. Elements behind the last one are computed with
+// the first one's numbers, and dropped.
+
+constexpr int THREADS = 32 * WARPS_N * WARPS_K;
+constexpr int COLUMNS = KERNEL_H * ROW;  // window elements
+constexpr int BLOCK_CHANNELS = 16 * M_TILES;
+constexpr int BLOCK_COLUMNS = WARPS_N * N_TILES * 8;
+
+static_assert(TILE_Q % 8 == 0 && PITCH % 8 == 0 && BLOCK_COLUMNS >= COLUMNS, "");
+static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + ROW, "a row of the tile fits");
+
+// Where a lane's element of an eight begins in the rows of an image, for its first pixel.
+__device__ __forceinline__ int place_of(int eight, int g, int t) {
+  const int n = 8 * eight + g;
+  return LEFT + PIXEL_STEP * t + (n < COLUMNS ? n / ROW * PITCH + n % ROW : 0);
+}
+
+// Adds the sums of the groups of warps, one after the other, and writes the block's to its part of
+// the workspace. Row r of an mma's result, and row r + 8, are channels LOWER * r and LOWER * r +
+// UPPER of a sixteen.
+template <int LOWER, int UPPER>
+__device__ __forceinline__ void write_sums(float* total, float* __restrict__ parts,
+                                           const float (&sums)[M_TILES][N_TILES][4], int channels,
+                                           int first_channel) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int g = lane / 4, t = lane % 4;
+  const int warp_n = warp % WARPS_N, warp_k = warp / WARPS_N;
+  for (int k = 0; k < WARPS_K; ++k) {
+    __syncthreads();
+    if (warp_k != k) continue;
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+      for (int j = 0; j < N_TILES; ++j) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const int channel = 16 * m + LOWER * g + UPPER * (r / 2);
+          float& sum = total[channel * BLOCK_COLUMNS + (warp_n * N_TILES + j) * 8 + 2 * t + r % 2];
+          sum = k == 0 ? sums[m][j][r] : sum + sums[m][j][r];
+        }
+      }
+    }
+  }
+  __syncthreads();
+  parts += (static_cast<long long>(blockIdx.x) * channels + first_channel) * COLUMNS;
+  const int count = min(BLOCK_CHANNELS, channels - first_channel) * COLUMNS;
+  for (int i = threadIdx.x; i < count; i += THREADS) {
+    parts[i] = total[i / COLUMNS * BLOCK_COLUMNS + i % COLUMNS];
+  }
+}
