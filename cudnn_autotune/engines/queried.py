@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import cache, partial
 
 import torch
@@ -61,8 +61,8 @@ class QueriedCandidates:
         self._describe: Callable[[str], Candidate | None] = lambda text: described(
             search, problem, text, _UNLISTED_RANK, workspace_limit=workspace_limit
         )
-        self._ask: Callable[[str], list[Candidate]] = lambda mode: query(
-            *(search, problem, [mode]), workspace_limit=workspace_limit, known=set(self._listed())
+        self._ask: Callable[[str, Collection[str]], list[Candidate]] = lambda mode, known: query(
+            search, problem, [mode], workspace_limit=workspace_limit, known=known
         )
         self._key = None if gpu is None else (problem, gpu, workspace_limit)
         self._by_mode: dict[str, Sequence[Candidate]] = {}
@@ -74,14 +74,14 @@ class QueriedCandidates:
 
     def _answer(self, mode: str) -> Sequence[Candidate]:
         if self._key is None:
-            return self._ask(mode)
+            return self._ask(mode, self._listed())
         # What was listed for other modes before is left out.
         key = (*self._key, *self._by_mode, mode)
         with _lock:
             if key in _answers:
                 _answers.move_to_end(key)
                 return _answers[key]
-        answer = tuple(self._ask(mode))
+        answer = tuple(self._ask(mode, self._listed()))
         with _lock:
             _answers[key] = answer
             while len(_answers) > _MOST_ANSWERS:

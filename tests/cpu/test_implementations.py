@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -254,6 +256,22 @@ def test_cudnn_is_asked_once_for_a_mode(asked: list[str]) -> None:
     listed = query(open_search(POINTWISE, "h200"), POINTWISE, ["A", "FALLBACK"])
     assert [*of_a, *of_fallback] == texts(listed)
     assert [c.rank for c in second.of_mode("FALLBACK")] == list(range(len(of_fallback)))
+
+
+@pytest.mark.search
+def test_operands_are_free_as_soon_as_the_candidates_are() -> None:
+    """They may be gigabytes on a GPU, which must not wait for the garbage collector."""
+    data = operands(POINTWISE, "cpu")
+    found = QueriedCandidates(open_search(POINTWISE, "h200"), POINTWISE, data, None, (), H200)
+    assert Shortlist(found).all()
+    held = weakref.ref(data[0])
+    gc.collect()
+    gc.disable()
+    try:
+        del data, found
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.search

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,9 @@ def test_it_is_loaded_without_this_package(
         timeout=300,
         check=False,
     )
+    if done.returncode == -signal.SIGSEGV and "_load_aoti" in done.stderr:
+        # So it did on one kind of host with packages of models without any of our layers.
+        pytest.skip("torch itself crashes here while it loads a package of AOTInductor's")
     assert done.returncode == 0, done.stderr
     torch.testing.assert_close(torch.load(tmp_path / "output.pt"), expected, rtol=1e-2, atol=1e-2)
 
