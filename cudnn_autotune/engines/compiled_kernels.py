@@ -38,8 +38,7 @@ def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
         PlanError: it does not compile, or NVRTC is not there. The compiler's log is in the message.
     """
     options = _options(kernel, compute_capability)
-    depends_on = [kernel.source, kernel.function, options, _C.nvrtc_version()]
-    digest = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()
+    digest = _digest(kernel, options)
     with _lock:
         found = _compiled.get(digest)
         mine = Future[bytes]()
@@ -56,6 +55,29 @@ def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
         raise
     mine.set_result(code)
     return code
+
+
+def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
+    """Whether :func:`cubin` returns without compiling, because this process or an earlier one has
+    compiled the kernel."""
+    digest = _digest(kernel, _options(kernel, compute_capability))
+    with _lock:
+        found = _compiled.get(digest)
+    if found is not None:
+        return found.done() and found.exception() is None
+    code = _kept[0](kernel.function, digest) if _kept is not None else None
+    if code is None:
+        return False
+    kept = Future[bytes]()
+    kept.set_result(code)
+    with _lock:
+        _compiled.setdefault(digest, kept)
+    return True
+
+
+def _digest(kernel: Kernel, options: list[str]) -> str:
+    depends_on = [kernel.source, kernel.function, options, _C.nvrtc_version()]
+    return hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()
 
 
 def _options(kernel: Kernel, compute_capability: tuple[int, int]) -> list[str]:

@@ -77,6 +77,26 @@ def offers_of(
     return list(found.values())
 
 
+def alike(text: str, problem: ConvProblem, gpu: Gpu) -> list[Candidate]:
+    """Returns the candidates of the implementation that a text names, those with other settings
+    behind the one with the same; none if it is not registered in this version.
+
+    Raises:
+        ValueError: ``text`` does not parse.
+    """
+    named = registry.parse(text)
+    try:
+        implementation = registry.get(named)
+    except ImplementationError:
+        return []
+    found = [
+        _candidate(named._replace(settings=offer.settings), offer, _FIRST_RANK + rank)
+        for rank, offer in enumerate(_offered(implementation, problem, gpu))
+        if is_allowed(offer, problem, None)
+    ]
+    return sorted(found, key=lambda candidate: candidate.text != text)
+
+
 def _offered(implementation: Implementation, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
     """Asks an implementation, whose code may be a user's."""
     try:

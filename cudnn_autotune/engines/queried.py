@@ -104,15 +104,19 @@ class QueriedCandidates:
 
     def similar(self) -> Sequence[Candidate]:
         """Returns candidates as listed by a query or offered, if one was made that lists them; else
-        as cuDNN describes their text, ranked behind all that are listed. Those that are not there,
-        or that this problem does not allow, are left out."""
+        as cuDNN describes their text, ranked behind all that are listed. An implementation has
+        other settings for other sizes: where it does not offer those of the text, its best guess
+        takes their place. Those that are not there, or that this problem does not allow, are left
+        out."""
         listed = self._listed()
         found = (listed.get(text) or self._unlisted(text) for text in self._nearby)
-        return [candidate for candidate in found if candidate is not None]
+        return list({c.text: c for c in found if c is not None}.values())
 
     def _unlisted(self, text: str) -> Candidate | None:
         if registry.is_text(text):
-            return next((c for c in self._without_cudnn() if c.text == text), None)
+            name = text.partition(":")[0]
+            alike = [c for c in self._without_cudnn() if c.engine_name == name]
+            return next((c for c in alike if c.text == text), alike[0] if alike else None)
         return self._describe(text)
 
     @property

@@ -37,6 +37,7 @@ from cudnn_autotune.tuning import (
     events,
     new_sizes,
     probing,
+    ready_kernels,
     remembering,
     settings,
 )
@@ -154,7 +155,7 @@ def _winners_nearby(miss: _Miss) -> list[Candidate] | None:
 def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
     """Serves a problem without timing: by the first candidate that is built quickly, allowed and
     right, else by the heuristics' first plan."""
-    for candidate in (c for c in nearby if not c.is_compiled):
+    for candidate in ready_kernels.ready(nearby, miss.problem, miss.device):
         entry = Measurement(replace(candidate, heuristic_mode=""), None, 0)
         decision = _untimed(miss, entry)
         evidence = Evidence(rule="chosen for a similar problem", tied=(candidate.text,))

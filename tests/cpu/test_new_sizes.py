@@ -21,6 +21,7 @@ from simulation import StaticCandidates, candidate
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import Strategy
@@ -180,11 +181,61 @@ def test_what_is_compiled_at_run_time_does_not_stall_a_new_size(searches: list[s
     for width in (8, 10, 12):
         measure(sized(2, 8, width), compiled)
     measure(sized(2, 8, 14), compiled, candidate("second"), candidate("third"))
-    assert texts(sized(2, 8, 9)) == ["slow to build"]
-    assert texts(sized(2, 8, 13)) == ["slow to build", "second"]
+    assert texts(sized(2, 8, 9)) == ["slow to build", "second"]
     # Nor is it tuned at every size where there is nothing else.
+    ca.forget()
+    measure(sized(2, 8, 14), compiled)
+    assert texts(sized(2, 8, 13)) == ["slow to build"]
     made, _ = ask(sized(2, 8, 9))
     assert (made.origin, searches) == ("neighbour", ["heuristic"])
+
+
+def timed(problem: ca.ConvProblem, **times_ms: float) -> None:
+    """Records a choice of which candidates took so long, the first of which was chosen."""
+    ranking = tuple(Measurement(candidate(name), ms, 9) for name, ms in times_ms.items())
+    selection = Selection(ranking, 9 * len(ranking))
+    choice_log.record(Choice(Decision(problem, "auto", 0, None, selection, 1e-4), 0, "tuned"))
+
+
+def test_what_is_good_on_all_measured_sizes_goes_before_what_won_on_one() -> None:
+    timed(sized(2, 8, 8), narrow=1.0, steady=1.02, wide=1.25)
+    timed(sized(2, 8, 16), wide=2.0, steady=2.04, narrow=2.5)
+    assert texts(sized(2, 8, 11)) == ["steady", "narrow", "wide"]
+    # The nearest one decides where it is much nearer.
+    assert texts(sized(2, 9, 8))[0] == "narrow"
+    assert texts(sized(2, 9, 16))[0] == "wide"
+
+
+def test_what_a_size_has_not_timed_counts_as_slower() -> None:
+    timed(sized(2, 8, 8), known=1.0, new=1.1)
+    timed(sized(2, 8, 16), known=1.0)
+    assert texts(sized(2, 8, 11)) == ["known", "new"]
+    timed(sized(2, 8, 12), new=1.0, known=1.2)
+    assert texts(sized(2, 8, 11)) == ["new", "known"]
+
+
+def test_what_is_far_from_the_best_is_no_contender() -> None:
+    timed(sized(2, 8, 8), best=1.0, near=1.2, far=1.4)
+    assert texts(sized(2, 8, 9)) == ["best", "near"]
+
+
+def test_candidates_that_differ_by_less_than_matters_are_alike() -> None:
+    """The first was chosen, for its workspace or the like."""
+    timed(sized(2, 8, 8), chosen=1.002, faster=1.0)
+    assert texts(sized(2, 8, 9)) == ["chosen", "faster"]
+
+
+def test_an_implementation_is_judged_by_its_best_setting_of_each_size() -> None:
+    for width, times in ((8, (1.0, 1.4)), (16, (1.4, 1.0))):
+        ranking = [
+            *(Measurement(named(f"fixed@1:ROWS={i}"), ms, 9) for i, ms in enumerate(times)),
+            Measurement(candidate("engine"), 1.1, 9),
+        ]
+        selection = Selection(tuple(sorted(ranking, key=lambda e: e.time_ms or 0)), 27)
+        decision = Decision(sized(2, 8, width), "auto", 0, None, selection, 1e-4)
+        choice_log.record(Choice(decision, 0, "tuned"))
+    assert texts(sized(2, 8, 9)) == ["fixed@1:ROWS=0", "engine"]
+    assert texts(sized(2, 8, 15)) == ["fixed@1:ROWS=1", "engine"]
 
 
 def test_what_was_wrong_nearby_does_not_serve() -> None:
@@ -301,7 +352,7 @@ def test_what_is_known_comes_first(store: ca.Store) -> None:
 def test_a_wrong_engine_gives_way_to_the_next_neighbours(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    measure_four(MATMUL, ATEN, ATEN, ATEN)
+    measure(sized(2, 8, 8), MATMUL, ATEN)
     assert ask(sized(2, 8, 7))[0].text == "matmul"
     another = sized(2, 7, 8)
     x, w, y = operands(another, "cpu")
@@ -460,7 +511,7 @@ def test_what_was_measured_in_turns_is_stored(store: ca.Store) -> None:
     assert found.selection.evidence.remarks == made.selection.evidence.remarks
     ca.set_new_shapes("tune")
     assert made in ca.choices(), "it is measured"
-    assert texts(sized(3, 8, 9))[0] == "aten", "and a neighbour from now on"
+    assert texts(sized(2, 9, 9))[0] == "aten", "and a neighbour from now on"
 
 
 def test_what_was_not_measured_stays_a_neighbours(store: ca.Store) -> None:

@@ -1,0 +1,156 @@
+"""Kernels of the package that serve a new size at once, since they are compiled already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from simulation import candidate
+from user_implementations import Fixed, registered
+
+import cudnn_autotune as ca
+from cudnn_autotune import _C
+from cudnn_autotune.engines import compiled_kernels
+from cudnn_autotune.engines.configs import ATEN, Candidate
+from cudnn_autotune.engines.implementations import Offer
+from cudnn_autotune.engines.listing import named
+from cudnn_autotune.engines.offers import alike, gpu_of, offers_of, recipe_of
+from cudnn_autotune.engines.recipe_plan import compile_kernels, is_compiled
+from cudnn_autotune.tuning import ready_kernels
+from cudnn_autotune.tuning.ready_kernels import ready
+
+pytestmark = pytest.mark.search
+
+H100 = gpu_of("h100")
+
+
+def first_layer(height: int) -> ca.ConvProblem:
+    return ca.ConvProblem(
+        *("fprop", (64, 3, height, 224), (64, 3, 7, 7), 2, 3),
+        dtype=torch.float16,
+        memory_format=torch.channels_last,
+    )
+
+
+HERE, NEARBY = first_layer(288), first_layer(224)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(tmp_path: Path) -> Iterator[None]:
+    """Nor is anything kept in the store's folder; and what waits is compiled by the end."""
+    compiled_kernels.clear()
+    ca.set_store(tmp_path, mode="read_write")
+    yield
+    finish()
+    compiled_kernels.clear()
+
+
+def finish() -> None:
+    while ready_kernels._waiting:
+        ready_kernels._waiting.popleft().result()
+
+
+def kernels(problem: ca.ConvProblem) -> list[Candidate]:
+    return [c for c in offers_of(problem, H100) if c.text.startswith("few_channels@")]
+
+
+def texts(*nearby: Candidate, problem: ca.ConvProblem = HERE) -> list[str]:
+    return [c.text for c in ready(nearby, problem, H100)]
+
+
+def test_what_needs_no_compiling_is_ready() -> None:
+    compiled = Candidate(78, {}, 0, (), ("RUNTIME_COMPILATION",), "eng78", "A", 0)
+    assert texts(candidate("first"), compiled, ATEN) == ["first", "aten"]
+    assert not ready_kernels._waiting
+
+
+def test_a_kernel_that_is_compiled_serves_with_the_settings_of_the_size() -> None:
+    winner, *_ = kernels(NEARBY)
+    best, second, *_ = kernels(HERE)
+    assert winner.text not in [c.text for c in kernels(HERE)], "its settings are of another size"
+    compile_kernels(recipe_of(second.text, HERE, H100), H100.compute_capability)
+    # The best guess is not compiled, and another setting is.
+    assert texts(candidate("other"), winner, ATEN) == ["other", second.text, "aten"]
+    finish()
+    assert texts(winner) == [best.text]
+
+
+def test_the_best_setting_is_compiled_even_if_another_one_is_taken() -> None:
+    winner, *_ = kernels(NEARBY)
+    best, second, *_ = kernels(HERE)
+    compile_kernels(recipe_of(second.text, HERE, H100), H100.compute_capability)
+    taken = next(ready([winner, ATEN], HERE, H100))  # nobody asks for the next
+    assert taken.text == second.text
+    finish()
+    assert texts(winner) == [best.text]
+
+
+def test_it_is_compiled_for_the_sizes_to_come() -> None:
+    winner, *_ = kernels(NEARBY)
+    assert texts(winner, candidate("slower")) == ["slower"]
+    finish()
+    assert texts(winner, candidate("slower")) == [kernels(HERE)[0].text, "slower"]
+    assert not ready_kernels._waiting, "it is compiled once"
+
+
+def test_the_same_settings_come_first() -> None:
+    last = kernels(HERE)[-1]
+    first, *others = alike(last.text, HERE, H100)
+    assert first.text == last.text
+    assert [c.text for c in others] == [c.text for c in kernels(HERE)[:-1]]
+
+
+def test_a_kernel_that_an_earlier_process_has_kept_is_ready() -> None:
+    best, *_ = kernels(HERE)
+    recipe = recipe_of(best.text, HERE, H100)
+    compile_kernels(recipe, H100.compute_capability)
+    compiled_kernels.clear()  # as in a new process
+    assert is_compiled(recipe, H100.compute_capability)
+    assert texts(best) == [best.text]
+    compiled_kernels.clear()
+    assert not is_compiled(recipe, (9, 9)), "it is of another architecture"
+
+
+def test_a_kernel_that_does_not_compile_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, function: str, options: list[str]) -> bytes:
+        raise _C.PlanError("there is no NVRTC")
+
+    monkeypatch.setattr(_C, "compile_kernel", refuse)
+    winner, *_ = kernels(HERE)
+    for _ in range(2):
+        assert texts(winner) == []
+        finish()
+
+
+def test_of_what_waits_the_latest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready_kernels, "_MOST_WAITING", 2)
+    winner, *_ = kernels(NEARBY)
+    for height in range(288, 512, 32):
+        assert texts(winner, problem=first_layer(height)) == []
+        assert len(ready_kernels._waiting) <= 2
+
+
+def test_what_is_no_longer_there_is_not_ready() -> None:
+    for text in ("gone@1", "few_channels@another", "few_channels@another:ROWS=2"):
+        assert texts(named(text)) == []
+
+
+def test_an_engine_within_a_rewrite_would_have_to_be_built() -> None:
+    problem = ca.ConvProblem(
+        *("dgrad", (2, 3, 224, 224), (64, 3, 7, 7), 2, 3),
+        dtype=torch.float16,
+        memory_format=torch.channels_last,
+    )
+    padded = next(c for c in offers_of(problem, H100) if c.text.startswith("pad_channels@"))
+    compile_kernels(recipe_of(padded.text, problem, H100), H100.compute_capability)
+    assert texts(padded, problem=problem) == []
+    assert not ready_kernels._waiting
+
+
+def test_an_implementation_that_fails_is_left_out() -> None:
+    with registered(Fixed(error=RuntimeError("no"))):
+        assert texts(named("fixed@1:ROWS=4")) == []
+    with registered(Fixed(given=(Offer("ROWS=4", 0, ("DOWN_CONVERT_INPUTS",)),))):
+        assert texts(named("fixed@1:ROWS=4")) == []
