@@ -165,8 +165,7 @@ def _ranked(sizes: Sequence[tuple[float, Choice]]) -> list[tuple[Candidate, floa
 def _right(choice: Choice) -> list[tuple[Candidate, float]]:
     """The candidates that were timed and not found wrong, and their times, the chosen one first."""
     wrong = {text for text, _ in choice.rejected}
-    ranking = choice.selection.ranking
-    timed = [(e.candidate, e.time_ms) for e in ranking if e.time_ms is not None]
+    timed = [(e.candidate, e.time_ms) for e in choice.selection.ranking if e.time_ms]
     return [(c, ms) for c, ms in timed if c.text not in wrong]
 
 

@@ -225,6 +225,14 @@ def test_candidates_that_differ_by_less_than_matters_are_alike() -> None:
     assert texts(sized(2, 8, 9)) == ["chosen", "faster"]
 
 
+def test_times_that_nobody_measured_do_no_harm() -> None:
+    """As of a store's file that was edited."""
+    timed(sized(2, 8, 8), zero=0.0, good=1.0, endless=float("inf"))
+    assert texts(sized(2, 8, 9)) == ["good"]
+    timed(sized(2, 8, 8), zero=0.0)
+    assert texts(sized(2, 8, 9)) == []
+
+
 def test_an_implementation_is_judged_by_its_best_setting_of_each_size() -> None:
     for width, times in ((8, (1.0, 1.4)), (16, (1.4, 1.0))):
         ranking = [

@@ -11,6 +11,10 @@ from references import random_operands, reference, relative_error, tolerance
 from torch import Tensor
 
 import cudnn_autotune as ca
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines.configs import build_plan
+from cudnn_autotune.timers.measuring import WRITTEN, operands
+from cudnn_autotune.tuning.guard_bands import GuardedMemory
 
 pytestmark = pytest.mark.gpu
 
@@ -53,6 +57,10 @@ PROBLEMS: dict[str, dict[str, Any]] = {
         "input_shape": (4, 32, 16, 16), "weight_shape": (32, 32, 3, 3), "padding": 1,
         "dtype": torch.float32, "memory_format": NHWC,
     },
+    "tf32_nchw_asymmetric": {
+        "input_shape": (2, 16, 15, 12), "weight_shape": (16, 16, 4, 2), "padding": (1, 0, 2, 1),
+        "dtype": torch.float32,
+    },
     "fp64_nchw": {
         "input_shape": (2, 8, 12, 12), "weight_shape": (8, 8, 3, 3), "padding": 1,
         "dtype": torch.float64,
@@ -93,6 +101,34 @@ def test_every_candidate_is_right(name: str, op: str) -> None:
             wrong.append(f"{candidate.text} {candidate.notes}: relative error {error:.3g}")
     assert not wrong, "\n".join([problem.text, *wrong])
     assert len(refused) <= 0.1 * len(candidates), "\n".join([problem.text, *refused])
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_candidate_writes_outside_of_its_result_and_its_workspace(name: str, op: str) -> None:
+    """What lies beside them would be another tensor of the caller's."""
+    problem = ca.ConvProblem(op=op, **PROBLEMS[name])
+    tensors = list(operands(problem, "cuda"))
+    place = WRITTEN[op]
+    result = GuardedMemory.like(tensors[place])
+    tensors[place] = result.as_tensor(tensors[place])
+    touching = []
+    for candidate in ca.candidates(problem, device="cuda"):
+        try:
+            plan = build_plan(problem, candidate.text)
+        except ca.CudnnError:
+            continue
+        workspace = GuardedMemory(plan.workspace_bytes, tensors[place].device)
+        try:
+            _C.execute(plan, *tensors, workspace=workspace.memory)
+        except ca.CudnnError:
+            continue
+        for where, memory in (("result", result), ("workspace", workspace)):
+            if memory.is_touched():
+                touching.append(f"{candidate.text}: beside its {where}")
+                result = GuardedMemory.like(tensors[place])
+                tensors[place] = result.as_tensor(tensors[place])
+    assert not touching, "\n".join([problem.text, *touching])
 
 
 @pytest.mark.parametrize("op", OPS)
