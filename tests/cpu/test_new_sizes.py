@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 import torch
+from made_up_plans import plan_of
 from simulation import StaticCandidates, candidate
 
 import cudnn_autotune as ca
+from cudnn_autotune.core.extension import _C
+from cudnn_autotune.engines import compiled_kernels, offers
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.selection import Measurement, Selection
@@ -28,7 +31,7 @@ from cudnn_autotune.sampling import Strategy
 from cudnn_autotune.sampling.online import few
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import choice_log, miss, new_sizes, tune_problem
+from cudnn_autotune.tuning import choice_log, miss, new_sizes, ready_kernels, tune_problem
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.new_sizes import OnceItRecurs, winners_nearby
 from cudnn_autotune.tuning.online_calls import OnlineCommitter
@@ -323,6 +326,40 @@ def test_a_neighbours_engine_is_served_unmeasured(
     assert made.relative_error < 2e-2
     assert is_tried is (policy == "online")
     assert len(store) == 0, "only what was measured is stored"
+    assert searches == []
+
+
+def test_a_kernel_that_is_compiled_serves_with_its_settings_here(
+    monkeypatch: pytest.MonkeyPatch, searches: list[str]
+) -> None:
+    """The engines of this GPU are not there, so that its plan computes by PyTorch."""
+    gpu = offers.gpu_of("h100")
+    for module in (offers, ready_kernels):
+        monkeypatch.setattr(module, "gpu_of", lambda device: gpu)
+
+    def build(native: _C.ConvProblem, text: str, device: int) -> _C.Plan:
+        def run(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, *_: torch.Tensor) -> None:
+            y.copy_(torch.nn.functional.conv2d(x.float(), w.float(), stride=2, padding=3))
+
+        return plan_of(text, ca.ConvProblem.from_native(native), run)
+
+    monkeypatch.setattr(_C, "build_plan", build)
+    layer: dict[str, Any] = {"weight_shape": (64, 3, 7, 7), "stride": 2, "padding": 3}
+    there, here = sized(2, 64, 64, **layer), sized(2, 64, 72, **layer)
+    best, *others = [c for c in offers.offers_of(there, gpu) if c.text.startswith("few_channels@")]
+    assert best.text not in [c.text for c in offers.offers_of(here, gpu)]
+    measure(there, best, *others, ATEN)
+    compiled_kernels.clear()
+    assert ask(here)[0].text == "aten", "nothing was compiled yet"
+    while ready_kernels._waiting:
+        ready_kernels._waiting.popleft().result()
+    choice_log.forget_problem(here)
+    made, is_tried = ask(here)
+    assert made.text in [c.text for c in offers.offers_of(here, gpu)]
+    assert made.text.startswith("few_channels@")
+    assert (made.origin, made.total_samples, is_tried) == ("neighbour", 0, True)
+    assert made.relative_error is not None
+    assert made.relative_error < 2e-2
     assert searches == []
 
 
