@@ -71,7 +71,7 @@ def main() -> int:
         tests: list[junit.Test] = []
         for marked, workers in (("not alone", options.workers), ("alone", 1)):
             command = [options.tests, "--durations=10", "-m", marked]
-            one = argparse.Namespace(**{**vars(options), "workers": workers})
+            one = argparse.Namespace(**vars(options) | {"workers": workers})
             code, found = junit.run(command, one, cwd=ROOT)
             codes.append(code)
             tests += found

@@ -72,8 +72,8 @@ class OnlineTrial {
   bool try_launch(size_t implementation, const Operands& operands, Timing* timing);
 
   std::vector<Timing> timings_;  // a ring buffer
-  TimingKernels* kernels_ =
-      nullptr;  // null before the first turn, and where the driver takes no kernels
+  // Null before the first turn, and where the driver does not take them.
+  TimingKernels* kernels_ = nullptr;
   size_t oldest_ = 0;
   size_t in_flight_ = 0;
   size_t calls_since_read_ = 0;

@@ -77,11 +77,10 @@ const CudaDriver& cuda_driver() {
   return driver;
 }
 
-void RelaxedCapture::exchange() {
+bool RelaxedCapture::exchange() {
   const CudaDriver& driver = cuda_driver();
-  if (driver.exchange_capture_mode != nullptr) {
-    static_cast<void>(driver.exchange_capture_mode(&mode_));  // fails where CUDA is not in use
-  }
+  return driver.exchange_capture_mode != nullptr &&
+         driver.exchange_capture_mode(&mode_) == CUDA_SUCCESS;
 }
 
 void check_driver(CUresult status, const std::string& what) {

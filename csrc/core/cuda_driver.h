@@ -36,15 +36,18 @@ const CudaDriver& cuda_driver();
 // Does nothing where there is no GPU.
 class RelaxedCapture {
  public:
-  RelaxedCapture() { exchange(); }
-  ~RelaxedCapture() { exchange(); }
+  RelaxedCapture() : is_set_(exchange()) {}
+  ~RelaxedCapture() {
+    if (is_set_) exchange();
+  }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
-  void exchange();
+  bool exchange();
 
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // of this thread, before and after
+  bool is_set_;  // false where CUDA was not in use: it may be by the end
 };
 
 // Throws PlanError, with `what` and the driver's message, unless the status is CUDA_SUCCESS.

@@ -10,7 +10,7 @@
 namespace cudnn_autotune {
 namespace {
 
-constexpr const char* kClockPtx = R"(
+constexpr const char* kPtx = R"(
 .visible .entry stamp(.param .u64 readings, .param .u32 count)
 {
   .reg .pred %p<2>;
@@ -66,21 +66,21 @@ TimingKernels* TimingKernels::of_current_device() {
   const auto found = known.find(device);
   if (found != known.end()) return found->second;
   TimingKernels*& entry = known[device] = nullptr;
-  std::unique_ptr<TimingKernels> clock(new TimingKernels);
+  std::unique_ptr<TimingKernels> kernels(new TimingKernels);
   int count = 0;
   void* released = nullptr;
-  const CUmodule module = load_ptx(kClockPtx);
+  const CUmodule module = load_ptx(kPtx);
   const CUfunction stamp = kernel_of(module, "stamp");
   const CUfunction block = kernel_of(module, "block_stream");
   if (stamp != nullptr && block != nullptr &&
       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
       cudaHostAlloc(&released, 2 * sizeof(uint32_t), cudaHostAllocPortable) == cudaSuccess) {
-    clock->multiprocessors_ = static_cast<size_t>(count);
-    clock->stamp_kernel_ = stamp;
-    clock->block_kernel_ = block;
-    clock->released_ = static_cast<uint32_t*>(released);
-    clock->released_[1] = 0;
-    entry = clock.release();
+    kernels->multiprocessors_ = static_cast<size_t>(count);
+    kernels->stamp_kernel_ = stamp;
+    kernels->block_kernel_ = block;
+    kernels->released_ = static_cast<uint32_t*>(released);
+    kernels->released_[1] = 0;
+    entry = kernels.release();
   }
   return entry;
 }

@@ -65,7 +65,7 @@ def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
         found = _compiled.get(digest)
     if found is not None:
         return found.done() and found.exception() is None
-    code = _kept[0](kernel.function, digest) if _kept is not None else None
+    code = _kept_code(kernel, digest)
     if code is None:
         return False
     kept = Future[bytes]()
@@ -87,14 +87,16 @@ def _options(kernel: Kernel, compute_capability: tuple[int, int]) -> list[str]:
 
 
 def _found_or_compiled(kernel: Kernel, options: list[str], digest: str) -> bytes:
-    if _kept is not None:
-        find, keep = _kept
-        if code := find(kernel.function, digest):
-            return code
+    if code := _kept_code(kernel, digest):
+        return code
     code = _C.compile_kernel(kernel.source, kernel.function, options)
     if _kept is not None:
-        keep(kernel.function, digest, code)
+        _kept[1](kernel.function, digest, code)
     return code
+
+
+def _kept_code(kernel: Kernel, digest: str) -> bytes | None:
+    return None if _kept is None else _kept[0](kernel.function, digest)
 
 
 def clear() -> None:

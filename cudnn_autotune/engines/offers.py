@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,12 +69,12 @@ def offers_of(
         problem, workspace_limit, filtered: as of
             :func:`~cudnn_autotune.engines.listing.candidates`.
     """
+    asked = problem if filtered else None
     found: dict[str, Candidate] = {}
     for implementation in registry.registered():
-        for offer in _offered(implementation, problem, gpu):
-            if is_allowed(offer, problem if filtered else None, workspace_limit):
-                named = Named(implementation.name, implementation.version, offer.settings)
-                found.setdefault(named.text, _candidate(named, offer, _FIRST_RANK + len(found)))
+        for candidate in _candidates(implementation, problem, gpu, asked, workspace_limit):
+            rank = _FIRST_RANK + len(found)
+            found.setdefault(candidate.text, replace(candidate, rank=rank))
     return list(found.values())
 
 
@@ -84,16 +85,11 @@ def alike(text: str, problem: ConvProblem, gpu: Gpu) -> list[Candidate]:
     Raises:
         ValueError: ``text`` does not parse.
     """
-    named = registry.parse(text)
     try:
-        implementation = registry.get(named)
+        implementation = registry.get(registry.parse(text))
     except ImplementationError:
         return []
-    found = [
-        _candidate(named._replace(settings=offer.settings), offer, _FIRST_RANK + rank)
-        for rank, offer in enumerate(_offered(implementation, problem, gpu))
-        if is_allowed(offer, problem, None)
-    ]
+    found = _candidates(implementation, problem, gpu, problem, None)
     return sorted(found, key=lambda candidate: candidate.text != text)
 
 
@@ -132,17 +128,26 @@ def is_allowed(offer: Offer, problem: ConvProblem | None, workspace_limit: int |
     return refused.isdisjoint(offer.numerical_notes)
 
 
-def _candidate(named: Named, offer: Offer, rank: int) -> Candidate:
-    return Candidate(
-        engine=None,
-        knobs={},
-        workspace_bytes=offer.workspace_bytes,
-        numerical_notes=offer.numerical_notes,
-        behavior_notes=offer.behavior_notes,
-        text=named.text,
-        heuristic_mode="",
-        rank=rank,
-    )
+def _candidates(
+    implementation: Implementation,
+    problem: ConvProblem,
+    gpu: Gpu,
+    asked: ConvProblem | None,
+    workspace_limit: int | None,
+) -> Iterator[Candidate]:
+    """Yields what an implementation offers and :func:`is_allowed` allows for ``asked``."""
+    for rank, offer in enumerate(_offered(implementation, problem, gpu), _FIRST_RANK):
+        if is_allowed(offer, asked, workspace_limit):
+            yield Candidate(
+                engine=None,
+                knobs={},
+                workspace_bytes=offer.workspace_bytes,
+                numerical_notes=offer.numerical_notes,
+                behavior_notes=offer.behavior_notes,
+                text=Named(implementation.name, implementation.version, offer.settings).text,
+                heuristic_mode="",
+                rank=rank,
+            )
 
 
 def described(text: str, problem: ConvProblem, gpu: Gpu) -> Offer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
 
 import torch
@@ -61,9 +61,8 @@ class QueriedCandidates:
         self._describe: Callable[[str], Candidate | None] = lambda text: described(
             search, problem, text, _UNLISTED_RANK, workspace_limit=workspace_limit
         )
-        self._ask: Callable[[str, Collection[str]], list[Candidate]] = lambda mode, known: query(
-            search, problem, [mode], workspace_limit=workspace_limit, known=known
-        )
+        self._search = search
+        self._workspace_limit = workspace_limit
         self._key = None if gpu is None else (problem, gpu, workspace_limit)
         self._by_mode: dict[str, Sequence[Candidate]] = {}
 
@@ -74,19 +73,23 @@ class QueriedCandidates:
 
     def _answer(self, mode: str) -> Sequence[Candidate]:
         if self._key is None:
-            return self._ask(mode, self._listed())
+            return self._ask(mode)
         # What was listed for other modes before is left out.
         key = (*self._key, *self._by_mode, mode)
         with _lock:
             if key in _answers:
                 _answers.move_to_end(key)
                 return _answers[key]
-        answer = tuple(self._ask(mode, self._listed()))
+        answer = self._ask(mode)
         with _lock:
             _answers[key] = answer
             while len(_answers) > _MOST_ANSWERS:
                 _answers.popitem(last=False)
         return answer
+
+    def _ask(self, mode: str) -> Sequence[Candidate]:
+        limit, known = self._workspace_limit, self._listed()
+        return query(self._search, self.problem, [mode], workspace_limit=limit, known=known)
 
     def _listed(self) -> dict[str, Candidate]:
         return {c.text: c for some in self._by_mode.values() for c in some}

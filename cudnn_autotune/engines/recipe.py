@@ -107,6 +107,14 @@ class Recipe:
     workspace_bytes: int = 0
     """Of the ``workspace`` buffer. Engines of cuDNN have their own workspace behind it."""
 
+    @property
+    def kernels(self) -> list[Kernel] | None:
+        """What NVRTC compiles for it; None if it launches anything but kernels."""
+        launched = [one.kernel for one in self.launches if isinstance(one, KernelLaunch)]
+        if len(launched) < len(self.launches):
+            return None
+        return [kernel for kernel in launched if isinstance(kernel, Kernel)]
+
 
 def workspace_room(size: int) -> int:
     """Returns the bytes that a tensor of ``size`` bytes takes in the workspace, where another one

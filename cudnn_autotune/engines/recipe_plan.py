@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cudnn_autotune.core.extension import _C
-from cudnn_autotune.engines.compiled_kernels import cubin, is_found
+from cudnn_autotune.engines.compiled_kernels import cubin
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import (
     Address,
@@ -33,25 +33,6 @@ def recipe_plan(problem: ConvProblem, text: str, recipe: Recipe, device: int) ->
     """
     launches = [_native(launch, device) for launch in recipe.launches]
     return _C.recipe_plan(problem.native(), text, launches, recipe.workspace_bytes, device)
-
-
-def is_compiled(recipe: Recipe, compute_capability: tuple[int, int]) -> bool:
-    """Whether a recipe launches nothing but kernels, none of which is still to be compiled for GPUs
-    of a compute capability."""
-    return all(
-        isinstance(launch, KernelLaunch)
-        and (
-            isinstance(launch.kernel, CompiledKernel) or is_found(launch.kernel, compute_capability)
-        )
-        for launch in recipe.launches
-    )
-
-
-def compile_kernels(recipe: Recipe, compute_capability: tuple[int, int]) -> None:
-    """Compiles the kernels of a recipe; raises PlanError if one does not compile."""
-    for launch in recipe.launches:
-        if isinstance(launch, KernelLaunch) and not isinstance(launch.kernel, CompiledKernel):
-            cubin(launch.kernel, compute_capability)
 
 
 def _native(

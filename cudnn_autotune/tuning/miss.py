@@ -122,7 +122,7 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
     nearby: list[Candidate] | None = None
     if served is None:
         strategy = sampling.get(probing.MODE if miss.is_probe else miss.mode)
-        nearby = _winners_nearby(miss) if known is None else None
+        nearby = _fast_nearby(miss) if known is None else None
         served = _search(miss, strategy) if nearby is None else _at_once(miss, nearby)
     tuning_ms = (time.perf_counter() - start_s) * 1e3
     served = replace(served, choice=replace(served.choice, tuning_ms=tuning_ms))
@@ -145,11 +145,11 @@ def _is_tried(miss: _Miss, strategy: Strategy | None, first: Choice) -> bool:
     return isinstance(strategy, Online)
 
 
-def _winners_nearby(miss: _Miss) -> list[Candidate] | None:
+def _fast_nearby(miss: _Miss) -> list[Candidate] | None:
     """The engines by which a new size is to be served; None if it is to be searched for."""
     if miss.mode in _UNTIMED or miss.is_probe or settings.get_new_shapes() == "tune":
         return None
-    return new_sizes.winners_nearby(miss.problem, miss.device)
+    return new_sizes.fast_nearby(miss.problem, miss.device)
 
 
 def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
@@ -176,8 +176,8 @@ def _begin_trial(
     the system gives no thread for it.
 
     Args:
-        nearby: what won nearby, for a new size; its trial has few candidates, and begins once the
-            problem is called often. Else None.
+        nearby: what was fast nearby, for a new size; its trial has few candidates, and begins once
+            the problem is called often. Else None.
     """
     assert first.choice.chosen is not None
     candidate, prepared = first.choice.chosen.candidate, Prepared()

@@ -94,7 +94,7 @@ def always_searched(problem: ConvProblem) -> Iterator[None]:
                 del _searched[problem]
 
 
-def winners_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
+def fast_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
     """Returns what was fast on measured sizes of the problem's layer, the best first; the nearer a
     size is, the more it counts. Behind engines that are compiled at run time, which would stall a
     call, comes the best of the others.
@@ -116,11 +116,11 @@ def winners_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
             return None
         _met[layer] += 1
         has_met = _met[layer]
-    sizes = sorted((_distance(problem, other), i) for i, other in enumerate(known))
+    sizes = [(_distance(problem, other), choice) for other, choice in known.items()]
+    sizes.sort(key=lambda size: size[0])
     if sizes[0][0] >= _NEAR and has_met < _FEW:
         return None
-    choices = list(known.values())
-    ranked = _ranked([(distance, choices[i]) for distance, i in sizes[:_MOST_NEIGHBOURS]])
+    ranked = _ranked(sizes[:_MOST_NEIGHBOURS])
     serving = [c for c, times_best in ranked if times_best < _NOT_TIMED][:_MOST_SERVING]
     quick = [c for c, _ in ranked if not c.is_compiled][:1]
     return list(dict.fromkeys([*serving, *quick]))

@@ -31,7 +31,7 @@ from cudnn_autotune.tuning.output_check import OutputChecks, Verdict
 from cudnn_autotune.tuning.prefetching import Built
 
 _log = logging.getLogger(__name__)
-_OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what won on sizes nearby"
+_OF_A_NEW_SIZE = "a new size of its layer: compared in turns with what was fast on sizes nearby"
 
 # While candidates are being compiled, a step in one of so many calls looks for those that are done.
 _CALLS_BETWEEN_LOOKS = 8
@@ -60,7 +60,8 @@ class OnlinePreparation:
         prepared: receives the results, which the tuner's thread reads.
         budget_ms: wall time that all steps together may take, in milliseconds; once it is spent,
             no other candidate joins. A step that has begun is always finished. None: no limit.
-        nearby: if not None, only these, which won on sizes nearby, and a few others are compared.
+        nearby: if not None, only these, which were fast on sizes nearby, and a few others are
+            compared.
         earlier: what an earlier process has found. What it has eliminated does not join, and the
             others join in the order in which it left them.
     """

@@ -1,28 +1,28 @@
-"""What won on similar problems and can serve a call at once, since nothing is to be compiled.
+"""What was fast on similar problems and can serve at once, since nothing is to be compiled.
 
 A kernel of the package has settings that depend on the problem's size, and is compiled for each. So
-where one won nearby, any of its settings serves whose kernel is compiled already, or kept by an
-earlier process. If that is not the one that is expected to be the fastest, this one is compiled in
-the background: further sizes, or other layers, may ask for it.
+where one was fast nearby, any of its settings serves whose kernel is compiled already, or kept by
+an earlier process. If that is not the one that is expected to be the fastest, this one is compiled
+in the background: further sizes, or other layers, may ask for it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
 from cudnn_autotune.core.background import BackgroundThreads
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines import registry
+from cudnn_autotune.engines.compiled_kernels import cubin, is_found
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import alike, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.recipe import KernelLaunch, Recipe
-from cudnn_autotune.engines.recipe_plan import compile_kernels, is_compiled
+from cudnn_autotune.engines.recipe import Kernel
 from cudnn_autotune.engines.user_implementation import is_users
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def ready(
     """Yields what may serve ``problem`` without compiling anything.
 
     Args:
-        nearby: what won on similar problems, as described for these, the best first.
+        nearby: what was fast on similar problems, as described for these, the best first.
         device: the index of a CUDA device, or what is known of it.
 
     Returns:
@@ -59,38 +59,39 @@ def ready(
 
 
 def _ready_setting(text: str, problem: ConvProblem, gpu: Gpu) -> Candidate | None:
-    """Returns a candidate of the implementation that won nearby, and has the one that is expected
+    """Returns a candidate of the implementation that a text names, and has the one that is expected
     to be the fastest compiled if it is another one."""
-    best: Recipe | None = None
+    best: list[Kernel] | None = None
     found: Candidate | None = None
     for candidate in alike(text, problem, gpu)[:_MOST_SETTINGS]:
         if not candidate.is_compiled:
             return candidate
         try:
-            recipe = recipe_of(candidate.text, problem, gpu)
+            kernels = recipe_of(candidate.text, problem, gpu).kernels
         except registry.ImplementationError as error:
             _log.info("%s: %s", problem.text, str(error))
             continue
-        if not all(isinstance(launch, KernelLaunch) for launch in recipe.launches):
+        if kernels is None:
             continue  # an engine within it would have to be built, and a function may do anything
-        if is_compiled(recipe, gpu.compute_capability):
+        if all(is_found(kernel, gpu.compute_capability) for kernel in kernels):
             found = candidate
             break
-        best = best or recipe
+        best = best or kernels
     if best is not None:
         _compile_later(best, gpu)
     return found
 
 
-def _compile_later(recipe: Recipe, gpu: Gpu) -> None:
+def _compile_later(kernels: Sequence[Kernel], gpu: Gpu) -> None:
     while len(_waiting) >= _MOST_WAITING:
         _waiting.popleft().cancel()
     with suppress(RuntimeError):  # the system gives no thread
-        _waiting.append(_BACKGROUND.submit_next(_compile, recipe, gpu.compute_capability))
+        _waiting.append(_BACKGROUND.submit_next(_compile, kernels, gpu.compute_capability))
 
 
-def _compile(recipe: Recipe, compute_capability: tuple[int, int]) -> None:
+def _compile(kernels: Sequence[Kernel], compute_capability: tuple[int, int]) -> None:
     try:
-        compile_kernels(recipe, compute_capability)
+        for kernel in kernels:
+            cubin(kernel, compute_capability)
     except _C.PlanError as error:  # a search meets it too, and says so
         _log.debug("a kernel for new sizes does not compile: %s", str(error))

@@ -161,7 +161,7 @@ def set_new_shapes(new_shapes: str) -> None:
 
     Args:
         new_shapes: ``"neighbour"``: by what won on the nearest size, and nothing is measured.
-            ``"online"``: likewise, and if the size is called more often, what won nearby, the
+            ``"online"``: likewise, and if the size is called more often, what was fast nearby, the
             heuristics' first plan and PyTorch's own path take turns in these calls until one is
             chosen. ``"tune"``: every size is tuned by its mode. What was served by a neighbour and
             not measured is then forgotten, and tuned at its next call.

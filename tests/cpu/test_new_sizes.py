@@ -33,7 +33,7 @@ from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import choice_log, miss, new_sizes, ready_kernels, tune_problem
 from cudnn_autotune.tuning.choice import Choice
-from cudnn_autotune.tuning.new_sizes import OnceItRecurs, winners_nearby
+from cudnn_autotune.tuning.new_sizes import OnceItRecurs, fast_nearby
 from cudnn_autotune.tuning.online_calls import OnlineCommitter
 from cudnn_autotune.tuning.output_check import OutputChecks
 from cudnn_autotune.tuning.serving import Served
@@ -70,7 +70,7 @@ def measure(
 
 def texts(problem: ca.ConvProblem, device: int = 0) -> list[str]:
     """Of what serves a new size; empty where it is to be searched for."""
-    return [c.text for c in winners_nearby(problem, device) or ()]
+    return [c.text for c in fast_nearby(problem, device) or ()]
 
 
 def measure_four(*winners: Candidate, **changes: Any) -> None:

@@ -13,11 +13,12 @@ from user_implementations import Fixed, registered
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines import compiled_kernels
+from cudnn_autotune.engines.compiled_kernels import cubin, is_found
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.implementations import Offer
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.offers import alike, gpu_of, offers_of, recipe_of
-from cudnn_autotune.engines.recipe_plan import compile_kernels, is_compiled
+from cudnn_autotune.engines.recipe import Kernel, KernelLaunch
 from cudnn_autotune.tuning import ready_kernels
 from cudnn_autotune.tuning.ready_kernels import ready
 
@@ -52,6 +53,12 @@ def finish() -> None:
         ready_kernels._waiting.popleft().result()
 
 
+def compile_for(problem: ca.ConvProblem, text: str) -> None:
+    for launch in recipe_of(text, problem, H100).launches:
+        if isinstance(launch, KernelLaunch) and isinstance(launch.kernel, Kernel):
+            cubin(launch.kernel, H100.compute_capability)
+
+
 def kernels(problem: ca.ConvProblem) -> list[Candidate]:
     return [c for c in offers_of(problem, H100) if c.text.startswith("few_channels@")]
 
@@ -70,7 +77,7 @@ def test_a_kernel_that_is_compiled_serves_with_the_settings_of_the_size() -> Non
     winner, *_ = kernels(NEARBY)
     best, second, *_ = kernels(HERE)
     assert winner.text not in [c.text for c in kernels(HERE)], "its settings are of another size"
-    compile_kernels(recipe_of(second.text, HERE, H100), H100.compute_capability)
+    compile_for(HERE, second.text)
     # The best guess is not compiled, and another setting is.
     assert texts(candidate("other"), winner, ATEN) == ["other", second.text, "aten"]
     finish()
@@ -80,7 +87,7 @@ def test_a_kernel_that_is_compiled_serves_with_the_settings_of_the_size() -> Non
 def test_the_best_setting_is_compiled_even_if_another_one_is_taken() -> None:
     winner, *_ = kernels(NEARBY)
     best, second, *_ = kernels(HERE)
-    compile_kernels(recipe_of(second.text, HERE, H100), H100.compute_capability)
+    compile_for(HERE, second.text)
     taken = next(ready([winner, ATEN], HERE, H100))  # nobody asks for the next
     assert taken.text == second.text
     finish()
@@ -104,13 +111,13 @@ def test_the_same_settings_come_first() -> None:
 
 def test_a_kernel_that_an_earlier_process_has_kept_is_ready() -> None:
     best, *_ = kernels(HERE)
-    recipe = recipe_of(best.text, HERE, H100)
-    compile_kernels(recipe, H100.compute_capability)
+    compile_for(HERE, best.text)
     compiled_kernels.clear()  # as in a new process
-    assert is_compiled(recipe, H100.compute_capability)
+    (kernel,) = recipe_of(best.text, HERE, H100).kernels or ()
+    assert is_found(kernel, H100.compute_capability)
     assert texts(best) == [best.text]
     compiled_kernels.clear()
-    assert not is_compiled(recipe, (9, 9)), "it is of another architecture"
+    assert not is_found(kernel, (9, 9)), "it is of another architecture"
 
 
 def test_a_kernel_that_does_not_compile_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +151,7 @@ def test_an_engine_within_a_rewrite_would_have_to_be_built() -> None:
         memory_format=torch.channels_last,
     )
     padded = next(c for c in offers_of(problem, H100) if c.text.startswith("pad_channels@"))
-    compile_kernels(recipe_of(padded.text, problem, H100), H100.compute_capability)
+    compile_for(problem, padded.text)
     assert texts(padded, problem=problem) == []
     assert not ready_kernels._waiting
 

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels.few_channels_rows import (
     RESERVED_SHARED_BYTES,
@@ -156,8 +154,7 @@ class FewChannels:
 @functools.lru_cache(maxsize=256)
 def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
     geometry = _Geometry(problem)
-    is_half = problem.dtype in (torch.float16, torch.bfloat16)
-    if problem.op != "fprop" or not is_half or not is_computed(problem, gpu):
+    if problem.op != "fprop" or not is_computed(problem, gpu):
         return ()
     if geometry.registers > _MOST_WEIGHT_REGISTERS:
         return ()

@@ -19,15 +19,16 @@ RESERVED_SHARED_BYTES = 1024
 """Of each block, which CUDA takes."""
 
 
-def is_computed(problem: ConvProblem, gpu: Gpu) -> bool:
-    """Whether the kernels for few channels compute a problem of their operation, if they do its
-    dtype."""
+def is_computed(problem: ConvProblem, gpu: Gpu, in_tf32: bool = False) -> bool:
+    """Whether a kernel for few channels computes a problem of its operation; ``in_tf32`` says
+    whether it does so in TF32, too."""
     if problem.spatial_dims != 2:
         return False
     padded_width = problem.input_shape[3] + problem.padding[1] + problem.padding[3]
     return (
         problem.input_shape[1] * padded_width < _MOST_ELEMENTS
         and problem.memory_format == torch.channels_last
+        and (problem.dtype in (torch.float16, torch.bfloat16) or (in_tf32 and problem.may_use_tf32))
         and problem.groups == 1
         and problem.dilation == (1, 1)
         and problem.input_shape[1] <= _MOST_CHANNELS

@@ -67,16 +67,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const Shape shape{height, width, channels, p, q, pad_h, pad_w, tiles_p, tiles_q};
   DYNAMIC_SHARED(shared);
   auto* const pairs = reinterpret_cast<unsigned*>(shared + 2 * COPIED_BYTES);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int g = lane / 4, t = lane % 4;
-  const int warp_n = warp % WARPS_N, warp_k = warp / WARPS_N;
+  const Share share = share_of_this_thread();
+  const int lane = threadIdx.x % 32;
   const int first_channel = blockIdx.y * BLOCK_CHANNELS;
 
   // Row lane % 8 of matrix lane / 8: two matrices of channels, of each of two fours of columns.
   const int gradient_offset = (lane % 8 + lane / 16 * 8) * GRADIENT_PITCH + lane / 8 % 2 * 16;
   const unsigned* words[N_TILES];  // this lane's first ones
 #pragma unroll
-  for (int j = 0; j < N_TILES; ++j) words[j] = pairs + place_of(warp_n * N_TILES + j, g, t);
+  for (int j = 0; j < N_TILES; ++j) words[j] = pairs + place_of(j, share);
   float sums[M_TILES][N_TILES][4] = {};
 
   const auto begin_tile = [&](int index, int buffer) {
@@ -99,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     __syncthreads();
     const int columns = min(TILE_Q, q - tile.q);
 #pragma unroll 1
-    for (int column = 8 * warp_k; column < columns; column += 8 * WARPS_K) {
+    for (int column = 8 * share.warp_k; column < columns; column += 8 * WARPS_K) {
       unsigned left[M_TILES][4];
 #pragma unroll
       for (int m = 0; m < M_TILES; ++m) {
@@ -111,8 +110,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const unsigned* const word = words[j] + PIXEL_STEP * column;
         unsigned right[2] = {word[0], word[4 * PIXEL_STEP]};
 #if IS_RAGGED
-        if (column + t >= columns) right[0] = 0u;
-        if (column + t + 4 >= columns) right[1] = 0u;
+        if (column + share.t >= columns) right[0] = 0u;
+        if (column + share.t + 4 >= columns) right[1] = 0u;
 #endif
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) mma_16x8x16<ELEMENT>(sums[m][j], left[m], right);
@@ -120,5 +119,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     buffer ^= 1;
   }
-  write_sums<1, 8>(reinterpret_cast<float*>(shared), parts, sums, channels, first_channel);
+  write_sums<1, 8>(reinterpret_cast<float*>(shared), parts, sums, share, channels, first_channel);
 }

@@ -7,8 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from cudnn_autotune.engines.implementations import Gpu, Offer
 from cudnn_autotune.engines.kernels.few_channels_rows import (
     RESERVED_SHARED_BYTES,
@@ -161,8 +159,7 @@ def _shared_bytes(problem: ConvProblem, settings: _Settings) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _all_settings(problem: ConvProblem, gpu: Gpu) -> tuple[_Settings, ...]:
-    is_known = problem.may_use_tf32 or problem.dtype in (torch.float16, torch.bfloat16)
-    if problem.op != "wgrad" or not is_known or not is_computed(problem, gpu):
+    if problem.op != "wgrad" or not is_computed(problem, gpu, in_tf32=True):
         return ()
     elements = math.prod(problem.weight_shape[1:])
     if elements > _MOST_ELEMENTS:

@@ -11,10 +11,21 @@ constexpr int BLOCK_COLUMNS = WARPS_N * N_TILES * 8;
 static_assert(TILE_Q % 8 == 0 && PITCH % 8 == 0 && BLOCK_COLUMNS >= COLUMNS, "");
 static_assert(PITCH >= LEFT + PIXEL_STEP * (TILE_Q - 1) + ROW, "a row of the tile fits");
 
-// Where a lane's element of an eight begins in the rows of an image, for its first pixel.
-__device__ __forceinline__ int place_of(int eight, int g, int t) {
-  const int n = 8 * eight + g;
-  return LEFT + PIXEL_STEP * t + (n < COLUMNS ? n / ROW * PITCH + n % ROW : 0);
+// What a thread computes: it is lane (g, t) of the warp that has part warp_n of the elements, and
+// turn warp_k of the pixels.
+struct Share {
+  int g, t, warp_n, warp_k;
+};
+
+__device__ __forceinline__ Share share_of_this_thread() {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  return {lane / 4, lane % 4, warp % WARPS_N, warp / WARPS_N};
+}
+
+// Where the element of a warp's eight j begins in the rows of an image, for a lane's first pixel.
+__device__ __forceinline__ int place_of(int j, const Share& share) {
+  const int n = (share.warp_n * N_TILES + j) * 8 + share.g;
+  return LEFT + PIXEL_STEP * share.t + (n < COLUMNS ? n / ROW * PITCH + n % ROW : 0);
 }
 
 // Adds the sums of the groups of warps, one after the other, and writes the block's to its part of
@@ -22,22 +33,20 @@ __device__ __forceinline__ int place_of(int eight, int g, int t) {
 // UPPER of a sixteen.
 template <int LOWER, int UPPER>
 __device__ __forceinline__ void write_sums(float* total, float* __restrict__ parts,
-                                           const float (&sums)[M_TILES][N_TILES][4], int channels,
-                                           int first_channel) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int g = lane / 4, t = lane % 4;
-  const int warp_n = warp % WARPS_N, warp_k = warp / WARPS_N;
+                                           const float (&sums)[M_TILES][N_TILES][4],
+                                           const Share& share, int channels, int first_channel) {
   for (int k = 0; k < WARPS_K; ++k) {
     __syncthreads();
-    if (warp_k != k) continue;
+    if (share.warp_k != k) continue;
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
       for (int j = 0; j < N_TILES; ++j) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-          const int channel = 16 * m + LOWER * g + UPPER * (r / 2);
-          float& sum = total[channel * BLOCK_COLUMNS + (warp_n * N_TILES + j) * 8 + 2 * t + r % 2];
+          const int channel = 16 * m + LOWER * share.g + UPPER * (r / 2);
+          const int column = (share.warp_n * N_TILES + j) * 8 + 2 * share.t + r % 2;
+          float& sum = total[channel * BLOCK_COLUMNS + column];
           sum = k == 0 ? sums[m][j][r] : sum + sums[m][j][r];
         }
       }

@@ -40,13 +40,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                        int pad_h, int pad_w, int tiles_p, int tiles_q, int tiles) {
   const Shape shape{height, width, channels, p, q, pad_h, pad_w, tiles_p, tiles_q};
   DYNAMIC_SHARED(shared);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int g = lane / 4, t = lane % 4;
-  const int warp_n = warp % WARPS_N, warp_k = warp / WARPS_N;
+  const Share share = share_of_this_thread();
   const int first_channel = blockIdx.y * BLOCK_CHANNELS;
   int places[N_TILES];
 #pragma unroll
-  for (int j = 0; j < N_TILES; ++j) places[j] = place_of(warp_n * N_TILES + j, g, t);
+  for (int j = 0; j < N_TILES; ++j) places[j] = place_of(j, share);
   float sums[M_TILES][N_TILES][4] = {};
 
   const auto begin_tile = [&](int index, int buffer) {
@@ -64,11 +62,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     __syncthreads();  // all have them, and are done with the other buffer
     if (index + gridDim.x < tiles) begin_tile(index + gridDim.x, buffer ^ 1);
     const unsigned char* copied = shared + buffer * COPIED_BYTES;
-    const float* gradients = reinterpret_cast<const float*>(copied) + t * GRADIENT_PITCH + 2 * g;
+    const float* gradients =
+        reinterpret_cast<const float*>(copied) + share.t * GRADIENT_PITCH + 2 * share.g;
     const float* image = reinterpret_cast<const float*>(copied + GRADIENT_BYTES);
     const int columns = min(TILE_Q, q - tile_at(index, shape).q);
 #pragma unroll 1
-    for (int column = 8 * warp_k; column < columns; column += 8 * WARPS_K) {
+    for (int column = 8 * share.warp_k; column < columns; column += 8 * WARPS_K) {
       unsigned left[M_TILES][4];
 #pragma unroll
       for (int m = 0; m < M_TILES; ++m) {
@@ -83,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const float* const at = image + places[j] + PIXEL_STEP * column;
         unsigned right[2] = {to_tf32(at[0]), to_tf32(at[4 * PIXEL_STEP])};
 #if IS_RAGGED
-        if (column + t >= columns) right[0] = 0u;
-        if (column + t + 4 >= columns) right[1] = 0u;
+        if (column + share.t >= columns) right[0] = 0u;
+        if (column + share.t + 4 >= columns) right[1] = 0u;
 #endif
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) mma_16x8x8_tf32(sums[m][j], left[m], right);
@@ -92,5 +91,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     buffer ^= 1;
   }
-  write_sums<2, 1>(reinterpret_cast<float*>(shared), parts, sums, channels, first_channel);
+  write_sums<2, 1>(reinterpret_cast<float*>(shared), parts, sums, share, channels, first_channel);
 }
