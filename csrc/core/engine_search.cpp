@@ -10,7 +10,9 @@
 
 #include "core/check.h"
 #include "core/conv_graph.h"
+#include "core/cudnn_library.h"
 #include "core/engine_description.h"
+#include "core/errata.h"
 #include "core/kept_plans.h"
 
 namespace cudnn_autotune {
@@ -102,7 +104,7 @@ struct EngineSearch::Impl {
   // The configs of one graph that no earlier query has listed.
   std::vector<Candidate> list(const std::optional<ConvGraph>& graph, const std::string& mode) {
     std::vector<Candidate> candidates;
-    if (!graph) return candidates;
+    if (!graph || ends_the_process(mode, problem, cudnn_runtime_version())) return candidates;
     for (const auto& descriptor : graph->query(heuristic_mode(mode))) {
       auto config = engine_config(descriptor, problem, &graph == &unfused);
       {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <numeric>
+#include <vector>
 
 namespace cudnn_autotune {
 namespace {
@@ -13,9 +16,36 @@ struct Erratum {
   bool (*is_wrong)(const ConvProblem&);
 };
 
+int64_t elements(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+int64_t element_bytes(DataType dtype) {
+  switch (dtype) {
+    case DataType::float64:
+      return 8;
+    case DataType::float32:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+bool is_pointwise(const ConvProblem& problem) {
+  return std::all_of(problem.w.begin() + 2, problem.w.begin() + problem.dims(),
+                     [](int64_t width) { return width == 1; });
+}
+
 // The engine uses the padding before also as the padding after (relative error 1.3 on an H200).
+// Engine 50 writes behind its result then.
 bool is_asymmetric(const ConvProblem& problem) {
   return problem.pre_padding != problem.post_padding;
+}
+
+// As above, where the padding before is half of the kernel (on an H100); engines 5 and 6 write
+// behind their result.
+bool is_asymmetric_in_one_dimension(const ConvProblem& problem) {
+  return problem.spatial_dims == 1 && is_asymmetric(problem);
 }
 
 // The engine rounds float32 operands, and has no note that says so (relative error 5e-4 on an
@@ -33,20 +63,54 @@ bool is_one_place_with_epilogue(const ConvProblem& problem) {
   return true;
 }
 
-// The engine ended in "misaligned address" on operands that are aligned to less than 16 bytes, in
-// one of two runs on an H200.
-bool is_hardly_aligned_float32(const ConvProblem& problem) {
+// The engine ended in "misaligned address" if one of its tensors was aligned to less than this, in
+// most runs on an H100.
+bool is_hardly_aligned(const ConvProblem& problem) {
   constexpr int kVectorBytes = 16;
-  return problem.dtype == DataType::float32 &&
-         std::min(problem.x_alignment, problem.y_alignment) < kVectorBytes;
+  return std::min({problem.x_alignment, problem.w_alignment, problem.y_alignment}) < kVectorBytes;
 }
 
-constexpr std::array<Erratum, 5> kErrata{{
+bool is_hardly_aligned_float32(const ConvProblem& problem) {
+  return problem.dtype == DataType::float32 && is_hardly_aligned(problem);
+}
+
+// The engine computes two groups of four channels at once, and writes a group too many behind its
+// result if their number is odd: where the result is in the order of channels_last, it has no room
+// for it (on an H100).
+bool has_odd_groups_of_four(const ConvProblem& problem) {
+  return problem.groups % 2 == 1 && problem.groups > 1 && problem.w[1] == 4 &&
+         problem.w[0] == int64_t{4} * problem.groups &&
+         (problem.layout == Layout::channels_last || is_pointwise(problem));
+}
+
+// The engine copies contiguous tensors into its workspace, one behind the other, and reads one that
+// begins at no multiple of 128 bytes from another place (relative error 1.4 on an H100).
+bool is_copied_astray(const ConvProblem& problem) {
+  constexpr int64_t kCopyBytes = 128;
+  const int64_t y_bytes = elements(problem.output_shape()) * element_bytes(problem.dtype);
+  return problem.layout == Layout::channels_first && y_bytes % kCopyBytes != 0;
+}
+
+constexpr std::array<Erratum, 19> kErrata{{
     {919, 1, ConvOp::wgrad, is_asymmetric},
+    {919, 18, ConvOp::wgrad, is_asymmetric},
     {919, 20, ConvOp::wgrad, is_asymmetric},
+    {919, 50, ConvOp::dgrad, is_asymmetric},
+    {919, 5, ConvOp::fprop, is_asymmetric_in_one_dimension},
+    {919, 6, ConvOp::dgrad, is_asymmetric_in_one_dimension},
+    {919, 16, ConvOp::wgrad, is_asymmetric_in_one_dimension},
     {919, 17, ConvOp::wgrad, is_exact},
-    {919, 67, ConvOp::wgrad, is_hardly_aligned_float32},
     {919, 52, ConvOp::fprop, is_one_place_with_epilogue},
+    {919, 57, ConvOp::fprop, is_hardly_aligned},
+    {919, 61, ConvOp::wgrad, is_hardly_aligned},
+    {919, 62, ConvOp::dgrad, is_hardly_aligned},
+    {919, 67, ConvOp::wgrad, is_hardly_aligned_float32},
+    {919, 70, ConvOp::wgrad, is_copied_astray},
+    {919, 78, ConvOp::dgrad, is_copied_astray},
+    {919, 9, ConvOp::wgrad, has_odd_groups_of_four},
+    {919, 10, ConvOp::wgrad, has_odd_groups_of_four},
+    {919, 23, ConvOp::wgrad, has_odd_groups_of_four},
+    {919, 30, ConvOp::wgrad, has_odd_groups_of_four},
 }};
 
 }  // namespace
@@ -61,6 +125,19 @@ bool is_known_wrong(const EngineConfig& config, const ConvProblem& problem, int6
     return erratum.cudnn_version == cudnn_version / 100 && erratum.engine == config.engine &&
            erratum.op == problem.op && erratum.is_wrong(computed);
   });
+}
+
+bool ends_the_process(const std::string& heuristic_mode, const ConvProblem& problem,
+                      int64_t cudnn_version) {
+  if (cudnn_version / 100 != 919 || heuristic_mode != "B" || problem.op != ConvOp::wgrad) {
+    return false;
+  }
+  // The output would have no place if the padding after were as that before.
+  for (int i = 0; i < problem.spatial_dims; ++i) {
+    const int64_t kernel = (problem.w[2 + i] - 1) * problem.dilation[i] + 1;
+    if (problem.x[2 + i] + int64_t{2} * problem.pre_padding[i] < kernel) return true;
+  }
+  return false;
 }
 
 }  // namespace cudnn_autotune

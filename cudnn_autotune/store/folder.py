@@ -26,10 +26,10 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     # The XDG Base Directory Specification says that a relative path must be ignored.
     if os.path.isabs(caches):
         return Path(caches, "cudnn_autotune")
-    try:
-        return Path.home() / ".cache" / "cudnn_autotune"
-    except RuntimeError:  # a user without a home, as in some containers
+    home = os.path.expanduser("~")
+    if home == "~":  # a user without a home, as in some containers
         return Path(tempfile.gettempdir(), f"cudnn_autotune-{os.getuid()}")
+    return Path(home, ".cache", "cudnn_autotune")
 
 
 def located(path: str | os.PathLike[str], argument: str = "path") -> Path:

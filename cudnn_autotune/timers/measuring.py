@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cudnn_autotune.core.guard_bands import GuardedMemory
 from cudnn_autotune.engines.problem import ConvProblem
 
 # The share of free memory that the copies for a cold cache may use.
@@ -27,7 +28,8 @@ WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
 def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
     """Returns the operands of ``problem`` with normal random data, in its layout and dtype: input,
     weight, output, and the bias and the residual of a fused problem that has them. Each lies at an
-    address that has the problem's alignment for it, and no larger one.
+    address that has the problem's alignment for it, and no larger one; the one that the operation
+    writes is :func:`surrounded`.
 
     The data are not zeros, because zeros draw less power, so that engines run faster on them.
 
@@ -51,7 +53,20 @@ def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") ->
         if len(shape) > 1:  # a bias has no memory format
             tensor = tensor.contiguous(memory_format=problem.memory_format)
         found.append(_aligned(tensor, alignment))
-    return tuple(found)
+    return surrounded(problem, found)
+
+
+def surrounded(problem: ConvProblem, data: Sequence[Tensor]) -> Operands:
+    """Returns ``data`` with another tensor for the result, which has a MiB of unused memory
+    on both sides. Some engines of cuDNN write behind their result (csrc/core/errata.cpp), and what
+    is measured is checked only later: until then it must not spoil other tensors.
+
+    Raises:
+        OutOfMemoryError: there is no memory for another result.
+    """
+    place = WRITTEN[problem.op]
+    result = GuardedMemory.like(data[place]).as_tensor(data[place])
+    return (*data[:place], result.copy_(data[place]), *data[place + 1 :])
 
 
 def added_shapes(problem: ConvProblem) -> list[tuple[int, ...]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.guard_bands import GuardedMemory
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.problem_json import problem_from_json
 from cudnn_autotune.engines.recipe_plan import recipe_plan
@@ -19,7 +20,6 @@ from cudnn_autotune.engines.registry import Named
 from cudnn_autotune.engines.user_implementation import UserImplementation
 from cudnn_autotune.timers.measuring import WRITTEN, operands
 from cudnn_autotune.tuning.checking import relative_error, tolerance
-from cudnn_autotune.tuning.guard_bands import GuardedMemory
 from cudnn_autotune.tuning.tune_problem import flags_of
 
 

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -30,6 +30,7 @@ from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
+from cudnn_autotune.timers.measuring import surrounded
 from cudnn_autotune.tuning import (
     choice_log,
     compiling_ahead,
@@ -224,7 +225,10 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
     compiling_ahead.start_backward(problem, miss.device, strategy.name, miss.limit)
     begun = compiling_ahead.take(problem, miss.device)
     refused = refusal(problem, miss.tensors)
-    timer = GpuTimer(problem, search, miss.tensors, refusal=refused, begun=begun)
+    tensors = miss.tensors
+    with suppress(torch.OutOfMemoryError):
+        tensors = surrounded(problem, tensors)
+    timer = GpuTimer(problem, search, tensors, refusal=refused, begun=begun)
     try:
         nearby = remembering.similar(problem, miss.device)
         candidates = QueriedCandidates(search, problem, miss.tensors, miss.limit, nearby)

@@ -1,6 +1,6 @@
 """Runs candidates on a caller's tensors, and rejects those whose output is wrong.
 
-What implementations write goes to memory between guard bands instead, and is compared there.
+What they write goes to memory between guard bands instead, and is compared there.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.guard_bands import GuardedMemory, are_touched
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.timers.measuring import WRITTEN
 from cudnn_autotune.tuning.checking import COMPARED, comparison, error_in, tolerance
-from cudnn_autotune.tuning.guard_bands import GuardedMemory
 
 _log = logging.getLogger(__name__)
 
@@ -103,18 +104,18 @@ def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> V
     """Enqueues the candidate named ``text`` and the comparison of its output. The error of one that
     fails to run is infinite.
 
+    Without memory for guard bands, an engine or PyTorch's own path writes to the caller's result.
+
     Raises:
         OutOfMemoryError: there is none for the guard bands of an implementation.
     """
     try:
-        if registry.is_text(text):
+        try:
             return _begin_guarded(problem, plan, tensors)
-        written = tensors[WRITTEN[problem.op]]
-
-        def run() -> None:
-            written.copy_(_C.execute(plan, *tensors))  # PyTorch's own path allocates its result
-
-        return Verdict(comparison(problem, run, *tensors))
+        except torch.OutOfMemoryError:
+            if registry.is_text(text):
+                raise
+            return Verdict(comparison(problem, partial(_run, problem, plan, tensors), *tensors))
     except _C.PlanError as failure:
         # As text, since a handler that keeps log records would keep the tensors of its frames.
         _log.warning("%s: %s fails: %s", problem.text, text, str(failure))
@@ -127,15 +128,18 @@ def _begin_guarded(problem: ConvProblem, plan: _C.Plan, tensors: Tensors) -> Ver
     workspace = GuardedMemory(plan.workspace_bytes, tensors[place].device)
     written = result.as_tensor(tensors[place])
     guarded = (*tensors[:place], written, *tensors[place + 1 :])
-
-    def run() -> None:
-        _C.execute(plan, *guarded, workspace=workspace.memory)
-
+    run = partial(_run, problem, plan, guarded, workspace.memory)
     found = comparison(problem, run, *guarded)
     if found is None:
         return Verdict(None)
-    touched = [memory.is_touched().to(found.dtype) for memory in (result, workspace)]
-    return Verdict(torch.cat([found, torch.stack(touched)]))
+    return Verdict(torch.cat([found, are_touched(result, workspace).to(found.dtype)[None]]))
+
+
+def _run(
+    problem: ConvProblem, plan: _C.Plan, tensors: Tensors, workspace: Tensor | None = None
+) -> None:
+    # PyTorch's own path allocates its result.
+    tensors[WRITTEN[problem.op]].copy_(_C.execute(plan, *tensors, workspace=workspace))
 
 
 def refusal(problem: ConvProblem, tensors: Tensors) -> Callable[[str, _C.Plan], str]:

@@ -28,7 +28,7 @@ def pool(**changes: object) -> list[ca.ConvProblem]:
 
 
 # Some of these are known to be wrong for some problems (csrc/core/errata.cpp), and go as well.
-ERRATA_ENGINES = {1, 17, 20}
+ERRATA_ENGINES = {1, 17, 18, 20, 50, 70, 78}
 SEEN_WITH = 91900
 
 
@@ -67,30 +67,90 @@ def test_engines_that_ignore_the_far_padding_are_left_out(padding: tuple[int, ..
     assert everything - left == (everything & {1, 20} if goes else set())
 
 
+FLOAT32: dict[str, Any] = {"dtype": torch.float32}
+CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
+ASYMMETRIC: dict[str, Any] = {"padding": (0, 0, 1, 1)}
+DEPTHWISE: dict[str, Any] = {"weight_shape": (64, 1, 3, 3), "groups": 64}
+# Of one dimension, with 64 channels in images of 56.
+ONE_DIMENSION: dict[str, Any] = {
+    "input_shape": (8, 64, 56), "weight_shape": (64, 1, 3), "groups": 64, **CONTIGUOUS,
+}  # fmt: skip
+ODD_GROUPS: dict[str, Any] = {
+    "input_shape": (8, 12, 56, 56), "weight_shape": (12, 4, 3, 3), "groups": 3,
+}  # fmt: skip
+# Images with an output of no multiple of 128 bytes.
+ODD_IMAGES: dict[str, Any] = {
+    "input_shape": (1, 64, 55, 55), "weight_shape": (24, 64, 3, 3), **CONTIGUOUS,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("engine", "changes"),
-    [(1, {"padding": (0, 0, 1, 1)}), (20, {"padding": (0, 0, 1, 1)}),
-     (17, {"dtype": torch.float32, "allow_tf32": False}),
-     (67, {"dtype": torch.float32, "alignment": (8, 32, 32)}),
-     (67, {"dtype": torch.float32, "alignment": (32, 32, 4)})],
+    ("op", "engine", "changes"),
+    [("wgrad", 1, ASYMMETRIC), ("wgrad", 18, ASYMMETRIC), ("wgrad", 20, ASYMMETRIC),
+     ("dgrad", 50, ASYMMETRIC),
+     ("fprop", 5, {**ONE_DIMENSION, "padding": (1, 0)}),
+     ("dgrad", 6, {**ONE_DIMENSION, "padding": (1, 0)}),
+     ("wgrad", 16, {**ONE_DIMENSION, "padding": (1, 0)}),
+     ("wgrad", 17, {**FLOAT32, "allow_tf32": False}),
+     ("fprop", 57, {**DEPTHWISE, "alignment": (8, 32, 32)}),
+     ("wgrad", 61, {**DEPTHWISE, "alignment": (32, 8, 32)}),
+     ("dgrad", 62, {**DEPTHWISE, "alignment": (32, 32, 4)}),
+     ("wgrad", 67, {**FLOAT32, "alignment": (8, 32, 32)}),
+     ("wgrad", 67, {**FLOAT32, "alignment": (32, 32, 4)}),
+     ("wgrad", 67, {**FLOAT32, "alignment": (32, 8, 32)}),
+     ("wgrad", 70, ODD_IMAGES), ("dgrad", 78, ODD_IMAGES),
+     *(("wgrad", engine, ODD_GROUPS) for engine in (9, 10, 23, 30))],
 )  # fmt: skip
 def test_an_erratum_is_of_the_cudnn_that_it_was_seen_with(
-    engine: int, changes: dict[str, Any]
+    op: str, engine: int, changes: dict[str, Any]
 ) -> None:
     """The number may be another engine's in another version, or that of one that was mended."""
 
-    def is_wrong(op: str, version: int, number: int = engine, **fields: Any) -> bool:
+    def is_wrong(version: int, op: str = op, number: int = engine, **fields: Any) -> bool:
         problem = make("resnet_fp16_nhwc", op, **fields)
         return _C.is_known_wrong(f"eng{number}:WORKSPACE=0", problem.native(), version)
 
-    assert is_wrong("wgrad", SEEN_WITH, **changes)
-    assert is_wrong("wgrad", SEEN_WITH + 1, **changes), "a patch mends no engine that we know of"
+    assert is_wrong(SEEN_WITH, **changes)
+    assert is_wrong(SEEN_WITH + 1, **changes), "a patch mends no engine that we know of"
     for version in (SEEN_WITH - 100, SEEN_WITH + 100, 101900, 91):
-        assert not is_wrong("wgrad", version, **changes)
-    assert not is_wrong("wgrad", SEEN_WITH)
-    assert not is_wrong("wgrad", SEEN_WITH, number=2, **changes)
-    assert not is_wrong("fprop", SEEN_WITH, **changes)
-    assert not is_wrong("dgrad", SEEN_WITH, **changes)
+        assert not is_wrong(version, **changes)
+    assert not is_wrong(SEEN_WITH)
+    assert not is_wrong(SEEN_WITH, number=2, **changes)
+    for other in set(OPS) - {op}:
+        assert not is_wrong(SEEN_WITH, other, **changes)
+
+
+@pytest.mark.parametrize(
+    ("op", "engine", "changes"),
+    [("wgrad", 70, {**ODD_IMAGES, "input_shape": (1, 64, 64, 64)}),
+     ("wgrad", 70, {**ODD_IMAGES, "memory_format": torch.channels_last}),
+     ("wgrad", 9, {**ODD_GROUPS, "groups": 2, "input_shape": (8, 8, 56, 56),
+                   "weight_shape": (8, 4, 3, 3)}),
+     ("wgrad", 9, {**ODD_GROUPS, "weight_shape": (24, 4, 3, 3)}),
+     ("wgrad", 9, {**ODD_GROUPS, **CONTIGUOUS}),
+     ("fprop", 5, {**ONE_DIMENSION, "padding": (1, 1)}),
+     ("fprop", 57, {**DEPTHWISE, "alignment": (16, 16, 16)}),
+     ("wgrad", 67, {"alignment": (8, 8, 8)})],
+)  # fmt: skip
+def test_an_erratum_is_of_the_problems_that_it_was_seen_with(
+    op: str, engine: int, changes: dict[str, Any]
+) -> None:
+    problem = make("resnet_fp16_nhwc", op, **changes)
+    assert not _C.is_known_wrong(f"eng{engine}", problem.native(), SEEN_WITH)
+
+
+def test_a_mode_that_ends_the_process_is_not_asked() -> None:
+    """cuDNN 9.19 ends it where padding after as before would leave no output."""
+    shapes = {"input_shape": (1, 28, 1, 47), "weight_shape": (28, 4, 3, 3), "groups": 7}
+
+    def asked(padding: tuple[int, ...]) -> set[str]:
+        problem = make("resnet_fp16_nhwc", "wgrad", padding=padding, **shapes)
+        return {c.heuristic_mode for c in unfiltered(problem, "h200")}
+
+    is_seen = _C.cudnn_runtime_version() // 100 == SEEN_WITH // 100
+    assert asked((1, 2, 1, 2)) >= {"A", "B"}
+    assert "A" in asked((0, 2, 3, 2))
+    assert ("B" in asked((0, 2, 3, 2))) is not is_seen
 
 
 @pytest.mark.parametrize(

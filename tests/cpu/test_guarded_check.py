@@ -1,4 +1,4 @@
-"""What an implementation computes is checked between guard bands before it may be timed."""
+"""What a candidate writes is checked between guard bands: before it serves, or even is timed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
+from cudnn_autotune.core import guard_bands
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning.output_check import OutputChecks, begin, refusal
 
@@ -97,6 +98,44 @@ def test_without_memory_for_a_check_it_does_not_run(monkeypatch: pytest.MonkeyPa
 def test_engines_run_unasked() -> None:
     one = plan_of("eng3", PROBLEM)  # which fails the test if it runs
     assert refusal(PROBLEM, data())("eng3", one) == ""
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_an_engine_that_writes_outside_is_rejected(
+    is_outside: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its output is right all the same, and so would another one have been, which lies behind."""
+
+    def run(x: Tensor, w: Tensor, y: Tensor, *_: Tensor) -> None:
+        y.copy_(_C.execute(right, x, w, y))
+        if is_outside:
+            user_kernels.clear_byte(y.data_ptr() + y.nbytes, x)
+
+    right = _C.build_plan(PROBLEM.native(), "aten", 0)
+    checks, tensors = OutputChecks(), data()
+    before = tensors[2].clone()
+    plan = plan_of("eng3", PROBLEM, run)
+    assert checks.is_right(PROBLEM, "eng3", plan, tensors) is not is_outside
+    assert bool(checks.rejected) is is_outside
+    assert ("writes outside of its result" in caplog.text) is is_outside
+    assert torch.equal(tensors[2], before)
+
+
+def test_without_memory_for_bands_an_engine_is_checked_on_the_callers_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    plan, tensors = _C.build_plan(PROBLEM.native(), "aten", 0), data()
+    expected = _C.execute(plan, *tensors)
+    tensors[2].fill_(7)
+    checks = OutputChecks()
+    with monkeypatch.context() as patch:
+        patch.setattr(guard_bands.torch, "empty", full)
+        assert checks.is_right(PROBLEM, "aten", plan, tensors)
+    assert checks.errors["aten"] is not None
+    assert torch.equal(tensors[2], expected)
 
 
 @pytest.mark.parametrize("op", ["dgrad", "wgrad"])

@@ -15,11 +15,11 @@ from subprocesses import python
 from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
+from cudnn_autotune.core.guard_bands import GuardedMemory
 from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import UserImplementation
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import isolated_run
-from cudnn_autotune.tuning.guard_bands import GuardedMemory
 from cudnn_autotune.tuning.isolated_process import harm_of
 from cudnn_autotune.tuning.isolated_run import Outcome, check, run_elsewhere
 

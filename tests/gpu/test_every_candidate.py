@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 import torch
+from random_problems import KINDS, random_problem
 from references import random_operands, reference, relative_error, tolerance
 from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.guard_bands import GuardedMemory
 from cudnn_autotune.engines.configs import build_plan
 from cudnn_autotune.timers.measuring import WRITTEN, operands
-from cudnn_autotune.tuning.guard_bands import GuardedMemory
+from cudnn_autotune.tuning import checking
 
 pytestmark = pytest.mark.gpu
 
@@ -61,6 +64,25 @@ PROBLEMS: dict[str, dict[str, Any]] = {
         "input_shape": (2, 16, 15, 12), "weight_shape": (16, 16, 4, 2), "padding": (1, 0, 2, 1),
         "dtype": torch.float32,
     },
+    "tf32_nchw_one_dimension_asymmetric": {
+        "input_shape": (2, 8, 31), "weight_shape": (8, 1, 7), "padding": (3, 5), "groups": 8,
+        "dtype": torch.float32,
+    },
+    "tf32_nchw_odd": {
+        "input_shape": (3, 32, 53, 43), "weight_shape": (8, 32, 1, 3), "dtype": torch.float32,
+    },
+    "fp16_odd_groups_of_four": {
+        "input_shape": (4, 12, 45, 39), "weight_shape": (12, 4, 3, 1), "stride": 2, "groups": 3,
+        "dtype": torch.float16, "memory_format": NHWC,
+    },
+    "fp16_depthwise_hardly_aligned": {
+        "input_shape": (3, 72, 33, 13), "weight_shape": (72, 1, 5, 5), "padding": 2, "groups": 72,
+        "dtype": torch.float16, "memory_format": NHWC, "alignment": (8, 8, 4),
+    },
+    "fp16_kernel_larger_than_its_image": {
+        "input_shape": (1, 28, 1, 47), "weight_shape": (28, 4, 3, 3), "padding": (0, 2, 3, 2),
+        "groups": 7, "dtype": torch.float16, "memory_format": NHWC,
+    },
     "fp64_nchw": {
         "input_shape": (2, 8, 12, 12), "weight_shape": (8, 8, 3, 3), "padding": 1,
         "dtype": torch.float64,
@@ -76,6 +98,10 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 OPS = ("fprop", "dgrad", "wgrad")
+READ = {"fprop": (0, 1), "dgrad": (2, 1), "wgrad": (2, 0)}
+"""The places among a problem's operands of the two that `reference` takes."""
+# To compile an engine takes up to a second.
+_MOST_COMPILED = 3
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -103,32 +129,49 @@ def test_every_candidate_is_right(name: str, op: str) -> None:
     assert len(refused) <= 0.1 * len(candidates), "\n".join([problem.text, *refused])
 
 
+def faults(problem: ca.ConvProblem) -> list[str]:
+    """What the engines do wrong, each on its own between guard bands: beside the result and the
+    workspace may lie other tensors of the caller's."""
+    data = list(operands(problem, "cuda"))
+    place = WRITTEN[problem.op]
+    expected = reference(problem, *(data[i] for i in READ[problem.op]))
+    found = []
+    compiled = 0
+    for candidate in ca.candidates(problem, device="cuda"):
+        compiled += candidate.is_compiled
+        if candidate.engine is None or (candidate.is_compiled and compiled > _MOST_COMPILED):
+            continue
+        result = GuardedMemory.like(data[place])
+        data[place] = result.as_tensor(data[place])
+        try:
+            plan = build_plan(problem, candidate.text)
+            workspace = GuardedMemory(plan.workspace_bytes, data[place].device)
+            result.memory.fill_(0xFF)  # NaN
+            _C.execute(plan, *data, workspace=workspace.memory)
+            torch.cuda.synchronize()
+        except ca.CudnnError:
+            continue
+        error = relative_error(data[place], expected)
+        if not error <= checking.tolerance(problem):
+            found.append(f"{candidate.text} {candidate.notes}: relative error {error:.3g}")
+        for where, memory in (("result", result), ("workspace", workspace)):
+            if memory.is_touched():
+                found.append(f"{candidate.text} {candidate.notes}: writes beside its {where}")
+    return [f"{problem.text}: {fault}" for fault in found]
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_no_candidate_writes_outside_of_its_result_and_its_workspace(name: str, op: str) -> None:
-    """What lies beside them would be another tensor of the caller's."""
-    problem = ca.ConvProblem(op=op, **PROBLEMS[name])
-    tensors = list(operands(problem, "cuda"))
-    place = WRITTEN[op]
-    result = GuardedMemory.like(tensors[place])
-    tensors[place] = result.as_tensor(tensors[place])
-    touching = []
-    for candidate in ca.candidates(problem, device="cuda"):
-        try:
-            plan = build_plan(problem, candidate.text)
-        except ca.CudnnError:
-            continue
-        workspace = GuardedMemory(plan.workspace_bytes, tensors[place].device)
-        try:
-            _C.execute(plan, *tensors, workspace=workspace.memory)
-        except ca.CudnnError:
-            continue
-        for where, memory in (("result", result), ("workspace", workspace)):
-            if memory.is_touched():
-                touching.append(f"{candidate.text}: beside its {where}")
-                result = GuardedMemory.like(tensors[place])
-                tensors[place] = result.as_tensor(tensors[place])
-    assert not touching, "\n".join([problem.text, *touching])
+    assert not faults(ca.ConvProblem(op=op, **PROBLEMS[name]))
+
+
+@pytest.mark.parametrize("seed", range(32))
+def test_no_engine_is_wrong_for_random_problems(seed: int) -> None:
+    rng = random.Random(seed)
+    drawn = (random_problem(rng, rng.choice(list(KINDS))) for _ in range(24))
+    problems = [problem for problem in drawn if not problem.is_fused]
+    assert not [fault for problem in problems for fault in faults(problem)]
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -35,6 +35,11 @@ class GuardedMemory:
         return self.memory.view(like.dtype).as_strided(like.shape, like.stride())
 
     def is_touched(self) -> Tensor:
-        """Whether a band was written to: a tensor of one bool, on the device, for which the host
-        does not wait."""
-        return torch.stack([(band != _PATTERN).any() for band in self._bands]).any()
+        """As :func:`are_touched`, of this memory alone."""
+        return are_touched(self)
+
+
+def are_touched(*memories: GuardedMemory) -> Tensor:
+    """Whether a band of one of them was written to: a tensor of one bool, on the device, for which
+    the host does not wait."""
+    return (torch.cat([band for memory in memories for band in memory._bands]) != _PATTERN).any()
