@@ -79,12 +79,15 @@ void bind_plan_timer(py::module_& m) {
   timer
       .def(py::init([](const ConvProblem& problem, const std::vector<Tensors>& sets,
                        int64_t flush_bytes, bool workspace_pages) {
+             // Not a call_guard, under which pybind11 would also register the new object: in a
+             // table that other threads change meanwhile.
+             const py::gil_scoped_release without_gil;
              std::vector<Operands> operands;
              for (const auto& set : sets) operands.push_back(Operands::from_list(problem, set));
              return std::make_unique<PlanTimer>(std::move(operands), flush_bytes, workspace_pages);
            }),
            py::arg("problem"), py::arg("operands"), py::arg("flush_bytes"),
-           py::arg("workspace_pages") = true, WithoutGilCall())
+           py::arg("workspace_pages") = true)
       .def("add", &PlanTimer::add, py::arg("plan").none(false))
       .def("set_workspace", &PlanTimer::set_workspace, py::arg("workspace"), WithoutGilCall())
       .def(

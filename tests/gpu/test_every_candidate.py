@@ -102,6 +102,8 @@ READ = {"fprop": (0, 1), "dgrad": (2, 1), "wgrad": (2, 0)}
 """The places among a problem's operands of the two that `reference` takes."""
 # To compile an engine takes up to a second.
 _MOST_COMPILED = 3
+# Some ask for 40 GiB, and other tests run beside this one.
+_MOST_WORKSPACE_BYTES = 2**30
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -145,6 +147,8 @@ def faults(problem: ca.ConvProblem) -> list[str]:
         data[place] = result.as_tensor(data[place])
         try:
             plan = build_plan(problem, candidate.text)
+            if plan.workspace_bytes > _MOST_WORKSPACE_BYTES:
+                continue
             workspace = GuardedMemory(plan.workspace_bytes, data[place].device)
             result.memory.fill_(0xFF)  # NaN
             _C.execute(plan, *data, workspace=workspace.memory)
