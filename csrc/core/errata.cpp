@@ -63,8 +63,8 @@ bool is_one_place_with_epilogue(const ConvProblem& problem) {
   return true;
 }
 
-// The engine ended in "misaligned address" if one of its tensors was aligned to less than this, in
-// most runs on an H100.
+// The engine ended in "misaligned address" for many problems of which one tensor was aligned to
+// less than this (on an H100).
 bool is_hardly_aligned(const ConvProblem& problem) {
   constexpr int kVectorBytes = 16;
   return std::min({problem.x_alignment, problem.w_alignment, problem.y_alignment}) < kVectorBytes;

@@ -23,7 +23,6 @@ from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.offers import alike, gpu_of, recipe_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.recipe import Kernel
-from cudnn_autotune.engines.rewrites.rewrite import Rewrite
 from cudnn_autotune.engines.user_implementation import is_users
 
 _log = logging.getLogger(__name__)
@@ -62,8 +61,8 @@ def ready(
 def _ready_setting(text: str, problem: ConvProblem, gpu: Gpu) -> Candidate | None:
     """Returns a candidate of the implementation that a text names, and has the one that is expected
     to be the fastest compiled if it is another one."""
-    if isinstance(registry.find(registry.parse(text).name), Rewrite):
-        return None  # an engine within it would have to be built
+    if registry.parse(text).settings.startswith("eng"):
+        return None  # a rewrite, whose engine would have to be built
     best: list[Kernel] | None = None
     found: Candidate | None = None
     for candidate in alike(text, problem, gpu)[:_MOST_SETTINGS]:

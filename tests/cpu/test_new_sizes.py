@@ -228,6 +228,13 @@ def test_candidates_that_differ_by_less_than_matters_are_alike() -> None:
     assert texts(sized(2, 8, 9)) == ["chosen", "faster"]
 
 
+@pytest.mark.parametrize(("ms", "first"), [(1.01, "near"), (1.03, "aten")])
+def test_pytorchs_own_path_yields_to_what_is_nearly_as_fast(ms: float, first: str) -> None:
+    """It looks for an engine at each new size."""
+    timed(sized(2, 8, 8), aten=1.0, near=ms)
+    assert texts(sized(2, 8, 9))[0] == first
+
+
 def test_times_that_nobody_measured_do_no_harm() -> None:
     """As of a store's file that was edited."""
     timed(sized(2, 8, 8), zero=0.0, good=1.0, endless=float("inf"))
