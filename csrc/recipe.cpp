@@ -1,8 +1,5 @@
 #include "recipe.h"
 
-#include <functional>
-#include <numeric>
-
 #include "core/check.h"
 #include "torch_bridge.h"
 
@@ -75,10 +72,7 @@ class LaunchCheck {
       case Buffer::workspace:
         return workspace_bytes_;
     }
-    const int64_t element = problem_.dtype == DataType::float64   ? 8
-                            : problem_.dtype == DataType::float32 ? 4
-                                                                  : 2;
-    return std::accumulate(shape.begin(), shape.end(), element, std::multiplies<int64_t>());
+    return problem_.bytes_of(shape);
   }
 
   void check(const Address& address) const {

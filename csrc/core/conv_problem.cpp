@@ -1,6 +1,8 @@
 #include "core/conv_problem.h"
 
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 
 namespace cudnn_autotune {
@@ -88,6 +90,11 @@ std::vector<int64_t> ConvProblem::output_shape() const {
   std::vector<int64_t> shape{x[0], w[0]};
   for (int d = 0; d < spatial_dims; ++d) shape.push_back(output_size(d));
   return shape;
+}
+
+int64_t ConvProblem::bytes_of(const std::vector<int64_t>& shape) const {
+  const int64_t element = dtype == DataType::float64 ? 8 : dtype == DataType::float32 ? 4 : 2;
+  return std::accumulate(shape.begin(), shape.end(), element, std::multiplies<>());
 }
 
 std::string ConvProblem::text() const {

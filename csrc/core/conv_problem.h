@@ -65,6 +65,8 @@ struct ConvProblem {
   std::vector<int64_t> input_shape() const { return {x.begin(), x.begin() + dims()}; }
   std::vector<int64_t> weight_shape() const { return {w.begin(), w.begin() + dims()}; }
   std::vector<int64_t> output_shape() const;
+  // Of a dense tensor of this shape, in the problem's dtype.
+  int64_t bytes_of(const std::vector<int64_t>& shape) const;
   // One line of text. Two problems have the same text if and only if they are equal.
   std::string text() const;
 

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
-#include <numeric>
-#include <vector>
 
 namespace cudnn_autotune {
 namespace {
@@ -15,21 +12,6 @@ struct Erratum {
   ConvOp op;
   bool (*is_wrong)(const ConvProblem&);
 };
-
-int64_t elements(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
-int64_t element_bytes(DataType dtype) {
-  switch (dtype) {
-    case DataType::float64:
-      return 8;
-    case DataType::float32:
-      return 4;
-    default:
-      return 2;
-  }
-}
 
 bool is_pointwise(const ConvProblem& problem) {
   return std::all_of(problem.w.begin() + 2, problem.w.begin() + problem.dims(),
@@ -87,8 +69,8 @@ bool has_odd_groups_of_four(const ConvProblem& problem) {
 // begins at no multiple of 128 bytes from another place (relative error 1.4 on an H100).
 bool is_copied_astray(const ConvProblem& problem) {
   constexpr int64_t kCopyBytes = 128;
-  const int64_t y_bytes = elements(problem.output_shape()) * element_bytes(problem.dtype);
-  return problem.layout == Layout::channels_first && y_bytes % kCopyBytes != 0;
+  return problem.layout == Layout::channels_first &&
+         problem.bytes_of(problem.output_shape()) % kCopyBytes != 0;
 }
 
 constexpr std::array<Erratum, 19> kErrata{{

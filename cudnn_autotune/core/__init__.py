@@ -1,1 +1,1 @@
-"""Parts that every room uses: the compiled extension, versions, and reading and writing files."""
+"""Parts that every room uses: the compiled extension, versions, files, and guarded memory."""

@@ -110,22 +110,22 @@ def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> V
         OutOfMemoryError: there is none for the guard bands of an implementation.
     """
     try:
-        try:
-            return _begin_guarded(problem, plan, tensors)
-        except torch.OutOfMemoryError:
-            if registry.is_text(text):
-                raise
-            return Verdict(comparison(problem, partial(_run, problem, plan, tensors), *tensors))
+        return _begun(problem, text, plan, tensors)
     except _C.PlanError as failure:
         # As text, since a handler that keeps log records would keep the tensors of its frames.
         _log.warning("%s: %s fails: %s", problem.text, text, str(failure))
         return Verdict(math.inf, str(failure))
 
 
-def _begin_guarded(problem: ConvProblem, plan: _C.Plan, tensors: Tensors) -> Verdict:
+def _begun(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> Verdict:
     place = WRITTEN[problem.op]
-    result = GuardedMemory.like(tensors[place])
-    workspace = GuardedMemory(plan.workspace_bytes, tensors[place].device)
+    try:
+        result = GuardedMemory.like(tensors[place])
+        workspace = GuardedMemory(plan.workspace_bytes, tensors[place].device)
+    except torch.OutOfMemoryError:
+        if registry.is_text(text):
+            raise
+        return Verdict(comparison(problem, partial(_run, problem, plan, tensors), *tensors))
     written = result.as_tensor(tensors[place])
     guarded = (*tensors[:place], written, *tensors[place + 1 :])
     run = partial(_run, problem, plan, guarded, workspace.memory)

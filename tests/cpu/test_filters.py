@@ -28,7 +28,7 @@ def pool(**changes: object) -> list[ca.ConvProblem]:
 
 
 # Some of these are known to be wrong for some problems (csrc/core/errata.cpp), and go as well.
-ERRATA_ENGINES = {1, 17, 18, 20, 50, 70, 78}
+ERRATA_ENGINES = {1, 17, 20}
 SEEN_WITH = 91900
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
-from cudnn_autotune.core import guard_bands
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning.output_check import OutputChecks, begin, refusal
 
@@ -29,6 +28,10 @@ FAULTS = {
     "workspace": "it writes outside of its result or its workspace",
     "raises": "it fails: mine@1:raises: ValueError: not today",
 }
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("no memory")
 
 
 def plan(settings: str, name: str = "mine@1") -> _C.Plan:
@@ -82,9 +85,6 @@ def test_operands_that_are_not_finite_do_not_condemn_it() -> None:
 
 
 def test_without_memory_for_a_check_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("no memory")
-
     one, tensors = plan("right"), data()
     why = refusal(PROBLEM, tensors)
     checks = OutputChecks()
@@ -124,15 +124,12 @@ def test_an_engine_that_writes_outside_is_rejected(
 def test_without_memory_for_bands_an_engine_is_checked_on_the_callers_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def full(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("no memory")
-
     plan, tensors = _C.build_plan(PROBLEM.native(), "aten", 0), data()
     expected = _C.execute(plan, *tensors)
     tensors[2].fill_(7)
     checks = OutputChecks()
     with monkeypatch.context() as patch:
-        patch.setattr(guard_bands.torch, "empty", full)
+        patch.setattr(torch, "empty", full)
         assert checks.is_right(PROBLEM, "aten", plan, tensors)
     assert checks.errors["aten"] is not None
     assert torch.equal(tensors[2], expected)

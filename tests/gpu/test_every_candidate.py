@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from random_problems import KINDS, random_problem
-from references import random_operands, reference, relative_error, tolerance
+from references import OPERANDS, random_operands, reference, relative_error, tolerance
 from torch import Tensor
 
 import cudnn_autotune as ca
@@ -98,8 +98,6 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 OPS = ("fprop", "dgrad", "wgrad")
-READ = {"fprop": (0, 1), "dgrad": (2, 1), "wgrad": (2, 0)}
-"""The places among a problem's operands of the two that `reference` takes."""
 # To compile an engine takes up to a second.
 _MOST_COMPILED = 3
 # Some ask for 40 GiB, and other tests run beside this one.
@@ -136,7 +134,7 @@ def faults(problem: ca.ConvProblem) -> list[str]:
     workspace may lie other tensors of the caller's."""
     data = list(operands(problem, "cuda"))
     place = WRITTEN[problem.op]
-    expected = reference(problem, *(data[i] for i in READ[problem.op]))
+    expected = reference(problem, *(data["xwy".index(name)] for name in OPERANDS[problem.op]))
     found = []
     compiled = 0
     for candidate in ca.candidates(problem, device="cuda"):
