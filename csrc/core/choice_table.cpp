@@ -27,7 +27,7 @@ ChoiceVersion ChoiceTable::put_unless_forgotten(const ChoiceKey& key, std::strin
   const auto [entry, is_new] = choices_.try_emplace(key, text);
   if (!is_new && entry->second != text) {
     entry->second = std::move(text);
-    ++counters->changes;
+    count_change(*counters);
   }
   return ChoiceVersion(counters);
 }
@@ -37,7 +37,7 @@ void ChoiceTable::erase(const ChoiceKey& key, const std::string& text) {
   const auto found = choices_.find(key);
   if (found == choices_.end() || found->second != text) return;
   choices_.erase(found);
-  ++counters_of(key.problem)->changes;
+  count_change(*counters_of(key.problem));
 }
 
 void ChoiceTable::forget(const ConvProblem& problem) {
@@ -47,7 +47,7 @@ void ChoiceTable::forget(const ConvProblem& problem) {
   }
   const auto& counters = counters_of(problem);
   ++counters->forgettings;
-  ++counters->changes;
+  count_change(*counters);
 }
 
 void ChoiceTable::forget_all() {
@@ -55,7 +55,7 @@ void ChoiceTable::forget_all() {
   choices_.clear();
   for (const auto& [problem, counters] : counters_) {
     ++counters->forgettings;
-    ++counters->changes;
+    count_change(*counters);
   }
   // Versions that are still held keep the old counters, and are never current again.
   counters_.clear();
@@ -66,6 +66,11 @@ const std::shared_ptr<ChoiceVersion::Counters>& ChoiceTable::counters_of(
   auto& counters = counters_[{problem, {}}];
   if (counters == nullptr) counters = std::make_shared<Counters>();
   return counters;
+}
+
+void ChoiceTable::count_change(Counters& counters) {
+  ++counters.changes;
+  ++changes_;
 }
 
 }  // namespace cudnn_autotune

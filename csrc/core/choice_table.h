@@ -70,6 +70,9 @@ class ChoiceTable {
   void forget(const ConvProblem& problem);
   void forget_all();
 
+  // How often a choice of any problem was changed or removed.
+  uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
+
   // Held while a problem is tuned, so that searches do not disturb each other's timings and two
   // threads that miss the same problem tune it once. It is recursive because a sampling strategy
   // may itself run convolutions.
@@ -85,8 +88,11 @@ class ChoiceTable {
   // the last forget_all().
   std::unordered_map<ChoiceKey, std::shared_ptr<Counters>, ChoiceKeyHash> counters_;
 
-  // The caller holds the lock.
+  std::atomic<uint64_t> changes_{0};
+
+  // The caller of both holds the lock.
   const std::shared_ptr<Counters>& counters_of(const ConvProblem& problem);
+  void count_change(Counters& counters);
 };
 
 }  // namespace cudnn_autotune

@@ -1,12 +1,13 @@
 #include "core/plan_cache.h"
 
 #include <atomic>
+#include <iterator>
 #include <utility>
 
 namespace cudnn_autotune {
 namespace {
 
-std::atomic<size_t> entries_per_thread{256};
+std::atomic<size_t> entries_per_thread{10000};
 thread_local bool is_ending = false;
 
 }  // namespace
@@ -31,21 +32,27 @@ bool PlanCache::move_to_front(const ChoiceKey& key) {
 }
 
 CacheEntry& PlanCache::put(CacheEntry entry) {
-  for (auto old = entries_.begin(); old != entries_.end();) {
-    if (old->key == entry.key || !old->version.is_current()) {
-      where_.erase(old->key);
-      old = entries_.erase(old);
-    } else {
-      ++old;
+  // Choices seldom change, so that a cache of many plans is seldom looked through.
+  const uint64_t changes = ChoiceTable::instance().changes();
+  if (changes != changes_) {
+    changes_ = changes;
+    for (auto old = entries_.begin(); old != entries_.end();) {
+      const auto next = std::next(old);
+      if (!old->version.is_current()) remove(old);
+      old = next;
     }
   }
+  const auto same = where_.find(entry.key);
+  if (same != where_.end()) remove(same->second);
   entries_.push_front(std::move(entry));
   where_[entries_.front().key] = entries_.begin();
-  while (entries_.size() > capacity() && entries_.size() > 1) {
-    where_.erase(entries_.back().key);
-    entries_.pop_back();
-  }
+  while (entries_.size() > capacity() && entries_.size() > 1) remove(std::prev(entries_.end()));
   return entries_.front();
+}
+
+void PlanCache::remove(std::list<CacheEntry>::iterator entry) {
+  where_.erase(entry->key);
+  entries_.erase(entry);
 }
 
 }  // namespace cudnn_autotune

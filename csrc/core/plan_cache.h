@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <list>
 #include <memory>
 #include <unordered_map>
@@ -28,10 +29,11 @@ struct CacheEntry {
   bool is_provisional = false;
 };
 
-// The built plans of one thread, in order of their last use. A plan of cuDNN takes about 200 KiB of
-// host memory (pytorch issue 104369), so their number is bounded, and it may not be used by two
-// threads at once, so each thread has its own cache. A choice whose plan was dropped here is built
-// again, not tuned again.
+// The built plans of one thread, in order of their last use. Each takes host memory, so their
+// number is bounded, by as many as PyTorch keeps: to build one again takes a millisecond or two,
+// which a program that alternates between many sizes would wait for in every call. A plan may not
+// be used by two threads at once, so each thread has its own cache. A choice whose plan was dropped
+// here is built again, not tuned again.
 class PlanCache {
  public:
   static PlanCache& of_this_thread();
@@ -63,9 +65,11 @@ class PlanCache {
  private:
   // Returns false if there is no entry of this key.
   bool move_to_front(const ChoiceKey& key);
+  void remove(std::list<CacheEntry>::iterator entry);
 
   std::list<CacheEntry> entries_;  // last used first
   std::unordered_map<ChoiceKey, std::list<CacheEntry>::iterator, ChoiceKeyHash> where_;
+  uint64_t changes_ = 0;  // ChoiceTable::changes() when the entries were last looked through
 };
 
 }  // namespace cudnn_autotune

@@ -362,8 +362,8 @@ def test_names_of_modes_are_taken_once() -> None:
 @pytest.mark.skipif(not ca.extension_available(), reason="built with a CPU-only torch: no plans")
 def test_plan_cache_limit_from_the_environment() -> None:
     code = "import cudnn_autotune as ca; print(ca._C.plan_cache_capacity())"
-    assert evaluate(code) == "256"
+    assert evaluate(code) == "10000"
     assert evaluate(code, env={"CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": "7"}) == "7"
     refused = python("-c", code, env={"CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT": "0"})
-    assert refused.stdout.strip() == "256"
+    assert refused.stdout.strip() == "10000"
     assert "CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT must be 1 or more" in refused.stderr
