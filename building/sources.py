@@ -22,6 +22,7 @@ CUDA_SOURCES = (
     "pytorch_plans.cpp",
     "recipe.cpp",
     "recipe_plan.cpp",
+    "sampled_reference.cpp",
     "search_binding.cpp",
     "torch_bridge.cpp",
     "workspace_pages.cpp",
@@ -56,6 +57,7 @@ COMPILED_TOGETHER = {
         "plan_timer.cpp",
         "recipe.cpp",
         "recipe_plan.cpp",
+        "sampled_reference.cpp",
         "workspace_pages.cpp",
     ),
     "core": ("core/*.cpp",),  # the rest of it, without heavy headers

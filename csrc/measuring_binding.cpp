@@ -17,6 +17,7 @@
 #include "core/frontend_find.h"
 #include "engine_plan.h"
 #include "plan_timer.h"
+#include "sampled_reference.h"
 #include "torch_bridge.h"
 #include "workspace_pages.h"
 
@@ -127,6 +128,15 @@ std::vector<uint32_t> page_cycles(const at::Tensor& memory) {
   return {first, first + count};
 }
 
+void bind_checking(py::module_& m) {
+  m.def(
+      "compare_output",
+      [](const ConvProblem& problem, const Tensors& tensors) {
+        return compare_output(problem, Operands::from_list(problem, tensors));
+      },
+      py::arg("problem"), py::arg("tensors"), WithoutGilCall());
+}
+
 void bind_pages(py::module_& m) {
   m.def("page_cycles", &page_cycles, py::arg("memory"), WithoutGilCall());
   m.def("far_pages", &PageDistance::far, py::arg("cycles"));
@@ -145,6 +155,7 @@ void bind_pages(py::module_& m) {
 void bind_measuring(py::module_& m) {
   bind_frontend_find(m);
   bind_plan_timer(m);
+  bind_checking(m);
   bind_pages(m);
 }
 

@@ -223,6 +223,15 @@ def execute(plan: Plan, *tensors: Tensor, workspace: Tensor | None = None) -> Te
     ``workspace`` has the plan's ``workspace_bytes`` or more; None: it is allocated.
     """
 
+def compare_output(problem: ConvProblem, tensors: Sequence[Tensor]) -> Tensor:
+    """Compares an output, whole, with the convolution's definition at a sample of its places.
+
+    ``tensors`` are x, w, y, and the bias and the residual that the problem has, on any device, in
+    any layout; the operation's output is one of them. Returns five numbers in float64 on their
+    device: the norm of the sampled reference, the norm of its difference from the output, the least
+    and the largest number of the output, and the sum of the operands that are read.
+    """
+
 def is_matmul(problem: ConvProblem) -> bool: ...
 def keep_plans(
     behavior_note: str,
@@ -376,7 +385,9 @@ PreparationStep = Callable[..., tuple[Plan | None, int]]
 there is none)."""
 
 class OnlineTrial:
-    def __init__(self, first: Plan, preparation_step: PreparationStep) -> None: ...
+    def __init__(self, first: Plan, preparation_step: PreparationStep, first_step: int = 2) -> None:
+        """``first_step`` is the number of the call in which the preparation begins."""
+
     @property
     def schedule(self) -> TurnSchedule: ...
     def join(self, implementation: Plan) -> None: ...

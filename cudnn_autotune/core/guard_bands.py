@@ -18,12 +18,10 @@ class GuardedMemory:
 
     def __init__(self, size: int, device: torch.device, ahead: int = 0) -> None:
         room = _ALIGNMENT + _BAND_BYTES + size + _BAND_BYTES
-        whole = torch.empty(room, dtype=torch.uint8, device=device)
+        whole = torch.full((room,), _PATTERN, dtype=torch.uint8, device=device)
         first = _BAND_BYTES + (ahead - whole.data_ptr() - _BAND_BYTES) % _ALIGNMENT
         self.memory = whole[first : first + size]
         self._bands = (whole[:first], whole[first + size :])
-        for band in self._bands:
-            band.fill_(_PATTERN)
 
     @classmethod
     def like(cls, tensor: Tensor) -> GuardedMemory:

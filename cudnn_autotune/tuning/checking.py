@@ -1,7 +1,7 @@
 """Compares an engine's output with a reference, on the caller's own tensors.
 
 The reference is the convolution's definition at a sample of the output's places
-(``tuning.sampled_reference``). The whole output is filled with NaN before the engine runs, and none
+(csrc/sampled_reference.h). The whole output is filled with NaN before the engine runs, and none
 may be left.
 
 Some engines are wrong: two of cuDNN 9.19's ignore that padding may differ before and after, and one
@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softshrink
 
+from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.timers.measuring import WRITTEN
-from cudnn_autotune.tuning.sampled_reference import sampled
 
 # Relative errors (Frobenius norm) above which an engine is wrong. In
 # tests/gpu/test_every_candidate.py right engines stay below a fifth of these, and wrong ones have
@@ -82,19 +81,10 @@ def comparison(
         The ``COMPARED`` numbers that :func:`error_in` reads, on the operands' device; None if there
         is no memory.
     """
-    output = (x, w, y)[WRITTEN[problem.op]]
-    output.fill_(math.nan)
+    (x, w, y)[WRITTEN[problem.op]].fill_(math.nan)
     try:
         run()
-        compared, reference = sampled(problem, x, w, y, *added)
-        difference = compared.to(reference.dtype) - reference
-        difference = softshrink(difference, _least_number(output.dtype))
-        both = torch.stack((reference, difference)).flatten(1)
-        # In float32 the squares of small numbers would be zero, and of large ones infinite.
-        norms = torch.linalg.vector_norm(both, dim=1, dtype=torch.float64)
-        # Finite numbers of any dtype but float64 have a finite sum in it.
-        read = [one.sum(dtype=torch.float64) for one in (x, w, y, *added) if one is not output]
-        return torch.cat((norms, _extremes(output), torch.stack(read).sum(0, keepdim=True)))
+        return _C.compare_output(problem.native(), [x, w, y, *added])
     except torch.OutOfMemoryError:
         return None
 
@@ -109,17 +99,3 @@ def error_in(found: Sequence[float]) -> float | None:
         # comes from operands that no sampled place depends on.
         return math.inf if math.isnan(least) and math.isfinite(operands) else None
     return error / norm if norm > 0 else (0.0 if error == 0 else math.inf)
-
-
-def _least_number(dtype: torch.dtype) -> float:
-    """The least positive number of a type. Numbers near it lie so far apart, and right outputs are
-    off by as much: gradients in float16 without a loss scale are so small."""
-    limits = torch.finfo(dtype)
-    return limits.smallest_normal * limits.eps
-
-
-def _extremes(tensor: Tensor) -> Tensor:
-    """The least and the largest number of a tensor, in float64; NaN, both, if it has one."""
-    # In the order of its memory: torch copies a tensor that is not contiguous first.
-    order = sorted(range(tensor.dim()), key=lambda d: tensor.stride(d), reverse=True)
-    return torch.stack(tensor.permute(order).aminmax()).double()

@@ -72,7 +72,8 @@ def serve(
     prefetching.read_ahead(known)
     try:
         plan = built(known, native, workspace_limit, _search_on(native, known.device))
-        error = checked_outputs.error_of(problem.text, text, known.device)
+        is_kept = known.origin != "neighbour"  # of a new size no check is kept
+        error = checked_outputs.error_of(problem.text, text, known.device) if is_kept else None
         is_right = error is not None and error <= tolerance(problem)
         if not is_right:
             is_right = checks.is_right(problem, text, plan, tensors)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from op_cases import CASES
 from references import random_operands, reference
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cudnn_autotune as ca
 from cudnn_autotune.tuning.checking import relative_error, tolerance
@@ -167,11 +167,11 @@ def test_the_whole_output_is_looked_at_where_it_lies(
     problem = ca.ConvProblem("fprop", *shapes, dtype=dtype, memory_format=memory_format)
     seen = []
 
-    class Reduced(TorchFunctionMode):
-        def __torch_function__(
+    class Reduced(TorchDispatchMode):
+        def __torch_dispatch__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if getattr(function, "__name__", "") == "aminmax":
+            if function is torch.ops.aten.aminmax.default:
                 seen.append((args[0].is_contiguous(), args[0].numel()))
             return function(*args, **(kwargs or {}))
 
