@@ -71,10 +71,12 @@ void bind_online_trial(py::module_& m) {
           py::arg("implementation"), py::arg("round"), py::arg("time_ms"))
       .def("fail", &TurnSchedule::fail, py::arg("implementation"));
   py::class_<OnlineTrial, std::shared_ptr<OnlineTrial>>(m, "OnlineTrial")
-      .def(py::init([](const std::shared_ptr<Plan>& first, const py::function& preparation_step) {
-             return std::make_shared<OnlineTrial>(first, make_preparation_step(preparation_step));
+      .def(py::init([](const std::shared_ptr<Plan>& first, const py::function& preparation_step,
+                       int64_t first_step) {
+             return std::make_shared<OnlineTrial>(first, make_preparation_step(preparation_step),
+                                                  first_step);
            }),
-           py::arg("first").none(false), py::arg("preparation_step"))
+           py::arg("first").none(false), py::arg("preparation_step"), py::arg("first_step") = 2)
       .def_property_readonly("schedule", &OnlineTrial::schedule)
       .def("join", &OnlineTrial::join, py::arg("implementation").none(false))
       .def_property_readonly("decided", [](const OnlineTrial& trial) -> std::optional<std::string> {

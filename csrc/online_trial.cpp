@@ -29,8 +29,9 @@ bool is_idle(cudaStream_t stream) {
 
 }  // namespace
 
-OnlineTrial::OnlineTrial(std::shared_ptr<Plan> first, PreparationStep preparation_step)
-    : preparation_step_(std::move(preparation_step)) {
+OnlineTrial::OnlineTrial(std::shared_ptr<Plan> first, PreparationStep preparation_step,
+                         int64_t first_step)
+    : preparation_step_(std::move(preparation_step)), next_step_(first_step) {
   join(std::move(first));
 }
 

@@ -31,8 +31,9 @@ class OnlineTrial {
   // call, on the call's tensors, and may overwrite the one that the operation writes.
   using PreparationStep = std::function<StepResult(const Operands& operands)>;
 
-  // Runs `preparation_step` from the second call on, in each call that it asks for.
-  OnlineTrial(std::shared_ptr<Plan> first, PreparationStep preparation_step);
+  // Runs `preparation_step` in the call of this number, 2 or more, and in each that it then asks
+  // for.
+  OnlineTrial(std::shared_ptr<Plan> first, PreparationStep preparation_step, int64_t first_step);
   ~OnlineTrial();
   OnlineTrial(const OnlineTrial&) = delete;
   OnlineTrial& operator=(const OnlineTrial&) = delete;
@@ -79,7 +80,7 @@ class OnlineTrial {
   size_t calls_since_read_ = 0;
   std::vector<std::shared_ptr<Plan>> implementations_;
   PreparationStep preparation_step_;  // empty once the preparation is complete
-  int64_t next_step_ = 2;             // the number of the call that runs it next
+  int64_t next_step_;                 // the number of the call that runs it next
   std::shared_ptr<TurnSchedule> schedule_ = std::make_shared<TurnSchedule>();
 };
 

@@ -47,7 +47,7 @@ _MOST_NEIGHBOURS = 8
 _MOST_SERVING = 3
 # To build and check the contenders of a trial takes as long as many calls. A size that is called
 # less often than this does not pay it back.
-_CALLS_BEFORE_TRIAL = 16
+CALLS_BEFORE_TRIAL = 16
 
 _Layer = tuple[object, ...]
 _SHARED = [f.name for f in fields(ConvProblem) if f.name != "input_shape"]
@@ -172,14 +172,13 @@ def _right(choice: Choice) -> list[tuple[Candidate, float]]:
     return [(c, ms) for c, ms in timed if c.text not in wrong]
 
 
-class OnceItRecurs:
-    """The preparation step of a trial that begins once its problem has been called often enough."""
+class LazyPreparation:
+    """The preparation step of a trial that begins no earlier than in its first step."""
 
     def __init__(self) -> None:
         self.begin: Callable[[], _C.PreparationStep] | None = None
         """Begins the trial, and returns the step of its preparation; called once."""
         self._step: _C.PreparationStep | None = None
-        self._has_waited = False
 
     def start(self) -> bool:
         """Begins the trial; returns False if the system gives no thread: then what serves stays."""
@@ -192,10 +191,7 @@ class OnceItRecurs:
         return True
 
     def __call__(self, *tensors: Tensor) -> tuple[_C.Plan | None, int]:
-        """A ``_C.PreparationStep``; the first one comes in the second call."""
-        if self._step is None and not self._has_waited:
-            self._has_waited = True
-            return None, _CALLS_BEFORE_TRIAL - 2
+        """A ``_C.PreparationStep``."""
         if self._step is None and not self.start():
             return None, 0
         assert self._step is not None

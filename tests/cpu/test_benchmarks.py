@@ -110,6 +110,7 @@ def test_new_sizes_have_a_process_of_each_way(dry_runs: Path) -> None:
         assert 1 <= row["compared"] <= 3
         assert row["last sizes over tuned"] > 0
         assert 0 < row["longest of the last half (ms)"] <= row["longest call (ms)"]
+        assert row["met again, median (ms)"] > 0
         assert row["host memory (MiB)"] >= 0
 
 

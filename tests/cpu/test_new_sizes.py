@@ -31,9 +31,9 @@ from cudnn_autotune.sampling import Strategy
 from cudnn_autotune.sampling.online import few
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import choice_log, miss, new_sizes, ready_kernels, tune_problem
+from cudnn_autotune.tuning import choice_log, miss, ready_kernels, tune_problem
 from cudnn_autotune.tuning.choice import Choice
-from cudnn_autotune.tuning.new_sizes import OnceItRecurs, fast_nearby
+from cudnn_autotune.tuning.new_sizes import LazyPreparation, fast_nearby
 from cudnn_autotune.tuning.online_calls import OnlineCommitter
 from cudnn_autotune.tuning.output_check import OutputChecks
 from cudnn_autotune.tuning.serving import Served
@@ -481,7 +481,7 @@ def test_an_order_to_tune_is_one(monkeypatch: pytest.MonkeyPatch, searches: list
 # What later calls decide
 
 
-def test_a_trial_waits_until_its_size_recurs() -> None:
+def test_a_trial_begins_in_the_first_step_of_its_preparation() -> None:
     steps: list[tuple[torch.Tensor, ...]] = []
     begun: list[int] = []
 
@@ -493,11 +493,9 @@ def test_a_trial_waits_until_its_size_recurs() -> None:
         begun.append(len(steps))
         return step
 
-    waiting = OnceItRecurs()
+    waiting = LazyPreparation()
     waiting.begin = begin
     tensor = torch.zeros(1)
-    # The first step comes in the second call of the problem.
-    assert waiting(tensor) == (None, new_sizes._CALLS_BEFORE_TRIAL - 2)
     assert (begun, steps) == ([], [])
     assert waiting(tensor) == waiting(tensor) == (None, 7)
     assert (begun, steps) == ([0], [(tensor,)] * 2)
@@ -515,13 +513,12 @@ def test_a_trial_that_waits_does_not_hold_the_tensors_of_its_call() -> None:
 
 
 def test_without_a_thread_no_trial_begins_and_the_call_is_served() -> None:
-    waiting = OnceItRecurs()
+    waiting = LazyPreparation()
 
     def begin() -> Any:
         raise RuntimeError("can't start new thread")
 
     waiting.begin = begin
-    assert waiting(torch.zeros(1))[1] > 0
     assert waiting(torch.zeros(1)) == (None, 0)
 
 

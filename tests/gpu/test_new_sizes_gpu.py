@@ -17,7 +17,9 @@ from torch import Tensor
 
 import cudnn_autotune as ca
 from cudnn_autotune import _C
+from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.tuning import output_check, tune_problem
+from cudnn_autotune.tuning.new_sizes import CALLS_BEFORE_TRIAL
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
@@ -100,6 +102,16 @@ def test_a_new_size_is_served_unmeasured_and_right(
         assert not made.selection.winner.candidate.is_compiled
     assert len(store) == 1
     assert TUNER.undecided == 0, "a size that does not recur is not tried"
+
+
+def test_a_trial_begins_in_the_call_that_is_told(changing: None) -> None:
+    x, w = operands(17)
+    for _ in range(CALLS_BEFORE_TRIAL - 1):
+        call(x, w)
+    assert TUNER.undecided == 0
+    call(x, w)
+    is_tried = of_width(17).text != ATEN.text  # such a trial would copy each result
+    assert TUNER.undecided == is_tried
 
 
 def test_tune_tunes_every_size(changing: None) -> None:
