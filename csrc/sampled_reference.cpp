@@ -4,7 +4,6 @@
 #include <ATen/Dispatch.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/aminmax.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -18,7 +17,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <random>
 #include <tuple>
@@ -350,15 +348,6 @@ double least_number(at::ScalarType dtype) {
   });
 }
 
-// The tensor in the order of its memory: torch copies one that is not contiguous to reduce it.
-at::Tensor as_it_lies(const at::Tensor& tensor) {
-  Indices order(static_cast<size_t>(tensor.dim()));
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return tensor.stride(a) > tensor.stride(b); });
-  return tensor.permute(order);
-}
-
 }  // namespace
 
 Sample sampled(const ConvProblem& problem, const Operands& operands) {
@@ -378,22 +367,18 @@ at::Tensor compare_output(const ConvProblem& problem, const Operands& operands) 
   const c10::OptionalDeviceGuard guard(operands.x.device());
   const at::Tensor& output = operands.result(problem.op);
   const auto [found, reference] = sampled(problem, operands);
-  const auto difference = at::softshrink(found.to(reference.scalar_type()) - reference,
-                                         least_number(output.scalar_type()));
+  const auto difference = at::softshrink(found - reference, least_number(output.scalar_type()));
   // In float32 the squares of small numbers would be zero, and of large ones infinite.
-  const auto norm = [](const at::Tensor& values) {
-    return at::linalg_vector_norm(values, 2, std::nullopt, /*keepdim=*/false, at::kDouble);
+  const auto norm = [](const at::Tensor& values, const at::Scalar& order) {
+    return at::linalg_vector_norm(values, order, std::nullopt, /*keepdim=*/false, at::kDouble);
   };
-  const auto [least, most] = at::aminmax(as_it_lies(output));
+  constexpr double kLargest = std::numeric_limits<double>::infinity();
+  std::vector<at::Tensor> numbers{norm(reference, 2), norm(difference, 2), norm(output, kLargest)};
   // Finite numbers of any dtype but float64 have a finite sum in it.
-  at::Tensor read;
   for (const at::Tensor& operand : operands.list()) {
-    if (operand.is_same(output)) continue;
-    const auto sum = operand.sum(at::kDouble);
-    read = read.defined() ? read.add_(sum) : sum;
+    if (!operand.is_same(output)) numbers.push_back(operand.sum(at::kDouble));
   }
-  return at::stack(
-      {norm(reference), norm(difference), least.to(at::kDouble), most.to(at::kDouble), read});
+  return at::stack(numbers);
 }
 
 }  // namespace cudnn_autotune

@@ -22,10 +22,10 @@ struct Sample {
 // Throws c10::OutOfMemoryError.
 Sample sampled(const ConvProblem& problem, const Operands& operands);
 
-// Compares the whole output with the reference: five numbers in float64, on the operands' device.
-// They are the norm of the sampled reference; the norm of its difference from the output; the least
-// and the largest number of the output, both NaN if it has a NaN; and the sum of all operands that
-// are read, which is finite if they are. Throws c10::OutOfMemoryError.
+// Compares the whole output with the reference: numbers in float64, on the operands' device. They
+// are the norm of the sampled reference; the norm of its difference from the output; the largest
+// magnitude in the output, NaN if it has a NaN; and the sum of each operand that is read, which is
+// finite if the operand is. Throws c10::OutOfMemoryError.
 at::Tensor compare_output(const ConvProblem& problem, const Operands& operands);
 
 }  // namespace cudnn_autotune

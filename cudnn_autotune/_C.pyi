@@ -227,9 +227,9 @@ def compare_output(problem: ConvProblem, tensors: Sequence[Tensor]) -> Tensor:
     """Compares an output, whole, with the convolution's definition at a sample of its places.
 
     ``tensors`` are x, w, y, and the bias and the residual that the problem has, on any device, in
-    any layout; the operation's output is one of them. Returns five numbers in float64 on their
-    device: the norm of the sampled reference, the norm of its difference from the output, the least
-    and the largest number of the output, and the sum of the operands that are read.
+    any layout; the operation's output is one of them. Returns numbers in float64 on their
+    device: the norm of the sampled reference, the norm of its difference from the output, the
+    largest magnitude in the output, and the sum of each operand that is read.
     """
 
 def is_matmul(problem: ConvProblem) -> bool: ...

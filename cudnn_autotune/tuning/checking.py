@@ -31,9 +31,6 @@ TOLERANCES = {
 }
 TOLERANCE_TF32 = 1e-2
 
-COMPARED = 5
-"""How many numbers :func:`comparison` returns."""
-
 
 def tolerance(problem: ConvProblem) -> float:
     """The largest relative error of a right engine."""
@@ -78,8 +75,8 @@ def comparison(
     """Begins what :func:`relative_error` does, and does not wait for the device.
 
     Returns:
-        The ``COMPARED`` numbers that :func:`error_in` reads, on the operands' device; None if there
-        is no memory.
+        The numbers that :func:`error_in` reads, on the operands' device; None if there is no
+        memory.
     """
     (x, w, y)[WRITTEN[problem.op]].fill_(math.nan)
     try:
@@ -91,11 +88,11 @@ def comparison(
 
 def error_in(found: Sequence[float]) -> float | None:
     """Returns the relative error, as :func:`relative_error`, by what :func:`comparison` found."""
-    norm, error, least, most, operands = found
+    norm, error, largest, *operands = found
     if not math.isfinite(norm):
         return None
-    if not all(map(math.isfinite, (error, least, most))):
+    if not math.isfinite(error) or not math.isfinite(largest):
         # Infinities are an overflow of the output's own type. NaN was left from before, unless it
         # comes from operands that no sampled place depends on.
-        return math.inf if math.isnan(least) and math.isfinite(operands) else None
+        return math.inf if math.isnan(largest) and all(map(math.isfinite, operands)) else None
     return error / norm if norm > 0 else (0.0 if error == 0 else math.inf)

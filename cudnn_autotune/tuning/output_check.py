@@ -20,7 +20,7 @@ from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.timers.measuring import WRITTEN
-from cudnn_autotune.tuning.checking import COMPARED, comparison, error_in, tolerance
+from cudnn_autotune.tuning.checking import comparison, error_in, tolerance
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Verdict:
 
     Args:
         found: what ``checking.comparison`` returns, and behind it whether guard bands were written
-            to, if there are any; or the error.
+            to; or the error.
         failure: why the candidate failed to run.
     """
 
@@ -96,8 +96,8 @@ class Verdict:
 
     def _values(self) -> tuple[list[float], bool]:
         assert isinstance(self._found, Tensor)
-        values = self._found.tolist()
-        return values[:COMPARED], any(values[COMPARED:])
+        *compared, is_outside = self._found.tolist()
+        return compared, bool(is_outside)
 
 
 def begin(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> Verdict:
@@ -125,7 +125,8 @@ def _begun(problem: ConvProblem, text: str, plan: _C.Plan, tensors: Tensors) -> 
     except torch.OutOfMemoryError:
         if registry.is_text(text):
             raise
-        return Verdict(comparison(problem, partial(_run, problem, plan, tensors), *tensors))
+        found = comparison(problem, partial(_run, problem, plan, tensors), *tensors)
+        return Verdict(None if found is None else torch.cat([found, found.new_zeros(1)]))
     written = result.as_tensor(tensors[place])
     guarded = (*tensors[:place], written, *tensors[place + 1 :])
     run = partial(_run, problem, plan, guarded, workspace.memory)

@@ -30,7 +30,7 @@ FAULTS = {
 }
 
 
-def full(*_: Any, **__: Any) -> Any:
+def refuse(*_: Any, **__: Any) -> Any:
     raise torch.OutOfMemoryError("no memory")
 
 
@@ -88,7 +88,7 @@ def test_without_memory_for_a_check_it_does_not_run(monkeypatch: pytest.MonkeyPa
     one, tensors = plan("right"), data()
     why = refusal(PROBLEM, tensors)
     checks = OutputChecks()
-    monkeypatch.setattr(torch, "empty", full)
+    monkeypatch.setattr(torch, "full", refuse)
     assert why(one.text, one) == "there is no memory to check it"
     # A known choice was right before.
     assert checks.is_right(PROBLEM, one.text, one, tensors)
@@ -129,7 +129,7 @@ def test_without_memory_for_bands_an_engine_is_checked_on_the_callers_result(
     tensors[2].fill_(7)
     checks = OutputChecks()
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", full)
+        patch.setattr(torch, "full", refuse)
         assert checks.is_right(PROBLEM, "aten", plan, tensors)
     assert checks.errors["aten"] is not None
     assert torch.equal(tensors[2], expected)
