@@ -122,17 +122,20 @@ at::Tensor on_device(const Indices& numbers, c10::Device device) {
   return host.to(device, /*non_blocking=*/true);
 }
 
+// How many numbers of memory there are from a tensor's first to its last.
+int64_t reach_of(const at::Tensor& tensor) {
+  int64_t reach = 1;
+  for (int64_t d = 0; d < tensor.dim(); ++d) reach += (tensor.size(d) - 1) * tensor.stride(d);
+  return reach;
+}
+
 // Reads all channels of a tensor's places, whatever the layout.
 class Channels {
  public:
-  explicit Channels(const at::Tensor& tensor) : channels_(tensor.size(1)) {
-    int64_t reach = 1;  // how many numbers of memory there are from the first to the last place
-    for (int64_t d = 0; d < tensor.dim(); ++d) {
-      if (d != 1) reach += (tensor.size(d) - 1) * tensor.stride(d);
-      strides_.push_back(tensor.stride(d));
-    }
-    rows_ = tensor.as_strided({reach, channels_}, {1, tensor.stride(1)});
-  }
+  explicit Channels(const at::Tensor& tensor)
+      : strides_(tensor.strides().vec()),
+        rows_(tensor.as_strided({reach_of(tensor.select(1, 0)), tensor.size(1)},
+                                {1, tensor.stride(1)})) {}
 
   // The offset in memory of a place's first channel.
   int64_t offset(const Place& place) const {
@@ -144,7 +147,6 @@ class Channels {
   at::Tensor rows_at(const at::Tensor& offsets) const { return rows_.index_select(0, offsets); }
 
  private:
-  int64_t channels_;
   Indices strides_;
   at::Tensor rows_;
 };
@@ -334,10 +336,8 @@ Sample wgrad(const ConvProblem& problem, const Operands& operands) {
         product(by_group(outer, group_count), by_group(inner, group_count).transpose(-1, -2));
     wanted.push_back(sums.flatten());
   }
-  int64_t reach = 1;
-  for (int64_t d = 0; d < w.dim(); ++d) reach += (w.size(d) - 1) * w.stride(d);
   const auto offsets = packed.narrow(0, rows + columns, packed.numel() - rows - columns);
-  return {w.as_strided({reach}, {1}).index_select(0, offsets), at::cat(wanted)};
+  return {w.as_strided({reach_of(w)}, {1}).index_select(0, offsets), at::cat(wanted)};
 }
 
 // The least positive number of a type. Numbers near it lie so far apart, and right outputs are off

@@ -173,7 +173,8 @@ def _right(choice: Choice) -> list[tuple[Candidate, float]]:
 
 
 class LazyPreparation:
-    """The preparation step of a trial that begins no earlier than in its first step."""
+    """The preparation step of a trial, which begins the trial when it first runs, if :meth:`start`
+    has not."""
 
     def __init__(self) -> None:
         self.begin: Callable[[], _C.PreparationStep] | None = None
