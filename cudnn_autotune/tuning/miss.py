@@ -192,7 +192,7 @@ def _begin_trial(
         return OnlinePreparation(*served, prepared, budget_ms, nearby, earlier)
 
     step = new_sizes.LazyPreparation()
-    first_step = 2 if nearby is None else new_sizes.CALLS_BEFORE_TRIAL
+    first_step = 2 if nearby is None else new_sizes.calls_before_trial(miss.problem, miss.device)
     trial = _C.OnlineTrial(first.plan, step, first_step)
     step.begin = partial(begin, trial.schedule)  # it must not hold the trial, which holds it
     return trial if nearby is not None or step.start() else None

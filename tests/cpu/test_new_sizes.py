@@ -33,7 +33,7 @@ from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import choice_log, miss, ready_kernels, tune_problem
 from cudnn_autotune.tuning.choice import Choice
-from cudnn_autotune.tuning.new_sizes import LazyPreparation, fast_nearby
+from cudnn_autotune.tuning.new_sizes import LazyPreparation, calls_before_trial, fast_nearby
 from cudnn_autotune.tuning.online_calls import OnlineCommitter
 from cudnn_autotune.tuning.output_check import OutputChecks
 from cudnn_autotune.tuning.serving import Served
@@ -499,6 +499,20 @@ def test_a_trial_begins_in_the_first_step_of_its_preparation() -> None:
     assert (begun, steps) == ([], [])
     assert waiting(tensor) == waiting(tensor) == (None, 7)
     assert (begun, steps) == ([0], [(tensor,)] * 2)
+
+
+def test_a_trial_begins_once_it_can_pay() -> None:
+    """The winner of each measured size takes 1 ms in these tests."""
+    new = sized(2, 8, 13)
+    assert calls_before_trial(new, 0) == 16, "nothing is timed"
+    measure(sized(2, 8, 26), candidate("far"))
+    assert calls_before_trial(new, 0) == 1000
+    measure(sized(4, 8, 13), candidate("as far"))
+    measure(sized(2, 8, 14), candidate("near"))
+    measure(sized(2, 8, 12), candidate("near on another device"), device=1)
+    measure(sized(2, 8, 13, padding=1), candidate("another layer"))
+    assert calls_before_trial(new, 0) == 539, "500 ms by calls of 13/14 ms"
+    assert calls_before_trial(sized(2, 8, 14 * 500), 0) == 16
 
 
 def test_a_trial_that_waits_does_not_hold_the_tensors_of_its_call() -> None:

@@ -18,13 +18,13 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.engines.configs import ATEN
-from cudnn_autotune.tuning import output_check, tune_problem
-from cudnn_autotune.tuning.new_sizes import CALLS_BEFORE_TRIAL
+from cudnn_autotune.tuning import new_sizes, output_check, tune_problem
 from cudnn_autotune.tuning.online_tuner import TUNER
 
 pytestmark = pytest.mark.gpu
 
 ALLOWED = 2e-2
+LEAST_CALLS = 16  # before a trial of a new size
 FIRST = 16  # the width that is tuned
 MOST_CALLS = 300_000
 MOST_S = 120.0
@@ -80,6 +80,12 @@ def store(tmp_path: Path) -> Iterator[ca.Store]:
     assert TUNER.undecided == 0, "a trial outlives forget()"
 
 
+@pytest.fixture(autouse=True)
+def soon_paid_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of new sizes begin with the least call that they may."""
+    monkeypatch.setattr(new_sizes, "_PAID_BACK_MS", 0.0)
+
+
 @pytest.fixture
 def changing() -> None:
     """A layer of which one size has been tuned."""
@@ -106,7 +112,7 @@ def test_a_new_size_is_served_unmeasured_and_right(
 
 def test_a_trial_begins_in_the_call_that_is_told(changing: None) -> None:
     x, w = operands(17)
-    for _ in range(CALLS_BEFORE_TRIAL - 1):
+    for _ in range(LEAST_CALLS - 1):
         call(x, w)
     assert TUNER.undecided == 0
     call(x, w)
