@@ -106,7 +106,7 @@ def choose(
         call once other threads may tune.
     """
     miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, tensors)
-    with deferred.put_off() as changes, events.SEARCHES.searching():
+    with deferred.put_off() as changes:
         served, trial = _choose(miss)
     afterwards = partial(deferred.make_all, changes) if changes else None
     return served.plan, trial, afterwards
@@ -116,15 +116,13 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
     start_s = time.perf_counter()
     since = choice_log.generation(miss.problem)
     known = remembering.find(miss.problem, miss.mode, miss.limit, miss.benchmark_limit, miss.device)
-    served: Served | None = None
-    if known is not None:
-        served = serve(known, miss.native, miss.workspace_limit, miss.tensors)
-    trial = strategy = None
-    nearby: list[Candidate] | None = None
-    if served is None:
-        strategy = sampling.get(probing.MODE if miss.is_probe else miss.mode)
-        nearby = _fast_nearby(miss) if known is None else None
-        served = _search(miss, strategy) if nearby is None else _at_once(miss, nearby)
+    nearby = _fast_nearby(miss) if known is None else None
+    strategy: Strategy | None = None
+    trial = None
+    if nearby is not None:
+        served = _at_once(miss, nearby)
+    else:
+        served, strategy = _waited_for(miss, known)
     tuning_ms = (time.perf_counter() - start_s) * 1e3
     served = replace(served, choice=replace(served.choice, tuning_ms=tuning_ms))
     if miss.is_probe:
@@ -134,6 +132,18 @@ def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
     if served.is_found and _is_tried(miss, strategy, served.choice):
         trial = _begin_trial(miss, served, since, nearby)
     return served, trial
+
+
+def _waited_for(miss: _Miss, known: Choice | None) -> tuple[Served, Strategy | None]:
+    """Serves a call that waits for engines to be built, or timed: by what is known, or by a search.
+    Returns the strategy of the search as well, if there was one."""
+    with events.SEARCHES.searching():
+        if known is not None:
+            served = serve(known, miss.native, miss.workspace_limit, miss.tensors)
+            if served is not None:
+                return served, None
+        strategy = sampling.get(probing.MODE if miss.is_probe else miss.mode)
+        return _search(miss, strategy), strategy
 
 
 def _is_tried(miss: _Miss, strategy: Strategy | None, first: Choice) -> bool:

@@ -10,7 +10,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from cudnn_autotune.sampling import Strategy
 from cudnn_autotune.sampling.online import few
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import choice_log, miss, ready_kernels, tune_problem
+from cudnn_autotune.tuning import choice_log, events, miss, ready_kernels, tune_problem
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.new_sizes import LazyPreparation, calls_before_trial, fast_nearby
 from cudnn_autotune.tuning.online_calls import OnlineCommitter
@@ -513,6 +513,21 @@ def test_a_trial_begins_once_it_can_pay() -> None:
     measure(sized(2, 8, 13, padding=1), candidate("another layer"))
     assert calls_before_trial(new, 0) == 539, "500 ms by calls of 13/14 ms"
     assert calls_before_trial(sized(2, 8, 14 * 500), 0) == 16
+
+
+def test_only_a_search_counts_as_a_wait_that_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[ca.ConvProblem] = []
+
+    class Noted(events.SlowSearches):
+        def searching(self) -> AbstractContextManager[None]:
+            waited.append(problem)
+            return super().searching()
+
+    monkeypatch.setattr(events, "SEARCHES", Noted())
+    measure_four(*[MATMUL] * 4)
+    for problem in (NEW, sized(2, 64, 64)):  # the second one is far from all
+        ask(problem)
+    assert waited == [sized(2, 64, 64)]
 
 
 def test_a_trial_that_waits_does_not_hold_the_tensors_of_its_call() -> None:
