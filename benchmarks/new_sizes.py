@@ -56,8 +56,8 @@ def resident_mib() -> float:
 
 
 def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The worker: the milliseconds of each call, size by size; what was chosen for them; then the
-    time of each of the last sizes over its time tuned."""
+    """The worker: the milliseconds of each call, and by how much host memory has grown, size by
+    size; what was chosen for them; then the time of each of the last sizes over its time tuned."""
     import torch
     from common.modes import set_torch_mode, synchronize
     from common.network import build
@@ -121,13 +121,14 @@ def measure(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             met.append((height, width))
             for _ in range(request["calls"]):
                 calls_ms.append(once(x))
-            yield {"ms": numbers.all_significant(calls_ms)}
+            grown = max(0.0, resident_mib() - resident)
+            yield {"ms": numbers.all_significant(calls_ms), "grown_mib": grown}
             if time.monotonic() > end:
                 break
         for height, width in met:
             yield {"again_ms": numbers.significant(once(image(height, width)))}
         made = Counter("measured" if c.total_samples else c.origin for c in ca.choices())
-        yield {"made": made, "grown": max(0.0, resident_mib() - resident)}
+        yield {"made": made}
         # All are captured before any is tuned, which would change what serves its neighbours.
         images = {tuple(size): image(*size) for size in request["last"]}
         served = {size: replay(model, x) for size, x in images.items()}
@@ -175,13 +176,14 @@ def main() -> int:
         with contextlib.closing(start(__file__, way)) as worker:
             found = list(records_of(worker, request, 4 * options.seconds, failures))
         by_size = [entry["ms"] for entry in found if "ms" in entry]
+        grown = [entry["grown_mib"] for entry in found if "ms" in entry]
         over = {tuple(entry["size"]): entry["over"] for entry in found if "over" in entry}
         if way == REFERENCE:
             reference[:] = map(sum, by_size)
             last[:] = over  # what the first process has tuned
         totals = [sum(calls) for calls in by_size]
         again = [entry["again_ms"] for entry in found if "again_ms" in entry]
-        rest: dict[str, Any] = next((entry for entry in found if "made" in entry), {"made": {}})
+        made = next((entry["made"] for entry in found if "made" in entry), {})
         yield {
             "total (s)": sum(totals) / 1e3,
             "first ten sizes (s)": sum(totals[:10]) / 1e3,
@@ -190,9 +192,10 @@ def main() -> int:
             "longest call (ms)": max(map(max, by_size)),
             "longest of the last half (ms)": max(map(max, by_size[len(by_size) // 2 :])),
             "met again, median (ms)": numbers.median(again) if again else None,
-            "measured": rest["made"].get("measured", 0),
-            "by a neighbour": rest["made"].get("neighbour", 0),
-            "host memory (MiB)": rest.get("grown"),
+            "measured": made.get("measured", 0),
+            "by a neighbour": made.get("neighbour", 0),
+            "host memory, ten sizes (MiB)": grown[:10][-1],
+            "host memory (MiB)": grown[-1],
             "last sizes over tuned": numbers.geometric_mean(over.values()) if over else None,
             "compared": len(over),
         }
