@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/matmul.h>
@@ -266,23 +267,26 @@ Indices spread(int64_t size, int64_t most) {
   return indices;
 }
 
-// The places of `inner` that a tap of the weight's gradient reads, and those of `outer` that they
-// are multiplied with.
-std::pair<at::Tensor, at::Tensor> overlap(const ConvProblem& problem, const Spatial& tap,
-                                          at::Tensor inner, at::Tensor outer) {
+// A tensor of x's shape between as many zeros as the convolution pads it with.
+at::Tensor padded(const ConvProblem& problem, const at::Tensor& tensor) {
+  Indices widths;  // of the last dimension first
+  for (int d = problem.spatial_dims - 1; d >= 0; --d) {
+    widths.push_back(problem.pre_padding[d]);
+    widths.push_back(problem.post_padding[d]);
+  }
+  return at::constant_pad_nd(tensor, widths);
+}
+
+// The places of padded inputs that a tap reads, as many as there are places in `outputs`.
+at::Tensor read_by(const ConvProblem& problem, const Spatial& tap, at::Tensor inputs,
+                   const at::Tensor& outputs) {
   for (int d = 0; d < problem.spatial_dims; ++d) {
     const int64_t stride = problem.stride[d];
-    const int64_t offset = tap[d] * problem.dilation[d] - problem.pre_padding[d];
-    const int64_t room = inner.size(2 + d) - 1 - offset;
-    const int64_t first = offset < 0 ? (-offset + stride - 1) / stride : 0;
-    const int64_t last = room < 0 ? -1 : std::min(outer.size(2 + d) - 1, room / stride);
-    const int64_t count = std::max<int64_t>(0, last - first + 1);
-    const int64_t begin = count > 0 ? first * stride + offset : 0;
-    const int64_t end = count > 0 ? begin + (count - 1) * stride + 1 : 0;
-    inner = inner.slice(2 + d, begin, end, stride);
-    outer = outer.slice(2 + d, count > 0 ? first : 0, count > 0 ? first + count : 0);
+    const int64_t begin = tap[d] * problem.dilation[d];
+    const int64_t end = begin + (outputs.size(2 + d) - 1) * stride + 1;
+    inputs = inputs.slice(2 + d, begin, end, stride);
   }
-  return {std::move(inner), std::move(outer)};
+  return inputs;
 }
 
 // (batch, groups * channels, spatial...) as (groups, channels, batch * places).
@@ -328,13 +332,13 @@ Sample wgrad(const ConvProblem& problem, const Operands& operands) {
   const auto wide = wide_type(problem);
   const auto grads = y.index_select(1, packed.narrow(0, 0, rows)).to(wide);
   const auto inputs = x.index_select(1, packed.narrow(0, rows, columns)).to(wide);
+  const auto outer = by_group(grads, group_count);
+  const auto whole = padded(problem, inputs);
   std::vector<at::Tensor> wanted;
   for (const Spatial& tap : compared) {
-    const auto [inner, outer] = overlap(problem, tap, inputs, grads);
+    const auto inner = by_group(read_by(problem, tap, whole, grads), group_count);
     // Sum over the batch and all places.
-    const auto sums =
-        product(by_group(outer, group_count), by_group(inner, group_count).transpose(-1, -2));
-    wanted.push_back(sums.flatten());
+    wanted.push_back(product(outer, inner.transpose(-1, -2)).flatten());
   }
   const auto offsets = packed.narrow(0, rows + columns, packed.numel() - rows - columns);
   return {w.as_strided({reach_of(w)}, {1}).index_select(0, offsets), at::cat(wanted)};
@@ -369,14 +373,17 @@ at::Tensor compare_output(const ConvProblem& problem, const Operands& operands) 
   const auto [found, reference] = sampled(problem, operands);
   const auto difference = at::softshrink(found - reference, least_number(output.scalar_type()));
   // In float32 the squares of small numbers would be zero, and of large ones infinite.
-  const auto norm = [](const at::Tensor& values, const at::Scalar& order) {
-    return at::linalg_vector_norm(values, order, std::nullopt, /*keepdim=*/false, at::kDouble);
+  const auto norm = [](const at::Tensor& values) {
+    return at::linalg_vector_norm(values, 2, std::nullopt, /*keepdim=*/false, at::kDouble);
   };
-  constexpr double kLargest = std::numeric_limits<double>::infinity();
-  std::vector<at::Tensor> numbers{norm(reference, 2), norm(difference, 2), norm(output, kLargest)};
-  // Finite numbers of any dtype but float64 have a finite sum in it.
+  // Which is not finite where one of the numbers is not. In the tensor's own type it needs no copy.
+  const auto largest = [](const at::Tensor& tensor) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    return at::linalg_vector_norm(tensor, kInfinity).to(at::kDouble);
+  };
+  std::vector<at::Tensor> numbers{norm(reference), norm(difference), largest(output)};
   for (const at::Tensor& operand : operands.list()) {
-    if (!operand.is_same(output)) numbers.push_back(operand.sum(at::kDouble));
+    if (!operand.is_same(output)) numbers.push_back(largest(operand));
   }
   return at::stack(numbers);
 }

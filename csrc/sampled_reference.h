@@ -23,9 +23,9 @@ struct Sample {
 Sample sampled(const ConvProblem& problem, const Operands& operands);
 
 // Compares the whole output with the reference: numbers in float64, on the operands' device. They
-// are the norm of the sampled reference; the norm of its difference from the output; the largest
-// magnitude in the output, NaN if it has a NaN; and the sum of each operand that is read, which is
-// finite if the operand is. Throws c10::OutOfMemoryError.
+// are the norm of the sampled reference; the norm of its difference from the output; and the
+// largest magnitude in the output and in each operand that is read, NaN where there is one. Throws
+// c10::OutOfMemoryError.
 at::Tensor compare_output(const ConvProblem& problem, const Operands& operands);
 
 }  // namespace cudnn_autotune

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -251,11 +251,7 @@ class ConvProblem:
 
     def native(self) -> _C.ConvProblem:
         """Returns this problem as the extension's type."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["dtype"] = DTYPES[self.dtype]
-        is_plain = self.memory_format == torch.contiguous_format
-        values["memory_format"] = "contiguous" if is_plain else "channels_last"
-        return require_cuda_build().ConvProblem(**values)
+        return _native_of(self)
 
     @classmethod
     def from_native(cls, native: _C.ConvProblem) -> ConvProblem:
@@ -265,6 +261,15 @@ class ConvProblem:
         n = len(native.stride)
         values["memory_format"] = torch.contiguous_format if is_plain else CHANNELS_LAST[n]
         return cls(**values)
+
+
+@lru_cache(maxsize=256)  # a first call asks several times for the same one
+def _native_of(problem: ConvProblem) -> _C.ConvProblem:
+    values = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    values["dtype"] = DTYPES[problem.dtype]
+    is_plain = problem.memory_format == torch.contiguous_format
+    values["memory_format"] = "contiguous" if is_plain else "channels_last"
+    return require_cuda_build().ConvProblem(**values)
 
 
 def check_problem(problem: object, argument: str = "problem") -> None:

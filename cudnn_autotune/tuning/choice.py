@@ -11,7 +11,7 @@ from cudnn_autotune.core.versions import environment
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.roofline import Limit, limit
-from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import Decision, Provenance
 from cudnn_autotune.store.peaks_file import peaks_of
 from cudnn_autotune.tuning.output_check import OutputChecks
@@ -157,9 +157,11 @@ def untimed(
     workspace_limit: int | None,
     benchmark_limit: int,
     chosen: Measurement,
+    evidence: Evidence | None = None,
 ) -> Decision:
     """Returns a decision for ``chosen`` without measurements."""
-    return Decision(problem, sampling, benchmark_limit, workspace_limit, Selection((chosen,), 0))
+    selection = Selection((chosen,), 0, evidence or Evidence())
+    return Decision(problem, sampling, benchmark_limit, workspace_limit, selection)
 
 
 def with_selection(

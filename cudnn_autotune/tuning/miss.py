@@ -168,10 +168,8 @@ def _at_once(miss: _Miss, nearby: Sequence[Candidate]) -> Served:
     right, else by the heuristics' first plan."""
     for candidate in ready_kernels.ready(nearby, miss.problem, miss.device):
         entry = Measurement(replace(candidate, heuristic_mode=""), None, 0)
-        decision = _untimed(miss, entry)
         evidence = Evidence(rule="chosen for a similar problem", tied=(candidate.text,))
-        decision = replace(decision, selection=replace(decision.selection, evidence=evidence))
-        known = Choice(decision, miss.device, "neighbour")
+        known = Choice(_untimed(miss, entry, evidence), miss.device, "neighbour")
         served = serve(known, miss.native, miss.workspace_limit, miss.tensors)
         if served is not None:
             return served
@@ -287,8 +285,9 @@ def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
     return _served(miss, selection, checks)
 
 
-def _untimed(miss: _Miss, entry: Measurement) -> Decision:
-    return untimed(miss.problem, miss.mode, miss.limit, max(miss.benchmark_limit, 0), entry)
+def _untimed(miss: _Miss, entry: Measurement, evidence: Evidence | None = None) -> Decision:
+    limit = max(miss.benchmark_limit, 0)
+    return untimed(miss.problem, miss.mode, miss.limit, limit, entry, evidence)
 
 
 def _needs_check(problem: ConvProblem, selection: Selection) -> bool:

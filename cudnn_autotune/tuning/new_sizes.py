@@ -12,9 +12,9 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
@@ -39,6 +39,7 @@ _FEW = 8
 # the one with the best weighted mean 3.6 %; with four measured sizes 3.7 and 2.8 % (46 sizes of a
 # ResNet-50 in twelve orders, an H100). What was not timed counts as this many times the best.
 _NOT_TIMED = 1.3
+_LOG_NOT_TIMED = math.log(_NOT_TIMED)
 # At each new size PyTorch's own path asks cuDNN's heuristics, and builds a plan. An engine that was
 # nearly as fast needs the plan only.
 _OWN_PATH = 1.02
@@ -51,10 +52,25 @@ _MOST_SERVING = 3
 _PAID_BACK_MS = 500.0
 _LEAST_CALLS = 16
 
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a search has found for one size."""
+
+    time_ms: float | None
+    """Of the chosen candidate."""
+    candidates: Mapping[str, Candidate]
+    """Those that are right, the chosen one first, by the name of their implementation if they are
+    of one, since its settings depend on the size; else by their text."""
+    logs: Mapping[str, float]
+    """By the same names: the logarithm of the time of each over the chosen one's, or 0 of those
+    that are faster. Of candidates that differ by less than matters, the first was chosen."""
+
+
 _Layer = tuple[object, ...]
 _SHARED = [f.name for f in fields(ConvProblem) if f.name != "input_shape"]
 _lock = threading.Lock()
-_measured: dict[_Layer, dict[ConvProblem, Choice]] = {}
+_measured: dict[_Layer, dict[ConvProblem, _Measured]] = {}
 _met: Counter[_Layer] = Counter()
 """How many sizes of each layer came after its first measured one."""
 _searched: Counter[ConvProblem] = Counter()
@@ -66,9 +82,25 @@ def _layer(problem: ConvProblem, device: int) -> _Layer:
 
 def add(choice: Choice) -> None:
     """Records a choice that was measured, here or elsewhere."""
+    measured = _measured_by(choice)
     with _lock:
         sizes = _measured.setdefault(_layer(choice.problem, choice.device), {})
-        sizes[choice.problem] = choice
+        sizes[choice.problem] = measured
+
+
+def _measured_by(choice: Choice) -> _Measured:
+    wrong = {text for text, _ in choice.rejected}
+    candidates: dict[str, Candidate] = {}
+    times: dict[str, float] = {}
+    for entry in choice.selection.ranking:
+        candidate = entry.candidate
+        if entry.time_ms and candidate.text not in wrong:
+            name = candidate.engine_name if registry.is_text(candidate.text) else candidate.text
+            candidates.setdefault(name, candidate)
+            times.setdefault(name, entry.time_ms)
+    chosen_ms = next(iter(times.values()), 1.0)
+    logs = {name: max(0.0, math.log(ms / chosen_ms)) for name, ms in times.items()}
+    return _Measured(choice.time_ms, candidates, logs)
 
 
 def remove(problem: ConvProblem) -> None:
@@ -121,7 +153,7 @@ def fast_nearby(problem: ConvProblem, device: int) -> list[Candidate] | None:
             return None
         _met[layer] += 1
         has_met = _met[layer]
-    sizes = [(_distance(problem, other), choice) for other, choice in known.items()]
+    sizes = [(_distance(problem, other), measured) for other, measured in known.items()]
     sizes.sort(key=lambda size: size[0])
     if sizes[0][0] >= _NEAR and has_met < _FEW:
         return None
@@ -136,8 +168,8 @@ def calls_before_trial(problem: ConvProblem, device: int) -> int:
     trial costs is about what the calls until then could have saved. The time of a call is that of
     the nearest measured size, in proportion to the elements of the input."""
     with _lock:
-        choices = list(_measured.get(_layer(problem, device), {}).values())
-    timed = [(choice.problem, choice.time_ms) for choice in choices if choice.time_ms]
+        sizes = list(_measured.get(_layer(problem, device), {}).items())
+    timed = [(size, measured.time_ms) for size, measured in sizes if measured.time_ms]
     if not timed:
         return _LEAST_CALLS
     nearest, time_ms = min(timed, key=lambda size: _distance(problem, size[0]))
@@ -152,40 +184,22 @@ def _distance(one: ConvProblem, other: ConvProblem) -> float:
     return math.hypot(*(math.log2(a / b) for a, b in pairs))
 
 
-def _ranked(sizes: Sequence[tuple[float, Choice]]) -> list[tuple[Candidate, float]]:
-    """The right candidates of measured sizes, which lie at some distance each, the best first. With
+def _ranked(sizes: Sequence[tuple[float, _Measured]]) -> list[tuple[Candidate, float]]:
+    """The candidates of measured sizes, which lie at some distance each, the nearest first. With
     each its time over the best's, in the geometric mean over the sizes, of which near ones weigh
-    more.
-
-    The settings of an implementation depend on the size, so that its best ones count at each size,
-    and it is returned with those of the nearest.
-    """
+    more; the best comes first, and each is described as at the nearest size that has it."""
     found: dict[str, Candidate] = {}
-    weighted: list[tuple[float, dict[str, float]]] = []
-    for distance, choice in sizes:
-        times: dict[str, float] = {}
-        for candidate, ms in _right(choice):
-            name = candidate.engine_name if registry.is_text(candidate.text) else candidate.text
+    for _, measured in sizes:
+        for name, candidate in measured.candidates.items():
             found.setdefault(name, candidate)
-            times.setdefault(name, ms)
-        # Of candidates that differ by less than matters, the first was chosen.
-        chosen_ms = next(iter(times.values()), 1.0)
-        times_best = {name: max(1.0, ms / chosen_ms) for name, ms in times.items()}
-        weighted.append((max(distance, _LEAST_DISTANCE) ** -2, times_best))
+    weighted = [(max(distance, _LEAST_DISTANCE) ** -2, size.logs) for distance, size in sizes]
     weights = sum(weight for weight, _ in weighted)
 
     def mean(name: str) -> float:
-        logs = (weight * math.log(times.get(name, _NOT_TIMED)) for weight, times in weighted)
-        return math.exp(sum(logs) / weights) * (_OWN_PATH if name == ATEN.text else 1.0)
+        total = sum(weight * logs.get(name, _LOG_NOT_TIMED) for weight, logs in weighted)
+        return math.exp(total / weights) * (_OWN_PATH if name == ATEN.text else 1.0)
 
     return sorted(((c, mean(name)) for name, c in found.items()), key=lambda item: item[1])
-
-
-def _right(choice: Choice) -> list[tuple[Candidate, float]]:
-    """The candidates that were timed and not found wrong, and their times, the chosen one first."""
-    wrong = {text for text, _ in choice.rejected}
-    timed = [(e.candidate, e.time_ms) for e in choice.selection.ranking if e.time_ms]
-    return [(c, ms) for c, ms in timed if c.text not in wrong]
 
 
 class LazyPreparation:

@@ -91,14 +91,13 @@ def serve(
         return None
     if not is_right:
         _log.warning("%s: %s serves all the same: it is pinned", problem.text, text)
-    # A decision holds finite numbers only.
-    decision = replace(known.decision, relative_error=None if error is None else min(error, MOST))
+    selection = known.decision.selection
     if known.origin in ("pinned", "neighbour"):
-        candidate = replace(
-            decision.selection.winner.candidate, workspace_bytes=plan.workspace_bytes
-        )
-        selection = replace(decision.selection, ranking=(Measurement(candidate, None, 0),))
-        decision = replace(decision, selection=selection)
+        candidate = replace(selection.winner.candidate, workspace_bytes=plan.workspace_bytes)
+        selection = replace(selection, ranking=(Measurement(candidate, None, 0),))
+    # A decision holds finite numbers only.
+    error = None if error is None else min(error, MOST)
+    decision = replace(known.decision, selection=selection, relative_error=error)
     return Served(replace(known, decision=decision), plan)
 
 
