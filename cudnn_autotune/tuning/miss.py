@@ -188,12 +188,12 @@ def _begin_trial(
         nearby: what was fast nearby, for a new size; its trial has few candidates, and begins once
             the problem is called often. Else None.
     """
-    assert first.choice.chosen is not None
-    candidate, prepared = first.choice.chosen.candidate, Prepared()
-    committer = OnlineCommitter(first.choice, prepared.checks, since)
     budget_ms = miss.limits.budget_ms  # begin() must not hold the call's tensors
 
     def begin(schedule: _C.TurnSchedule) -> OnlinePreparation:
+        assert first.choice.chosen is not None
+        candidate, prepared = first.choice.chosen.candidate, Prepared()
+        committer = OnlineCommitter(first.choice, prepared.checks, since)
         earlier = committer.earlier()
         TUNER.add(Trial(schedule, candidate, committer, prepared, earlier))
         served = (first.choice, candidate, first.plan)
