@@ -188,22 +188,30 @@ def _begin_trial(
         nearby: what was fast nearby, for a new size; its trial has few candidates, and begins once
             the problem is called often. Else None.
     """
-    budget_ms = miss.limits.budget_ms  # begin() must not hold the call's tensors
-
-    def begin(schedule: _C.TurnSchedule) -> OnlinePreparation:
-        assert first.choice.chosen is not None
-        candidate, prepared = first.choice.chosen.candidate, Prepared()
-        committer = OnlineCommitter(first.choice, prepared.checks, since)
-        earlier = committer.earlier()
-        TUNER.add(Trial(schedule, candidate, committer, prepared, earlier))
-        served = (first.choice, candidate, first.plan)
-        return OnlinePreparation(*served, prepared, budget_ms, nearby, earlier)
-
     step = new_sizes.LazyPreparation()
     first_step = 2 if nearby is None else new_sizes.calls_before_trial(miss.problem, miss.device)
     trial = _C.OnlineTrial(first.plan, step, first_step)
-    step.begin = partial(begin, trial.schedule)  # it must not hold the trial, which holds it
+    # It must hold neither the trial, which holds it, nor the call's tensors.
+    begun_with = (first.choice, first.plan, since, miss.limits.budget_ms, nearby)
+    step.begin = partial(_preparation, trial.schedule, *begun_with)
     return trial if nearby is not None or step.start() else None
+
+
+def _preparation(
+    schedule: _C.TurnSchedule,
+    first: Choice,
+    plan: _C.Plan,
+    since: int,
+    budget_ms: float | None,
+    nearby: Sequence[Candidate] | None,
+) -> OnlinePreparation:
+    """Begins a trial on the tuner's thread, and returns the step that prepares it in the calls."""
+    assert first.chosen is not None
+    candidate, prepared = first.chosen.candidate, Prepared()
+    committer = OnlineCommitter(first, prepared.checks, since)
+    earlier = committer.earlier()
+    TUNER.add(Trial(schedule, candidate, committer, prepared, earlier))
+    return OnlinePreparation(first, candidate, plan, prepared, budget_ms, nearby, earlier)
 
 
 @contextmanager
