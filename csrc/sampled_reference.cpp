@@ -376,7 +376,7 @@ at::Tensor compare_output(const ConvProblem& problem, const Operands& operands) 
   const auto norm = [](const at::Tensor& values) {
     return at::linalg_vector_norm(values, 2, std::nullopt, /*keepdim=*/false, at::kDouble);
   };
-  // Which is not finite where one of the numbers is not. In the tensor's own type it needs no copy.
+  // It is not finite if one of the numbers is not. In the tensor's own type it needs no copy.
   const auto largest = [](const at::Tensor& tensor) {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
     return at::linalg_vector_norm(tensor, kInfinity).to(at::kDouble);
