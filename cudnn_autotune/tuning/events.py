@@ -43,17 +43,16 @@ def on_decision(callback: Callback) -> RemovableHandle:
 
 def announce(choice: Choice) -> None:
     """Logs a choice at level INFO of the logger ``cudnn_autotune``, and calls the callbacks."""
-    if _log.isEnabledFor(logging.INFO):  # to describe it takes long
-        time = "" if choice.time_ms is None else f", {choice.time_ms:.4g} ms"
-        _log.info(
-            "%s: %s by %s (%s%s) in %.1f ms",
-            choice.problem.text,
-            choice.text,
-            choice.sampling,
-            choice.origin,
-            time,
-            choice.tuning_ms,
-        )
+    time = "" if choice.time_ms is None else f", {choice.time_ms:.4g} ms"
+    _log.info(
+        "%s: %s by %s (%s%s) in %.1f ms",
+        choice.problem.text,
+        choice.text,
+        choice.sampling,
+        choice.origin,
+        time,
+        choice.tuning_ms,
+    )
     for callback in list(_callbacks.values()):
         try:
             callback(choice)

@@ -39,7 +39,6 @@ _FEW = 8
 # the one with the best weighted mean 3.6 %; with four measured sizes 3.7 and 2.8 % (46 sizes of a
 # ResNet-50 in twelve orders, an H100). What was not timed counts as this many times the best.
 _NOT_TIMED = 1.3
-_LOG_NOT_TIMED = math.log(_NOT_TIMED)
 # At each new size PyTorch's own path asks cuDNN's heuristics, and builds a plan. An engine that was
 # nearly as fast needs the plan only.
 _OWN_PATH = 1.02
@@ -194,9 +193,10 @@ def _ranked(sizes: Sequence[tuple[float, _Measured]]) -> list[tuple[Candidate, f
             found.setdefault(name, candidate)
     weighted = [(max(distance, _LEAST_DISTANCE) ** -2, size.logs) for distance, size in sizes]
     weights = sum(weight for weight, _ in weighted)
+    not_timed = math.log(_NOT_TIMED)
 
     def mean(name: str) -> float:
-        total = sum(weight * logs.get(name, _LOG_NOT_TIMED) for weight, logs in weighted)
+        total = sum(weight * logs.get(name, not_timed) for weight, logs in weighted)
         return math.exp(total / weights) * (_OWN_PATH if name == ATEN.text else 1.0)
 
     return sorted(((c, mean(name)) for name, c in found.items()), key=lambda item: item[1])
