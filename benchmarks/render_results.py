@@ -40,6 +40,7 @@ BENCHMARKS = {
     "ranks": "rank_tuning.report",
     "call_overhead": "overhead.report",
     "gpu_tests": "gpu_tests",
+    "memory_errors": "memory_errors",
     "pytorch_tests": "pytorch_tests",
 }
 # Records whose tables a page of docs/findings has: their scripts are gone, or shorter now.

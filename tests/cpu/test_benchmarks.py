@@ -29,7 +29,9 @@ def test_help(modules: None, script: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for minutes")
-@pytest.mark.parametrize("script", ["kernels", "online", "ranks", "gpu_tests", "new_sizes"])
+@pytest.mark.parametrize(
+    "script", ["kernels", "online", "ranks", "gpu_tests", "memory_errors", "new_sizes"]
+)
 def test_what_needs_a_gpu_says_so(modules: None, script: str) -> None:
     """The default cases are known: they are read before."""
     assert main(script) == f"{script}.py needs a CUDA GPU, and there is none here"
@@ -85,6 +87,19 @@ def test_a_dry_run_is_not_recorded_under_results(
 @pytest.mark.parametrize("script", DRY_RUNS)
 def test_dry_run_leaves_a_whole_record(dry_runs: Path, script: str) -> None:
     whole_record(dry_runs, script)
+
+
+def test_memory_errors_are_told_with_what_ran(modules: None) -> None:
+    import memory_errors
+
+    lines = ["========= COMPUTE-SANITIZER", "case: plain", "candidate: dgrad eng1"]
+    lines += ["========= Invalid __global__ write of size 2", "=========     at kernel+0x10"]
+    lines += ["case: grouped", "========= ERROR SUMMARY: 1 error"]
+    assert list(memory_errors.findings(lines)) == [
+        ("plain", ""),
+        ("plain: dgrad eng1", "Invalid __global__ write of size 2"),
+        ("grouped", ""),
+    ]
 
 
 def test_call_overhead_has_its_settings(dry_runs: Path) -> None:
