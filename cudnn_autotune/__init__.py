@@ -2,7 +2,7 @@
 
 from cudnn_autotune import distributed, sampling
 from cudnn_autotune.core.extension import _C as _C  # first: it checks the build
-from cudnn_autotune.core.extension import extension_available
+from cudnn_autotune.core.extension import extension_available as _extension_available
 from cudnn_autotune.core.versions import environment, version
 from cudnn_autotune.engines import compiled_kernels, implementations, recipe, registry
 from cudnn_autotune.engines.configs import (
@@ -72,7 +72,7 @@ def _built_in() -> tuple[implementations.Implementation, ...]:
 
 
 registry.load_first(_built_in)
-if extension_available():
+if _extension_available():
     from cudnn_autotune.tuning import building, miss, serving
 
     PlanError: type[RuntimeError] = _C.PlanError
@@ -88,12 +88,9 @@ else:
 settings.read_environment()
 store_settings.read_environment()
 
-SAMPLING_MODES = sampling.names()
-"""The modes of this package; ``sampling.names()`` has those that were registered later too."""
 __version__ = version()
 
 __all__ = [
-    "SAMPLING_MODES",
     "Candidate",
     "Choice",
     "Compilation",
@@ -131,7 +128,6 @@ __all__ = [
     "engine_text",
     "environment",
     "execute",
-    "extension_available",
     "fallbacks",
     "forget",
     "functional",

@@ -39,6 +39,7 @@ if not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" in os.environ:
 from benchmark_scripts import BENCHMARKS, dry_runs_into  # imports the package, as the next do
 
 import cudnn_autotune as ca
+from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.store import settings as store_settings
 
 MARKERS = {
@@ -59,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     absent = {
         "gpu": not torch.cuda.is_available(),
-        "search": not ca.extension_available(),
+        "search": not extension_available(),
         "alone": processes > 1,
     }
     for item in items:

@@ -9,6 +9,9 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
 
+BUILT_IN_MODES = ca.sampling.names()
+"""The names of the modes of the package."""
+
 
 class Hungriest:
     """The candidate that wants the most workspace."""

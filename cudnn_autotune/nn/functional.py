@@ -103,8 +103,7 @@ def _convolution(dims: int) -> Convolution:
             bias: ``(K,)``, or None.
             stride, padding, dilation, groups: as PyTorch's; padding may be ``"same"`` or
                 ``"valid"``.
-            sampling: one of ``cudnn_autotune.SAMPLING_MODES`` or a registered mode; None stands for
-                the settings'.
+            sampling: one of ``cudnn_autotune.sampling.names()``; None stands for the settings'.
             workspace_limit: the most bytes of workspace that the engine may need; None stands for
                 the settings'.
 
@@ -158,8 +157,7 @@ def _transposed_convolution(dims: int) -> TransposedConvolution:
             bias: ``(K,)``, or None.
             stride, padding, output_padding, groups, dilation: as PyTorch's. An output padding that
                 is not below the stride goes to PyTorch.
-            sampling: one of ``cudnn_autotune.SAMPLING_MODES`` or a registered mode; None stands for
-                the settings'.
+            sampling: one of ``cudnn_autotune.sampling.names()``; None stands for the settings'.
             workspace_limit: the most bytes of workspace that the engine may need; None stands for
                 the settings'.
 

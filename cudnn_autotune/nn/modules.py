@@ -58,8 +58,8 @@ class WithPolicy(nn.Module):
         They may be changed at any time.
 
         Args:
-            sampling: how engines are chosen: one of ``cudnn_autotune.SAMPLING_MODES``, a registered
-                mode, or None for ``cudnn_autotune.get_sampling()`` at the time of the call.
+            sampling: how engines are chosen: one of ``cudnn_autotune.sampling.names()``; None
+                stands for ``cudnn_autotune.get_sampling()`` at the time of the call.
             workspace_limit: the most bytes of workspace that an engine may need, or None for
                 ``cudnn_autotune.get_workspace_limit()``.
 

@@ -11,7 +11,6 @@ from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.frontend_modes import FRONTEND_MODES
 from cudnn_autotune.sampling.heuristic import Heuristic
-from cudnn_autotune.sampling.neighbour import Neighbour
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.race import Race
 from cudnn_autotune.sampling.strategy import Limits, Strategy, check_mode_name
@@ -88,7 +87,6 @@ _modes: tuple[Strategy, ...] = (
     Sustained(),
     Auto(),
     Online(),
-    Neighbour(),
 )
 for _mode in _modes:
     register(_mode)

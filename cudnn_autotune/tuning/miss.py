@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 _searched: dict[tuple[int, ConvProblem], tuple[Selection | None, GpuTimer]] = {}
 """Searches that are over before they begin, by thread: another one may be on another GPU."""
 # Modes that time nothing, and so have nothing to save at a new size.
-_UNTIMED = ("heuristic", "neighbour")
+_UNTIMED = ("heuristic",)
 
 
 @dataclass(frozen=True)

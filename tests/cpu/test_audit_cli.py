@@ -13,9 +13,9 @@ import pytest
 import simulation
 import torch
 from click.testing import CliRunner, Result
+from strategies import BUILT_IN_MODES
 from subprocesses import python
 
-import cudnn_autotune as ca
 from cudnn_autotune import ConvProblem
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
@@ -58,14 +58,14 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_an_audit_of_a_recording(tmp_path: Path) -> None:
     path, plot = tmp_path / "audit.json", tmp_path / "audit.png"
-    modes = ",".join(ca.SAMPLING_MODES)  # the tests' own may be registered as well
+    modes = ",".join(BUILT_IN_MODES)  # the tests' own may be registered as well
     given = ("--replay", "h200_forum", "--modes", modes, "--runs", 2)
     done = run("audit", *given, "--json", path, "--plot", plot)
     assert done.exit_code == 0, done.output
     data = read(path)
     assert data["kind"] == "replay"
     assert list(data["cases"]) == ["h200_forum"]
-    assert set(data["modes"]) == set(ca.SAMPLING_MODES)
+    assert set(data["modes"]) == set(BUILT_IN_MODES)
     for mode, result in data["modes"].items():
         assert sum(result["picked"].values()) == 2, mode
         assert 1.0 <= result["regret"]["mean"] <= result["regret"]["worst"]

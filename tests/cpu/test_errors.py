@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from problems import SHIPPED_GPUS, make
+from strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
+from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.configs import ATEN
 
 DEVICES = Path(ca.__file__).parent / "engines" / "devices"
@@ -34,7 +36,7 @@ def test_unknown_mode_in_a_call(input: torch.Tensor, weight: torch.Tensor) -> No
         ca.functional.conv2d(input, weight, sampling="fastest")
     assert "sampling" in str(error.value)
     assert "fastest" in str(error.value)
-    assert all(mode in str(error.value) for mode in ca.SAMPLING_MODES)
+    assert all(mode in str(error.value) for mode in BUILT_IN_MODES)
 
 
 def test_negative_workspace_limit_in_a_call(input: torch.Tensor, weight: torch.Tensor) -> None:
@@ -211,7 +213,7 @@ def test_an_error_leaves_the_library_usable() -> None:
         assert ca.build_plan(problem, good, device="h200").text == good
 
 
-@pytest.mark.skipif(ca.extension_available(), reason="there is a cuDNN to search")
+@pytest.mark.skipif(extension_available(), reason="there is a cuDNN to search")
 def test_without_cudnn_a_search_says_so() -> None:
     with pytest.raises(RuntimeError, match="CUDA"):
         ca.candidates(make("grouped_fp16"), device="h200")

@@ -13,6 +13,7 @@ from subprocesses import python
 import cudnn_autotune as ca
 from cudnn_autotune import _build_info
 from cudnn_autotune.core import extension as _extension
+from cudnn_autotune.core.extension import extension_available
 
 BUILT = ("2.11.0+cu130", "13.0", True)
 
@@ -87,7 +88,7 @@ def test_build_does_not_fit(running: tuple[str, str | None, bool], described: st
 
 
 def test_extension_is_available_with_a_cuda_build_of_torch() -> None:
-    assert ca.extension_available() == (torch.version.cuda is not None)
+    assert extension_available() == (torch.version.cuda is not None)
 
 
 def test_library_and_record_are_of_one_build() -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 import click
 import pytest
 import torch
+from strategies import BUILT_IN_MODES
 from subprocesses import PACKAGE_PARENT, evaluate, python
 
 import cudnn_autotune as ca
+from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune_cli import COMMANDS, main
 
 
@@ -144,7 +146,7 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "here").iterdir()), "the demo leaves no file behind"
     assert "no gpu" in done.stdout.lower()
-    for mode in ca.SAMPLING_MODES:
+    for mode in BUILT_IN_MODES:
         assert f"│ {mode} " in done.stdout, mode
     # Tables fit 80 columns, and nothing is cut.
     tables = done.stdout.splitlines()
@@ -166,7 +168,7 @@ def test_environment_names_the_versions() -> None:
     assert {"gpu", "driver", "cuda", "cudnn", "cudnn_frontend", "torch"} <= found.keys()
     assert torch.__version__ in str(found["torch"])
     assert found["cudnn_autotune"] == importlib.metadata.version("cudnn_autotune")
-    if ca.extension_available():
+    if extension_available():
         version = torch.backends.cudnn.version()
         assert f"{version // 10000}.{version // 100 % 100}" in str(found["cudnn"])
     if not torch.cuda.is_available():

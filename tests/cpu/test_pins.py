@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
 from cudnn_autotune.tuning import remembering
@@ -32,7 +33,7 @@ def known(problem: ca.ConvProblem, sampling: str = "auto") -> tuple[str, str] | 
 def test_a_pin_serves_its_problem_under_every_policy(text: str) -> None:
     ca.pin(PROBLEM, text)
     assert ca.pins() == {PROBLEM: text}
-    for sampling in ca.SAMPLING_MODES:
+    for sampling in BUILT_IN_MODES:
         assert known(PROBLEM, sampling) == (text, "pinned")
     found = remembering.find(PROBLEM, "auto", 0, 5, 3)
     assert found is not None

@@ -7,8 +7,8 @@ from statistics import geometric_mean
 from typing import Any
 
 import pytest
+from strategies import BUILT_IN_MODES
 
-import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.audit import offline_cases
 from cudnn_autotune.audit.analysis import raw_regret, truth_of
@@ -49,7 +49,7 @@ def test_an_unknown_recording(name: str) -> None:
 @pytest.mark.parametrize("name", recordings.names())
 def test_every_mode_runs_on_it(name: str) -> None:
     recording = recordings.load(name)
-    for mode in ca.SAMPLING_MODES:
+    for mode in BUILT_IN_MODES:
         timer = ReplayTimer(recording, 1)
         selection = sampling.get(mode).select(timer.candidates, timer, Limits())
         assert selection is not None, mode

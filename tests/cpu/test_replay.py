@@ -23,8 +23,8 @@ from simulation import (
     engine,
     timer_of,
 )
+from strategies import BUILT_IN_MODES
 
-import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.unlisted import MATMUL
@@ -484,7 +484,7 @@ def test_one_whose_second_run_failed_has_no_truth(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", simulation.preset_names())
 def test_every_mode_runs_on_every_recording(recordings: dict[str, Recording], name: str) -> None:
-    for mode in ca.SAMPLING_MODES:
+    for mode in BUILT_IN_MODES:
         timer = ReplayTimer(recordings[name], 1)
         selection = sampling.get(mode).select(timer.candidates, timer, Limits())
         assert selection is not None, mode

@@ -15,8 +15,8 @@ import simulation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import candidate
+from strategies import BUILT_IN_MODES
 
-import cudnn_autotune as ca
 from cudnn_autotune import sampling
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
@@ -35,7 +35,7 @@ def stored(selection: Selection) -> Any:
 
 
 @pytest.mark.parametrize("preset", simulation.preset_names())
-@pytest.mark.parametrize("mode", ca.SAMPLING_MODES)
+@pytest.mark.parametrize("mode", BUILT_IN_MODES)
 def test_every_modes_selection_round_trips(mode: str, preset: str) -> None:
     timer = simulation.preset(preset)
     selection = sampling.get(mode).select(timer.candidates, timer, Limits())

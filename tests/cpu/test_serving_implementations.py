@@ -179,7 +179,7 @@ def test_the_log_says_once_why_one_does_not_build(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_winner_that_was_not_timed_is_checked() -> None:
-    """In the mode ``neighbour``; PyTorch's own path is not."""
+    """PyTorch's own path is not."""
     for candidate, is_checked in ((named("mine@1:right"), True), (ATEN, False)):
         selection = Selection((Measurement(candidate, None, 0),), 0)
         assert miss._needs_check(PROBLEM, selection) is is_checked

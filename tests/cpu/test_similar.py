@@ -1,4 +1,4 @@
-"""What was chosen for similar problems: served at once, or the first in the race."""
+"""What was chosen for similar problems comes first in the race."""
 
 from __future__ import annotations
 
@@ -43,30 +43,6 @@ def chosen(
     selection = sampling.get(mode).select(offered, timer, limits or Limits())
     assert selection is not None
     return selection, timer.ran
-
-
-def test_a_neighbours_engine_is_served_untimed() -> None:
-    selection, ran = chosen("neighbour", ENGINES[2].candidate)
-    assert selection.winner.candidate == ENGINES[2].candidate
-    assert selection.winner.time_ms is None
-    assert selection.evidence.rule == "chosen for a similar problem"
-    assert ran == []
-
-
-def test_the_nearest_that_builds_is_taken() -> None:
-    nowhere = replace(candidate("nowhere", 3))
-    broken = SimulatedEngine(nowhere, 1.0, 100.0, builds=False)
-    timer = SimulatedTimer(GPU, [*ENGINES, broken], 0)
-    offered = StaticCandidates(
-        [e.candidate for e in ENGINES], similar=[nowhere, ENGINES[1].candidate]
-    )
-    selection = sampling.get("neighbour").select(offered, timer, Limits())
-    assert selection is not None
-    assert selection.winner.candidate.text == "second"
-
-
-def test_without_a_neighbour_the_heuristics_first_serves() -> None:
-    assert chosen("neighbour")[0].winner == chosen("heuristic")[0].winner
 
 
 @pytest.mark.parametrize("mode", RACING)

@@ -11,6 +11,7 @@ import pytest
 import simulation
 import torch
 from decisions import FRONTIER, H200, decision, problem, selection, timed
+from strategies import BUILT_IN_MODES
 
 import cudnn_autotune as ca
 from cudnn_autotune import sampling
@@ -44,7 +45,7 @@ def test_it_round_trips(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("preset", simulation.preset_names())
-@pytest.mark.parametrize("mode", ca.SAMPLING_MODES)
+@pytest.mark.parametrize("mode", BUILT_IN_MODES)
 def test_every_modes_selection_is_kept(mode: str, preset: str) -> None:
     timer = simulation.preset(preset)
     chosen = sampling.get(mode).select(timer.candidates, timer, Limits())

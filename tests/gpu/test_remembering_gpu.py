@@ -349,9 +349,8 @@ def test_a_bad_neighbour_does_no_harm(folder: Path) -> None:
     (decision,) = ca.get_store()
     spoilt(folder, decision, text=UNREADABLE)
     wider = operands(8)[0]
-    for mode in ("race", "neighbour"):
-        y = call(wider, w, mode)
-        assert_close(y, F.conv2d(wider.double(), w.double(), padding=1), ALLOWED)
+    y = call(wider, w, "race")
+    assert_close(y, F.conv2d(wider.double(), w.double(), padding=1), ALLOWED)
 
 
 def test_retune_replaces_what_is_stored() -> None:
@@ -385,19 +384,6 @@ def test_online_is_remembered_once_it_has_decided() -> None:
     call(x, w, "online")
     assert only().origin == "store"
     assert TUNER.undecided == 0
-
-
-def test_a_neighbours_engine_serves_a_new_shape() -> None:
-    x, w = operands()
-    call(x, w)
-    wider, w = operands(8)[0], w
-    y = call(wider, w, "neighbour")
-    made = [c for c in ca.choices() if c.sampling == "neighbour"]
-    assert made[0].total_samples == 0
-    assert made[0].selection is not None
-    assert made[0].selection.evidence.rule == "chosen for a similar problem"
-    assert made[0].relative_error is not None
-    assert_close(y, F.conv2d(wider.double(), w.double(), padding=1), ALLOWED)
 
 
 def test_a_device_that_is_not_there_has_no_store() -> None:

@@ -59,8 +59,8 @@ def enable(sampling: str | None = None, workspace_limit: int | None = None) -> E
     CPU-only torch, or without a GPU, the function has no effect.
 
     Args:
-        sampling: one of ``cudnn_autotune.SAMPLING_MODES`` or a registered mode; None stands for the
-            settings' at the time of each call.
+        sampling: one of ``cudnn_autotune.sampling.names()``; None stands for the settings' at the
+            time of each call.
         workspace_limit: the most bytes of workspace that an engine may need; None stands for the
             settings'.
 

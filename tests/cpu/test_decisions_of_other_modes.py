@@ -1,0 +1,49 @@
+"""Stored decisions of a mode that is not registered here, as that of another program or a former
+one of the package."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stored import fill, layer, simulation, succeeded
+
+import cudnn_autotune as ca
+from cudnn_autotune.store import Decision
+from cudnn_autotune.tuning import remembering
+
+MODE = "neighbour"
+
+
+@pytest.fixture
+def decision() -> Decision:
+    assert MODE not in ca.sampling.names()
+    return replace(simulation("quiet", layer()), sampling=MODE)
+
+
+@pytest.mark.search
+def test_no_other_mode_is_served_by_it(decision: Decision, tmp_path: Path) -> None:
+    ca.set_store(tmp_path, mode="read_write")
+    ca.get_store().add([decision])
+    assert decision.chosen is not None
+    for mode in ("auto", "race"):
+        assert remembering.find(decision.problem, mode, None, 0, 0) is None
+    larger = layer(channels=128)
+    assert remembering.find(larger, "auto", None, 0, 0) is None
+    assert remembering.similar(larger, 0) == [decision.chosen.candidate]
+    measured = replace(decision, sampling="auto")
+    ca.get_store().add([measured])
+    found = remembering.find(decision.problem, "auto", None, 0, 0)
+    assert found is not None
+    assert found.decision.sampling == "auto"
+
+
+def test_commands_show_it(decision: Decision, tmp_path: Path) -> None:
+    file = fill(tmp_path / "store", [decision])
+    assert "1 of 1 decision" in succeeded("show", "--store", file, "--sampling", MODE)
+    assert "none of its 1 decision has" in succeeded("show", "--store", file, "--sampling", "auto")
+    succeeded("report", tmp_path / "page.html", "--store", file)
+    assert MODE in (tmp_path / "page.html").read_text()
+    succeeded("prune", "--store", file, "--sampling", MODE, "--yes")
+    assert not file.exists()
