@@ -43,10 +43,6 @@ COMMANDS = {
         "prune:prune",
         "Remove decisions from a store: those that all of the given options are about.",
     ),
-    "record": (
-        "record:record",
-        "Record raw samples of every candidate for a convolution on this GPU, for audit --replay.",
-    ),
     "report": (
         "report:report",
         "Write one HTML page: what was chosen and why, with every interval, and what it gains.",

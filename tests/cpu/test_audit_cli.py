@@ -1,4 +1,4 @@
-"""``cudnn-autotune audit`` and ``cudnn-autotune record``."""
+"""``cudnn-autotune audit``."""
 
 from __future__ import annotations
 
@@ -13,37 +13,25 @@ import pytest
 import simulation
 import torch
 from click.testing import CliRunner, Result
+from recorder import record, save
 from strategies import BUILT_IN_MODES
 from subprocesses import python
 
-from cudnn_autotune import ConvProblem
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.model import Record
-from cudnn_autotune.cli.commands import audit_gpu, tune_problems
-from cudnn_autotune.cli.commands import record as recording_command
-from cudnn_autotune.cli.commands import tune as tuning_command
-from cudnn_autotune.timers.offline.recording import Recording
+from cudnn_autotune.cli.commands import audit_gpu
 from cudnn_autotune_cli import main
 
-SHAPE = ("--input", "2,8,8,8", "--weight", "8,8,3,3")
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
 
-def run(*arguments: str | Path | int, obj: object = None) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], obj=obj)
+def run(*arguments: str | Path | int) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def simulated(
-    problem: ConvProblem,
-) -> tuple[simulation.SimulatedTimer, simulation.StaticCandidates]:
-    """What ``record`` opens in the place of a GPU."""
-    timer = simulation.preset("h200-capped", 1)
-    return timer, timer.candidates
-
-
-def refused(*arguments: str | Path | int, obj: object = None) -> str:
+def refused(*arguments: str | Path | int) -> str:
     """Returns what is printed of input that is not allowed: no traceback, exit status 2."""
-    done = run(*arguments, obj=obj)
+    done = run(*arguments)
     assert done.exit_code == 2, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit)
     # Boxes and line breaks out of the way.
@@ -107,16 +95,10 @@ def test_budget_reaches_the_modes(tmp_path: Path) -> None:
     assert spent[0] < 0.5 * spent[1]
 
 
-def test_record_and_replay(tmp_path: Path) -> None:
-    recording, path = tmp_path / "folder" / "capped.json.gz", tmp_path / "audit.json"
-    limits = ("--op", "dgrad", "--rounds", 10, "--time-limit", 10)
-    done = run("record", *SHAPE, *limits, recording, obj=simulated)
-    assert done.exit_code == 0, done.output
-    assert done.output.startswith("dgrad x=2x8x8x8 w=8x8x3x3")
-    assert ": 10 of 10 candidates" in done.output
-    kept = Recording.load(recording)
-    assert kept.problem.op == "dgrad"
-    assert len(kept.cold.time_ms) <= 10
+def test_an_audit_of_a_file(tmp_path: Path) -> None:
+    recording, path = tmp_path / "capped.json.gz", tmp_path / "audit.json"
+    timer = simulation.preset("h200-capped", 1)
+    save(record(timer, timer.candidates, simulation.PROBLEM, rounds=10), recording)
     done = run("audit", "--replay", recording, "--modes", "sustained", "--json", path)
     assert done.exit_code == 0, done.output
     data = read(path)
@@ -208,7 +190,6 @@ def test_without_a_gpu_it_says_what_works() -> None:
     assert "--replay RECORDING works without one" in refused("audit", "--sustained")
     several = ("--modes", "auto,pytorch_on_0", "--sustained", "always", "--share", "1/4")
     assert "--replay RECORDING works without one" in refused("audit", *several)
-    assert "no CUDA GPU" in refused("record", *SHAPE, "--op", "fprop", "x.json")
 
 
 @pytest.mark.parametrize(
@@ -226,42 +207,6 @@ def test_bad_input_to_an_audit_of_a_gpu(option: str, value: str, message: str) -
     assert message in refused("audit", option, value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("x.json",), "Missing option '--input'"),
-        (("--input", "2,8,8,8", "x.json"), "'--weight': is needed"),
-        (("--input", "2,a", "--weight", "1", "x.json"), "'--input': must be whole numbers"),
-        (("--input", "2,8,8,8", "--weight", "8,4,3,3", "--op", "fprop", "x.json"), "channels"),
-        ((*SHAPE, "--op", "fprop", "--padding", "1,2,3", "x.json"), "'--padding'"),
-        ((*SHAPE, "--padding", "half", "x.json"), "'--padding': must be same, valid, or whole"),
-        ((*SHAPE, "--dtype", "int8", "x.json"), "'--dtype'"),
-        ((*SHAPE, "--op", "fprop", "x.txt"), "'OUT': must end in .json.gz or .json"),
-        ((*SHAPE, "x.json"), "'--op': must be given once"),
-        ((*SHAPE, "--op", "fprop", "--op", "dgrad", "x.json"), "'--op': must be given once"),
-        ((*SHAPE, "--rounds", "0", "x.json"), "'--rounds'"),
-    ],
-)
-def test_bad_input_to_record(arguments: tuple[str, ...], message: str) -> None:
-    assert message in refused("record", *arguments, obj=simulated)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        ("--padding", "same", "--op", "dgrad"),
-        ("--dtype", "bfloat16", "--channels-last", "--stride", "2,1", "--op", "fprop"),
-        ("--op", "wgrad", "--dilation", "2", "--padding", "1,0"),
-        ("--op", "fprop", "--bias"),
-    ],
-)
-def test_tune_and_record_read_a_layer_alike(more: tuple[str, ...]) -> None:
-    given = tuning_command.tune.make_context("tune", [*SHAPE, *more]).params
-    wanted = tune_problems.of_layer(given)
-    given = recording_command.record.make_context("record", [*SHAPE, *more, "x"]).params
-    assert [recording_command._problem(given)] == wanted
-
-
 # Where it is written to
 
 
@@ -271,7 +216,6 @@ def test_tune_and_record_read_a_layer_alike(more: tuple[str, ...]) -> None:
         (("audit", "--replay", "h200_forum", "--json"), "--json"),
         (("audit", "--replay", "h200_forum", "--plot"), "--plot"),
         (("audit", "--json"), "--json"),
-        (("record", *SHAPE, "--op", "fprop"), "OUT"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_known_beforehand(
@@ -279,34 +223,21 @@ def test_a_file_that_cannot_be_written_is_known_beforehand(
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     name = "x.png" if option == "--plot" else "x.json"
-    obj = simulated if arguments[0] == "record" else None
     for folder in (Path("/proc"), tmp_path / "file", tmp_path / ("n" * 300)):
-        done = run(*arguments, folder / name, obj=obj)
+        done = run(*arguments, folder / name)
         assert done.exit_code == 2, done.output
         assert f"'{option}': cannot write {folder / name}" in " ".join(done.output.split())
     (tmp_path / name).mkdir()
-    printed = refused(*arguments, tmp_path / name, obj=obj)
+    printed = refused(*arguments, tmp_path / name)
     assert f"'{option}'" in printed
 
 
-def test_a_recording_replaces_nothing_unasked(tmp_path: Path) -> None:
-    out = tmp_path / "layer.json"
-    out.write_text("precious")
-    command = ("record", *SHAPE, "--op", "fprop", "--rounds", 1, "--time-limit", 1, out)
-    assert f"'OUT': {out} is there already; --force replaces it" in refused(*command, obj=simulated)
-    assert out.read_text() == "precious"
-    assert run(*command, "--force", obj=simulated).exit_code == 0
-    assert Recording.load(out).cold.time_ms
-
-
-def without_room(
-    folder: Path, *arguments: str | Path, obj: str = "None"
-) -> subprocess.CompletedProcess[str]:
-    """Runs the command where every file that it makes stays empty; ``obj`` is an expression."""
+def without_room(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs the command where every file that it makes stays empty."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
         "from cudnn_autotune_cli import main;"
-        f"main({[str(argument) for argument in arguments]!r}, obj={obj})"
+        f"main({[str(argument) for argument in arguments]!r})"
     )
     tests = os.pathsep.join(path for path in sys.path if path)
     return python("-B", "-c", code, env={"MPLCONFIGDIR": str(folder), "PYTHONPATH": tests})
@@ -325,22 +256,12 @@ def test_what_was_measured_is_shown_where_it_cannot_be_kept(tmp_path: Path, opti
     assert not list(path.parent.iterdir()), "nothing half written is left behind"
 
 
-def test_a_recording_that_cannot_be_kept(tmp_path: Path) -> None:
-    path = tmp_path / "out" / "x.json.gz"
-    opener = "lambda problem: (t := __import__('simulation').preset('quiet'), t.candidates)"
-    command = ("record", *SHAPE, "--op", "fprop", "--rounds", "1")
-    done = without_room(tmp_path, *command, path, obj=opener)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"Error: OUT: cannot write {path}: File too large"
-    assert not list(path.parent.iterdir())
-
-
 def test_an_audit_of_a_gpu_goes_on_where_it_cannot_be_saved_for_now(tmp_path: Path) -> None:
-    record, result = Record("gpu", settings={}, environment={}), list[str]()
-    audit_gpu._save(record, None, result.append)
-    audit_gpu._save(record, tmp_path / "x.json", result.append)
-    assert record_file.load(tmp_path / "x.json") == record
+    made, result = Record("gpu", settings={}, environment={}), list[str]()
+    audit_gpu._save(made, None, result.append)
+    audit_gpu._save(made, tmp_path / "x.json", result.append)
+    assert record_file.load(tmp_path / "x.json") == made
     assert not result
     (tmp_path / "file").write_text("not a folder")
-    audit_gpu._save(record, tmp_path / "file" / "x.json", result.append)
+    audit_gpu._save(made, tmp_path / "file" / "x.json", result.append)
     assert "--json: cannot write" in result[0]

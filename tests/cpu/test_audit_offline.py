@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import simulation
 import torch
+from recorder import record as record_samples
+from recorder import save
 from simulation.audit import SimulatedCase
 
 from cudnn_autotune import ConvProblem, sampling
@@ -17,7 +19,6 @@ from cudnn_autotune.audit.analysis import truth_of
 from cudnn_autotune.audit.model import BURST, BURST_COLD, STEADY, SUSTAINED, Pick, Record
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.sampling import Candidates, Evidence, Limits, Measurement, Selection, Timer
-from cudnn_autotune.timers.offline.recorder import record as record_samples
 
 PROBLEM = ConvProblem(
     "dgrad",
@@ -161,7 +162,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recordings") / "capped.json.gz"
     environment = {"gpu": timer.gpu.name}
     made = record_samples(timer, timer.candidates, PROBLEM, solo=3)
-    replace(made, environment=made.environment | environment).save(path)
+    save(replace(made, environment=made.environment | environment), path)
     return path
 
 
@@ -195,7 +196,7 @@ def test_what_was_not_recorded_alone_is_estimated_and_never_the_best(recording: 
 def test_what_a_mode_asks_for_in_vain_is_said(tmp_path: Path) -> None:
     timer = simulation.preset("forum-l4")
     path = tmp_path / "no-solo.json"
-    record_samples(timer, timer.candidates, PROBLEM, solo=0, rounds=5).save(path)
+    save(record_samples(timer, timer.candidates, PROBLEM, solo=0, rounds=5), path)
     found = Record("replay", settings={}, environment={})
     offline_cases.audit(
         found, [offline_cases.RecordedCase(path)], {"heuristic": 1, "sustained": 1}, limits=Limits()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import simulation
+from recorder import record, save
 from simulation import (
     GPU,
     PROBLEM,
@@ -30,8 +31,7 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.timers.offline.recorded_times import smoothed
-from cudnn_autotune.timers.offline.recorder import record
-from cudnn_autotune.timers.offline.recording import NO_POWER, Recording, SoloTrace
+from cudnn_autotune.timers.offline.recording import Recording, SoloTrace
 from cudnn_autotune.timers.offline.replay import ReplayTimer
 from cudnn_autotune.timers.timer import Batch, Cache
 
@@ -39,7 +39,7 @@ from cudnn_autotune.timers.timer import Batch, Cache
 def recorded(timer: SimulatedTimer, folder: Path, **options: float) -> Recording:
     """Through a file, so that what is played is what a file holds."""
     made = record(timer, timer.candidates, PROBLEM, **options)  # type: ignore[arg-type]
-    made.save(folder / "r.json.gz")
+    save(made, folder / "r.json.gz")
     return Recording.load(folder / "r.json.gz")
 
 
@@ -203,8 +203,7 @@ def test_the_hot_cache_shows_in_a_trace_of_the_cold_one(tmp_path: Path) -> None:
 
 
 def test_sustained_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> None:
-    """Its runs of 160 ms go by the readings of the power; a recording of version 1 has none,
-    which is said."""
+    """Its runs of 160 ms go by the readings of the power."""
     live = simulation.preset("h200-capped", 1)
     recording = record(live, live.candidates, PROBLEM)
     mode: Any = replace(sampling.get("sustained"), seed=1)  # type: ignore[type-var]
@@ -213,10 +212,9 @@ def test_sustained_decides_by_the_power_as_on_the_gpu(tmp_path: Path) -> None:
         assert "of the board's power" in " ".join(found.evidence.remarks)
         assert timer.state().reports_throttling
     solo = [replace(trace, power_w=(None,) * len(trace.at_ms)) for trace in recording.solo]
-    old = ReplayTimer(replace(recording, solo=tuple(solo), remarks=(NO_POWER,)), 2)
-    found = mode.select(old.candidates, old, Limits())
+    without = ReplayTimer(replace(recording, solo=tuple(solo)), 2)
+    found = mode.select(without.candidates, without, Limits())
     assert "of the board's power" not in " ".join(found.evidence.remarks)
-    assert NO_POWER in old.missing
 
 
 def test_the_power_is_that_of_the_trace(forum: Recording) -> None:

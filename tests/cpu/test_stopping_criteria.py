@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from recorder import TraceCriterion
 from simulation import candidate, engine, timer_of
 
 from cudnn_autotune.sampling.budget import Budget
@@ -15,7 +16,6 @@ from cudnn_autotune.sampling.standings import Standings
 from cudnn_autotune.sampling.steady_times import SteadyLog, SteadyTimes
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.sampling.sustained_run import SteadyCriterion
-from cudnn_autotune.timers.offline.trace_criterion import TraceCriterion
 from cudnn_autotune.timers.run_criterion import RunCriterion
 from cudnn_autotune.timers.stopping_criterion import Reason
 from cudnn_autotune.timers.timer import Cache, Sample

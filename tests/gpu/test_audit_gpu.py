@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
+from recorder import record, save
 
+from cudnn_autotune import ConvProblem
 from cudnn_autotune.audit import record_file
 from cudnn_autotune.audit.analysis import left_out, shared_cases
+from cudnn_autotune.audit.gpu import open_timer
 from cudnn_autotune.audit.summary import summarize
 from cudnn_autotune.timers.offline.recording import Recording
 from cudnn_autotune.timers.telemetry import Gpu
@@ -37,10 +42,18 @@ LAYERS = {
 }
 
 
+HALF: dict[str, Any] = {"dtype": torch.float16, "memory_format": torch.channels_last}
+
+
 def run(*arguments: str | Path) -> str:
     done = CliRunner().invoke(main, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.output
     return done.output
+
+
+def recorded(problem: ConvProblem, **options: Any) -> Recording:
+    timer, candidates = open_timer(problem)
+    return record(timer, candidates, problem, **options)
 
 
 def test_audit_and_its_continuation(tmp_path: Path) -> None:
@@ -54,15 +67,15 @@ def test_audit_and_its_continuation(tmp_path: Path) -> None:
     assert first.complete
     assert len(first.cases) == 2
     run(*common, *modes, "--plot", plot)
-    record = record_file.load(path)
-    assert record.complete
-    assert len(record.cases) == 4
-    assert not record.failures
-    assert left_out(record) == {}
+    found = record_file.load(path)
+    assert found.complete
+    assert len(found.cases) == 4
+    assert not found.failures
+    assert left_out(found) == {}
     assert all(
-        record.picks["auto"]["1"][case] == first.picks["auto"]["1"][case] for case in first.cases
+        found.picks["auto"]["1"][case] == first.picks["auto"]["1"][case] for case in first.cases
     )
-    result = summarize(record)
+    result = summarize(found)
     assert set(result) == {"heuristic", "auto", "pytorch_off", "pytorch_on_0"}
     for mode, summary in result.items():
         assert summary.regret is not None, mode
@@ -70,10 +83,10 @@ def test_audit_and_its_continuation(tmp_path: Path) -> None:
         assert summary.tuning is not None, mode
     assert result["auto"].regret is not None
     assert result["auto"].regret.mean < 2  # other processes may use the GPU
-    for case in shared_cases(record):
-        oracle = record.oracle[case]
+    for case in shared_cases(found):
+        oracle = found.oracle[case]
         assert oracle.candidates > 5, case
-        pick = record.picks["auto"]["1"][case]
+        pick = found.picks["auto"]["1"][case]
         assert pick.time_ms is not None
     assert plot.stat().st_size > 0
 
@@ -85,31 +98,27 @@ def test_sustained_truth(tmp_path: Path) -> None:
         *("audit", "--layers", layers, "--cases", "dense/fprop", "--modes", "race,pytorch_off"),
         *("--sustained", "always", "--json", path),
     )
-    record = record_file.load(path)
-    (oracle,) = record.oracle.values()
+    found = record_file.load(path)
+    (oracle,) = found.oracle.values()
     assert "sustained" in oracle.truths
-    (row,) = record.pytorch["pytorch_off"].values()
+    (row,) = found.pytorch["pytorch_off"].values()
     assert "sustained" in row.ratios
 
 
 def test_record_and_replay(tmp_path: Path) -> None:
     out, path = tmp_path / "dense.json.gz", tmp_path / "audit.json"
-    shape = ("--input", "16,64,28,28", "--weight", "64,64,3,3", "--padding", "1")
-    of = ("--op", "fprop", "--dtype", "float16", "--channels-last")
-    run("record", *shape, *of, "--rounds", 6, "--time-limit", 10, out)
+    problem = ConvProblem("fprop", (16, 64, 28, 28), (64, 64, 3, 3), padding=1, **HALF)
+    save(recorded(problem, rounds=6, time_limit_ms=10e3), out)
     assert out.stat().st_size < 100_000
     run("audit", "--replay", out, "--runs", 2, "--json", path)
-    record = record_file.load(path)
-    assert record.kind == "replay"
-    assert left_out(record) == {}
+    found = record_file.load(path)
+    assert found.kind == "replay"
+    assert left_out(found) == {}
 
 
-def test_the_power_at_the_limit_is_recorded(tmp_path: Path) -> None:
-    out = tmp_path / "vgg.json.gz"
-    shape = ("--input", "128,512,28,28", "--weight", "512,512,3,3", "--padding", "1")
-    of = ("--op", "dgrad", "--dtype", "float16", "--channels-last")
-    run("record", *shape, *of, "--rounds", 3, "--time-limit", 30, out)
-    recording = Recording.load(out)
+def test_the_power_at_the_limit_is_recorded() -> None:
+    problem = ConvProblem("dgrad", (128, 512, 28, 28), (512, 512, 3, 3), padding=1, **HALF)
+    recording = recorded(problem, rounds=3, time_limit_ms=30e3)
     alone = [r for r in recording.readings if r.phase not in ("start", "rounds")]
     assert alone, "nothing ran alone"
     telemetry = Gpu.of(0)

@@ -8,28 +8,22 @@ stands for no sample.
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 import math
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from cudnn_autotune.core import atomic_file
-from cudnn_autotune.core.json_dataclass import decode, encode
+from cudnn_autotune.core.json_dataclass import decode
 from cudnn_autotune.core.json_node import read_json, shown
 from cudnn_autotune.engines.configs import HEURISTIC_MODES, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.engines.problem_json import problem_from_json, problem_to_json
+from cudnn_autotune.engines.problem_json import problem_from_json
 from cudnn_autotune.timers.telemetry import GpuState
 from cudnn_autotune.timers.timer import Cache
 
 FORMAT = "cudnn-autotune recording"
 VERSION = 2
-NO_POWER = "the board's power, which recordings of version 1 did not keep"
-"""The remark of such a recording. Modes that decide by the power may choose otherwise than on the
-GPU."""
 ENVIRONMENT = (
     "gpu",
     "multiprocessors",
@@ -117,7 +111,7 @@ class Reading(GpuState):
 
 @dataclass(frozen=True)
 class Recording:
-    """Everything that ``recorder.record`` measured; ``ReplayTimer`` plays it.
+    """Everything that was measured of a problem; ``ReplayTimer`` plays it.
 
     Raises:
         ValueError: a value out of range, lists whose lengths do not fit, or a trace of an unknown
@@ -172,23 +166,10 @@ class Recording:
             most = f"must be a whole number from 1 to {_MOST_THREADS}"
             raise ValueError(f"build_threads: {most}, got {self.build_threads}")
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file in one step; if this raises OSError, an older file is as it was. Raises
-        ValueError if the recording is larger than :meth:`load` reads."""
-        tree = {"format": FORMAT, "version": VERSION, **encode(self)}
-        tree["problem"] = problem_to_json(self.problem)
-        data = (json.dumps(tree, separators=(",", ":"), allow_nan=False) + "\n").encode()
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"a recording may have {_MOST_BYTES} bytes at most, got {len(data)}")
-        target = Path(path)
-        if target.name.endswith(".gz"):
-            data = gzip.compress(data, mtime=0)
-        atomic_file.write(target, data)
-
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:
-        """Reads a file that :meth:`save` wrote, in any version. Raises OSError, or ValueError that
-        names the file and the field, and says what is wrong with it."""
+        """Reads a file. Raises OSError, or ValueError that names the file and the field, and says
+        what is wrong with it."""
         try:
             return _from_json(read_json(Path(path), _MOST_BYTES))
         except ValueError as error:
@@ -199,26 +180,13 @@ def _from_json(tree: Any) -> Recording:
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise ValueError(f"format: must be {FORMAT!r}; this is no recording")
     version = tree.get("version")
-    if type(version) is not int or not 1 <= version <= VERSION:
-        rule = f"must be 1 to {VERSION}; this package reads no other, got {shown(version)}"
+    if type(version) is not int or version != VERSION:
+        rule = f"must be {VERSION}; this package reads no other, got {shown(version)}"
         raise ValueError(f"version: {rule}")
     del tree["format"], tree["version"]
     if "problem" in tree:
         tree["problem"] = problem_from_json(tree["problem"], "problem")
-    for reading in _objects(tree.get("readings")):
-        if "tells_throttling" in reading:  # the field's former name
-            reading["reports_throttling"] = reading.pop("tells_throttling")
-    if version > 1:
-        return decode(Recording, tree, "recording")
-    for trace in _objects(tree.get("solo")):
-        if isinstance(at_ms := trace.get("at_ms"), list):
-            trace["power_w"] = [None] * len(at_ms)
-    recording = decode(Recording, tree, "recording")
-    return replace(recording, remarks=(*recording.remarks, NO_POWER))
-
-
-def _objects(items: Any) -> list[dict[str, Any]]:
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    return decode(Recording, tree, "recording")
 
 
 def _wrong(candidate: RecordedCandidate, texts: set[str]) -> str:

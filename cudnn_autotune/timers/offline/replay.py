@@ -13,7 +13,7 @@ from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.selection import Selection
 from cudnn_autotune.timers.offline import frontend_rules, recorded_times
 from cudnn_autotune.timers.offline.build_time import Build, Builds
-from cudnn_autotune.timers.offline.recording import NO_POWER, RecordedCandidate, Recording
+from cudnn_autotune.timers.offline.recording import RecordedCandidate, Recording
 from cudnn_autotune.timers.offline.solo_curve import MOST_AVERAGED, Played, SoloCurve
 from cudnn_autotune.timers.offline.static_candidates import StaticCandidates
 from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_portions
@@ -191,8 +191,6 @@ class ReplayTimer:
         long = alone_ms > 0 or calls > rounds.calls[self._column[text]]
         self._phase = "rounds"
         if long and alone_ms + calls * time_ms / 2 >= _SOLO_FROM_MS:
-            if alone_ms >= _LONG_MS and NO_POWER in self.recording.remarks:
-                self._missing[NO_POWER] = None
             if text in self._curves:
                 self._phase = text
                 curve = self._curves[text][self._round % len(self._curves[text])]

@@ -1,10 +1,9 @@
 """Recordings of real GPUs: raw samples of every candidate of a problem, to replay without a GPU.
 
-`cudnn-autotune record` made them (see `offline.recorder`); the GPU, the versions and the date are
-in each file's `environment`. `h200_forum` is the convolution of
-https://discuss.pytorch.org/t/torch-cudnn-benchmark-true-picks-slower-algorithm/215906, the others
-are layers of ResNet-50 and VGG in float16. The result of a replay holds for that problem on that
-board only.
+The GPU, the versions and the date are in each file's `environment`. `h200_forum` is the convolution
+of https://discuss.pytorch.org/t/torch-cudnn-benchmark-true-picks-slower-algorithm/215906, and the
+others are layers of ResNet-50 and VGG in float16. The result of a replay holds for that problem on
+that board only.
 """
 
 from __future__ import annotations

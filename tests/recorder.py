@@ -1,4 +1,6 @@
-"""``record``: measures a problem's candidates through a timer and keeps the raw samples.
+"""Measures a problem's candidates through a timer and keeps the raw samples, for a replay.
+
+:func:`record` has made the recordings that ship with the package, on a GPU:
 
 1. Screening: each candidate is built and run once or twice.
 2. Passes of cuDNN's own search.
@@ -9,17 +11,24 @@
 from __future__ import annotations
 
 import datetime
+import gzip
+import json
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 
+from cudnn_autotune.core.json_dataclass import encode
 from cudnn_autotune.core.versions import environment as this_environment
 from cudnn_autotune.engines.candidates import Candidates
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.problem import ConvProblem
+from cudnn_autotune.engines.problem_json import problem_to_json
 from cudnn_autotune.timers.offline.recording import (
     ENVIRONMENT,
+    FORMAT,
+    VERSION,
     Reading,
     RecordedCandidate,
     Recording,
@@ -27,7 +36,7 @@ from cudnn_autotune.timers.offline.recording import (
     Row,
     SoloTrace,
 )
-from cudnn_autotune.timers.offline.trace_criterion import TraceCriterion
+from cudnn_autotune.timers.stopping_criterion import Reason, StoppingCriterion
 from cudnn_autotune.timers.timer import Batch, Cache, Sample, Timer
 from cudnn_autotune.timers.turns import Turns
 
@@ -46,6 +55,10 @@ _SOLO_WITHIN = 1.25
 # A sustained run consists of timer runs of about 250 ms, in batches of about 10 ms.
 _CHUNK_MS = 250.0
 _SOLO_BATCH_MS = 10.0
+_LEAST_MS = 600.0
+"""The least GPU time of a sustained run, in milliseconds."""
+_STEADY = 0.003
+"""Time and clock of a sustained run are steady if they change by less than this (relative)."""
 
 
 def record(
@@ -87,6 +100,14 @@ def record(
     recorder.run_rounds(rounds, time_limit_ms * (_ROUNDS_SHARE if solo else 1))
     recorder.run_solo(solo, solo_ms)
     return recorder.recording(problem, candidates)
+
+
+def save(recording: Recording, path: Path) -> None:
+    """Writes the file that :meth:`Recording.load` reads; compressed if its name ends in .gz."""
+    tree = {"format": FORMAT, "version": VERSION, **encode(recording)}
+    tree["problem"] = problem_to_json(recording.problem)
+    data = (json.dumps(tree, separators=(",", ":"), allow_nan=False) + "\n").encode()
+    path.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
 
 
 class _Recorder:
@@ -335,6 +356,27 @@ class _Recorder:
             self._turns.calls(c, self._batch_ms) if c.text in took_part else 0 for c in self._all
         )
         return Rounds(calls, tuple(times), tuple(clocks))
+
+
+class TraceCriterion(StoppingCriterion[Sequence[Sample]]):
+    """Stops a run once its last quarter agrees with its second quarter, in time and clock."""
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self._samples: list[Sample] = []
+
+    def add_measurement(self, measurement: Sequence[Sample]) -> None:
+        """Takes further batches of the run into account."""
+        self._samples += measurement
+        spent_ms = sum(sample.time_ms for sample in self._samples) * self._calls
+        quarter = len(self._samples) // 4
+        if spent_ms < _LEAST_MS or quarter < 2:
+            return
+        parts = self._samples[quarter : 2 * quarter], self._samples[-quarter:]
+        times = [statistics.median(s.time_ms for s in part) for part in parts]
+        clocks = [statistics.median(s.clock_mhz or 1.0 for s in part) for part in parts]
+        if all(abs(late / early - 1) < _STEADY for early, late in (times, clocks)):
+            self.reason = Reason.DECIDED
 
 
 def _whole(clock_mhz: float | None) -> float | None:
