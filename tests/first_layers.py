@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +28,24 @@ def first_layer(
     """A problem in float16 and channels_last, unless ``options`` say otherwise."""
     options = {"dtype": torch.float16, "memory_format": torch.channels_last, **options}
     return ConvProblem(op, input_shape, weight_shape, stride, padding, **options)
+
+
+def random_first_layer(
+    op: str, choose: random.Random, dtypes: Sequence[torch.dtype], **options: Any
+) -> ConvProblem:
+    """A small problem in one of the dtypes, with up to 8 input channels."""
+    c = choose.randint(1, 8)
+    kernel = (choose.randint(1, 5), choose.randint(1, 5))
+    image = (choose.randint(5, 20), choose.randint(5, 50))
+    return first_layer(
+        op,
+        (choose.randint(1, 2), c, *image),
+        (8 * choose.randint(1, 6), c, *kernel),
+        (choose.randint(1, 3), choose.randint(1, 3)),
+        tuple(choose.randint(0, 4) for _ in range(4)),
+        dtype=choose.choice(dtypes),
+        **options,
+    )
 
 
 def assert_blocks_fit(recipe: Recipe, settings: str, gpu: Gpu) -> None:

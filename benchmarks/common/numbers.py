@@ -35,5 +35,5 @@ def significant(value: float | None, digits: int = 5) -> float | None:
     return float(f"{value:.{digits}g}")
 
 
-def all_significant(values: Iterable[float | None], digits: int = 5) -> list[float | None]:
-    return [significant(v, digits) for v in values]
+def all_significant(values: Iterable[float | None]) -> list[float | None]:
+    return [significant(v) for v in values]

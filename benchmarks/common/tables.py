@@ -27,9 +27,9 @@ def dry_run_note(data: dict[str, Any]) -> str:
     return " DRY RUN: on a CPU." if data.get("environment", {}).get("device") == "cpu" else ""
 
 
-def percent(ratio: float, digits: int = 1) -> str:
+def percent(ratio: float) -> str:
     """1.034 as "+3.4 %"."""
-    return f"{(ratio - 1) * 100:+.{digits}f} %"
+    return f"{(ratio - 1) * 100:+.1f} %"
 
 
 def columns(text: str) -> list[str]:

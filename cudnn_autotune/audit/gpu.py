@@ -159,10 +159,11 @@ class GpuBackend:
             timer.close()
 
 
-def open_timer(problem: ConvProblem, device: int = 0) -> tuple[GpuTimer, QueriedCandidates]:
-    """Opens a timer with normal random operands, and lists all candidates of the problem."""
-    data = operands(problem, torch.device("cuda", device))
-    search = open_search(problem, device)
+def open_timer(problem: ConvProblem) -> tuple[GpuTimer, QueriedCandidates]:
+    """Opens a timer on the first GPU, with normal random operands, and lists all candidates of the
+    problem."""
+    data = operands(problem, torch.device("cuda", 0))
+    search = open_search(problem, 0)
     return GpuTimer(problem, search, data), QueriedCandidates(search, problem, data)
 
 

@@ -272,10 +272,10 @@ def _native_of(problem: ConvProblem) -> _C.ConvProblem:
     return require_cuda_build().ConvProblem(**values)
 
 
-def check_problem(problem: object, argument: str = "problem") -> None:
-    """Raises TypeError naming ``argument`` where it is not a :class:`ConvProblem`."""
+def check_problem(problem: object) -> None:
+    """Raises TypeError where ``problem`` is not a :class:`ConvProblem`."""
     if not isinstance(problem, ConvProblem):
-        raise TypeError(f"{argument} must be a ConvProblem, got {shown(problem)}")
+        raise TypeError(f"problem must be a ConvProblem, got {shown(problem)}")
 
 
 def _is_int(value: object) -> bool:

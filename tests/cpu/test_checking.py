@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -42,6 +42,15 @@ def tensors_of(problem: ca.ConvProblem) -> tuple[Tensors, Tensor, Tensor]:
     written = torch.zeros_like(right)
     tensors = {"fprop": (a, b, written), "dgrad": (written, b, a), "wgrad": (b, written, a)}
     return tensors[problem.op], written, right
+
+
+def error_with(
+    output: Tensor, problem: ca.ConvProblem, written: Tensor, tensors: Sequence[Tensor]
+) -> float:
+    """The relative error that is found where an engine computes ``output``."""
+    error = relative_error(problem, lambda: written.copy_(output), *tensors)
+    assert error is not None
+    return error
 
 
 def error_of(
@@ -196,9 +205,7 @@ def test_numbers_whose_squares_float32_does_not_hold(
     for tensor in tensors:
         tensor.mul_(scale)
     right = right.double().mul(scale**2).to(dtype)
-    error = relative_error(problem, lambda: written.copy_(right), *tensors)
-    assert error is not None
-    assert error < tolerance(problem) / 5
+    assert error_with(right, problem, written, tensors) < tolerance(problem) / 5
     wrong = relative_error(problem, lambda: written.copy_(right).mul_(1.5), *tensors)
     assert wrong == pytest.approx(0.5, rel=0.1)
 
@@ -217,9 +224,7 @@ def test_numbers_near_the_least_of_float16(op: str, scale: float) -> None:
     exact = reference(problem, a, b)
     right = exact.to(problem.dtype)
     assert float((right.double() - exact).norm() / exact.norm()) > 1e-3
-    error = relative_error(problem, lambda: written.copy_(right), *tensors)
-    assert error is not None
-    assert error < tolerance(problem) / 5
+    assert error_with(right, problem, written, tensors) < tolerance(problem) / 5
     for wrong in (torch.zeros_like(right), right * 2, right.roll(1, 0)):
         error = relative_error(problem, lambda wrong=wrong: written.copy_(wrong), *tensors)
         assert error is not None
@@ -336,9 +341,7 @@ def test_mistaken_padding_shows(mistake: str, op: str) -> None:
     assert other.output_shape == problem.output_shape
     tensors, written, _ = tensors_of(problem)
     wrong = tensors_of(other)[2]
-    error = relative_error(problem, lambda: written.copy_(wrong), *tensors)
-    assert error is not None
-    assert error > 10 * tolerance(problem)
+    assert error_with(wrong, problem, written, tensors) > 10 * tolerance(problem)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -357,9 +360,7 @@ def test_ignored_padding_shows(op: str) -> None:
         wrong[:, :, 0] = 0
     else:
         wrong = reference(problem, y, x).float()
-    error = relative_error(problem, lambda: written.copy_(wrong), *tensors)
-    assert error is not None
-    assert error > 10 * tolerance(problem)
+    assert error_with(wrong, problem, written, tensors) > 10 * tolerance(problem)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -368,9 +369,7 @@ def test_swapped_groups_show(op: str) -> None:
     tensors, written, right = tensors_of(problem)
     dim = 0 if op == "wgrad" else 1
     wrong = right.roll(right.shape[dim] // 2, dim)
-    error = relative_error(problem, lambda: written.copy_(wrong), *tensors)
-    assert error is not None
-    assert error > 1
+    assert error_with(wrong, problem, written, tensors) > 1
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -379,9 +378,7 @@ def test_a_flipped_kernel_shows(op: str) -> None:
     tensors, written, right = tensors_of(problem)
     a, b = random_operands(problem)
     wrong = right.flip(2, 3) if op == "wgrad" else reference(problem, a, b.flip(2, 3))
-    error = relative_error(problem, lambda: written.copy_(wrong), *tensors)
-    assert error is not None
-    assert error > 10 * tolerance(problem)
+    assert error_with(wrong, problem, written, tensors) > 10 * tolerance(problem)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -392,9 +389,7 @@ def test_ignored_dilation_shows(op: str) -> None:
     assert other.output_shape == problem.output_shape
     tensors, written, _ = tensors_of(problem)
     wrong = tensors_of(other)[2]
-    error = relative_error(problem, lambda: written.copy_(wrong), *tensors)
-    assert error is not None
-    assert error > 10 * tolerance(problem)
+    assert error_with(wrong, problem, written, tensors) > 10 * tolerance(problem)
 
 
 # Where nothing can be said, and what is the caller's own

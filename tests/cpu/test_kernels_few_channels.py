@@ -11,7 +11,7 @@ import pytest
 import torch
 from cuda_emulation import run_recipe
 from cuda_emulation.checks import H200, assert_compiles, check, expected, random_tensors
-from first_layers import L4, assert_blocks_fit, first_layer
+from first_layers import L4, assert_blocks_fit, first_layer, random_first_layer
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels import FewChannels
@@ -114,16 +114,8 @@ def test_images_that_are_less_aligned(alignment: int) -> None:
 def test_random_shapes() -> None:
     choose = random.Random(0)
     for seed in range(8):
-        c = choose.randint(1, 8)
-        kernel = (choose.randint(1, 5), choose.randint(1, 5))
-        image = (choose.randint(5, 20), choose.randint(5, 50))
-        of = problem(
-            (choose.randint(1, 2), c, *image),
-            (8 * choose.randint(1, 6), c, *kernel),
-            (choose.randint(1, 3), choose.randint(1, 3)),
-            tuple(choose.randint(0, 4) for _ in range(4)),
-            dtype=choose.choice([torch.float16, torch.bfloat16]),
-        )
+        dtypes = [torch.float16, torch.bfloat16]
+        of = random_first_layer("fprop", choose, dtypes)
         settings = choose.choice(KERNELS.offers(of, H200)).settings
         check(KERNELS, of, settings, is_reversed=bool(seed % 2), seed=seed)
 

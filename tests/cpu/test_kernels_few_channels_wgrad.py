@@ -20,7 +20,7 @@ from cuda_emulation.checks import (
     expected,
     random_tensors,
 )
-from first_layers import L4, assert_blocks_fit, first_layer
+from first_layers import L4, assert_blocks_fit, first_layer, random_first_layer
 
 from cudnn_autotune.engines.implementations import Gpu
 from cudnn_autotune.engines.kernels.few_channels_wgrad import FewChannelsWgrad
@@ -131,17 +131,8 @@ def test_images_that_are_less_aligned(alignment: int) -> None:
 def test_random_shapes() -> None:
     choose = random.Random(0)
     for seed in range(12):
-        c = choose.randint(1, 8)
-        kernel = (choose.randint(1, 5), choose.randint(1, 5))
-        image = (choose.randint(5, 20), choose.randint(5, 50))
-        of = problem(
-            (choose.randint(1, 2), c, *image),
-            (8 * choose.randint(1, 6), c, *kernel),
-            (choose.randint(1, 3), choose.randint(1, 3)),
-            tuple(choose.randint(0, 4) for _ in range(4)),
-            dtype=choose.choice([torch.float16, torch.bfloat16, torch.float32]),
-            allow_tf32=True,
-        )
+        dtypes = [torch.float16, torch.bfloat16, torch.float32]
+        of = random_first_layer("wgrad", choose, dtypes, allow_tf32=True)
         gpu = choose.choice([H200, ONE])
         settings = choose.choice(KERNELS.offers(of, gpu)).settings
         check(KERNELS, of, settings, gpu=gpu, is_reversed=bool(seed % 2), seed=seed)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -202,19 +202,8 @@ def test_a_matrix_product_serves(name: str) -> None:
     assert ca.choices() == made
     assert ca.fallbacks() == {}, "PyTorch's convolution was not asked"
     # Another thread has no plan yet, and takes the choice from its text.
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            check_step(name, sampling=ONLY_MATMUL.name)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(timeout=120)
-    assert not thread.is_alive()
-    assert not errors, errors
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(check_step, name, sampling=ONLY_MATMUL.name).result(timeout=120)
     assert ca.choices() == made
     assert ca.fallbacks() == {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -57,19 +58,8 @@ def test_dropped_plans_are_rebuilt_and_not_tuned_again() -> None:
 def test_another_thread_builds_its_own_plans_of_the_same_choices() -> None:
     before = COUNTING.calls
     run_all()
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            run_all()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(timeout=120)
-    assert not thread.is_alive()
-    assert not errors, errors
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(run_all).result(timeout=120)
     assert COUNTING.calls == before + len(BATCHES)
 
 
