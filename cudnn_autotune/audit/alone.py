@@ -19,7 +19,7 @@ from cudnn_autotune.timers.timer import Batch, Cache, Sample
 
 _BATCH_MS = 10.0
 _PROBE_MS = 150.0
-"""How long the leader runs alone to find out whether the board throttles."""
+"""Milliseconds for which the leader runs alone to find out whether the board throttles."""
 _CLOCK_DROP = 0.015
 """The board throttles when the probe's clock is lower than the highest by this share."""
 _LEAST_MS = 300.0

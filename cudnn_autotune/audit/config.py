@@ -13,7 +13,8 @@ SOLO: tuple[Solo, ...] = get_args(Solo)
 
 @dataclass(frozen=True)
 class OracleSettings:
-    """What the oracle measures; without sustained runs, about half a second of GPU time a case."""
+    """The settings of the oracle. Without sustained runs it takes about half a second of GPU time a
+    case."""
 
     solo: Solo = "never"
     seed: int = 0
@@ -24,7 +25,7 @@ class AuditConfig:
     """The configuration of an audit in fresh processes."""
 
     runs: Mapping[str, int]
-    """How many times each of our modes runs."""
+    """Number of runs of each of our modes."""
     pytorch: Sequence[str]
     """Names of ``model.PYTORCH_MODES``."""
     reference: str

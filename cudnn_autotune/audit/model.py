@@ -70,7 +70,7 @@ class Oracle:
     truths: dict[str, Truth] = field(default_factory=dict)
     """``burst cold``, ``burst hot`` and, if it was measured, ``sustained``."""
     candidates: int = 0
-    """How many candidates there were."""
+    """Number of candidates."""
     failed: dict[str, str] = field(default_factory=dict)
     """Candidates that do not build or run, and why."""
     solo: str = "never"
@@ -81,7 +81,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Pick:
-    """What one run of a mode chose for a case; if ``text`` is None, ``error`` says why."""
+    """The choice of one run of a mode for a case; if ``text`` is None, ``error`` says why."""
 
     FORMER_FIELDS: ClassVar[tuple[str, ...]] = (
         *("clock_mhz", "confidence", "disturbed", "gpu_ms", "passed_over", "peak_mb", "samples"),

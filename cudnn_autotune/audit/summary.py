@@ -43,10 +43,11 @@ class Regrets:
 
 @dataclass(frozen=True)
 class Flips:
-    """How often picks of fresh runs differ by more than 1 % and by more than the oracle's error."""
+    """Numbers of fresh runs whose picks differ by more than 1 % and by more than the oracle's
+    error."""
 
     cases: int
-    """How many cases have two runs that differ."""
+    """Number of cases that have two runs that differ."""
     of: int
     pairs: float
     """The share of pairs of runs that differ, over all cases."""
@@ -64,7 +65,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often the true regret was within the bound that the mode reported."""
+    """The picks whose true regret was within the bound that the mode reported."""
 
     share: float
     of: int
@@ -90,7 +91,7 @@ class ModeSummary:
     runs: int
     cases: int
     picked: dict[str, int] = field(default_factory=dict)
-    """How often each candidate was picked."""
+    """Number of picks of each candidate, by its text."""
     regret: Regrets | None = None
     """Regrets by the steady truth: sustained if measured, else burst."""
     regrets: dict[str, Regrets] = field(default_factory=dict)

@@ -26,7 +26,7 @@ def write(path: Path, data: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(4)}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        # With 0o666 the umask decides on the permissions, so that folders can be shared.
+        # The mode 0o666 lets the umask decide on the permissions, so that folders can be shared.
         with open(os.open(partial, flags, 0o666), "wb") as file:
             with suppress(OSError):
                 os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))

@@ -15,8 +15,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 CORES = len(os.sched_getaffinity(0))
-"""How many cores the process may use."""
-_NICENESS = 10  # of these threads, at the least
+"""Number of cores that the process may use."""
+_NICENESS = 10  # least niceness of these threads
 # Compiling on more threads than this saves little time and uses memory.
 _MOST_COMPILING = 12
 
@@ -53,7 +53,7 @@ class BackgroundThreads:
     def submit_next(
         self, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> Future[_T]:
-        """As :meth:`submit`, and before all that was submitted until now and has not begun."""
+        """Begins work as :meth:`submit` does, before all that was submitted and has not begun."""
         return self._submit(partial(work, *args, **kwargs), is_next=True)
 
     def _submit(self, work: Callable[[], _T], *, is_next: bool) -> Future[_T]:

@@ -33,7 +33,7 @@ class GuardedMemory:
         return self.memory.view(like.dtype).as_strided(like.shape, like.stride())
 
     def is_touched(self) -> Tensor:
-        """As :func:`are_touched`, of this memory alone."""
+        """Returns whether the bands of this memory are touched (:func:`are_touched`)."""
         return are_touched(self)
 
 

@@ -13,7 +13,7 @@ from cudnn_autotune.engines.recipe import Recipe
 
 @dataclass(frozen=True)
 class Gpu:
-    """What implementations ask of a GPU, which need not be here."""
+    """The properties of a GPU that implementations ask for. The GPU need not be here."""
 
     compute_capability: tuple[int, int]
     multiprocessors: int
@@ -21,7 +21,7 @@ class Gpu:
     """The most shared memory that a block may ask for."""
     l2_bytes: int
     device: int | str | PathLike[str] | None = None
-    """What :func:`~cudnn_autotune.engines.configs.open_search` knows this GPU by: the index of a
+    """The name of this GPU for :func:`~cudnn_autotune.engines.configs.open_search`: the index of a
     CUDA device, or a property file. If it is None, nothing that runs engines of cuDNN is
     offered."""
 
@@ -31,8 +31,8 @@ class Offer:
     """One way in which an implementation computes a problem."""
 
     settings: str
-    """What tells it from the implementation's others, such as ``ROWS=4,WARPS=8``; may be empty. It
-    has no blanks."""
+    """The text that tells it from the implementation's others, such as ``ROWS=4,WARPS=8``; may be
+    empty. It has no blanks."""
     workspace_bytes: int = 0
     numerical_notes: tuple[str, ...] = ()
     """In cuDNN's words: ``NONDETERMINISTIC``, ``TENSOR_CORE``, ``REDUCED_PRECISION_REDUCTION``."""

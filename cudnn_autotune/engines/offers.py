@@ -1,4 +1,5 @@
-"""What the registered implementations offer for a problem, on a GPU of this machine or another."""
+"""Asks the registered implementations what they offer for a problem, on a GPU that need not be
+here."""
 
 from __future__ import annotations
 
@@ -178,5 +179,5 @@ def recipe_of(text: str, problem: ConvProblem, gpu: Gpu) -> Recipe:
     try:
         return registry.get(named).recipe(problem, named.settings, gpu)
     except Exception as error:  # a user's code
-        # As text, since an error that is kept would keep the frames, and what they hold.
+        # Only the text is kept: the error itself would keep the frames, and what they hold.
         raise ImplementationError(f"{text}: {type(error).__name__}: {error}") from None

@@ -24,7 +24,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "hardswish": F.hardswish,
 }
-"""Those that a forward convolution can be fused with, as PyTorch's functions."""
+"""The activations that a forward convolution can be fused with, as PyTorch's functions, by name."""
 DTYPES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",

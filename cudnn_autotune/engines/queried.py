@@ -74,7 +74,7 @@ class QueriedCandidates:
     def _answer(self, mode: str) -> Sequence[Candidate]:
         if self._key is None:
             return self._ask(mode)
-        # What was listed for other modes before is left out.
+        # The answer leaves out what was listed for other modes before.
         key = (*self._key, *self._by_mode, mode)
         with _lock:
             if key in _answers:

@@ -18,7 +18,7 @@ Buffer = Literal["x", "w", "y", "bias", "residual", "workspace"]
 fprop writes y, dgrad writes x and wgrad writes w."""
 WRITTEN: Mapping[str, Buffer] = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 _ALIGNMENT = 256
-"""Of tensors in the workspace, in bytes; torch aligns the workspace itself so."""
+"""Alignment of tensors in the workspace, in bytes; torch aligns the workspace itself so."""
 
 Dim3 = tuple[int, int, int]
 
@@ -105,11 +105,11 @@ class Recipe:
 
     launches: tuple[KernelLaunch | EngineLaunch | PythonLaunch, ...]
     workspace_bytes: int = 0
-    """Of the ``workspace`` buffer. Engines of cuDNN have their own workspace behind it."""
+    """Bytes of the ``workspace`` buffer. Engines of cuDNN have their own workspace behind it."""
 
     @property
     def kernels(self) -> list[Kernel] | None:
-        """What NVRTC compiles for it; None if it launches anything but kernels."""
+        """The kernels that NVRTC compiles for it; None if it launches anything but kernels."""
         launched = [one.kernel for one in self.launches if isinstance(one, KernelLaunch)]
         if len(launched) < len(self.launches):
             return None

@@ -18,7 +18,7 @@ _MOST = 200
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}", re.ASCII)
 _VERSION = re.compile(rf"[!-9;-?A-~]{{1,{_MOST}}}")  # printable ASCII but blanks, ':' and '@'
 _SETTINGS = re.compile(rf"[!-~]{{0,{_MOST}}}")
-# What begins the texts of other candidates.
+# The beginnings of the texts of other candidates.
 _RESERVED = re.compile(r"aten|matmul|unfused|eng[0-9]*")
 
 _lock = threading.Lock()
@@ -31,7 +31,7 @@ class ImplementationError(RuntimeError):
 
 
 class Named(NamedTuple):
-    """What the text of a candidate names."""
+    """The parts of the text of a candidate."""
 
     name: str
     version: str

@@ -98,7 +98,7 @@ class Limit:
     bound_by: Bound
 
     def times(self, time_ms: float) -> float:
-        """How many times the limit ``time_ms`` is."""
+        """Returns ``time_ms`` over the limit."""
         return time_ms / self.limit_ms
 
     def gain_ms(self, time_ms: float) -> float:
@@ -107,7 +107,7 @@ class Limit:
 
 
 class Touched(NamedTuple):
-    """What a convolution needs of its tensors: elements of each, and products of two."""
+    """The parts of its tensors that a convolution needs: elements of each, and products of two."""
 
     inputs: int
     """Elements of the input that some output depends on."""
@@ -158,7 +158,7 @@ def touched(problem: ConvProblem) -> Touched:
     filters, depth = problem.weight_shape[:2]
     inputs, outputs = batch * channels, batch * filters
     weights, products = filters * depth, batch * filters * depth
-    # What is touched is a product of the dimensions.
+    # Each count is a product over the dimensions.
     for d in range(problem.spatial_dims):
         along = _along(problem, d)
         inputs *= along.inputs
@@ -169,7 +169,7 @@ def touched(problem: ConvProblem) -> Touched:
 
 
 def _along(problem: ConvProblem, d: int) -> Touched:
-    """As :func:`touched`, of one spatial dimension."""
+    """Returns the counts of :func:`touched` along one spatial dimension."""
     size, taps = problem.input_shape[2 + d], problem.weight_shape[2 + d]
     stride, dilation, padding = problem.stride[d], problem.dilation[d], problem.padding[d]
     last_output = problem.output_shape[2 + d] - 1

@@ -22,8 +22,8 @@ BEHAVIOR_NOTES = ("RUNTIME_COMPILATION",)
 
 @dataclass(frozen=True)
 class UserImplementation:
-    """What :func:`~cudnn_autotune.register_implementation` registers, with its arguments (an
-    ``engines.implementations.Implementation``).
+    """The implementation that :func:`~cudnn_autotune.register_implementation` registers, with its
+    arguments (an ``engines.implementations.Implementation``).
 
     Raises:
         TypeError, ValueError: an argument is not allowed; the message names it.

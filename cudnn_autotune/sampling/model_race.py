@@ -41,8 +41,8 @@ def rules() -> RaceRules:
 def steps_in_model(
     found: SearchState, candidates: Candidates, limits: Limits
 ) -> Generator[None, None, None]:
-    """As ``search.steps``, over the short list of ``auto``, and then the other kernels of the
-    engines compiled at run time whose first kernel was near the best."""
+    """Takes the steps of ``search.steps`` over the short list of ``auto``, and then over the other
+    kernels of the engines compiled at run time whose first kernel was near the best."""
     shortlist = Shortlist(candidates)
     yield from steps(found, shortlist, limits)
     if not found.is_raced or limits.benchmark_limit:
@@ -62,7 +62,7 @@ class Entrant(Generic[ProblemT]):
 
     problem: ProblemT
     calls: int
-    """How often a step of the model calls it."""
+    """Number of calls in a step of the model."""
     found: SearchState
     steps: Generator[None, None, None] = field(repr=False)
     is_over: bool = False
@@ -71,7 +71,7 @@ class Entrant(Generic[ProblemT]):
     step_ms: float = 0.0
     """The time of its calls in a step, in milliseconds; 0 as long as nothing was timed."""
     loss_ms: float = 0.0
-    """How much a step is expected to lose by its leader, in milliseconds."""
+    """Milliseconds of a step that its leader is expected to cost beyond the fastest candidate."""
     urgency: float = 0.0
     """The expected loss over the GPU time of the next round."""
 

@@ -52,7 +52,7 @@ class OnlineRace:
     candidates: list[Candidate]
     rules: RaceRules = field(default_factory=_rules)
     earlier: TrialRecord = field(default_factory=TrialRecord)
-    """What an earlier process has found. Its rounds count as if they were this race's first."""
+    """The findings of an earlier process, whose rounds count as if they were this race's first."""
     turns: int = 0
     eliminated: dict[int, str] = field(default_factory=dict)
     """The reason for which each was eliminated or failed, by number."""

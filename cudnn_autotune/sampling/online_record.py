@@ -1,4 +1,4 @@
-"""What a trial of ``online`` has found so far, for a later process that goes on with it."""
+"""The findings of an unfinished trial of ``online``, for a later process that goes on with it."""
 
 from __future__ import annotations
 

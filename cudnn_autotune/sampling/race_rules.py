@@ -20,7 +20,7 @@ _FINALISTS_WITHIN = 0.03
 _FINALISTS_ROUNDS = 4
 # Such a race gets this share of a race's GPU time, so that both take little more time than one.
 _FINALISTS_SHARE = 0.4
-# Where more than this share of the samples was disturbed, a few rounds may all have been hit: the
+# If more than this share of the samples was disturbed, a few rounds may all have been hit: the
 # race takes three times as many rounds at least.
 _DISTURBED_SHARE = 0.02
 _DISTURBED_FACTOR = 3
@@ -41,7 +41,7 @@ class RaceRules:
     gpu_ms: float = 100.0
     """The race stops after this GPU time, decided or not, unless calls are slow."""
     gpu_calls: int = 250
-    """With slow calls it stops after the GPU time of this many calls of the fastest."""
+    """A race of slow calls stops after the GPU time of this many calls of the fastest."""
     most_gpu_ms: float = 400.0
     """It never goes on after this GPU time."""
     warm_ms: float = 10.0

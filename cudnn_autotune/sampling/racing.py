@@ -39,7 +39,7 @@ class RaceOutcome(Standings[Candidate]):
     """The standings at the end of a race, and the race's observations."""
 
     dropped: list[tuple[Candidate, Candidate, float]] = field(default_factory=list)
-    """What :meth:`judge` returned, in the order of elimination."""
+    """The results of :meth:`judge`, in the order of elimination."""
     samples: dict[Candidate, int] = field(default_factory=dict)
     """Timed calls."""
     failed: dict[Candidate, str] = field(default_factory=dict)

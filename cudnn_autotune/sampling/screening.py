@@ -24,7 +24,7 @@ _HOPELESS = 3.0
 _ABSURD = 5.0
 _DISTURBED_MS = 10.0
 _HELD_UP_MS = 50.0
-# Where all configs of an engine so far, or two in a row, are this many times slower than the best,
+# If all configs of an engine so far, or two in a row, are this many times slower than the best,
 # its other configs are left out.
 _ENGINE_SLOW = 5.0
 

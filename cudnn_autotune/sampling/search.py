@@ -54,7 +54,8 @@ class _Groups:
     has_unfused: bool
     """Whether cuDNN lists plans that leave a bias to PyTorch, and others that do not."""
     compiled_first: Candidate | None
-    """What PyTorch would run, if that is cuDNN's first plan and among ``often`` or ``seldom``."""
+    """The candidate that PyTorch would run, if it is cuDNN's first plan and in ``often`` or
+    ``seldom``."""
 
 
 def search(
@@ -114,7 +115,7 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     # PyTorch runs the first of these that builds. It has no plan that adds a bias.
     has_unfused = any(c.is_unfused for c in listed)
     own = [c for c in listed if c.heuristic_mode == "A" and (c.is_unfused or not has_unfused)]
-    # With a budget PyTorch's own plan is built and screened first, whatever it costs.
+    # If there is a budget, PyTorch's own plan is built and screened first, whatever it costs.
     is_first = found.budget.is_limited and found.aten_is_cudnn
     first = {c.text for c in own[:1] if is_first}
     out = _not_compilable([*similar, *listed, *beyond], seldom, first, found.budget)

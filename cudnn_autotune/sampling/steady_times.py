@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling.sustained_run import FAR_READING_SIGMA, RUN_SIGMA
 
-# Of three runs or more the slowest is left out where the power was not read.
+# The slowest of three runs or more is left out if the power was not read.
 _TRIMMED_FROM = 3
 _PRIOR_FREEDOM = 4
 # Times at the power limit, however many runs they are from, differ by this much from those of long

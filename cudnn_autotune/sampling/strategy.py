@@ -12,10 +12,10 @@ from cudnn_autotune.timers.timer import Timer
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a sampling mode may spend."""
+    """The bounds of what a sampling mode may spend."""
 
     benchmark_limit: int = 0
-    """How many of cuDNN's candidates may be timed, in their order; 0: all."""
+    """Most candidates of cuDNN that may be timed, in their order; 0: all."""
     budget_ms: float | None = None
     """Wall time in milliseconds that the choice may take, plan building included; None: no limit.
     Candidates beyond the budget are left out, and the evidence says so. PyTorch's own path (the

@@ -106,7 +106,7 @@ def _selection(
     near = [c for c in times.finalists if logs[c] - logs[best] <= final_rules.equal]
     # A race's leader that lost its place in the final does not get it back by the rules for ties.
     equal = [c for c in near if c != probe.candidate or c == best]
-    # Of candidates with equal steady times the fastest in the race is taken; rules decide ties.
+    # Among candidates with equal steady times the fastest in the race wins; rules decide ties.
     in_turns = {c: found.ms(c) or math.inf for c in equal}
     fastest_ms = min(in_turns.values())
     tied = [c for c in equal if in_turns[c] <= fastest_ms * (1 + found.rules.tie_width)]

@@ -234,7 +234,7 @@ def _is_steady(chunks: Sequence[float]) -> bool:
     one, two = _changes(chunks)
     is_one_way = one * two > 0  # an oscillation reverses, a recovery does not
     if is_one_way and len(chunks) <= _AT_ONCE_CHUNKS + 1 and two / one < _SETTLING:
-        rest = two * two / (one - two)  # of the geometric series
+        rest = two * two / (one - two)  # the rest of the geometric series
         is_slow = len(chunks) > _AT_ONCE_CHUNKS and abs(two) >= _ONE_STEP
         return abs(rest) < _STEADY and not is_slow
     return abs(one + two) < (_DRIFT if is_one_way else _STEADY)

@@ -40,7 +40,8 @@ _WATCHED_MS = 1e3 * (board_power.WINDOW_S + board_power.LATE_S)
 
 Operands = tuple[Tensor, ...]
 Built = list[tuple["_C.Plan | None", str]]
-"""Of each text, the plan, or None and why there is none."""
+"""Pairs of a plan and an empty text, or of None and the reason why there is no plan; one for each
+text."""
 Refusal = Callable[[str, "_C.Plan"], str]
 """(text, plan) -> why the candidate must not run, or an empty text."""
 
@@ -258,7 +259,7 @@ class GpuTimer:
             self._collect()
         missing = self._missing(candidates)
         compiled = [c for c in missing if c.is_compiled]
-        # What is not compiled builds in microseconds, and needs no threads.
+        # Plans that are not compiled build in microseconds, and need no threads.
         for some, threads in (
             ([c for c in missing if not c.is_compiled], 1),
             (compiled, min(len(compiled), CORES, _MOST_THREADS)),

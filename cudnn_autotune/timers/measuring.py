@@ -20,7 +20,7 @@ MOST_ALIGNED = 32
 """The largest alignment, in bytes, that engines distinguish."""
 
 Operands = tuple[Tensor, ...]
-"""As ``engines.queried.Tensors``: input, weight, output, and what a fused problem adds."""
+"""Input, weight, output, and what a fused problem adds (``engines.queried.Tensors``)."""
 WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
 """The index of the operand (0: input, 1: weight, 2: output) that an operation writes."""
 

@@ -18,13 +18,13 @@ from cudnn_autotune.engines.roofline import TF32, Peaks
 # A batch is long beside the events around it, and short beside the time in which a board throttles.
 _BATCH_MS = 4.0
 _BATCHES = 5
-# Of a tensor so many times its size the L2 cache keeps little for the next pass over it.
+# The L2 cache keeps little of a tensor this many times its size for the next pass over it.
 _L2_MULTIPLE = 8
 _LEAST_BYTES = 256 << 20
 # A product of square matrices grows until it takes so long: then it fills every GPU.
 _PRODUCT_MS = 1.0
 _SIDES = (1024, 2048, 4096, 8192)
-_MEMORY_SHARE = 0.5  # of free memory
+_MEMORY_SHARE = 0.5  # largest share of the free memory that is used
 _AMPERE = (8, 0)  # the first with tensor cores for bfloat16 and TF32
 _KERNELS = 200
 
@@ -75,7 +75,7 @@ def _bandwidth() -> float:
 
 
 def _arithmetics() -> list[str]:
-    """Those that the GPU has units for."""
+    """Returns the names of the arithmetics that the GPU has units for."""
     has_all = torch.cuda.get_device_capability() >= _AMPERE
     return ["float16", *(["bfloat16", TF32] if has_all else []), "float32", "float64"]
 

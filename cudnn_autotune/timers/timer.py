@@ -59,7 +59,7 @@ class Timer(Protocol):
 
     @property
     def build_threads(self) -> int:
-        """How many plans that are compiled at run time are built side by side."""
+        """Number of plans compiled at run time that are built side by side."""
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Starts building candidates in the background; :meth:`runnable` waits for them."""

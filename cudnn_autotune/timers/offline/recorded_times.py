@@ -13,7 +13,7 @@ _SMOOTHED = 4
 """A trace's curve is smoothed over this many batches on either side."""
 
 Bursts = Mapping[Cache, Mapping[str, float]]
-"""What :func:`burst_ms` returns, by cache state."""
+"""The results of :func:`burst_ms`, by cache state."""
 
 
 def bursts(recording: Recording) -> Bursts:

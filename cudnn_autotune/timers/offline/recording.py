@@ -131,7 +131,7 @@ class Recording:
     solo: tuple[SoloTrace, ...]
     readings: tuple[Reading, ...]
     build_threads: int
-    """How many plans were compiled at run time side by side."""
+    """Number of plans that were compiled at run time side by side."""
     run_overhead_ms: float
     """Host time that the ``Timer.run`` of a round took beyond its batches, to queue launches and to
     cool operands."""

@@ -1,0 +1,84 @@
+"""No docstring and no comment begins with a fragment, such as "Of a block: ...", whose sentence the
+reader must complete from the code around it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cudnn_autotune as ca
+
+PACKAGE = Path(ca.__file__).parent
+ROOMS = ("audit", "core", "engines", "sampling", "timers")
+"""The rooms that are held to it."""
+VERSIONED = ("engines/kernels", "engines/rewrites")
+"""Folders that are not: another text gives a kernel another version, and stored decisions for it
+would be discarded."""
+FRAGMENT = re.compile("and|as|but|how|of|than|that|those|what|where|which|whose|with")
+
+
+def openings(source: str) -> Iterator[tuple[int, str]]:
+    """Yields the line and the first word of each docstring, of a field's too, and of each comment.
+
+    Consecutive lines of comments are one comment.
+    """
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(ast.Constant(str(text))):
+                yield node.lineno, first_word(text)
+    previous = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line = token.start[0]
+            is_alone = token.line.lstrip().startswith("#")
+            if not is_alone or line != previous + 1:
+                yield line, first_word(token.string)
+            previous = line if is_alone else 0
+
+
+def first_word(text: str) -> str:
+    found = re.search(r"\w+", text)
+    return found[0].lower() if found else ""
+
+
+def fragments(source: str) -> list[int]:
+    """The lines in which a text begins as fragments do."""
+    return sorted(line for line, word in openings(source) if FRAGMENT.fullmatch(word))
+
+
+def test_fragments_are_found() -> None:
+    source = '''
+"""What a module does."""
+LIMIT = 3  # of threads
+# A comment of two lines,
+# of which the second does not count.
+class Block:
+    """A block."""
+
+    threads: int
+    """Of a warp."""
+
+    def run(self) -> None:
+        """Runs.
+
+        As it says.
+        """
+        # With a comment.
+'''
+    assert fragments(source) == [2, 3, 10, 17]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_written_in_sentences(room: str) -> None:
+    files = sorted((PACKAGE / room).rglob("*.py"))
+    left_out = [PACKAGE / folder for folder in VERSIONED]
+    held = [path for path in files if not any(path.is_relative_to(f) for f in left_out)]
+    assert held
+    found = {str(path.relative_to(PACKAGE)): fragments(path.read_text("utf-8")) for path in held}
+    assert {name: lines for name, lines in found.items() if lines} == {}
