@@ -21,16 +21,16 @@ _BATCH_MS = 10.0
 _PROBE_MS = 150.0
 """Milliseconds for which the leader runs alone to find out whether the board throttles."""
 _CLOCK_DROP = 0.015
-"""The board throttles when the probe's clock is lower than the highest by this share."""
+"""Share by which the probe's clock is lower than the highest if the board throttles."""
 _LEAST_MS = 300.0
-"""Least length of a sustained run; it goes on to three times that until it is steady."""
+"""Least milliseconds of a sustained run; it goes on to three times that until it is steady."""
 _MOST_CANDIDATES = 4
 """The most candidates with sustained runs, not counting picked ones."""
 _STEADY = 0.015
-"""The tolerance of a steady time. The power controller's oscillation makes an H200's runs differ by
-2 %, however long they are, so there are more runs rather than longer ones."""
+"""Relative tolerance of a steady time. The power controller's oscillation makes an H200's runs
+differ by 2 %, however long they are, so there are more runs rather than longer ones."""
 _NEAR = 1.04
-"""Candidates slower than this, relative to the fastest after the first pass, are not measured
+"""Largest time, relative to the fastest after the first pass, of a candidate that is measured
 again."""
 
 

@@ -28,7 +28,8 @@ from cudnn_autotune.audit.model import (
 )
 
 WITHIN = 0.01
-"""A pick within this share of the best is as good; a smaller gap between picks is no flip."""
+"""Relative gap to the best within which a pick is as good, and between picks within which there
+is no flip."""
 NOT_YET = "not complete yet"
 """The reason for leaving out a case that is not complete yet."""
 

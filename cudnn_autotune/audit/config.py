@@ -29,14 +29,15 @@ class AuditConfig:
     pytorch: Sequence[str]
     """Names of ``model.PYTORCH_MODES``."""
     reference: str
-    """PyTorch is compared with what this mode, one of ``runs``, picked in its first run."""
+    """The mode, one of ``runs``, with whose first pick PyTorch is compared."""
     oracle: OracleSettings = field(default_factory=OracleSettings)
     budget_ms: float | None = None
     """The most milliseconds that a choice may take; None stands for no limit."""
     time_limit_s: float | None = None
     """About the most seconds that one session may take; None stands for no limit."""
     case_limit_s: float = 60.0
-    """A process that takes longer for a case is killed, and the case counts as failed."""
+    """Most seconds of a process for a case; a slower one is killed, and the case counts as
+    failed."""
     modules: Sequence[str] = ()
     """Modules that every process imports first: they may register modes."""
     backend: str = "cudnn_autotune.audit.gpu"

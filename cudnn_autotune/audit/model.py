@@ -89,11 +89,11 @@ class Pick:
     )
     text: str | None = None
     tuning_ms: float | None = None
-    """Wall time that the first call spends on choosing, plan building included."""
+    """Wall time in milliseconds that the first call spends on choosing, plan building included."""
     time_ms: float | None = None
     """Milliseconds of a call, as the mode measured it."""
     regret_bound: float | None = None
-    """The mode claims to be at most this much slower than the best (0.01: 1 %)."""
+    """Largest relative loss to the best that the mode claims (0.01: 1 %)."""
     bound_truth: str = BURST
     """The truth to which the bound refers."""
     rule: str = ""
@@ -143,9 +143,10 @@ class PytorchRow:
     reference: str | None = None
     """The candidate that PyTorch was compared with."""
     ratios: dict[str, Ratio] = field(default_factory=dict)
-    """By truth, of those that were measured; above 1, PyTorch is slower."""
+    """PyTorch's time over the reference's, by truth that was measured; above 1, PyTorch is
+    slower."""
     tuning_ms: float | None = None
-    """Wall time of its first call, less a steady call."""
+    """Wall time of its first call in milliseconds, less a steady call."""
     solo: str = "never"
     """See ``Oracle.solo``."""
     error: str = ""
@@ -166,9 +167,9 @@ class Record:
     """The description of each case, by its id."""
     oracle: dict[str, Oracle] = field(default_factory=dict)
     picks: dict[str, dict[str, dict[str, Pick]]] = field(default_factory=dict)
-    """By mode, run (``"1"``, ``"2"``, ...) and case id."""
+    """The picks by mode, run (``"1"``, ``"2"``, ...) and case id."""
     pytorch: dict[str, dict[str, PytorchRow]] = field(default_factory=dict)
-    """By PyTorch's mode and case id."""
+    """The comparisons by PyTorch's mode and case id."""
     failures: list[str] = field(default_factory=list)
     """One line for each process that died or hung."""
     telemetry: dict[str, Any] | None = None

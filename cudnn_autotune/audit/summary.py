@@ -102,7 +102,8 @@ class ModeSummary:
     coverage: Coverage | None = None
     """None if the mode reports no bound."""
     against: dict[str, AgainstPytorch] = field(default_factory=dict)
-    """By truth, for PyTorch's modes only; over all timed cases, since this needs no oracle."""
+    """The comparisons by truth, for PyTorch's modes only; over all timed cases, since this needs
+    no oracle."""
     unavailable: str = ""
     """The reason if the mode picked nothing at all; else empty."""
 

@@ -21,7 +21,8 @@ def known(place: Path, environment: Environment) -> Peaks | None:
 
 
 def known_or_measured(place: Path, environment: Environment) -> Peaks | None:
-    """As :func:`known`; measures them if they were not, and the GPU is here."""
+    """Returns the peaks as :func:`known` does; measures them if they are not known, and the GPU
+    is here."""
     found = known(place, environment)
     if found is None and torch.cuda.is_available():
         here = Environment.of()

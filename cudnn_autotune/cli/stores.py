@@ -133,7 +133,7 @@ def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
 
 
 def read_whole(path: Path) -> StoreFile:
-    """As :func:`read`, but raises ValueError if anything in the file cannot be read."""
+    """Reads a file as :func:`read` does, but raises ValueError if anything in it cannot be read."""
     found = read(path)
     if found.complaints:
         raise ValueError(f"{path}: {'; '.join(found.complaints[:_TOLD])}")

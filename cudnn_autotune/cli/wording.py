@@ -73,7 +73,7 @@ def milliseconds(ms: float | None) -> str:
 
 
 def bound(limit: Limit) -> str:
-    """What binds a limit, in the words of a sentence."""
+    """The words of a sentence for what binds a limit."""
     return _BOUNDS[limit.bound_by]
 
 
@@ -90,7 +90,7 @@ def ratio(value: float | None, is_sure: bool = True) -> str:
 
 
 def duration(ms: float) -> str:
-    """How long a search took, as ``850 ms``, ``12.3 s`` or ``4 min 10 s``."""
+    """The length of a search, as ``850 ms``, ``12.3 s`` or ``4 min 10 s``."""
     if ms < 1000:
         return f"{ms:.0f} ms"
     if ms < 60_000:

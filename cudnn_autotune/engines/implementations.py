@@ -18,7 +18,7 @@ class Gpu:
     compute_capability: tuple[int, int]
     multiprocessors: int
     shared_bytes: int
-    """The most shared memory that a block may ask for."""
+    """Most bytes of shared memory that a block may ask for."""
     l2_bytes: int
     device: int | str | PathLike[str] | None = None
     """The name of this GPU for :func:`~cudnn_autotune.engines.configs.open_search`: the index of a
@@ -35,7 +35,8 @@ class Offer:
     empty. It has no blanks."""
     workspace_bytes: int = 0
     numerical_notes: tuple[str, ...] = ()
-    """In cuDNN's words: ``NONDETERMINISTIC``, ``TENSOR_CORE``, ``REDUCED_PRECISION_REDUCTION``."""
+    """Notes in cuDNN's words: ``NONDETERMINISTIC``, ``TENSOR_CORE``,
+    ``REDUCED_PRECISION_REDUCTION``."""
     behavior_notes: tuple[str, ...] = ("RUNTIME_COMPILATION",)
 
 

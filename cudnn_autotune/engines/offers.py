@@ -20,7 +20,7 @@ from cudnn_autotune.engines.registry import ImplementationError, Named
 
 _log = logging.getLogger(__name__)
 _FIRST_RANK = 20_000
-"""Behind every engine of cuDNN."""
+"""A rank behind every engine of cuDNN."""
 _reported: set[str] = set()
 
 

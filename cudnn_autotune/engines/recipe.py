@@ -72,7 +72,7 @@ class KernelLaunch:
     block: Dim3
     arguments: tuple[Argument, ...]
     shared_bytes: int = 0
-    """Dynamic shared memory of a block."""
+    """Bytes of dynamic shared memory of a block."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.implementations import Implementation
 
 _MOST = 200
-"""Characters of a version, and of settings."""
+"""Most characters of a version, and of settings."""
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}", re.ASCII)
 _VERSION = re.compile(rf"[!-9;-?A-~]{{1,{_MOST}}}")  # printable ASCII but blanks, ':' and '@'
 _SETTINGS = re.compile(rf"[!-~]{{0,{_MOST}}}")

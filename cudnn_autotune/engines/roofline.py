@@ -49,12 +49,12 @@ class Peaks:
     """
 
     bytes_per_ms: float
-    """Traffic of DRAM, reading and writing together."""
+    """Bytes of DRAM traffic in a millisecond, reading and writing together."""
     flops_per_ms: Mapping[str, float]
-    """Floating-point operations by arithmetic (``ARITHMETICS``), without those that the GPU lacks.
-    A multiplication and an addition are two."""
+    """Floating-point operations in a millisecond, by arithmetic (``ARITHMETICS``), without those
+    that the GPU lacks. A multiplication and an addition are two."""
     launch_ms: float
-    """The time from one kernel's start to the next one's, of kernels that do nothing."""
+    """Milliseconds from one kernel's start to the next one's, if they do nothing."""
 
     def __post_init__(self) -> None:
         if unknown := self.flops_per_ms.keys() - _EXACT_IN.keys():

@@ -61,13 +61,13 @@ class Evidence:
     """Texts of the chosen candidate, of those whose times do not differ significantly from its own,
     and of those within the tie width of the fastest."""
     burst_weight: float = 0.0
-    """Among candidates with sustained runs, the one with the least ``log(sustained_ms) +
-    burst_weight * log(time_ms)`` wins; 0 to 1."""
+    """Weight, 0 to 1, of the time in short batches: the candidate with the least
+    ``log(sustained_ms) + burst_weight * log(time_ms)`` wins among those with sustained runs."""
     sustained_reach: float = 1.1
-    """Only candidates whose time in the race was less than this many times the leader's had
-    sustained runs; 1 or more."""
+    """Factor, 1 or more, to the leader's time in the race below which candidates had sustained
+    runs."""
     regret_bound: float | None = None
-    """The chosen candidate is at most this much slower than the fastest (0.01: 1 %), at
+    """Largest relative loss of the chosen candidate to the fastest (0.01: 1 %), at
     ``confidence``; None if no bound is claimed."""
     confidence: float | None = None
     """The confidence of ``regret_bound`` and of the intervals, such as 0.95."""

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Found:
     counts: Mapping[ConvProblem, int]
-    """How often the model calls each problem, in the order of the first calls."""
+    """Number of calls of each problem by the model, in the order of the first calls."""
     device: int | None
     """Index of the CUDA device that all of them run on; None if this package serves nothing."""
     calls: tuple[Choice, ...] = ()
@@ -56,7 +56,7 @@ def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProbl
 
 
 def calls_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> Mapping[ConvProblem, int]:
-    """As :func:`problems_of`, with how often the model calls each problem."""
+    """Returns the problems of :func:`problems_of`, with the number of the model's calls of each."""
     found = find(model, inputs, kwargs)
     if found.device is None:
         raise ValueError(NOTHING_SERVED)
@@ -64,7 +64,8 @@ def calls_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> Mapping[ConvProbl
 
 
 def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
-    """As :func:`problems_of`, with the device; it does not fail if there are no problems."""
+    """Returns the problems of :func:`problems_of`, with the device; does not fail if there are
+    none."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     # This is asked before the run, because FSDP replaces parameters in it.

@@ -14,16 +14,16 @@ from cudnn_autotune.tuning import prefetching, remembering, settings
 
 @dataclass(frozen=True)
 class Prefetched:
-    """What :func:`prefetch` has found and made."""
+    """The counts of what :func:`prefetch` has found and made."""
 
     problems: int
-    """How many problems the model asks for, under each of its policies."""
+    """Number of problems that the model asks for, under each of its policies."""
     known: int
-    """How many of them have a remembered choice."""
+    """Number of them that have a remembered choice."""
     read_back: int
-    """How many plans were read back."""
+    """Number of plans that were read back."""
     compiled: int
-    """How many plans had to be compiled."""
+    """Number of plans that had to be compiled."""
 
 
 def prefetch(model: nn.Module, *inputs: Any, **kwargs: Any) -> Prefetched:

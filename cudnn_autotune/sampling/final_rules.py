@@ -15,7 +15,7 @@ class FinalRules:
     weighed."""
 
     reach: float = 1.1
-    """Contenders have a time in the race within this factor of the leader's."""
+    """Largest time in the race of a contender, relative to the leader's."""
     most: int = 3
     """Most candidates in the first pass, the leader included. One more runs if one of them beats
     the leader, and one more if PyTorch's candidate is among them, so that nothing is chosen over it
@@ -23,20 +23,19 @@ class FinalRules:
     again_chunks: int = 4
     """Chunks of 40 ms of each run in a further pass."""
     rerun_margin: float = 0.02
-    """Candidates within this of the best contender run again with it."""
+    """Largest difference (log) to the best contender with which a candidate runs again."""
     most_again: int = 2
     """Most contenders that run again, beside the race's leader."""
     passes: int = 4
     """Most further passes, each in the reverse order of the one before."""
     confident: float = 1.0
-    """The final ends once the best leads by this many standard deviations of the noise."""
+    """Standard deviations of the noise by which the best leads when the final ends."""
     precise: float = 0.006
-    """It also ends once the noise (relative) is no more than this, because a smaller gap does not
-    matter."""
+    """Relative noise at which the final ends as well, because a smaller gap does not matter."""
     equal: float = 0.005
-    """The race's leader keeps its place unless a candidate beats it by more than this (relative).
-    Among other candidates within this of each other the time in the race decides, and in a tie
-    there the rules for ties."""
+    """Relative gap by which a candidate must beat the race's leader to take its place. Among
+    other candidates within this of each other the time in the race decides, and in a tie there
+    the rules for ties."""
     burst_weight: float = 0.1
     """The weight of log(time in the race) beside log(steady time). Both count, because in a model a
     layer shares the clock with others. With this weight a candidate that is 5 % slower in the race

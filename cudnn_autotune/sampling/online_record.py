@@ -28,7 +28,7 @@ class KeptTurns:
     eliminated: str = ""
     """The reason for which it was eliminated; empty if it takes turns."""
     time_ms: float | None = None
-    """Its time if it was eliminated."""
+    """Milliseconds of a call, if it was eliminated."""
     samples: int = 0
     """The number of its timed turns if it was eliminated."""
 
@@ -48,7 +48,7 @@ class TrialRecord:
 
     candidates: tuple[KeptTurns, ...] = ()
     regret_bound: float = 0.0
-    """By how much, relative, a candidate that gave way may be faster than those that take turns."""
+    """Largest relative lead that a candidate which gave way may have over those that take turns."""
 
     @cached_property
     def by_text(self) -> dict[str, KeptTurns]:

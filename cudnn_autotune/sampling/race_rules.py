@@ -32,21 +32,22 @@ class RaceRules:
 
     confidence: float = 0.95
     tie_width: float = TIE_WIDTH
-    """The race stops once no survivor can beat the best by this much, relative."""
+    """Relative lead over the best at which a survivor keeps the race going: the race stops once
+    none can have it."""
     least_rounds: int = 6
     most_rounds: int = 40
     batch_ms: float = 0.7
     most_calls: int = 64
     """Most calls in a batch. A batch of very short calls is shorter than ``batch_ms``."""
     gpu_ms: float = 100.0
-    """The race stops after this GPU time, decided or not, unless calls are slow."""
+    """GPU milliseconds after which the race stops, decided or not, unless calls are slow."""
     gpu_calls: int = 250
-    """A race of slow calls stops after the GPU time of this many calls of the fastest."""
+    """Calls of the fastest candidate whose GPU time ends a race of slow calls."""
     most_gpu_ms: float = 400.0
-    """It never goes on after this GPU time."""
+    """GPU milliseconds after which any race stops."""
     warm_ms: float = 10.0
-    """The leader runs for this long before the first round, so that the clock leaves its idle
-    state."""
+    """Milliseconds for which the leader runs before the first round, so that the clock leaves
+    its idle state."""
     caches: tuple[Cache, ...] = ("cold", "hot")
     """The cache states that rounds go through by turns (docs/findings/cold-and-hot.md)."""
     least_sigma: float = 0.0015

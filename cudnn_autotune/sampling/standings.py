@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from cudnn_autotune.sampling.statistics import Comparison, expected_gain
 
 K = TypeVar("K")
-"""The type that identifies a candidate: :class:`Candidate` or a number."""
+"""The type of a candidate's key: :class:`Candidate` or a number."""
 
 
 @dataclass

@@ -33,12 +33,13 @@ EXPONENT = 1.85
 WINDOW_S = 0.025
 LATE_S = 0.010
 ARRIVAL_MS = 30.0
-"""Until this time the clock, and maybe a reading, still belong to the work before the run."""
+"""Milliseconds from the start of a run in which the clock, and maybe a reading, still belong to
+the work before it."""
 NEAR = 0.1
-"""Readings further from the limit (relative) are less accurate: the controller is still
-adjusting."""
+"""Relative distance of a reading from the limit beyond which it is less accurate: the controller
+is still adjusting."""
 FAR = 0.25
-"""Readings further from the limit (relative) than this are not used."""
+"""Relative distance of a reading from the limit beyond which it is not used."""
 # Boards hold their power a percent below the limit.
 _HELD = 0.99
 _LONGEST_S = 2 * WINDOW_S

@@ -45,7 +45,7 @@ class Axis:
         return cls(low, max(high, low * (1 + _NARROWEST)))
 
     def percent(self, ms: float) -> float:
-        """Where a time lies. Times outside of the axis lie on its edge."""
+        """The place of a time on the axis. Times outside of it lie on its edge."""
         share = (ms - self.low_ms) / (self.high_ms - self.low_ms)
         return round(_MARGIN + min(max(share, 0.0), 1.0) * (100 - 2 * _MARGIN), 2)
 

@@ -10,7 +10,7 @@ from cudnn_autotune.timers.offline.recording import Recording, Rounds, SoloTrace
 from cudnn_autotune.timers.timer import Cache
 
 _SMOOTHED = 4
-"""A trace's curve is smoothed over this many batches on either side."""
+"""Number of batches on either side over which a trace's curve is smoothed."""
 
 Bursts = Mapping[Cache, Mapping[str, float]]
 """The results of :func:`burst_ms`, by cache state."""

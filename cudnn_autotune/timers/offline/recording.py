@@ -54,12 +54,14 @@ class RecordedCandidate(Candidate):
 
     built: bool
     build_ms: float | None
-    """Host time of building its plan, or of trying to; None if that was not tried. Of the
-    candidates that are compiled at run time only the first is timed, and stands for all."""
+    """Host time of building its plan, or of trying to, in milliseconds; None if that was not
+    tried. Among candidates compiled at run time only the first is timed, and stands for all."""
     first_run_ms: float | None
-    """Its first call, and the loading of its kernel before; None if it did not run."""
+    """Milliseconds of its first call, and of the loading of its kernel before; None if it did
+    not run."""
     warm_ms: float | None
-    """Its second call; None if it did not run, or if the first call was too slow to repeat."""
+    """Milliseconds of its second call; None if it did not run, or if the first call was too slow
+    to repeat."""
     error: str = ""
     """Why it did not build or run, or was not tried. The samples of a candidate that failed later
     on are kept, but it has no true time."""
@@ -96,7 +98,7 @@ class SoloTrace:
     """Milliseconds of a call."""
     clock_mhz: Row
     power_w: Row
-    """Power of the board, as ``Sample.power_w``."""
+    """Power of the board in watts (``Sample.power_w``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ class Reading(GpuState):
     """A reading of the board's state during the recording."""
 
     at_ms: float
-    """Wall time since the recording's timer was made."""
+    """Wall time in milliseconds since the recording's timer was made."""
     phase: str
     """``start``, ``rounds``, or the text of the candidate that has just run alone."""
 
@@ -133,8 +135,8 @@ class Recording:
     build_threads: int
     """Number of plans that were compiled at run time side by side."""
     run_overhead_ms: float
-    """Host time that the ``Timer.run`` of a round took beyond its batches, to queue launches and to
-    cool operands."""
+    """Host time in milliseconds that the ``Timer.run`` of a round took beyond its batches, to
+    queue launches and to cool operands."""
     remarks: tuple[str, ...] = ()
     """The reasons for which the recording lacks samples, such as the time limit."""
 

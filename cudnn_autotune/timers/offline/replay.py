@@ -21,15 +21,15 @@ from cudnn_autotune.timers.timer import Batch, Cache, GpuState, Sample, in_porti
 _BLOCK_ROUNDS = 8
 """The number of rounds that are played in their order before the replay jumps to another round."""
 _SOLO_FROM_MS = 4.0
-"""A candidate that runs alone for less has its times of the rounds, because no power controller
-reacts sooner."""
+"""Least milliseconds of a run alone that follows a trace; a shorter one has times of the rounds,
+because no power controller reacts sooner."""
 _LONG_MS = 40.0
-"""A candidate that runs alone for this long but has no trace is named in ``missing``."""
+"""Milliseconds of a run alone from which a candidate without a trace is named in ``missing``."""
 _FEW_CALLS = 4
-"""A candidate that takes ``_LONG_MS`` for this few calls has its times of the rounds, however long
-it runs: modes give it only a call or two, and need no steady time of it."""
+"""Number of calls of a slow candidate that take ``_LONG_MS``. It has times of the rounds,
+however long it runs: modes give it only a call or two, and need no steady time of it."""
 _PASSES_APART = 3
-"""One search of cuDNN takes its samples from this many adjacent recorded passes, because a
+"""Number of adjacent recorded passes from which one search of cuDNN takes its samples, because a
 disturbance of one pass affected many candidates."""
 _slowdown = operator.attrgetter("slowdown")
 

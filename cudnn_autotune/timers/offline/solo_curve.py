@@ -13,7 +13,7 @@ from cudnn_autotune.timers.offline.recording import SoloTrace
 from cudnn_autotune.timers.timer import Cache
 
 MOST_AVERAGED = 16
-"""A long batch is the mean of at most this many recorded ones; more would not reduce the noise."""
+"""Most recorded batches of which a long one is the mean; more would not reduce the noise."""
 
 
 class Played(NamedTuple):
