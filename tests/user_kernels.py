@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -54,6 +56,12 @@ def clear_byte(address: int, like: Tensor) -> None:
         ctypes.memset(address, 0, 1)
 
 
+def began() -> None:
+    """Tells a test that waits for it that a kernel which does not end has begun."""
+    if path := os.environ.get("TEST_BEGAN"):
+        Path(path).touch()
+
+
 def build(problem: ca.ConvProblem, settings: str) -> Launch:
     """Computes the problem and does, besides, what the settings say."""
 
@@ -66,6 +74,14 @@ def build(problem: ca.ConvProblem, settings: str) -> Launch:
         elif settings == "raises":
             raise ValueError("not today")
         elif settings == "hangs":
+            began()
+            time.sleep(3600)
+        elif settings == "holds_the_gil":
+            began()
+            ctypes.PyDLL(None).sleep(3600)
+        elif settings == "starts_another":
+            subprocess.Popen(["sleep", "3600"])
+            began()
             time.sleep(3600)
         elif settings == "exits":
             os.write(2, b"I am leaving\n")
@@ -95,6 +111,16 @@ def build(problem: ca.ConvProblem, settings: str) -> Launch:
             assert settings == "right"
 
     return launch
+
+
+class Large:
+    """A ``build`` that is a large object."""
+
+    def __init__(self, size: int) -> None:
+        self.content = bytes(size)
+
+    def __call__(self, problem: ca.ConvProblem, settings: str) -> Launch:
+        return build(problem, settings)
 
 
 def builds_nothing(problem: ca.ConvProblem, settings: str) -> Launch:

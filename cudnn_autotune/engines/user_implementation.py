@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,11 @@ from cudnn_autotune.engines.recipe import PythonLaunch, Recipe
 Build = Callable[[ConvProblem, str], "Callable[..., None] | Recipe"]
 """(problem, settings) -> what computes the problem."""
 Settings = Sequence[str] | Callable[[ConvProblem], Sequence[str]]
+
+ISOLATED = "CUDNN_AUTOTUNE_ISOLATED"
+"""Environment variable of a process that tries an implementation before another one runs it
+(``tuning.isolated_run``), and of all processes that it starts. In them no user's implementation is
+offered: to try it there would start the next process, and so on."""
 
 NUMERICAL_NOTES = ("NONDETERMINISTIC", "TENSOR_CORE", "REDUCED_PRECISION_REDUCTION")
 BEHAVIOR_NOTES = ("RUNTIME_COMPILATION",)
@@ -54,11 +60,18 @@ class UserImplementation:
             object.__setattr__(self, argument, _notes(argument, getattr(self, argument), allowed))
 
     def offers(self, problem: ConvProblem, gpu: Gpu) -> Sequence[Offer]:
-        if not self.supports(problem):
+        if ISOLATED in os.environ or not self.supports(problem):
             return ()
-        given = _settings(self.settings(problem)) if callable(self.settings) else self.settings
         notes = (tuple(self.numerical_notes), tuple(self.behavior_notes))
-        return [Offer(settings, self._workspace(problem, settings), *notes) for settings in given]
+        return [
+            Offer(settings, self._workspace(problem, settings), *notes)
+            for settings in self.settings_for(problem)
+        ]
+
+    def settings_for(self, problem: ConvProblem) -> Sequence[str]:
+        """Returns the settings that are offered for a problem that is supported, the best guess
+        first. Raises whatever the user's function does."""
+        return _settings(self.settings(problem)) if callable(self.settings) else self.settings
 
     def recipe(self, problem: ConvProblem, settings: str, gpu: Gpu) -> Recipe:
         return self.built(problem, settings)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import sys
-from typing import TextIO
+import socket
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -22,33 +21,50 @@ from cudnn_autotune.timers.measuring import WRITTEN, operands
 from cudnn_autotune.tuning.checking import relative_error, tolerance
 from cudnn_autotune.tuning.tune_problem import flags_of
 
+_MOST_CHARACTERS = 1000
+"""Length of the longest text of a message."""
 
-def main() -> None:
-    """Reads a task from the standard input, and answers with two lines of JSON on the standard
-    output: that the run begins, and what has come of it."""
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the implementation prints is no answer
 
+def main(channel: int, task: IO[bytes]) -> None:
+    """Reads a task and sends messages of one JSON object each: ``begun``, or why nothing can be
+    tried; then the outcome of each setting (``isolated_run.Outcome``), up to the first that does
+    harm.
+
+    Args:
+        channel: descriptor of a socket that keeps the bounds of messages.
+        task: file with the pickled implementation, settings, problem and device.
+    """
+
+    def send(**message: str) -> None:
+        there.send(
+            json.dumps({key: text[:_MOST_CHARACTERS] for key, text in message.items()}).encode()
+        )
+
+    there = socket.socket(fileno=channel)
     try:
-        implementation, settings, problem_tree, device = pickle.load(sys.stdin.buffer)
+        implementation, some_settings, problem_tree, device = pickle.load(task)
     except Exception as error:  # whatever the import of a user's module raises
         what = f"{type(error).__name__}: {error}"
-        _answer(channel, impossible=f"it cannot be imported by name ({what})")
+        send(**{"not importable": f"it cannot be imported by name ({what})"})
         return
     try:
         problem = problem_from_json(problem_tree)
         data = _operands(problem, device)
     except Exception as error:  # memory is short, or the GPU admits one process only
-        what = f"{type(error).__name__}: {error}"
-        _answer(channel, impossible=f"its operands cannot be made ({what})")
+        what = f"its operands cannot be made ({type(error).__name__}: {error})"
+        if "out of memory" not in what.lower():
+            send(untried=what)
+            return
+        send(begun="")
+        for _ in some_settings:  # another problem may be smaller
+            send(failure=what)
         return
-    _answer(channel)
-    _answer(channel, **_outcome(implementation, settings, problem, data))
-
-
-def _answer(channel: TextIO, **answer: str) -> None:
-    channel.write(json.dumps(answer) + "\n")
-    channel.flush()
+    send(begun="")
+    for settings in some_settings:
+        outcome = _outcome(implementation, settings, problem, data)
+        send(**outcome)
+        if "harm" in outcome:
+            return
 
 
 def _operands(problem: ConvProblem, device: int | str) -> tuple[Tensor, ...]:
@@ -63,8 +79,8 @@ def _outcome(
     problem: ConvProblem,
     data: tuple[Tensor, ...],
 ) -> dict[str, str]:
-    """What has come of the run, as ``isolated_run.Outcome``. That it raises an exception does no
-    harm elsewhere either, but says nothing of what it does when it runs to its end."""
+    """The outcome of a run, as a message. An exception does no harm elsewhere either, but says
+    nothing of what the setting does when it runs to its end."""
     try:
         with flags_of(problem, data[0].device.type):
             harm = harm_of(implementation, settings, problem, data)
@@ -74,8 +90,8 @@ def _outcome(
             _wait(data[0].device)
         except RuntimeError:
             return {"harm": f"in a process of its own it leaves the GPU in an error: {error}"}
-        return {"impossible": f"it raises {type(error).__name__}: {error}"}
-    return {"harm": harm}
+        return {"failure": f"it raises {type(error).__name__}: {error}"}
+    return {"harm": harm} if harm else {"passed": ""}
 
 
 def harm_of(
