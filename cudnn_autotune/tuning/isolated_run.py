@@ -300,7 +300,7 @@ def _separate_process(task: bytes) -> Iterator[_SeparateProcess]:
             with there:
                 process = subprocess.Popen(
                     ["/bin/sh", "-c", _WATCHED, "sh", *program],
-                    stdin=there,
+                    stdin=there.fileno(),
                     stdout=said,
                     stderr=said,
                     pass_fds=files,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,18 @@ pytestmark = pytest.mark.search
 PROBLEM = ca.ConvProblem("fprop", (2, 3, 5, 6), (4, 3, 3, 3), padding=1)
 
 
+def elsewhere(outcome: Outcome) -> Callable[..., list[Outcome]]:
+    """Stands for ``run_elsewhere``, with this outcome of each setting up to the first harm."""
+    return lambda _, settings, *__: [outcome] * (1 if outcome.harm else len(settings))
+
+
 @pytest.fixture(autouse=True)
 def on_an_h200(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Functions run on the CPU, where implementations are asked about another GPU."""
     h200 = Gpu((9, 0), 132, 232448, 62914560)
     monkeypatch.setattr(building, "gpu_of", lambda device: h200)
     monkeypatch.setattr(offers, "gpu_of", lambda device: h200)
-    monkeypatch.setattr(isolated_run, "run_elsewhere", lambda *_: Outcome())
+    monkeypatch.setattr(isolated_run, "run_elsewhere", elsewhere(Outcome()))
     ca.set_store(tmp_path, mode="read_write")
     with registered():
         yield
@@ -133,7 +138,7 @@ def test_the_store_does_not_say_what_the_implementation_may() -> None:
 def test_what_does_harm_elsewhere_is_not_built(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(isolated_run, "run_elsewhere", lambda *_: Outcome("it hangs"))
+    monkeypatch.setattr(isolated_run, "run_elsewhere", elsewhere(Outcome("it hangs")))
     register()
     remember("right")
     with caplog.at_level(logging.WARNING):
@@ -143,7 +148,7 @@ def test_what_does_harm_elsewhere_is_not_built(
     with pytest.raises(_C.PlanError, match="mine@1:wrong is left out: it hangs"):
         _C.build_plan(PROBLEM.native(), "mine@1:wrong", 0)
     # One that is registered anew is tried anew.
-    monkeypatch.setattr(isolated_run, "run_elsewhere", lambda *_: Outcome())
+    monkeypatch.setattr(isolated_run, "run_elsewhere", elsewhere(Outcome()))
     ca.unregister_implementation("mine")
     register()
     assert _C.build_plan(PROBLEM.native(), "mine@1:wrong", 0).text == "mine@1:wrong"
