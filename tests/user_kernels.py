@@ -156,13 +156,22 @@ extern "C" __global__ void pointwise(const unsigned short* x, const unsigned sho
 """
 
 
+_SPINNING = """
+extern "C" __global__ void pointwise(const unsigned short* x, const unsigned short* w,
+                                     unsigned short* y, long long pixels, int in, int out) {
+  while (*(volatile long long*)&y[0] != 0x123456789abcdef || *(volatile int*)&y[0] != 1) {
+  }
+}
+"""
+
+
 def build_recipe(problem: ca.ConvProblem, settings: str) -> ca.recipe.Recipe:
-    """A kernel in CUDA C++."""
+    """A kernel in CUDA C++; for the settings ``spins`` one that never ends."""
     n, c, h, w = problem.input_shape
     k, pixels, threads = problem.weight_shape[0], n * h * w, 128
     address = ca.recipe.Address
     launch = ca.recipe.KernelLaunch(
-        ca.recipe.Kernel(_SOURCE, "pointwise"),
+        ca.recipe.Kernel(_SPINNING if settings == "spins" else _SOURCE, "pointwise"),
         grid=(-(-pixels * k // threads), 1, 1),
         block=(threads, 1, 1),
         arguments=(address("x"), address("w"), address("y"), ca.recipe.Int64(pixels), c, k),

@@ -524,7 +524,7 @@ def test_whatever_ends_the_program_ends_all_that_it_tries(
     )
     with Program(tmp_path, code) as program:
         wait_for(program.began.exists)
-        assert len(marked(program.mark)) > 2
+        assert len(marked(program.mark)) >= 2
         program.process.send_signal(how)
         assert_none_left(program.mark)
 

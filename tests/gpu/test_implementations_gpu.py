@@ -299,6 +299,61 @@ def test_one_that_hangs_is_left_out(
     assert "does not finish within 5 s" in caplog.text
 
 
+def test_a_kernel_that_spins_is_left_out_and_other_settings_serve(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where another setting of its version was tried before, and has passed."""
+    monkeypatch.setattr(isolated_run, "RUN_S", 10.0)
+    register(user_kernels.build_recipe, "right", "spins", "again")
+    with caplog.at_level(logging.WARNING):
+        call(*operands())
+    assert chosen() in ("mine@1:right", "mine@1:again")
+    said = [r.getMessage() for r in caplog.records if "mine@1" in r.getMessage()]
+    assert said == [
+        "mine@1:spins is left out: in a process of its own it does not finish within 10 s"
+    ]
+    (choice,) = ca.choices()
+    assert choice.searched is not None
+    assert "mine@1:spins" not in {e.candidate.text for e in choice.searched.ranking}
+
+
+_SEARCHES = """
+import sys
+sys.path.insert(0, {tests!r})
+with open({imports!r}, "a") as file:
+    print(__name__, file=file)
+import torch
+import cudnn_autotune as ca
+import user_kernels
+
+@ca.register_implementation(
+    "mine", version="1", supports=user_kernels.is_pointwise, settings=("right",),
+    workspace=user_kernels.workspace, numerical_notes=("TENSOR_CORE",),
+)
+def build(problem, settings):
+    return user_kernels.build_recipe(problem, settings)
+
+x = torch.ones(4, 64, 14, 14, device="cuda", dtype=torch.float16)
+w = torch.ones(96, 64, 1, 1, device="cuda", dtype=torch.float16)
+x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
+y = ca.functional.conv2d(x, w, sampling="race")
+assert bool((y == 64).all())
+(choice,) = ca.choices()
+print([e.candidate.text for e in choice.searched.ranking if "mine@" in e.candidate.text])
+"""
+
+
+def test_a_module_that_runs_a_convolution_when_it_is_imported(tmp_path: Path) -> None:
+    """The process that imports it, to try what it defines, runs one too, and starts no other."""
+    imports = tmp_path / "imports"
+    code = _SEARCHES.format(tests=str(TESTS), imports=str(imports))
+    (tmp_path / "searches.py").write_text(code)
+    done = python("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import searches")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['mine@1:right']"
+    assert imports.read_text().splitlines() == ["searches"] * 2
+
+
 def test_a_version_runs_in_another_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
     register(user_kernels.build_recipe)
     x, w = operands()
@@ -322,7 +377,7 @@ def test_what_cannot_run_elsewhere_is_found_out_here(
     register(lambda problem, _: user_kernels.build(problem, settings))
     with caplog.at_level(logging.WARNING):
         call(*operands())
-    assert "without having been tried in another one" in caplog.text
+    assert "could not test mine@1 in a separate process" in caplog.text
     (choice,) = ca.choices()
     assert choice.text == "aten"
     assert choice.searched is not None
