@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -25,6 +26,7 @@ from cudnn_autotune.distributed import (
     DistributedTuningError,
     agree,
     agreement,
+    exchange,
     heartbeat,
     tune,
 )
@@ -36,7 +38,7 @@ from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.nn.models import memory_format
 from cudnn_autotune.sampling.strategy import Limits
-from cudnn_autotune.store import Decision, Environment, Provenance
+from cudnn_autotune.store import Decision, Environment, Provenance, entry
 from cudnn_autotune.tuning import choice_log, probing, remembering, tune_problem
 from cudnn_autotune.tuning.choice import Choice, untimed
 
@@ -80,17 +82,17 @@ def share(
     """What ``tune`` does once it knows the model's problems; installs nothing."""
     members = group_of(group, timeout_s)
     assert members is not None
-    with exchange_with(members, timeout_s) as exchange:
-        ranks = exchange.handshake(here, {"call": "share"})
-        return share_in(exchange, ranks, problems, tune_one)
+    with exchange_with(members, timeout_s) as call:
+        ranks = call.handshake(here, {"call": "share"})
+        return share_in(call, ranks, problems, tune_one)
 
 
 def settle(decisions: Sequence[Decision], timeout_s: float = 30.0) -> list[Decision]:
     """What ``agree`` does with the decisions that it finds; installs nothing."""
     members = group_of(None, timeout_s)
     assert members is not None
-    with exchange_with(members, timeout_s) as exchange:
-        return agreement.agreed(exchange, agreement.best(decisions), environment())
+    with exchange_with(members, timeout_s) as call:
+        return agreement.agreed(call, agreement.best(decisions), environment())
 
 
 def trees(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
@@ -424,3 +426,109 @@ def agreed(count: int, is_late: bool = False, nonsense_on: int | None = None) ->
 
 def model_on_the_cpu() -> None:
     tune(ca.Conv2d(3, 8, 3), torch.ones(1, 3, 8, 8), timeout_s=30.0)
+
+
+def sent_badly(call: str, culprit: int, message: str, bad: Any) -> list[dict[str, Any]]:
+    """One rank sends ``bad`` in place of its messages whose name begins so. ``bad`` may be a
+    function of what it would send."""
+    rank = dist.get_rank()
+    put = Exchange.put
+
+    def put_badly(self: Exchange, name: str, tree: Any) -> None:
+        if rank == culprit and name.startswith(message):
+            tree = bad(tree) if callable(bad) else bad
+        put(self, name, tree)
+
+    decide = tuner("race", "aa", rank)
+
+    def tune_one(problem: ConvProblem) -> Decision:
+        time.sleep(0.0 if rank == culprit else 0.1)  # so that the culprit gets some
+        return decide(problem)
+
+    with mock.patch.object(Exchange, "put", put_badly):
+        if call == "share":
+            return trees(share(problems(12), tune_one, environment()))
+        # The culprit wins them all, as the only one that knows them.
+        return trees(settle([decide(p) for p in problems(6)] if rank == culprit else []))
+
+
+def torn(tree: list[Any]) -> list[Any]:
+    """The message of a decision without its end."""
+    return [tree[0], tree[1][:-9]]
+
+
+def newer(tree: list[Any]) -> list[Any]:
+    """The message of a decision as a later version might write it, with the right checksum."""
+    line = tree[1].encode()
+    name = entry.name_in(line, entry.seed(environment()))
+    assert name is not None
+    return [tree[0], entry.sealed(name, b'{"form":9}', environment()).decode()]
+
+
+def misplaced(tree: list[Any]) -> list[Any]:
+    """The message of a decision on what nobody has asked for."""
+    other = tuner("race", "aa", 0)(make("one_dimension"))
+    return [tree[0], entry.encode(other, environment()).decode()]
+
+
+def shared_in_version(rank: int, version: str, protocol: int) -> list[dict[str, Any]]:
+    """One rank has another version of the package, or none that it tells."""
+    if dist.get_rank() != rank:
+        return shared("race", "aa", 4, 0)[1]
+    if not version:  # as the first version
+        members = group_of(None, 30.0)
+        assert members is not None
+        with exchange_with(members, 30.0) as call:
+            hello = {"environment": environment().to_json(), "terms": {"call": "share"}}
+            call.put(f"hello/{rank}", hello)
+            call.get("hello of all/0")
+    with (
+        mock.patch.object(exchange.versions, "version", return_value=version),
+        mock.patch.object(exchange, "PROTOCOL", protocol),
+    ):
+        return shared("race", "aa", 4, 0)[1]
+
+
+def shared_by_threads(count: int) -> list[list[dict[str, Any]]]:
+    """Several threads of each rank share the same problems at once."""
+
+    def run(_: int) -> list[dict[str, Any]]:
+        return shared("race", "aa", 6, 0)[1]
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(run, range(count)))
+
+
+def settled_within_another_call(culprit: int) -> list[dict[str, Any]]:
+    """One rank agrees while it tunes."""
+    decide = tuner("race", "aa", 0)
+
+    def tune_one(problem: ConvProblem) -> Decision:
+        if dist.get_rank() == culprit:
+            settle([])
+        time.sleep(0.1)
+        return decide(problem)
+
+    return trees(share(problems(12), tune_one, environment()))
+
+
+def settled_beside_another_thread(timeout_s: float) -> str:
+    """A thread of this rank tunes for longer than the other thread's call may wait."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def tune_one(problem: ConvProblem) -> Decision:
+        has_begun.set()
+        may_end.wait(30.0)
+        return tuner("race", "aa", 0)(problem)
+
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(share, problems(dist.get_world_size()), tune_one, environment())
+        has_begun.wait(30.0)
+        try:
+            settle([], timeout_s)
+        except DistributedTuningError as error:
+            return str(error)
+        finally:
+            may_end.set()
+            assert len(found.result()) == dist.get_world_size()
+    return "no error"

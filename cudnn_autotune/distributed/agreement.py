@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,17 +89,33 @@ def agreed(
     ranks = exchange.handshake(environment, {"call": "agree"})
     # Only the winners' decisions are sent, since the decisions of all ranks would be too much data.
     claims = {key: _precedence(decision) for key, decision in own.items()}
-    winners = exchange.combine("claims", claims, ranks, _winners)
+    sent = exchange.combine("claims", claims, ranks, _winners, _claims)
+    winners = exchange.read(ranks[0], "its list of winners", lambda: _ranks_of(sent))
     names = [f"won/{ranks[0]}/{index}" for index in range(len(winners))]
     for name, (key, rank) in zip(names, winners.items(), strict=True):
         if rank == exchange.group.rank:
             exchange.put_decision(name, own[key])
-    decisions = [exchange.get_decision(name) for name in names]
+    decisions = [
+        exchange.get_decision(name, partial(_is_for, key))
+        for name, key in zip(names, winners, strict=True)
+    ]
     exchange.agree()
     return decisions
 
 
-def _winners(claims: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
+def _is_for(key: str, decision: Decision) -> bool:
+    return decision.key == key
+
+
+def _claims(tree: Any) -> dict[str, list[int]]:
+    return {key: [int(number) for number in claim] for key, claim in tree.items()}
+
+
+def _ranks_of(tree: Any) -> dict[str, int]:
+    return {key: int(rank) for key, rank in tree.items()}
+
+
+def _winners(claims: Mapping[int, Mapping[str, list[int]]]) -> dict[str, int]:
     """The rank that wins each key, in the order of the ranks that first know the keys."""
     winners: dict[str, int] = {}
     for rank in sorted(claims):

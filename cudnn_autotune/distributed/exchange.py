@@ -10,8 +10,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+from cudnn_autotune.core import versions
 from cudnn_autotune.distributed.group import Group
 from cudnn_autotune.distributed.heartbeat import SILENT_S, VERDICT, Heartbeat, beat_name
 from cudnn_autotune.distributed.mailbox import Mailbox, StoreThread
@@ -20,6 +23,9 @@ from cudnn_autotune.store import Decision, Environment, entry
 
 _T = TypeVar("_T")
 
+PROTOCOL = 2
+"""Number of the messages' format, which rises when an earlier version of this package would
+misunderstand one. The first one did not tell it."""
 LATEST = "latest"
 """The key that names the call which the ranks of the group join; no other key stays between
 calls."""
@@ -28,9 +34,23 @@ FIRST_POLL_S = 0.002
 LONGEST_POLL_S = 0.1
 # After a failure rank 0, which often hosts the store, stays this long, so that others learn of it.
 _FAREWELL_S = 2.0
+_VERSION, _PROTOCOL = "the version of cudnn_autotune", "the protocol of cudnn_autotune"
 _CAME, _READY, _LEFT, _TURNS = "came", "ready", "left", "turns"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Hello:
+    """What a rank says of itself first."""
+
+    terms: dict[str, Any]
+    environment: str
+    """As JSON."""
+
+    @classmethod
+    def read(cls, tree: Any) -> _Hello:
+        return cls(dict(tree["terms"]), json.dumps(tree["environment"]))
 
 
 class Exchange:
@@ -72,52 +92,109 @@ class Exchange:
         self._written.append(name)
         self.mailbox.put(name, json.dumps(tree, allow_nan=False))
 
-    def get(self, name: str) -> Any:
-        """Waits for the message of this name."""
+    def get(self, name: str, sender: int | None = None) -> Any:
+        """Waits for the message of this name. Fails, naming ``sender`` (a place in the group), if
+        it is not JSON."""
         self.heartbeat.note("")
-        return json.loads(self._wait(lambda: self.mailbox.peek(name)))
+        text = self._wait(lambda: self.mailbox.peek(name))
+        return self.read(sender, f"the message {name}", lambda: json.loads(text))
 
     def put_decision(self, name: str, decision: Decision) -> None:
         """Sends a decision as the line that a store's file would hold. Raises ValueError if no rank
         could read it, for example because a user's strategy returned invalid evidence."""
         line = entry.encode(decision, self._environment)
-        entry.decode(line, self._environment)
-        self.put(name, line.decode())
+        self._decoded(line)
+        self.put(name, [self.group.rank, line.decode()])
 
-    def get_decision(self, name: str) -> Decision:
-        """Waits for the decision of this name."""
-        return entry.decode(self.get(name).encode(), self._environment)
+    def get_decision(self, name: str, is_asked_for: Callable[[Decision], bool]) -> Decision:
+        """Waits for the decision of this name. Fails, naming the rank that sent it, if it cannot be
+        read or is not the one that was asked for."""
+        message = self.get(name)
+        sender = message[0] if isinstance(message, list) and message else None
+        if not isinstance(sender, int) or not 0 <= sender < self.group.size:
+            self.fail(None, f"the message {name} does not tell its sender: {str(message)[:200]}")
+        decision = self.read(sender, "its decision", lambda: self._decoded(message[1].encode()))
+        if not is_asked_for(decision):
+            self.fail(sender, f"its decision is on {decision.key}, for which nobody asked it")
+        return decision
+
+    def _decoded(self, line: bytes) -> Decision:
+        if entry.name_in(line, entry.seed(self._environment)) is None:
+            raise ValueError(f"it is damaged, or of another environment: {line[:200]!r}")
+        return entry.decode(line, self._environment)
+
+    def read(self, sender: int | None, what: str, how: Callable[[], _T]) -> _T:
+        """Returns what ``how`` reads from a message of ``sender`` (a place in the group); fails,
+        naming that rank, if it raises."""
+        try:
+            return how()
+        except Exception as error:  # whatever the message may hold
+            self.fail(sender, f"{what} cannot be read: {type(error).__name__}: {error}")
 
     def combine(
-        self, name: str, tree: Any, of: Sequence[int], how: Callable[[dict[int, Any]], Any]
+        self,
+        name: str,
+        tree: Any,
+        of: Sequence[int],
+        how: Callable[[dict[int, _T]], Any],
+        read: Callable[[Any], _T],
     ) -> Any:
         """Combines the messages of these ranks (places in the group) by ``how``; the first of them
-        computes the result and sends it to the others."""
+        computes the result and sends it to the others.
+
+        Args:
+            read: called on each message before; the call fails, naming the sender, if it raises.
+        """
         self.put(f"{name}/{self.group.rank}", tree)
         combined = f"{name} of all/{of[0]}"
         if self.group.rank == of[0]:
-            self.put(combined, how({rank: self.get(f"{name}/{rank}") for rank in of}))
-        return self.get(combined)
+            sent = {rank: self.get(f"{name}/{rank}", rank) for rank in of}
+            what = f"its message {name!r}"
+            parts = {r: self.read(r, what, partial(read, sent[r])) for r in of}
+            self.put(combined, how(parts))
+        return self.get(combined, of[0])
 
     def handshake(self, environment: Environment, terms: Mapping[str, Any]) -> tuple[int, ...]:
-        """Waits for all ranks, and fails if their terms (plain JSON) are not equal.
+        """Waits for all ranks, and fails if their versions of this package, or their terms (plain
+        JSON), are not equal.
 
         Returns:
             The ranks (places in the group, ascending) of this environment, which can use each
             other's measurements; this rank is one of them.
         """
 
-        def sort(hellos: dict[int, Any]) -> list[list[int]]:
+        def sort(hellos: dict[int, _Hello]) -> list[list[int]]:
+            self._compare_versions({rank: hello.terms for rank, hello in hellos.items()})
             equals: dict[str, list[int]] = {}
             for rank, hello in hellos.items():
-                self.compare(hellos[0]["terms"], hello["terms"], 0, rank)
-                equals.setdefault(json.dumps(hello["environment"]), []).append(rank)
+                self.compare(hellos[0].terms, hello.terms, 0, rank)
+                equals.setdefault(hello.environment, []).append(rank)
             return list(equals.values())
 
         self._environment = environment
-        hello = {"environment": environment.to_json(), "terms": dict(terms)}
-        subgroups = self.combine("hello", hello, range(self.group.size), sort)
-        return next(tuple(ranks) for ranks in subgroups if self.group.rank in ranks)
+        # Among the terms, so that an earlier version of this package compares them too.
+        own = {_VERSION: versions.version(), _PROTOCOL: PROTOCOL}
+        hello = {"environment": environment.to_json(), "terms": {**own, **terms}}
+        subgroups = self.combine("hello", hello, range(self.group.size), sort, _Hello.read)
+        return self.read(
+            0,
+            "its list of equal ranks",
+            lambda: next(tuple(ranks) for ranks in subgroups if self.group.rank in ranks),
+        )
+
+    def _compare_versions(self, terms: Mapping[int, Mapping[str, Any]]) -> None:
+        for name in (_VERSION, _PROTOCOL):
+            ranks: dict[str, list[int]] = {}
+            for rank, given in terms.items():
+                version = str(given.get(name, "one that does not tell it"))
+                ranks.setdefault(version, []).append(rank)
+            if len(ranks) > 1:
+                each = "; ".join(
+                    f"{version} on {', '.join(f'rank {self.group.ranks[r]}' for r in some)}"
+                    for version, some in ranks.items()
+                )
+                others = list(ranks.values())[1]
+                self.fail(others[0], f"{name} must be the same on all ranks, and is {each}")
 
     def compare(
         self, wanted: Mapping[str, Any], given: Mapping[str, Any], first: int, rank: int

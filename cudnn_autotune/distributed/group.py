@@ -22,6 +22,8 @@ class Group:
     """This process's place in the group, from 0."""
     ranks: tuple[int, ...]
     """Global ranks, by place in the group."""
+    name: str = ""
+    """Name of the group in this process."""
 
     @property
     def size(self) -> int:
@@ -64,4 +66,6 @@ def group_of(group: dist.ProcessGroup | None, timeout_s: float) -> Group | None:
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"group must be a torch.distributed.ProcessGroup or None, got {group!r}")
     ranks = tuple(dist.get_process_group_ranks(group))
-    return None if len(ranks) < 2 else Group(group.get_group_store(), dist.get_rank(group), ranks)
+    if len(ranks) < 2:
+        return None
+    return Group(group.get_group_store(), dist.get_rank(group), ranks, group.group_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from cudnn_autotune import sampling
 from cudnn_autotune.distributed.group import Group, group_of
 from cudnn_autotune.distributed.rendezvous import exchange_with
 from cudnn_autotune.distributed.sharing import share_in
+from cudnn_autotune.distributed.turns import turn_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import NOTHING_SERVED, Found, find
 from cudnn_autotune.nn.models import memory_format as layouts
@@ -73,36 +75,38 @@ def tune(
     if memory_format not in (None, "auto"):
         raise ValueError(f"memory_format must be None or 'auto', got {memory_format!r}")
     members = group_of(group, timeout_s)
-    if members is None:
-        mode = _mode()
-        found = _found(model, inputs, kwargs, memory_format)
-        if found.device is None:
-            raise ValueError(NOTHING_SERVED)
-        device = found.device
-        decisions = [tune_one(problem) for problem in found.counts]
-    else:
-        with exchange_with(members, timeout_s) as exchange:
+    # No other thread's call comes between the two calls of this one.
+    with nullcontext() if members is None else turn_of(members, timeout_s):
+        if members is None:
             mode = _mode()
-            exchange.note("a first run of the model")
             found = _found(model, inputs, kwargs, memory_format)
-            here = torch.cuda.current_device() if torch.cuda.is_available() else 0
-            device = here if found.device is None else found.device
-            terms = {
-                "call": "tune",
-                "memory_format": memory_format,
-                "sampling": mode,
-                "benchmark_limit": settings.get_benchmark_limit(),
-                "workspace_limit": settings.get_workspace_limit(),
-                "budget_ms": settings.get_budget_ms(),
-            }
-            ranks = exchange.handshake(Environment.of(device), terms)
-            is_served, everybody = found.device is not None, range(members.size)
-            if not exchange.combine("served", is_served, everybody, lambda by: any(by.values())):
-                exchange.fail(None, NOTHING_SERVED)
-            decisions = share_in(exchange, ranks, list(found.counts), tune_one, pins())
-    remembering.install(decisions, device)
-    if memory_format == "auto":
-        _lay_out(model, inputs, kwargs, members, timeout_s)
+            if found.device is None:
+                raise ValueError(NOTHING_SERVED)
+            device = found.device
+            decisions = [tune_one(problem) for problem in found.counts]
+        else:
+            with exchange_with(members, timeout_s) as exchange:
+                mode = _mode()
+                exchange.note("a first run of the model")
+                found = _found(model, inputs, kwargs, memory_format)
+                here = torch.cuda.current_device() if torch.cuda.is_available() else 0
+                device = here if found.device is None else found.device
+                terms = {
+                    "call": "tune",
+                    "memory_format": memory_format,
+                    "sampling": mode,
+                    "benchmark_limit": settings.get_benchmark_limit(),
+                    "workspace_limit": settings.get_workspace_limit(),
+                    "budget_ms": settings.get_budget_ms(),
+                }
+                ranks = exchange.handshake(Environment.of(device), terms)
+                is_served, everybody = found.device is not None, range(members.size)
+                if not exchange.combine("served", is_served, everybody, _any, bool):
+                    exchange.fail(None, NOTHING_SERVED)
+                decisions = share_in(exchange, ranks, list(found.counts), tune_one, pins())
+        remembering.install(decisions, device)
+        if memory_format == "auto":
+            _lay_out(model, inputs, kwargs, members, timeout_s)
     return decisions
 
 
@@ -131,11 +135,23 @@ def _lay_out(
         return
     everybody = range(members.size)
     with exchange_with(members, timeout_s) as exchange:
+        exchange.handshake(Environment.of(), {"call": "tune, its layouts"})
         exchange.note("steps of the model in both layouts")
         layouts.choose(
-            model, inputs, kwargs, lambda own: exchange.combine("times", own, everybody, _summed)
+            model,
+            inputs,
+            kwargs,
+            lambda own: exchange.combine("times", own, everybody, _summed, _times),
         )
         exchange.agree()
+
+
+def _any(answers: Mapping[int, bool]) -> bool:
+    return any(answers.values())
+
+
+def _times(tree: Any) -> list[float] | None:
+    return None if tree is None else [float(time_ms) for time_ms in tree]
 
 
 def _summed(times_ms: Mapping[int, list[float] | None]) -> list[float] | None:

@@ -34,6 +34,7 @@ from cudnn_autotune.distributed.exchange import (
 from cudnn_autotune.distributed.group import Group
 from cudnn_autotune.distributed.heartbeat import PATIENCE_S
 from cudnn_autotune.distributed.mailbox import Mailbox, StoreThread
+from cudnn_autotune.distributed.turns import call_of
 from cudnn_autotune.distributed.verdict import DistributedTuningError, Verdict
 
 _WELCOME = "welcome"
@@ -41,13 +42,13 @@ _WELCOME = "welcome"
 
 @contextmanager
 def exchange_with(group: Group, timeout_s: float) -> Iterator[Exchange]:
-    """A context manager for a call of all ranks of the group; it begins once all have joined.
+    """A context manager for a call of all ranks of the group; it begins once all have joined. It
+    waits for calls that other threads of this process make in the group.
 
     An exception within it ends the call on all ranks: each raises the same DistributedTuningError.
     So does a rank that dies, or that makes no progress for ``timeout_s`` seconds.
     """
-    store = StoreThread(group.store, PATIENCE_S)
-    try:
+    with call_of(group, timeout_s), _store_thread(group) as store:
         exchange = _join(group, store, timeout_s)
         try:
             exchange.note("its first steps")
@@ -62,6 +63,13 @@ def exchange_with(group: Group, timeout_s: float) -> Iterator[Exchange]:
                 raise DistributedTuningError(verdict.rank, verdict.reason) from error
             raise
         exchange.leave(None)
+
+
+@contextmanager
+def _store_thread(group: Group) -> Iterator[StoreThread]:
+    store = StoreThread(group.store, PATIENCE_S)
+    try:
+        yield store
     finally:
         store.stop()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cudnn_autotune.distributed.exchange import Exchange
@@ -35,24 +37,47 @@ def share_in(
         the others' own ones: the same list on all ranks of equal environments.
     """
 
-    def unite(brought: Mapping[int, Any]) -> list[Any]:
+    def unite(brought: Mapping[int, _Brought]) -> list[Any]:
         for rank in ranks:
-            exchange.compare(brought[ranks[0]]["pins"], brought[rank]["pins"], ranks[0], rank)
-        trees = [tree for rank in sorted(brought) for tree in brought[rank]["problems"]]
-        return list({problem_from_json(tree): tree for tree in trees}.values())
+            exchange.compare(brought[ranks[0]].pins, brought[rank].pins, ranks[0], rank)
+        united = dict.fromkeys(p for rank in sorted(brought) for p in brought[rank].problems)
+        return [problem_to_json(problem) for problem in united]
 
-    brought = {
+    own = {
         "problems": [problem_to_json(problem) for problem in problems],
         "pins": {f"the pin of {problem_text(p)}": engine for p, engine in (pins or {}).items()},
     }
-    trees = exchange.combine("problems", brought, ranks, unite)
-    shared = [problem_from_json(tree) for tree in trees]
+    trees = exchange.combine("problems", own, ranks, unite, _Brought.read)
+    shared = exchange.read(ranks[0], "its list of all problems", lambda: _problems(trees))
     for index, decision in _tune_share(exchange, ranks, shared, tune_one).items():
         exchange.put_decision(f"tuned/{ranks[0]}/{index}", decision)
     # This rank reads its own decisions too, so that all lists are equal.
-    decisions = [exchange.get_decision(f"tuned/{ranks[0]}/{i}") for i in range(len(shared))]
+    decisions = [
+        exchange.get_decision(f"tuned/{ranks[0]}/{index}", partial(_is_on, problem))
+        for index, problem in enumerate(shared)
+    ]
     exchange.agree()
     return decisions
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """What a rank brings to the call."""
+
+    problems: list[ConvProblem]
+    pins: dict[str, str]
+
+    @classmethod
+    def read(cls, tree: Any) -> _Brought:
+        return cls(_problems(tree["problems"]), dict(tree["pins"]))
+
+
+def _problems(trees: Any) -> list[ConvProblem]:
+    return [problem_from_json(tree) for tree in trees]
+
+
+def _is_on(problem: ConvProblem, decision: Decision) -> bool:
+    return decision.problem == problem
 
 
 def _tune_share(
