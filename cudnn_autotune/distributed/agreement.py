@@ -38,8 +38,8 @@ def agree(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> l
         of a group, or without torch.distributed, they are its own.
 
     Raises:
-        DistributedTuningError: on all ranks, and nothing is installed: a rank has raised, died or
-            not made this call.
+        DistributedTuningError: on all ranks, and nothing is installed: a rank has raised, died,
+            not made this call, sent what cannot be read, or has another version of this package.
         ValueError: this process is not in ``group``, or the timeout is not above 0.
     """
     members = group_of(group, timeout_s)

@@ -59,9 +59,9 @@ def tune(
         The decisions that are installed now: the same list on all ranks of equal environments.
 
     Raises:
-        DistributedTuningError: on all ranks, and nothing is installed: one has raised, died or
-            timed out; settings, or pins on equal GPUs, differ between ranks; no rank has a
-            convolution that this package serves.
+        DistributedTuningError: on all ranks, and nothing is installed: one has raised, died, timed
+            out or sent what cannot be read; the version of this package, settings, or pins on equal
+            GPUs differ between ranks; no rank has a convolution that this package serves.
         ValueError: another ``memory_format``, or a model that is wrapped already with ``"auto"``;
             no convolution that this package serves, ``online`` as mode (without
             torch.distributed; else a DistributedTuningError says so); a group that this process is
