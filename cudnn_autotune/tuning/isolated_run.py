@@ -355,9 +355,10 @@ class _SeparateProcess:
     def end(self) -> None:
         """Kills the process and its group, and waits for its end, but not for ever."""
         with suppress(OSError):
-            self._channel.shutdown(socket.SHUT_RDWR)  # lets the watcher go
+            # Nothing else has its number, as it is not reaped yet, and the watcher is in its group.
+            os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the number is its own
+            self._channel.shutdown(socket.SHUT_RDWR)  # the watcher kills what is left
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
