@@ -42,11 +42,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Hello:
-    """What a rank says of itself first."""
+    """The first message of a rank, which describes it."""
 
     terms: dict[str, Any]
     environment: str
-    """As JSON."""
+    """Environment of the rank, as JSON text."""
 
     @classmethod
     def read(cls, tree: Any) -> _Hello:

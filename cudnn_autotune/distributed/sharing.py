@@ -62,7 +62,7 @@ def share_in(
 
 @dataclass(frozen=True)
 class _Brought:
-    """What a rank brings to the call."""
+    """The problems and the pins that a rank brings to the call."""
 
     problems: list[ConvProblem]
     pins: dict[str, str]

@@ -17,7 +17,7 @@ class _Turn:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.is_in_call = False
-        """Whether the thread that has the turn is in a call."""
+        """True while the thread that has the turn is in a call."""
 
 
 _turns: dict[str, _Turn] = {}

@@ -72,9 +72,9 @@ class Outcome:
     """The outcome of one setting's run; it has passed if both texts are empty."""
 
     harm: str = ""
-    """What it does wrong."""
+    """Description of what it does wrong."""
     failure: str = ""
-    """Why it did not run to its end, which may be otherwise for another problem."""
+    """Reason why it did not run to its end, which need not hold for another problem."""
 
 
 class UntriedError(Exception):
@@ -117,7 +117,7 @@ def forget(name: str) -> None:
 
 
 class _Version:
-    """What this process knows of a version of an implementation on a device."""
+    """The knowledge of this process about a version of an implementation on a device."""
 
     def __init__(self, implementation: UserImplementation, device: int | str) -> None:
         self._implementation = implementation
@@ -369,7 +369,7 @@ class _SeparateProcess:
             )
 
     def _end(self) -> str:
-        """How the process has ended, which stays a zombie; empty if it has not."""
+        """Returns how the process has ended, or an empty text. It is not reaped."""
         try:
             info = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # something else in this program has waited for it
@@ -402,7 +402,7 @@ _changed = threading.Condition()
 _versions: dict[tuple[str, str, int | str], _Version] = {}
 """By name, version and device."""
 _is_busy = False
-"""Whether a process is trying settings."""
+"""True while a process is trying settings."""
 _channels: set[socket.socket] = set()
 
 

@@ -251,7 +251,7 @@ def test_in_a_frozen_program_nothing_is_started(monkeypatch: pytest.MonkeyPatch)
 def test_what_python_says_when_it_starts_is_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is what a user's module prints; and whoever reads the standard input finds nothing."""
+    """The same holds of what a user's module prints. The standard input is empty."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "print('{}', flush=True)\n"
@@ -337,7 +337,7 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(
 def test_one_that_cannot_be_ended_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a process whose kernel the driver does not get off the GPU."""
+    """The driver may not get its kernel off the GPU."""
     monkeypatch.setattr(isolated_run, "RUN_S", 0.5)
     monkeypatch.setattr(isolated_run, "END_S", 0.5)
     monkeypatch.setattr(isolated_run, "_WATCHED", 'exec "$@"')
@@ -366,11 +366,11 @@ def marked(mark: str) -> list[int]:
 
 
 def assert_none_left(mark: str) -> None:
-    """Of what is killed by another process, the end may take a moment."""
+    """Waits, since the end of what another process kills may take a moment."""
     wait_for(lambda: not marked(mark))
 
 
-def wait_for(happens: Any, timeout_s: float = 60.0) -> None:
+def wait_for(happens: Any, timeout_s: float = 240.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not happens():
         assert time.monotonic() < deadline, "it does not happen"
@@ -428,7 +428,7 @@ class Program:
         )
 
     def said(self) -> list[str]:
-        said, _ = self.process.communicate(timeout=60.0)
+        said, _ = self.process.communicate(timeout=240.0)
         return said.splitlines()
 
     def imported(self) -> int:
@@ -488,6 +488,7 @@ def starts_again(tmp_path: Path, start_s: float) -> str:
     return _STARTS_AGAIN.format(starter=str(starter), start_s=start_s)
 
 
+@pytest.mark.long
 def test_a_program_that_sys_executable_starts_again_runs_twice_at_most(tmp_path: Path) -> None:
     with Program(tmp_path, starts_again(tmp_path, 20.0)) as program:
         *whys, offers = program.said()
@@ -532,6 +533,7 @@ def test_whatever_ends_the_program_ends_all_that_it_tries(
 # What is tried, and what is remembered
 
 
+@pytest.mark.long
 def test_each_setting_is_tried_before_it_runs_here(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -302,7 +302,7 @@ def test_one_that_hangs_is_left_out(
 def test_a_kernel_that_spins_is_left_out_and_other_settings_serve(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where another setting of its version was tried before, and has passed."""
+    """A setting of its version that was tried before does not vouch for it."""
     monkeypatch.setattr(isolated_run, "RUN_S", 10.0)
     register(user_kernels.build_recipe, "right", "spins", "again")
     with caplog.at_level(logging.WARNING):
