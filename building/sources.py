@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from pathlib import Path
 
-# These need the cuDNN frontend and CUDA; a CPU-only torch is built without them.
-CUDA_SOURCES = (
-    "build_plan.cpp",
-    "captured_plans.cpp",
-    "choices_binding.cpp",
-    "conv_cuda.cpp",
-    "engine_dispatch.cpp",
-    "engine_plan.cpp",
-    "kept_plans_binding.cpp",
-    "measuring_binding.cpp",
-    "online_trial.cpp",
-    "plan_timer.cpp",
-    "plans_binding.cpp",
-    "process_wide.cpp",
-    "pytorch_plans.cpp",
-    "recipe.cpp",
-    "recipe_plan.cpp",
-    "sampled_reference.cpp",
-    "search_binding.cpp",
-    "torch_bridge.cpp",
-    "workspace_pages.cpp",
-)
+# A header of CUDA, of cuDNN or of their part of torch, which a CPU-only torch is built without.
+CUDA_HEADER = re.compile(r"#include <[^>]*(cuda|cudnn|nvrtc)[^>]*>")
+OWN_HEADER = re.compile(r'#include "([^"]+)\.h"')
+# Lines that the preprocessor leaves out without CUDA.
+CUDA_LINES = re.compile(r"^#ifdef CUDNN_AUTOTUNE_WITH_CUDA$.*?^#endif$", re.DOTALL | re.MULTILINE)
 # Sources that are compiled as one file, because most of the time goes into the headers that they
 # share. A source that is in none of these groups is compiled by itself.
 COMPILED_TOGETHER = {
@@ -64,12 +48,31 @@ COMPILED_TOGETHER = {
 }
 
 
-def sources(with_cuda: bool) -> list[str]:
+def sources(with_cuda: bool, folder: Path = Path("csrc")) -> list[str]:
     """The sources of the extension; without CUDA only those that need none."""
-    found = sorted(path.as_posix() for path in Path("csrc").glob("*.cpp"))
-    if not with_cuda:
-        return [path for path in found if path.removeprefix("csrc/") not in CUDA_SOURCES]
-    return found + sorted(path.as_posix() for path in Path("csrc/core").glob("*.cpp"))
+    found = sorted(folder.glob("*.cpp")) + sorted(folder.glob("core/*.cpp"))
+    left_out = set() if with_cuda else need_cuda(folder)
+    return [path.as_posix() for path in found if path not in left_out]
+
+
+def need_cuda(folder: Path) -> set[Path]:
+    """The sources and headers that need CUDA.
+
+    They include a header of CUDA, or a header that needs CUDA, or one whose source does and that
+    therefore declares what would be missing.
+    """
+    texts = {
+        path: CUDA_LINES.sub("", path.read_text(encoding="utf-8"))
+        for path in folder.rglob("*.*")
+        if path.suffix in (".cpp", ".h")
+    }
+    found = {path for path, text in texts.items() if CUDA_HEADER.search(text)}
+    while True:
+        names = {path.relative_to(folder).with_suffix("").as_posix() for path in found}
+        more = {path for path, text in texts.items() if names & set(OWN_HEADER.findall(text))}
+        if more <= found:
+            return found
+        found |= more
 
 
 def compiled_together(sources: list[str], folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ loaded.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,17 @@ def check_build(built: tuple[str, str | None, bool], running: tuple[str, str | N
         )
 
 
+def how_to_mend(failure: str) -> str:
+    """What helps where the library does not load; ``failure`` is the loader's message."""
+    missing = re.search(r"(\S+): cannot open shared object file", failure)
+    if missing is not None:
+        return f"Install {missing[1]}, or let LD_LIBRARY_PATH name its folder."
+    if "undefined symbol" in failure and "cudnn_autotune" in failure:
+        # It is one of the package's own, which the build has left out.
+        return "Another build would be the same: please report this as a fault of the package."
+    return _HOW_TO_REBUILD
+
+
 try:
     from cudnn_autotune import _build_info
 except ImportError as error:
@@ -69,7 +81,7 @@ except ImportError as error:
         "cudnn_autotune._C, built with "
         f"{_describe(_build_info.TORCH_VERSION, _build_info.CUDA_VERSION, _build_info.CXX11_ABI)}, "
         f"does not load in Python {sys.version_info.major}.{sys.version_info.minor}: {error}. "
-        f"{_HOW_TO_REBUILD}"
+        f"{how_to_mend(str(error))}"
     ) from error
 
 
@@ -81,14 +93,18 @@ def extension_available() -> bool:
     return _build_info.CUDA_VERSION is not None
 
 
+class CpuOnlyBuild(RuntimeError):
+    """The extension was built with a CPU-only torch, and what was asked for needs cuDNN."""
+
+
 def require_cuda_build() -> Any:
     """Returns `_C` if it holds the search.
 
     Raises:
-        RuntimeError: the extension was built with a CPU-only torch.
+        CpuOnlyBuild: the extension was built with a CPU-only torch.
     """
     if not extension_available():
-        raise RuntimeError(
+        raise CpuOnlyBuild(
             "cudnn_autotune was built with a CPU-only torch: there is no cuDNN to ask. Install a "
             f"CUDA build of torch, then rebuild: `{_REBUILD}`"
         )

@@ -117,6 +117,24 @@ def test_a_library_that_does_not_fit_is_not_loaded(tmp_path: Path) -> None:
     assert "pip install --force-reinstall" in of_broken
 
 
+@pytest.mark.parametrize(
+    ("failure", "is_mended_by_a_build", "said"),
+    [
+        ("/p/_C.so: undefined symbol: _ZN3c106ivalue14ConstantString6createE", True, "pip install"),
+        ("/p/_C.so: undefined symbol: _ZN14cudnn_autotune11ConvProblemC1Ev", False, "report"),
+        ("libcudart.so.13: cannot open shared object file: No such file", False, "libcudart.so.13"),
+        ("/lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found", True, "pip install"),
+        ("No module named 'cudnn_autotune._C'", True, "pip install"),
+    ],
+)
+def test_another_build_is_advised_where_it_helps(
+    failure: str, is_mended_by_a_build: bool, said: str
+) -> None:
+    advice = _extension.how_to_mend(failure)
+    assert said in advice
+    assert ("pip install --force-reinstall" in advice) == is_mended_by_a_build
+
+
 @pytest.mark.parametrize("build", ["build_wheel", "build_editable"])
 def test_a_build_without_torch_is_an_error(build: str, tmp_path: Path) -> None:
     """Also an editable one, of which setuptools turns most errors into warnings."""
