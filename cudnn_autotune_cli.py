@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -69,6 +70,17 @@ class Commands(click.Group):
             command = getattr(imported, name)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Makes an error of a command that needs cuDNN, where torch has none, one line."""
+        try:
+            return super().invoke(ctx)
+        except RuntimeError as error:
+            from cudnn_autotune.core.extension import CpuOnlyBuild
+
+            if isinstance(error, CpuOnlyBuild):
+                raise click.ClickException(str(error)) from error
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

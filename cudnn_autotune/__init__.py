@@ -88,6 +88,12 @@ else:
 settings.read_environment()
 store_settings.read_environment()
 
+
+def __dir__() -> list[str]:
+    """Completion offers what is public, not the modules of this package that are imported above."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 __version__ = version()
 
 __all__ = [

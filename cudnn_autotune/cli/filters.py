@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from cudnn_autotune import sampling
 from cudnn_autotune.cli.options import WORD, group, refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store
 from cudnn_autotune.cli.wording import count
@@ -70,6 +71,18 @@ def _is_by(decision: Decision, engine: str) -> bool:
     return text == engine or text.startswith((f"{engine}:", f"{engine}@"))
 
 
+def _known_modes(
+    ctx: click.Context, param: click.Parameter, modes: tuple[str, ...]
+) -> tuple[str, ...]:
+    for mode in modes:
+        if mode not in sampling.names():
+            raise click.BadParameter(
+                f"{mode!r} is not one of {', '.join(sampling.names())}; decisions of a mode that a "
+                f"program has registered: --contains sampling={mode}"
+            )
+    return modes
+
+
 _options = group(
     click.option("--op", multiple=True, type=click.Choice(OPERATIONS), help="Only of this."),
     click.option(
@@ -93,7 +106,12 @@ _options = group(
         help="Only with this in the problem's text, as x=64x256x14x14.",
     ),
     click.option(
-        "--sampling", multiple=True, type=WORD, metavar="MODE", help="Only measured by this mode."
+        "--sampling",
+        multiple=True,
+        type=WORD,
+        callback=_known_modes,
+        metavar="MODE",
+        help="Only measured by this mode.",
     ),
 )
 

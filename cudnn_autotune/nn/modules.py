@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,9 @@ class _Signature:
         theirs = inspect.signature(pytorchs)
         policy = inspect.signature(WithPolicy.__init__).parameters.values()
         ours = [parameter for parameter in policy if parameter.kind is parameter.KEYWORD_ONLY]
-        return theirs.replace(parameters=[*theirs.parameters.values(), *ours])
+        # `**kwargs`, which a class of theirs may end with, stays the last.
+        every = sorted([*theirs.parameters.values(), *ours], key=lambda parameter: parameter.kind)
+        return theirs.replace(parameters=every)
 
 
 class WithPolicy(nn.Module):
@@ -70,6 +72,14 @@ class WithPolicy(nn.Module):
         check_policy(sampling, workspace_limit)
         self.sampling = sampling
         self.workspace_limit = workspace_limit
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """``torch.jit.script`` calls this first."""
+        raise NotImplementedError(
+            f"torch.jit.script cannot compile {self._get_name()}, whose forward calls into C++: "
+            "give it cudnn_autotune.revert(model), or use torch.jit.trace, torch.export or "
+            "torch.compile"
+        )
 
     def _get_name(self) -> str:
         return f"cudnn_autotune.{super()._get_name()}"

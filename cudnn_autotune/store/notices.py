@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Hashable
+from types import FrameType
 
 import torch
 
@@ -35,5 +36,13 @@ def _level_outside() -> int:
     """Returns the ``stacklevel`` with which the caller's ``warnings.warn`` names user code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
-        level, frame = level + 1, frame.f_back
+        frame = frame.f_back
+        while _imports(frame) and frame.f_back is not None:
+            frame = frame.f_back
+        level += 1
     return level
+
+
+def _imports(frame: FrameType) -> bool:
+    """Whether it is of Python's import, whose frames ``warnings.warn`` does not count."""
+    return "importlib" in frame.f_code.co_filename and "_bootstrap" in frame.f_code.co_filename

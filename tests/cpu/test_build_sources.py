@@ -58,8 +58,7 @@ def test_a_source_needs_cuda_where_a_header_says_so(sources, tmp_path: Path) -> 
         "uses_deep.cpp": '#include "deep.h"\n',
         "uses_plain.cpp": '#include "core/plain.h"\n',
         "either.cpp": (
-            '#include "core/plain.h"\n'
-            "#ifdef CUDNN_AUTOTUNE_WITH_CUDA\n#include <cudnn.h>\n#endif\n"
+            '#include "core/plain.h"\n#ifdef CUDNN_AUTOTUNE_WITH_CUDA\n#include <cudnn.h>\n#endif\n'
         ),
     }
     (tmp_path / "core").mkdir()

@@ -109,6 +109,23 @@ def test_nothing_passes(file: Path) -> None:
     assert "none of its 6 decisions has op wgrad, dtype float64" in text
 
 
+@pytest.mark.parametrize("command", ["show", "export", "prune", "report", "diff"])
+def test_an_unknown_mode_is_refused(file: Path, tmp_path: Path, command: str) -> None:
+    arguments: dict[str, tuple[object, ...]] = {
+        "show": ("--store", file),
+        "export": (tmp_path / "new.json", "--store", file),
+        "prune": ("--store", file),
+        "report": ("--store", file),
+        "diff": (file, file),
+    }
+    message = refused(command, *arguments[command], "--sampling", "auto", "--sampling", "fast")
+    assert "'--sampling'" in message
+    assert "'fast' is not one of" in message
+    for mode in ca.sampling.names():
+        assert mode in message
+    assert "--contains sampling=fast" in message
+
+
 def test_one_of_several_foreign_files_must_be_named(file: Path) -> None:
     other = fill(file.parent, decisions()[:2], NEWER_CUDNN)
     message = refused("show", "--store", file.parent)

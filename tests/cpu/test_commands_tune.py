@@ -379,7 +379,8 @@ def test_a_model_of_volumes(folder: Path) -> None:
 
     given = {"dtype": "float16", "train": False, "input": [(2, 4, 5, 6, 7)]}
     cpu = torch.device("cpu")
-    subject = tune_problems.Model("my_nets:Volume", given, cpu, channels_last=True)
+    name = "my_nets:Volume"
+    subject = tune_problems.Model(name, tune_problems.load(name), given, cpu, channels_last=True)
     subject.problems(note, torch.channels_last)
     model, input = asked
     assert [type(layer) for layer in model] == [ca.Conv3d, ca.ConvTranspose3d]
@@ -491,7 +492,13 @@ def test_without_a_gpu(tmp_path: Path) -> None:
     assert "audit --replay" in message
     # What is wrong with a layer is said first, wherever.
     assert "'--input'" in refused("tune", "--input", "4,5,8,8", "--weight", "4,4,3,3")
-    assert "tuning needs a GPU" in refused("tune", "torchvision:resnet50", "--input", "4,3,8,8")
+
+
+@NO_GPU
+def test_without_a_gpu_what_is_wrong_with_a_model_is_said_first(folder: Path) -> None:
+    assert "tuning needs a GPU" in refused("tune", "my_nets:Net", "--input", "4,3,8,8")
+    for name in ("my_nets:absent", "torchvision:resnet51", "resnet50"):
+        assert "'MODEL'" in refused("tune", name, "--input", "4,3,8,8"), name
 
 
 def failing(**changes: Any) -> Callable[[str], SimulatedTimer]:

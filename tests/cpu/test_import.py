@@ -135,6 +135,7 @@ def test_version() -> None:
     assert importlib.metadata.version("cudnn_autotune") in done.stdout
 
 
+@pytest.mark.search
 def test_demo_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     done = command_line(
@@ -154,6 +155,23 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     ends = ("┃", "│", "┓", "┩", "┤", "┘")
     assert all(line.endswith(ends) for line in tables if line[0] in "┃│┏┡├└")
     assert "…" not in done.stdout
+
+
+@pytest.mark.skipif(ca.extension_available(), reason="is about a build with a CPU-only torch")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["demo"],
+        ["tune", "--input", "1,3,8,8", "--weight", "4,3,3,3"],
+        ["tune", "torchvision:alexnet", "--input", "1,3,64,64"],
+    ],
+    ids=str,
+)
+def test_a_command_that_needs_cudnn_says_so(arguments: list[str]) -> None:
+    done = command_line(*arguments)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "CPU-only torch" in done.stderr or "this torch has no CUDA" in done.stderr
 
 
 def test_unknown_command_is_refused() -> None:

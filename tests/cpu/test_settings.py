@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from strategies import BUILT_IN_MODES
@@ -87,6 +88,16 @@ def test_bad_environment_does_not_stop_the_import() -> None:
         lines = [line for line in done.stderr.splitlines() if f"{variable} must be" in line]
         assert len(lines) == 1, done.stderr
         assert f"got {value!r}" in lines[0]
+
+
+def test_a_warning_of_the_environment_names_the_users_import(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import torch\n\nimport cudnn_autotune\n")
+    bad = {"CUDNN_AUTOTUNE_NEW_SHAPES": "nearest", "CUDNN_AUTOTUNE_CACHE": "no"}
+    done = python("program.py", env=bad, cwd=tmp_path)
+    assert done.returncode == 0
+    for variable in bad:
+        (line,) = [line for line in done.stderr.splitlines() if f"{variable} must be" in line]
+        assert line.startswith(f"{tmp_path / 'program.py'}:3: UserWarning: ")
 
 
 def test_a_mode_of_the_environment_may_be_registered_after_the_import() -> None:

@@ -107,17 +107,19 @@ def tune(ctx: click.Context, /, model: str | None, store_path: Path | None, **gi
         if given["memory_format"] is not None and given["channels_last"]:
             raise refuse("--memory-format", "not with --channels-last: both layouts are tried")
     given["train"] = bool(given["train"])
-    # A layer is checked before the GPU is opened, so that its errors are reported without one, too.
+    # What was given is judged before the GPU is opened, so that its errors are reported without one,
+    # too. A model is made last, since that takes seconds.
     calls = {} if model is not None else dict.fromkeys(tune_problems.of_layer(given), 1)
     budget_ms = given["budget_ms"] or settings.get_budget_ms()
     is_whole = model is not None and budget_ms is None and isinstance(sampling.get(mode), Auto)
     if given["budget_s"] is not None and not is_whole:
         raise refuse("--budget-s", "only with a MODEL, in mode auto, and not with --budget-ms")
     is_auto = given["memory_format"] is not None
+    loaded = None if model is None else tune_problems.load(model)
     with _bench(ctx, store_path) as bench:
-        if model is not None:
+        if model is not None and loaded is not None:
             last = bool(given["channels_last"])
-            subject = tune_problems.Model(model, given, bench.device, channels_last=last)
+            subject = tune_problems.Model(model, loaded, given, bench.device, channels_last=last)
             layouts = [torch.channels_last if last else None]
             if is_auto:
                 layouts = [torch.contiguous_format, torch.channels_last]

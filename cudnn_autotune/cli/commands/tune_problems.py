@@ -58,14 +58,20 @@ def of_layer(given: dict[str, Any]) -> list[ConvProblem]:
 
 
 class Model:
-    """A model that a command names (as for :func:`load`), converted, on the device, with inputs.
-    ``given`` are the command's options: ``dtype``, ``train``, ``input``."""
+    """A model that :func:`load` made of a text, converted, on the device, with inputs. ``given``
+    are the command's options: ``dtype``, ``train``, ``input``."""
 
     def __init__(
-        self, text: str, given: dict[str, Any], device: torch.device, *, channels_last: bool
+        self,
+        text: str,
+        model: nn.Module,
+        given: dict[str, Any],
+        device: torch.device,
+        *,
+        channels_last: bool,
     ) -> None:
         self._text, self._given = text, given
-        model = convert(load(text))
+        convert(model)
         left = conversion(model).left
         if left:
             reasons = "; ".join(dict.fromkeys(left.values()))
