@@ -31,7 +31,13 @@ import torch
 
 from cudnn_autotune.core.json_dataclass import decode
 from cudnn_autotune.core.json_node import cut, read_json, shown
-from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES_BY_NAME, OPERATIONS, ConvProblem
+from cudnn_autotune.engines.problem import (
+    CHANNELS_LAST,
+    DTYPES_BY_NAME,
+    OPERATIONS,
+    ConvProblem,
+    Operation,
+)
 
 __all__ = ["Case", "load", "select"]
 
@@ -56,7 +62,7 @@ class _Layer:
     dtype: str = "float16"
     also: tuple[str, ...] = ()
     channels_last: bool = True
-    ops: tuple[str, ...] = OPERATIONS
+    ops: tuple[Operation, ...] = OPERATIONS
 
     def __post_init__(self) -> None:
         if re.fullmatch(r"[\w.-]{1,200}", self.name, re.ASCII) is None:
@@ -88,7 +94,7 @@ class Case:
     """
 
     layer: str
-    op: str
+    op: Operation
     input_shape: tuple[int, ...]
     weight_shape: tuple[int, ...]
     stride: int | tuple[int, ...] = 1

@@ -18,6 +18,8 @@ from cudnn_autotune.distributed.turns import turn_of
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import NOTHING_SERVED, Found, find
 from cudnn_autotune.nn.models import memory_format as layouts
+from cudnn_autotune.nn.modules import check_model
+from cudnn_autotune.nn.tune import can_tune
 from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store.decision import Decision
@@ -57,11 +59,14 @@ def tune(
 
     Returns:
         The decisions that are installed now: the same list on all ranks of equal environments.
+        Without torch.distributed and a CUDA device the list is empty, as of
+        ``cudnn_autotune.tune``.
 
     Raises:
         DistributedTuningError: on all ranks, and nothing is installed: one has raised, died, timed
             out or sent what cannot be read; the version of this package, settings, or pins on equal
             GPUs differ between ranks; no rank has a convolution that this package serves.
+        TypeError: ``model`` is not a module.
         ValueError: another ``memory_format``, or a model that is wrapped already with ``"auto"``;
             no convolution that this package serves, ``online`` as mode (without
             torch.distributed; else a DistributedTuningError says so); a group that this process is
@@ -72,6 +77,7 @@ def tune(
         with generators_kept([device] if torch.cuda.is_available() else []):  # operands are random
             return tune_problem.tune(problem, device, mode)
 
+    check_model(model)
     if memory_format not in (None, "auto"):
         raise ValueError(f"memory_format must be None or 'auto', got {memory_format!r}")
     members = group_of(group, timeout_s)
@@ -79,6 +85,8 @@ def tune(
     with nullcontext() if members is None else turn_of(members, timeout_s):
         if members is None:
             mode = _mode()
+            if not can_tune():
+                return []
             found = _found(model, inputs, kwargs, memory_format)
             if found.device is None:
                 raise ValueError(NOTHING_SERVED)

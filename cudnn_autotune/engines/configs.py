@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from os import PathLike
 
 import torch
@@ -22,6 +25,8 @@ UNFUSED = "unfused:"
 # The knobs that name a config's tile or kernel.
 _FAMILY_KNOBS = ("TILE_SIZE", "KERNEL_CFG")
 
+_log = logging.getLogger(__name__)
+_DRIVER = "libcuda.so.1"
 Device = str | int | torch.device | PathLike[str]
 
 
@@ -111,7 +116,30 @@ def open_search(problem: ConvProblem, device: Device = "cuda") -> _C.EngineSearc
     if index is not None:
         return extension.EngineSearch.on_device(problem.native(), index)
     assert isinstance(device, (str, PathLike))
-    return extension.EngineSearch.by_properties(problem.native(), devices.load(device))
+    properties = devices.load(device)
+    has_driver = _driver_is_found()
+    try:
+        return extension.EngineSearch.by_properties(problem.native(), properties)
+    except ValueError as error:
+        newer = ", ".join(devices.newer_fields_missing(properties))
+        reasons = [f"its fields lack {newer}, which newer ones need"] if newer else []
+        reasons += [] if has_driver else [f"{_DRIVER} is missing, which newer ones load"]
+        raise ValueError("; ".join([str(error), *reasons])) from error
+
+
+@cache
+def _driver_is_found() -> bool:
+    """Whether cuDNN can load the CUDA driver's library; says it once if not."""
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        _log.warning(
+            "%s is missing: for a GPU that is described by a property file cuDNN does not list the "
+            "engines that it compiles at run time",
+            _DRIVER,
+        )
+        return False
+    return True
 
 
 def cuda_index(device: Device) -> int | None:

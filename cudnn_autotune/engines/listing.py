@@ -34,6 +34,10 @@ def candidates(
     convolution alone (``Candidate.is_unfused``). The candidates of implementations have no
     ``engine``. PyTorch's own path, ``"aten"``, competes too, and is not listed here.
 
+    Without the CUDA driver's library, ``libcuda.so.1``, cuDNN does not list the engines that it
+    compiles at run time, which the log says once; from 9.28 on it takes no property file then. A
+    library of that name that has the driver's functions is enough, they need not do anything.
+
     Args:
         problem: the convolution.
         device: a CUDA device, or a GPU that need not be here: the name of a property file that

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,10 @@ from torch import Tensor
 from cudnn_autotune.core.extension import _C, require_cuda_build
 from cudnn_autotune.core.json_node import shown
 
-OPERATIONS = ("fprop", "dgrad", "wgrad")
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+Operation = Literal["fprop", "dgrad", "wgrad"]
+ActivationName = Literal["", "relu", "silu", "gelu", "gelu_tanh", "sigmoid", "hardswish"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+ACTIVATIONS: Mapping[ActivationName, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
     "gelu": F.gelu,
@@ -73,7 +75,7 @@ class ConvProblem:
             what was given. Since cuDNN counts in 32 bits, a tensor has fewer than 2**31 elements.
     """
 
-    op: str
+    op: Operation
     input_shape: tuple[int, ...]
     weight_shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -88,15 +90,15 @@ class ConvProblem:
     alignment: tuple[int, int, int]
     bias: bool
     residual: bool
-    activation: str
+    activation: ActivationName
 
     def __init__(
         self,
-        op: str,
+        op: Operation,
         input_shape: Iterable[int],
         weight_shape: Iterable[int],
         stride: Ints = 1,
-        padding: Ints | str = 0,
+        padding: Ints | Literal["same", "valid"] = 0,
         dilation: Ints = 1,
         groups: int = 1,
         dtype: torch.dtype = torch.float32,
@@ -107,7 +109,7 @@ class ConvProblem:
         alignment: tuple[int, int, int] = (32, 32, 32),
         bias: bool = False,
         residual: bool = False,
-        activation: str = "",
+        activation: ActivationName = "",
     ) -> None:
         if op not in OPERATIONS:
             raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, got {shown(op)}")

@@ -131,7 +131,8 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
     if match is None:
         raise ValueError(f"{shown(text)} is no problem's text")
     op, x, w, before, after, stride, dilation, groups, dtype, layout, *rest = match.groups()
-    *flags, alignment, bias, residual, activation = rest
+    *flags, alignment, bias, residual, _ = rest
+    activation: Any = rest[-1] or ""
     shape = _ints(x, "x")
     if op not in OPERATIONS or dtype not in DTYPES_BY_NAME or layout not in _MEMORY_FORMATS:
         raise ValueError(f"{shown(text)} is no problem's text")
@@ -153,7 +154,7 @@ def problem_from_text(text: str, deterministic: bool = False) -> ConvProblem:
             alignment=_ints(alignment) if alignment else _FULL_ALIGNMENT,  # type: ignore[arg-type]
             bias=bool(bias),
             residual=bool(residual),
-            activation=activation or "",
+            activation=activation,
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{shown(text)} is no problem's text") from error

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cudnn_autotune.engines.problem import ConvProblem
-from cudnn_autotune.nn.modules import WithPolicy
+from cudnn_autotune.nn.modules import WithPolicy, check_model
 from cudnn_autotune.nn.untouched import run_once
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.probing import probe
@@ -48,6 +48,7 @@ def problems_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> list[ConvProbl
         The problems, without those for which an engine is pinned, which need no tuning.
 
     Raises:
+        TypeError: ``model`` is not a module.
         ValueError: there are no problems, they are spread over several devices, or the model has
             lazy parameters.
         Exception: whatever the model raises.
@@ -66,8 +67,7 @@ def calls_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> Mapping[ConvProbl
 def find(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
     """Returns the problems of :func:`problems_of`, with the device; does not fail if there are
     none."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_model(model)
     # This is asked before the run, because FSDP replaces parameters in it.
     learns = torch.is_grad_enabled() and any(_has_trained_weights(m) for m in model.modules())
     with probe() as probed:

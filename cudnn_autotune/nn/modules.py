@@ -20,6 +20,12 @@ from cudnn_autotune.nn.functional import fast_functions, general_conv, general_c
 from cudnn_autotune.tuning.settings import check_policy
 
 
+def check_model(model: object) -> None:
+    """Raises TypeError unless ``model`` is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
 class _Signature:
     """The signature of PyTorch's class and the two arguments of this package.
 

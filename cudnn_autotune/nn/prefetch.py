@@ -47,8 +47,8 @@ def prefetch(model: nn.Module, *inputs: Any, **kwargs: Any) -> Prefetched:
         Counts; all are 0 if this package serves nothing of the model.
 
     Raises:
-        ValueError: ``model`` is not a torch.nn.Module, runs on several devices, or has lazy
-            parameters.
+        TypeError: ``model`` is not a module.
+        ValueError: ``model`` runs on several devices, or has lazy parameters.
         Exception: whatever the model raises.
     """
     calls = find(model, inputs, kwargs).calls

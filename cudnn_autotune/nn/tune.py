@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from cudnn_autotune import sampling
+from cudnn_autotune.core.extension import extension_available
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.model_problems import NOTHING_SERVED, find
+from cudnn_autotune.nn.modules import check_model
 from cudnn_autotune.nn.untouched import generators_kept
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.tuning import events, settings, tune_problem
 from cudnn_autotune.tuning.model_tuning import Progress, tune_together
+
+_log = logging.getLogger(__name__)
 
 
 def tune(
@@ -54,10 +60,11 @@ def tune(
             in this process, and are not stored. 0: nothing is timed.
 
     Returns:
-        The decisions, in the order in which a step calls their problems.
+        The decisions, in the order in which a step calls their problems. Without a CUDA device, or
+        with a CPU-only torch, nothing is done: the list is empty, and the log says so once.
 
     Raises:
-        TypeError: ``budget_s`` is no number, or ``train`` no bool.
+        TypeError: ``model`` is no module, ``budget_s`` no number, or ``train`` no bool.
         ValueError: ``budget_s`` is negative or not finite, or is given for another mode than
             ``auto``; the mode in force decides in later calls
             (``online``); the model has no convolution that this package serves, is on several
@@ -66,6 +73,7 @@ def tune(
             spent.
         Exception: whatever the model raises.
     """
+    check_model(model)
     if not isinstance(train, bool):
         raise TypeError(f"train must be a bool, got {type(train).__name__}")
     mode = settings.get_sampling()
@@ -75,12 +83,31 @@ def tune(
             f"sampling must be a mode that decides at once, and {mode!r} decides in later calls; "
             "set another for this call: with cudnn_autotune.use_sampling('auto')"
         )
+    if not can_tune():
+        return []
     with torch.enable_grad() if train else torch.no_grad():
         found = find(model, inputs, kwargs)
     if found.device is None:
         raise ValueError(NOTHING_SERVED)
     with _bar() as report, events.SEARCHES.shown_elsewhere():
         return tune_problems(found.counts, found.device, mode, budget_s, report)
+
+
+def can_tune() -> bool:
+    """Whether there is a CUDA device, and a build that can tune on it; the log says once why not.
+
+    A program that tunes its models runs everywhere, as ``enable()`` and ``prefetch()`` do.
+    """
+    if extension_available() and torch.cuda.is_available():
+        return True
+    _say_that_nothing_is_tuned()
+    return False
+
+
+@cache
+def _say_that_nothing_is_tuned() -> None:
+    why = "there is no CUDA device here" if extension_available() else "this torch has no CUDA"
+    _log.warning("tune() does nothing: %s", why)
 
 
 def _bar() -> AbstractContextManager[Callable[[Progress], None]]:

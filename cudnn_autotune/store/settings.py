@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,7 +18,8 @@ from cudnn_autotune.store.notices import warn_once
 from cudnn_autotune.store.process_lock import LOCK
 
 MODE_VARIABLE = "CUDNN_AUTOTUNE_CACHE"
-STORE_MODES = ("off", "read", "read_write", "retune")
+StoreMode = Literal["off", "read", "read_write", "retune"]
+STORE_MODES: tuple[StoreMode, ...] = get_args(StoreMode)
 _READS = ("read", "read_write")
 _WRITES = ("read_write", "retune")
 
@@ -31,7 +32,7 @@ class StoreSettings:
 
     path: Path | None = None
     """A folder, or a file ending in ``.json``; None means the default folder."""
-    mode: str = "read_write"
+    mode: StoreMode = "read_write"
     """One of ``STORE_MODES``."""
     shipped: tuple[Path, ...] = ()
     """Files or folders that are asked if the user's store has no answer. They are not written."""
@@ -44,7 +45,7 @@ _stores: dict[int, Layered] = {}
 def set_store(
     path: StorePath | EllipsisType | None = ...,
     *,
-    mode: str | None = None,
+    mode: StoreMode | None = None,
     shipped: Iterable[StorePath] | None = None,
 ) -> None:
     """Sets where decisions are kept between processes, and how they are used.
@@ -92,7 +93,7 @@ def _shipped(paths: Iterable[StorePath]) -> tuple[Path, ...]:
     return found
 
 
-def check_store_mode(mode: object, argument: str = "mode") -> str:
+def check_store_mode(mode: object, argument: str = "mode") -> StoreMode:
     """Returns ``mode``; raises ValueError that names ``argument`` if it is not in
     ``STORE_MODES``."""
     if not isinstance(mode, str) or mode not in STORE_MODES:

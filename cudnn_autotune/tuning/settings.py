@@ -20,8 +20,8 @@ A backward uses the mode and the workspace limit of its forward. Like
 ``CUDNN_AUTOTUNE_PREFETCH=off`` switches off that compiled plans of remembered choices are read back
 before a call asks for them (``tuning.prefetching``).
 
-``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` (256) is how many built plans each thread keeps. A thread that
-cycles through more problems than that builds a plan at every call.
+``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` (10,000) is how many built plans each thread keeps. A thread
+that cycles through more problems than that builds a plan at every call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import EllipsisType
+from typing import Any, Literal, get_args
 
 from cudnn_autotune import sampling
 from cudnn_autotune.core.extension import _C, extension_available
@@ -40,11 +41,12 @@ from cudnn_autotune.store.notices import warn_once
 from cudnn_autotune.tuning import choice_log
 
 DEFAULT_SAMPLING = "auto"
-NEW_SHAPES = ("online", "neighbour", "tune")
+NewShapes = Literal["online", "neighbour", "tune"]
+NEW_SHAPES: tuple[NewShapes, ...] = get_args(NewShapes)
 """What :func:`set_new_shapes` allows, the default first."""
 _INT32_MAX = 2**31 - 1
 _budget_ms: float | None = None
-_new_shapes = NEW_SHAPES[0]
+_new_shapes: NewShapes = NEW_SHAPES[0]
 _is_prefetching = True
 
 
@@ -81,7 +83,7 @@ def _check_budget_ms(budget_ms: float | None, argument: str = "budget_ms") -> fl
     return float(budget_ms)
 
 
-def _check_new_shapes(policy: str, argument: str = "new_shapes") -> str:
+def _check_new_shapes(policy: object, argument: str = "new_shapes") -> NewShapes:
     if not isinstance(policy, str) or policy not in NEW_SHAPES:
         allowed = ", ".join(map(repr, NEW_SHAPES))
         raise ValueError(f"{argument} must be one of {allowed}, got {policy!r}")
@@ -109,7 +111,7 @@ def get_budget_ms() -> float | None:
     return _budget_ms
 
 
-def get_new_shapes() -> str:
+def get_new_shapes() -> NewShapes:
     """Returns how new sizes of a layer are served whose sizes keep changing."""
     return _new_shapes
 
@@ -154,7 +156,7 @@ def set_budget_ms(budget_ms: float | None) -> None:
     _budget_ms = _check_budget_ms(budget_ms)
 
 
-def set_new_shapes(new_shapes: str) -> None:
+def set_new_shapes(new_shapes: NewShapes) -> None:
     """Sets how a call is served that meets a new batch size or new spatial sizes of a layer, once
     one of its sizes has been measured in this process that differs by less than a factor of two.
     (Sizes that differ by more from all of them are tuned, until the layer has met eight more.)
@@ -175,17 +177,14 @@ def set_new_shapes(new_shapes: str) -> None:
         choice_log.forget_neighbours()
 
 
-_KEEP = object()
-
-
 @contextmanager
 def use_sampling(
     mode: str | None = None,
     *,
-    workspace_limit: int | object | None = _KEEP,
+    workspace_limit: int | EllipsisType | None = ...,
     benchmark_limit: int | None = None,
-    budget_ms: float | object | None = _KEEP,
-    new_shapes: str | None = None,
+    budget_ms: float | EllipsisType | None = ...,
+    new_shapes: NewShapes | None = None,
 ) -> Iterator[None]:
     """Sets the given settings within a ``with`` block, and restores their former values after it.
     Settings that are not given are not touched.
@@ -196,9 +195,9 @@ def use_sampling(
     """
     settings: tuple[tuple[Any, Any, Callable[[Any], Any], Any, Any], ...] = (
         (mode, None, check_sampling, get_sampling, _C.set_sampling),
-        (workspace_limit, _KEEP, check_workspace_limit, get_workspace_limit, set_workspace_limit),
+        (workspace_limit, ..., check_workspace_limit, get_workspace_limit, set_workspace_limit),
         (benchmark_limit, None, _check_benchmark_limit, get_benchmark_limit, set_benchmark_limit),
-        (budget_ms, _KEEP, _check_budget_ms, get_budget_ms, set_budget_ms),
+        (budget_ms, ..., _check_budget_ms, get_budget_ms, set_budget_ms),
         (new_shapes, None, _check_new_shapes, get_new_shapes, set_new_shapes),
     )
     # All arguments are checked before any is set.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import io
 import logging
 import pickle
+import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -246,6 +249,93 @@ def test_what_is_ours_already_keeps_its_settings(x: Tensor) -> None:
     ca.convert(model, "sustained")
     assert [module.sampling for module in model] == ["online", "race"]
     assert classes(model) == before
+
+
+def test_another_mode_for_what_is_served_already_is_a_warning(model: Net) -> None:
+    ca.convert(model, sampling="race")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ca.convert(model)
+        ca.convert(model, sampling="race")
+    for given in ({"sampling": "auto"}, {"sampling": "race", "workspace_limit": 1 << 20}):
+        with pytest.warns(UserWarning, match=r"cudnn_autotune\.revert\(model\)") as said:
+            ca.convert(model, **given)
+        (warning,) = said
+        assert warning.filename == __file__
+        assert "keep sampling='race'" in str(warning.message)
+        for name, value in given.items():
+            assert f"{name}={value!r}" in str(warning.message)
+    assert {m.sampling for m in model.modules() if isinstance(m, ca.Conv2d)} == {"race"}
+    ca.revert(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ca.convert(model, sampling="auto")
+
+
+def replaced_by_a_function(conv: nn.Conv2d) -> Any:
+    return lambda input: F.conv2d(input, conv.weight, conv.bias)
+
+
+def replaced_by_a_method(conv: nn.Conv2d) -> Any:
+    def forward(self: nn.Conv2d, input: Tensor) -> Tensor:
+        return F.conv2d(input, self.weight, self.bias)
+
+    return types.MethodType(forward, conv)
+
+
+def wrapped(conv: nn.Conv2d) -> Any:
+    before = conv.forward
+
+    @functools.wraps(before)
+    def forward(input: Tensor) -> Tensor:
+        return before(input) * 1
+
+    return forward
+
+
+def in_a_closure(conv: nn.Conv2d) -> Any:
+    before = conv.forward
+    return lambda input: before(input)
+
+
+def partial(conv: nn.Conv2d) -> Any:
+    return functools.partial(lambda before, input: before(input), conv.forward)
+
+
+def by_its_name(conv: nn.Conv2d) -> Any:
+    return lambda input: conv._conv_forward(input, conv.weight, conv.bias)
+
+
+@pytest.mark.parametrize(
+    ("set_forward", "is_served"),
+    [
+        (replaced_by_a_function, False),
+        (replaced_by_a_method, False),
+        (wrapped, True),
+        (in_a_closure, True),
+        (partial, True),
+        (by_its_name, True),
+    ],
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_forward_of_an_instance(set_forward: Any, is_served: bool, when: str, x: Tensor) -> None:
+    """It is said to be served where it leads to the forward of the class."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1))
+    if when == "after":
+        ca.convert(model)
+    model[0].forward = set_forward(model[0])
+    ca.convert(model)
+    found = ca.conversion(model)
+    assert list(found.served) == (["0", "1"] if is_served else ["1"])
+    assert ("0" in found.left) != is_served
+    ran = []
+    fast = vars(ca.Conv2d)["_fast"]
+    try:
+        ca.Conv2d._fast = staticmethod(lambda *arguments: ran.append(1) or fast(*arguments))
+        model(x)
+    finally:
+        ca.Conv2d._fast = fast
+    assert len(ran) == 1 + is_served
 
 
 def test_a_lazy_module(x: Tensor) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 import cudnn_autotune as ca
-from cudnn_autotune.engines import devices
+from cudnn_autotune.engines import configs, devices
+
+NEWER = {"memoryBusWidth"}
+"""The fields that files recorded by an older cuDNN lack, and that only a newer one asks for."""
 
 
 def write(folder: Path, text: str) -> Path:
@@ -28,14 +31,23 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "compute_capability", "multiprocessors"),
-    [("a100", 800, 108), ("h100", 900, 132), ("h200", 900, 132), ("l4", 890, 58), ("t4", 750, 40)],
+    ("name", "compute_capability", "multiprocessors", "bus_bits"),
+    [
+        ("a100", 800, 108, 5120),
+        ("h100", 900, 132, 5120),
+        ("h200", 900, 132, 6144),
+        ("l4", 890, 58, 192),
+        ("t4", 750, 40, 256),
+    ],
 )
-def test_shipped_file(name: str, compute_capability: int, multiprocessors: int) -> None:
+def test_shipped_file(
+    name: str, compute_capability: int, multiprocessors: int, bus_bits: int
+) -> None:
     shipped = json.loads(devices.load(name))
     assert shipped["deviceVer"] == compute_capability
     assert shipped["multiProcessorCount"] == multiprocessors
     assert shipped["warpSize"] == 32
+    assert shipped["memoryBusWidth"] == bus_bits  # without which cuDNN 9.28 takes no file
     assert devices.load(name.upper()) == devices.load(name)
 
 
@@ -103,7 +115,7 @@ def test_malformed(text: str, complaint: str, tmp_path: Path) -> None:
     assert complaint in str(error.value)
 
 
-@pytest.mark.parametrize("field", sorted(json.loads(devices.load("h200"))))
+@pytest.mark.parametrize("field", sorted(json.loads(devices.load("h200")).keys() - NEWER))
 def test_each_field_is_needed(field: str, properties: dict[str, Any], tmp_path: Path) -> None:
     del properties[field]
     with pytest.raises(ValueError, match=f"fields missing: {field}$"):
@@ -134,12 +146,47 @@ def test_each_field_is_needed(field: str, properties: dict[str, Any], tmp_path: 
         ("maxCtasPerSM", 0),
         ("warpSize", 1),
         ("totalGlobalMem", 2**64),
+        ("memoryBusWidth", 0),
+        ("memoryBusWidth", "5120"),
     ],
 )
 def test_wrong_value(field: str, value: Any, properties: dict[str, Any], tmp_path: Path) -> None:
     properties[field] = value
     with pytest.raises(ValueError, match=f"device: .*{field}: expected a .*, but got "):
         devices.load(write(tmp_path, json.dumps(properties)))
+
+
+@pytest.mark.search
+def test_a_file_of_an_older_cudnn(properties: dict[str, Any], tmp_path: Path) -> None:
+    """It lists the same candidates, or the error says what a newer cuDNN asks for."""
+    for field in NEWER:
+        del properties[field]
+    path = write(tmp_path, json.dumps(properties))
+    assert devices.newer_fields_missing(devices.load(path)) == sorted(NEWER)
+    assert devices.newer_fields_missing(devices.load("l4")) == []
+    problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 8, 3, 3))
+    try:
+        found: object = ca.candidates(problem, device=path)
+    except ValueError as error:
+        found = str(error)
+    is_refused = isinstance(found, str) and "lack memoryBusWidth" in found
+    assert is_refused or found == ca.candidates(problem, device="l4")
+
+
+@pytest.mark.search
+def test_a_missing_driver_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it cuDNN leaves out engines, silently."""
+    monkeypatch.setattr(configs, "_DRIVER", "libno-such-driver.so.1")
+    configs._driver_is_found.cache_clear()
+    problem = ca.ConvProblem("fprop", (2, 8, 9, 9), (8, 8, 3, 3))
+    for device in ("l4", "l4", "t4"):
+        assert ca.candidates(problem, device=device)
+    (record,) = caplog.records
+    assert "libno-such-driver.so.1 is missing" in record.getMessage()
+    assert "compiles at run time" in record.getMessage()
+    configs._driver_is_found.cache_clear()
 
 
 @pytest.mark.search

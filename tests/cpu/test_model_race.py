@@ -22,7 +22,7 @@ import cudnn_autotune as ca
 from cudnn_autotune import _C, ConvProblem
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection
-from cudnn_autotune.nn.tune import check_budget
+from cudnn_autotune.nn.tune import _say_that_nothing_is_tuned, check_budget
 from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.model_race import Entrant, ModelRace, is_final, rules, steps_in_model
@@ -363,14 +363,30 @@ def test_a_budget_that_is_none(
 
 def test_what_cannot_be_tuned_is_said() -> None:
     layer, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
-    with pytest.raises(ValueError, match="model must have a convolution that cudnn_autotune"):
-        ca.tune(layer, x)
-    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, got int"):
-        ca.tune(3, x)  # type: ignore[arg-type]
+    if torch.cuda.is_available():
+        with pytest.raises(ValueError, match="model must have a convolution that cudnn_autotune"):
+            ca.tune(layer, x)
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
+        ca.tune("resnet50", x)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="train must be a bool, got str"):
         ca.tune(layer, x, train="yes")  # type: ignore[arg-type]
     with ca.use_sampling("online"), pytest.raises(ValueError, match="decides in later calls"):
         ca.tune(layer, x)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_nothing_is_tuned_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ran = []
+    model = ca.Conv2d(3, 4, 3)
+    model.register_forward_hook(lambda *_: ran.append(1))
+    _say_that_nothing_is_tuned.cache_clear()
+    for tune in (ca.tune, ca.distributed.tune, ca.tune):
+        assert tune(model, torch.ones(1, 3, 8, 8)) == []
+    assert not ran
+    (record,) = caplog.records
+    assert record.getMessage().startswith("tune() does nothing: ")
 
 
 @pytest.mark.search

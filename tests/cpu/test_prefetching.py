@@ -351,5 +351,5 @@ def test_prefetch_of_a_model_that_is_not_served_here() -> None:
     model = nn.Sequential(ca.Conv2d(3, 4, 3))
     found = ca.prefetch(model, torch.randn(1, 3, 8, 8))
     assert found == ca.Prefetched(problems=0, known=0, read_back=0, compiled=0)
-    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module"):
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
         ca.prefetch(lambda x: x, torch.randn(1))  # type: ignore[arg-type]

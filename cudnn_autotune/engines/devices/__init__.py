@@ -3,7 +3,8 @@
 cuDNN (9.8 and later) answers heuristic queries and builds execution plans from such a description
 (`CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`, `cudnn_frontend::DeviceProperties`). `h200.json` was
 serialised by cuDNN 9.19 on an H200. The others have the same fields, filled in by hand from the
-published figures of each GPU. `deviceVer` is the compute capability times 100 (8.9 is 890), sizes
+published figures of each GPU. `memoryBusWidth`, in bits, was added to all of them: cuDNN 9.28 does
+not take a file without it. `deviceVer` is the compute capability times 100 (8.9 is 890), sizes
 are in bytes.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 from cudnn_autotune.core.json_node import cut, shown
 
-__all__ = ["load", "names"]
+__all__ = ["load", "names", "newer_fields_missing"]
 
 _FILES = resources.files(__name__)
 _SUFFIX = ".json"
@@ -48,6 +49,8 @@ _RANGES = {
     "totalGlobalMem": (2**28, 2**48),
     "warpSize": (32, 32),
 }
+# What a file recorded by an older cuDNN lacks, and a newer one asks for.
+_ADDED = {"memoryBusWidth": (8, 2**16)}
 _TRIPLES = ("maxBlockSize", "maxGridSize")
 _NAME = "deviceName"
 _NAME_BYTES = 255
@@ -95,6 +98,11 @@ def load(device: str | os.PathLike[str]) -> str:
     return text
 
 
+def newer_fields_missing(text: str) -> list[str]:
+    """Returns the fields that only newer versions of cuDNN ask for and that the text lacks."""
+    return sorted(_ADDED.keys() - json.loads(text).keys())
+
+
 def _check(text: str) -> None:
     """Raises ValueError saying what is wrong with the text of a property file."""
     if len(text.encode()) > _FILE_BYTES:
@@ -113,7 +121,9 @@ def _check(text: str) -> None:
             f"{_NAME}: expected a text of 1 to {_NAME_BYTES} bytes, but got "
             f"{shown(properties[_NAME])}"
         )
-    for field, (least, most) in _RANGES.items():
+    for field, (least, most) in (_RANGES | _ADDED).items():
+        if field in _ADDED and field not in properties:
+            continue
         value = properties[field]
         what, numbers = "a whole number", [value]
         if field in _TRIPLES:

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
-from cudnn_autotune.engines.problem import ACTIVATIONS
+from cudnn_autotune.engines.problem import ACTIVATIONS, ActivationName
 
 Activation = Callable[[Tensor], Tensor]
 Decompositions = Mapping[Any, Callable[..., Any]]
 
 # Other ways to write some of the ACTIVATIONS.
-_OTHER_SPELLINGS: Mapping[str, Activation] = {
+_OTHER_SPELLINGS: Mapping[ActivationName, Activation] = {
     "silu": lambda x: x * torch.sigmoid(x),
     "hardswish": lambda x: x * F.relu6(x + 3) / 6,
 }
@@ -34,7 +34,7 @@ _COMMUTATIVE = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 class Found:
     """An activation in a graph: ``output`` is ``activation(input)``."""
 
-    activation: str
+    activation: ActivationName
     input: Node
     output: Node
     nodes: frozenset[Node]
@@ -51,7 +51,7 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
         graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
         decompositions: those that the graph was traced with.
     """
-    patterns: dict[torch.dtype, list[tuple[str, Node]]] = {}
+    patterns: dict[torch.dtype, list[tuple[ActivationName, Node]]] = {}
     found: dict[Node, list[Found]] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -74,7 +74,9 @@ def find_activations(graph: Graph, decompositions: Decompositions) -> dict[Node,
     return found
 
 
-def _traced(dtype: torch.dtype, decompositions: Decompositions) -> Iterable[tuple[str, Node]]:
+def _traced(
+    dtype: torch.dtype, decompositions: Decompositions
+) -> Iterable[tuple[ActivationName, Node]]:
     """The node that returns the result of each spelling of an activation, by its name."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from cudnn_autotune.nn import modules
-from cudnn_autotune.nn.models.routing import Routing, calls_convolutions
+from cudnn_autotune.nn.models.routing import Routing, calls_convolutions, codes
 from cudnn_autotune.nn.modules import WithPolicy
 
 Class = type[Any]
@@ -36,6 +37,7 @@ COUNTERPARTS: dict[Class, Class] = {
 """PyTorch's classes, and ours."""
 _ORIGINALS = {ours: theirs for theirs, ours in COUNTERPARTS.items()}
 _DERIVED: dict[Class, Class] = {}
+_METHODS = ("forward", "_conv_forward")
 POLICY = ("sampling", "workspace_limit")
 _NEW_OBJECT: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 _OF_QUANTIZATION = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
@@ -69,6 +71,36 @@ def new_converted(original: Class, *args: Any) -> nn.Module:
 def is_ours(module: nn.Module) -> bool:
     """Whether this package serves the module's convolution."""
     return isinstance(module, WithPolicy)
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether a forward that is set on one of our modules takes the place of its class's.
+
+    It does not if it leads to that: through a wrapper, a partial, a closure, or by its name.
+    """
+    forward = vars(module).get("forward")
+    if forward is None or not is_ours(module):
+        return False
+    methods = [getattr(type(module), name, None) for name in _METHODS]
+    left, seen = [forward], list[Any]()
+    while left:
+        one = left.pop()
+        if any(one is other for other in seen):
+            continue
+        seen.append(one)
+        if isinstance(one, MethodType):
+            if one.__self__ is module and one.__func__ in methods:
+                return False
+            left.append(one.__func__)
+        elif isinstance(one, functools.partial):
+            left += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, FunctionType):
+            if any(set(_METHODS) & set(code.co_names) for code in codes(one.__code__)):
+                return False
+            filled = (cell for cell in one.__closure__ or () if cell != CellType())
+            cells = [cell.cell_contents for cell in filled]
+            left += [*cells, getattr(one, "__wrapped__", None)]
+    return True
 
 
 def is_scripted(module: nn.Module) -> bool:

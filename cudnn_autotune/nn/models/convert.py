@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cudnn_autotune.nn.models import classes
 from cudnn_autotune.nn.models import memory_format as layouts
 from cudnn_autotune.nn.models.memory_format import MemoryFormatChoice
+from cudnn_autotune.nn.modules import check_model
 from cudnn_autotune.tuning.settings import check_policy
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -56,7 +57,8 @@ def convert(
     It works in place, by giving modules another class. Parameters, buffers, hooks, names, the state
     dict, and what an optimizer or a wrapper refers to stay what they are. A subclass with a forward
     of its own keeps it, and the calls of ``torch.nn.functional.conv2d`` in it are served; so are
-    those of other modules. What is served already keeps its settings. ``conversion(model)`` says
+    those of other modules. What is served already keeps its settings, and a UserWarning says so if
+    they are not the given ones. ``conversion(model)`` says
     what was left to PyTorch, and why; ``revert(model)`` undoes it. The model may be on any device,
     and on one that is not CUDA computes what it did before, bit for bit.
 
@@ -85,6 +87,7 @@ def convert(
     _check_model(model)
     check_policy(sampling, workspace_limit)
     arguments = layouts.check_arguments(memory_format, example_input)
+    kept = _settings_kept(model, sampling, workspace_limit)
     with _undone_on_error(model):
         _swap(model, sampling, workspace_limit)
         if memory_format == "auto":
@@ -93,6 +96,8 @@ def convert(
             layouts.apply(model, memory_format)
     done = conversion(model)
     _log.info("%s: %s", type(model).__name__, done)
+    if kept:
+        warnings.warn(kept, stacklevel=2)
     if not done.served:
         reasons = "".join(f"; {name or 'it'}: {reason}" for name, reason in done.left.items())
         warnings.warn(
@@ -115,8 +120,7 @@ def revert(model: Model) -> Model:
     Raises:
         TypeError: ``model`` is not a module.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_model(model)
     for module in model.modules():
         original = classes.original_class(type(module)) if classes.is_ours(module) else None
         if original is not None:
@@ -131,12 +135,13 @@ def conversion(model: nn.Module) -> Conversion:
     Raises:
         TypeError: ``model`` is not a module.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_model(model)
     served, left = {}, {}
     for name, module in model.named_modules():
         try:
-            if classes.is_ours(module):
+            if classes.is_replaced(module):
+                left[name] = "its forward is set on the module, and does not call its class's"
+            elif classes.is_ours(module):
                 served[name] = type(module).__name__
             elif classes.class_for(module) is not None:
                 left[name] = "it is not converted"
@@ -145,14 +150,38 @@ def conversion(model: nn.Module) -> Conversion:
     return Conversion(served, left, _measured.get(model))
 
 
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+def _check_model(model: nn.Module) -> None:
+    check_model(model)
     if classes.is_scripted(model):
         raise ValueError(
             "model must not be compiled by torch.jit, which fixes what it calls: convert it before "
             "torch.jit.trace, or use torch.compile"
         )
+
+
+def _settings_kept(
+    model: nn.Module, sampling: str | None, workspace_limit: int | None
+) -> str | None:
+    """The warning that modules which are served already keep other settings; None if none does."""
+    given = {"sampling": sampling, "workspace_limit": workspace_limit}
+    asked = {name: value for name, value in given.items() if value is not None}
+    served = [module for module in model.modules() if classes.is_ours(module)]
+    kept = [
+        {name: getattr(module, name) for name in asked}
+        for module in served
+        if any(getattr(module, name) != value for name, value in asked.items())
+    ]
+    if not kept:
+        return None
+    of_them = " or ".join(
+        dict.fromkeys(", ".join(f"{n}={v!r}" for n, v in s.items()) for s in kept)
+    )
+    wanted = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+    return (
+        f"{len(kept)} module(s) of {type(model).__name__} are served by cudnn_autotune already and "
+        f"keep {of_them}, not {wanted}: call cudnn_autotune.revert(model) before, or set the "
+        "attributes of the modules"
+    )
 
 
 def _swap(model: nn.Module, sampling: str | None, workspace_limit: int | None) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ConvProblem
+from cudnn_autotune.engines.problem import CHANNELS_LAST, DTYPES, ActivationName, ConvProblem
 from cudnn_autotune.nn.fake import conv_memory_format
 from cudnn_autotune.nn.inductor import _mark_input
 from cudnn_autotune.nn.models.activations import Decompositions, Found, find_activations
@@ -48,7 +48,7 @@ class Group:
     """The nodes that it replaces, in the graph's order, ``convolution`` first."""
     bias: Node | None
     residual: Node | None
-    activation: str
+    activation: ActivationName
     sampling: str
     workspace_limit: int
     is_stored: bool

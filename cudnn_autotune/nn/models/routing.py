@@ -81,7 +81,7 @@ def _calls_convolutions(cls: type[Any]) -> bool:
         if function in seen or str(function.__module__).startswith("torch."):
             continue
         seen.add(function)
-        for code in _codes(function.__code__):
+        for code in codes(function.__code__):
             for found in _reached(code, function.__globals__):
                 if any(found is routed for routed in ROUTED):
                     return True
@@ -90,12 +90,12 @@ def _calls_convolutions(cls: type[Any]) -> bool:
     return False
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes(code: CodeType) -> Iterator[CodeType]:
     """The code, and that of the functions that are defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes(constant)
 
 
 def _reached(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:
