@@ -69,6 +69,9 @@ def build_command(torch: ModuleType) -> type[build_ext]:
             super().finalize_options()
             # Objects of another torch must never be linked in.
             self.build_temp = str(Path(self.build_temp, f"torch-{torch.__version__}"))
+            # Nor may a library that another torch's build has left count as up to date. Ninja knows
+            # which objects are.
+            self.force = True
 
         def build_extensions(self) -> None:
             (module,) = self.extensions

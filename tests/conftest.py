@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -12,11 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-
-if not (Path(__file__).parents[1] / "cudnn_autotune" / "_build_info.py").exists():
-    # Nothing is built in this checkout, and `python -m pytest` has put it before the installed
-    # package. Behind it, it is found where nothing is installed, and then says what to type.
-    sys.path.sort(key=lambda path: Path(path).resolve() == Path(__file__).resolve().parents[1])
 
 # No test, nor a process that it starts, reads or writes what the user's folder remembers.
 os.environ["CUDNN_AUTOTUNE_CACHE"] = "off"

@@ -65,8 +65,8 @@ try:
 except ImportError as error:
     raise ImportError(
         f"cudnn_autotune was imported from {Path(__file__).parent}, where its extension module "
-        "has not been built. Run `pip install .` in the checkout and Python outside of it, or "
-        "build it in place: `pip install --no-build-isolation -e .`"
+        "has not been built, and no other one is installed. Run `pip install .` in the checkout, "
+        "or build it in place: `pip install --no-build-isolation -e .`"
     ) from error
 
 check_build(

@@ -48,6 +48,19 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_bytes()) < 10_000
 
 
+def test_how_many_plans_a_thread_keeps() -> None:
+    source = (ROOT / "csrc" / "core" / "plan_cache.cpp").read_text()
+    limit = int(re.search(r"entries_per_thread\{(\d+)\}", source)[1])  # type: ignore[index]
+    said = {
+        "cudnn_autotune/tuning/settings.py": f"``CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`` ({limit:,})",
+        "README.md": f"{limit:,} at most (`CUDNN_AUTOTUNE_PLAN_CACHE_LIMIT`)",
+        "docs/cli.md": f"how many built plans each thread keeps ({limit}, as PyTorch)",
+        "docs/limits.md": f"({limit:,}\n  plans a thread)",
+    }
+    for file, text in said.items():
+        assert text in (ROOT / file).read_text(), file
+
+
 def test_the_readmes_commands_are_those_of_ci() -> None:
     """What CI runs is what a user is told to run."""
     text = README.read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,20 @@ def test_timm(run) -> None:
     text = run("infer_timm", "tf_efficientnet_b0", *TINY, "--device", "cpu")
     assert "81 served by cudnn_autotune, 0 by PyTorch" in text
     assert "Conv2dSame" in text
-    assert float(text.split("outputs differ by ")[1]) < 1e-4
+    assert float(re.search(r"outputs differ by (\S+)", text)[1]) < 1e-4
+
+
+def test_timm_tells_the_layout_from_the_engines(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for timm, which may not be installed, makes the model."""
+    timm = types.ModuleType("timm")
+    timm.create_model = lambda name: runpy.run_path(str(EXAMPLES / "train_plain.py"))["make"](4)
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    text = run("infer_timm", "any", *TINY, "--device", "cpu")
+    assert "5 served by cudnn_autotune, 0 by PyTorch" in text
+    by = ("by PyTorch", "by PyTorch in that layout", "with this package")
+    assert re.search("ms a step: " + ", ".join(rf"[\d.]+ {words}" for words in by), text)
+    assert float(re.search(r"outputs differ by (\S+)", text)[1]) < 1e-4
+    assert "on a CPU this package runs PyTorch's convolutions" in text
 
 
 def test_lightning(run) -> None:

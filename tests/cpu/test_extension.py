@@ -18,10 +18,11 @@ from cudnn_autotune.core.extension import extension_available
 BUILT = ("2.11.0+cu130", "13.0", True)
 
 
-# Imports the package from each folder in turn. The finder of an editable install would fill in what
-# a copy of the package lacks.
+# Imports the package from each folder in turn. The package under test, or the finder of an editable
+# install, would take the place of a copy that is not built, or fill in what it lacks.
 IMPORTS = """
-import sys, torch
+import os, sys, torch
+sys.path[1:] = [p for p in sys.path[1:] if not os.path.exists(os.path.join(p, "cudnn_autotune"))]
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
 for folder in sys.argv[1:]:
     sys.path[0] = folder
@@ -39,6 +40,29 @@ def copy_package(folder: Path) -> Path:
     source = Path(ca.__file__).parent
     ignore = shutil.ignore_patterns("__pycache__", "_build_info.py", "_C.*so")
     return Path(shutil.copytree(source, folder / "cudnn_autotune", ignore=ignore))
+
+
+@pytest.mark.parametrize("is_of_another_python", [False, True])
+def test_python_in_a_checkout_finds_the_installed_package(
+    tmp_path: Path, is_of_another_python: bool
+) -> None:
+    """Its folder comes first on sys.path, and nothing that this Python can load is built there."""
+    checkout = copy_package(tmp_path).parent
+    if is_of_another_python:
+        (checkout / "cudnn_autotune" / "_C.cpython-39-x86_64-linux-gnu.so").write_text("")
+    code = (
+        "import sys, torch, cudnn_autotune as ca, cudnn_autotune.nn.modules as modules\n"
+        "is_the_module = sys.modules['cudnn_autotune'] is ca\n"
+        "print(ca.__file__, modules.__file__, ca._C.__file__, is_the_module)\n"
+        "print(ca.Conv2d(2, 3, 1)(torch.ones(1, 2, 4, 4)).shape)"
+    )
+    done = python("-c", code, cwd=checkout)
+    assert done.returncode == 0, done.stderr
+    *files, is_the_module = done.stdout.splitlines()[0].split()
+    package = Path(ca.__file__).parent
+    assert files == [ca.__file__, str(package / "nn" / "modules.py"), ca._C.__file__]
+    assert is_the_module == "True"
+    assert python("-m", "cudnn_autotune", "--version", cwd=checkout).returncode == 0
 
 
 def test_python_m_pytest_in_a_checkout_tests_the_installed_package(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     assert "…" not in done.stdout
 
 
-@pytest.mark.skipif(ca.extension_available(), reason="is about a build with a CPU-only torch")
+@pytest.mark.skipif(extension_available(), reason="is about a build with a CPU-only torch")
 @pytest.mark.parametrize(
     "arguments",
     [
