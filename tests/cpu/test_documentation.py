@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(README.read_bytes()) < 10_000
+
+
+def test_the_recipe_for_uv_names_what_a_build_needs() -> None:
+    """uv builds in the user's environment, where it finds their torch."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["uv"]["no-build-isolation-package"] == [project["project"]["name"]]
+    (recipe,) = re.findall(
+        r"uv pip install (setuptools .*?)\nuv pip install \.", README.read_text(), re.S
+    )
+    for requirement in project["build-system"]["requires"]:
+        name, pin = re.match(r"([\w-]+)([^;]*)", requirement).groups()  # type: ignore[union-attr]
+        assert (f"'{name}{pin}'" if name.startswith("nvidia") else name) in recipe
+    # torch depends on every other header that the build asks for (building/headers.py).
+    assert (
+        "cuda-toolkit[crt,cccl]==$(python -c 'import torch; print(torch.version.cuda)').*" in recipe
+    )
 
 
 def test_how_many_plans_a_thread_keeps() -> None:
