@@ -50,7 +50,7 @@ def check_build(built: tuple[str, str | None, bool], running: tuple[str, str | N
 
 
 def how_to_mend(failure: str) -> str:
-    """What helps where the library does not load; ``failure`` is the loader's message."""
+    """Returns the advice for a library that does not load; ``failure`` is the loader's message."""
     missing = re.search(r"(\S+): cannot open shared object file", failure)
     if missing is not None:
         return f"Install {missing[1]}, or let LD_LIBRARY_PATH name its folder."

@@ -49,7 +49,7 @@ _RANGES = {
     "totalGlobalMem": (2**28, 2**48),
     "warpSize": (32, 32),
 }
-# What a file recorded by an older cuDNN lacks, and a newer one asks for.
+# The fields that only a newer cuDNN asks for; a file that an older one recorded lacks them.
 _ADDED = {"memoryBusWidth": (8, 2**16)}
 _TRIPLES = ("maxBlockSize", "maxGridSize")
 _NAME = "deviceName"
