@@ -163,7 +163,6 @@ def test_demo_without_a_gpu(tmp_path: Path) -> None:
     [
         ["demo"],
         ["tune", "--input", "1,3,8,8", "--weight", "4,3,3,3"],
-        ["tune", "torchvision:alexnet", "--input", "1,3,64,64"],
     ],
     ids=str,
 )
