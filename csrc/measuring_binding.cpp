@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -63,6 +64,7 @@ void bind_frontend_find(py::module_& m) {
         const auto engines = engines_of(plans);
         const Operands operands = Operands::from_list(plans[0]->problem(), tensors);
         const c10::cuda::CUDAGuard guard(operands.x.device());
+        const std::lock_guard measuring(measuring_mutex(operands.x.device().index()));
         return frontend_find(technique(name), current_handle(), engines, operands.pointers(),
                              workspace ? workspace->data_ptr() : nullptr, benchmark_limit,
                              [&] { add_bias(operands.y, operands.bias); });

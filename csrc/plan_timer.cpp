@@ -94,14 +94,18 @@ void give_up(std::unique_ptr<at::cuda::CUDAGraph> captured, c10::DeviceIndex dev
 }
 
 // All timers of a device share one stream, because cuBLAS keeps a workspace for every stream that
-// it has seen.
+// it has seen. It is none of PyTorch's pool, whose streams are given to callers as well: what they
+// launch while a timer captures would become part of its graph.
 c10::cuda::CUDAStream timing_stream(c10::DeviceIndex device) {
   static std::mutex mutex;
   static auto* streams = new std::map<c10::DeviceIndex, c10::cuda::CUDAStream>();
   const std::lock_guard lock(mutex);
   const auto known = streams->find(device);
   if (known != streams->end()) return known->second;
-  return streams->emplace(device, c10::cuda::getStreamFromPool(false, device)).first->second;
+  const OnDevice on_device(device);
+  cudaStream_t made = nullptr;
+  C10_CUDA_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+  return streams->emplace(device, c10::cuda::getStreamFromExternal(made, device)).first->second;
 }
 
 at::Tensor device_bytes(const at::Tensor& like, int64_t bytes) {
@@ -109,6 +113,14 @@ at::Tensor device_bytes(const at::Tensor& like, int64_t bytes) {
 }
 
 }  // namespace
+
+std::recursive_mutex& measuring_mutex(c10::DeviceIndex device) {
+  static std::mutex mutex;
+  // They are never destroyed, because threads may still measure while the process exits.
+  static auto* mutexes = new std::map<c10::DeviceIndex, std::recursive_mutex>();
+  const std::lock_guard lock(mutex);
+  return (*mutexes)[device];
+}
 
 PlanTimer::PlanTimer(std::vector<Operands> operands, int64_t flush_bytes, bool workspace_pages)
     : operands_(std::move(operands)),
@@ -122,6 +134,7 @@ PlanTimer::PlanTimer(std::vector<Operands> operands, int64_t flush_bytes, bool w
   if (!workspace_pages) return;
   WorkspacePages& pages = WorkspacePages::of_current_device();
   if (pages.count().all == 0) return;
+  const std::lock_guard measuring(measuring_mutex(stream_.device_index()));
   const c10::cuda::CUDAStreamGuard on_stream(stream_);
   for (int64_t place = 0; place < kPlaces; ++place) {
     c10::DataPtr page = pages.take(false);
@@ -206,6 +219,8 @@ void PlanTimer::reserve(size_t batches) {
 }
 
 std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches, size_t lead) {
+  const std::lock_guard measuring(measuring_mutex(stream_.device_index()));
+  const RelaxedCapture relaxed;  // a caller's capture in another thread goes on
   const c10::cuda::CUDAGuard device(operands_[0].x.device());
   const c10::cuda::CUDAStreamGuard on_stream(stream_);
   const at::NoGradGuard no_grad;

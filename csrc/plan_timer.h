@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -21,9 +22,18 @@ struct CUDAGraph;
 
 namespace cudnn_autotune {
 
+// What is locked while something is measured on a device: the searches of several threads take
+// turns, so that they neither disturb each other's times nor meet on the stream and the flag that
+// all timers of the device share. Locks are taken in this order: the tuning mutex
+// (core/choice_table.h), this one, the GIL. So a thread that waits for this one must not hold the
+// GIL, and what is measured must not tune. It is recursive because what is measured may be a
+// function in Python that measures.
+std::recursive_mutex& measuring_mutex(c10::DeviceIndex device);
+
 // Measures the candidates of one problem. It runs batches of calls between two CUDA events, without
-// a gap, on a stream of its own, and returns the raw times. The caller decides what to run and what
-// to believe. A timer may be used by one thread at a time.
+// a gap, on a stream that nothing else uses, and returns the raw times. The caller decides what to
+// run and what to believe. A timer may be used by one thread at a time, several timers by several
+// threads.
 class PlanTimer {
  public:
   struct Batch {
@@ -63,7 +73,8 @@ class PlanTimer {
   // enqueued `lead` of them, so that it never waits for the host. `lead` must be 0 for candidates
   // that have never run, because loading a kernel may wait for the GPU. The first run of a
   // candidate should be one call, so that the loading of its kernel can be measured apart. Throws
-  // c10::Error where CUDA itself fails, and c10::ValueError for a batch that cannot be.
+  // c10::Error where CUDA itself fails, and c10::ValueError for a batch that cannot be. Holds
+  // measuring_mutex() until all has run.
   std::vector<Sample> run(const std::vector<Batch>& batches, size_t lead);
 
  private:
