@@ -13,6 +13,7 @@
 
 #include "build_plan.h"
 #include "core/check.h"
+#include "core/cuda_driver.h"
 #include "core/nvrtc.h"
 #include "plan.h"
 #include "python_calls.h"
@@ -177,6 +178,8 @@ void bind_plans(py::module_& m) {
         return py::bytes(cubin);
       },
       py::arg("source"), py::arg("function"), py::arg("options"));
+  m.def("loaded_cubins", &loaded_cubins);
+  m.attr("MOST_UNUSED_CUBINS") = kMostUnusedCubins;
   m.def("is_matmul", &is_matmul, py::arg("problem"));
 }
 

@@ -68,7 +68,7 @@ class RecipePlan::KernelStep final : public Step {
           launch.arguments[i]);
       pointers_.push_back(&values_[i]);
     }
-    function_ = load_kernel(launch.cubin, name_, shared_bytes_, sizes);
+    kernel_ = load_kernel(launch.cubin, name_, shared_bytes_, sizes);
   }
 
   void run(const Memory& memory) override {
@@ -76,14 +76,14 @@ class RecipePlan::KernelStep final : public Step {
       values_[i] = reinterpret_cast<uint64_t>(memory.at(address));
     }
     const CUresult status = cuda_driver().launch(
-        function_, grid_[0], grid_[1], grid_[2], block_[0], block_[1], block_[2], shared_bytes_,
-        c10::cuda::getCurrentCUDAStream().stream(), pointers_.data(), nullptr);
+        kernel_.function, grid_[0], grid_[1], grid_[2], block_[0], block_[1], block_[2],
+        shared_bytes_, c10::cuda::getCurrentCUDAStream().stream(), pointers_.data(), nullptr);
     if (status != CUDA_SUCCESS) check_driver(status, "launching " + name_);
   }
 
  private:
   std::string name_;
-  CUfunction function_ = nullptr;
+  LoadedKernel kernel_;
   std::array<uint32_t, 3> grid_, block_;
   int shared_bytes_;
   std::vector<uint64_t> values_;  // each argument in its first bytes

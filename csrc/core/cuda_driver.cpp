@@ -2,8 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <list>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "core/check.h"
 #include "core/symbols.h"
@@ -21,6 +24,7 @@ CudaDriver look_up() {
   bind_symbol(library, "cuModuleLoadData", driver.load_module);
   bind_symbol(library, "cuModuleGetFunction", driver.function_of_module);
   bind_symbol(library, "cuLibraryLoadData", driver.load_library);
+  bind_symbol(library, "cuLibraryUnload", driver.unload_library);
   bind_symbol(library, "cuLibraryGetKernel", driver.kernel_of_library);
   bind_symbol(library, "cuKernelGetFunction", driver.function_of_kernel);
   bind_symbol(library, "cuFuncGetAttribute", driver.get_attribute);
@@ -33,17 +37,73 @@ CudaDriver look_up() {
   return driver;
 }
 
-// The kernel in the current device's context. A library belongs to no context, so each cubin is
-// loaded once. The caller holds a lock.
-CUfunction function_of(const std::string& cubin, const std::string& name) {
-  const CudaDriver& driver = cuda_driver();
-  static auto* libraries = new std::unordered_map<std::string, CUlibrary>();
-  CUlibrary& library = (*libraries)[cubin];
-  if (library == nullptr) {
-    check_driver(
-        driver.load_library(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
-        "loading the cubin of " + name);
+// The cubins that are loaded. A library belongs to no context, so each is loaded once for all
+// devices.
+class Libraries {
+ public:
+  struct Library {
+    CUlibrary handle = nullptr;
+    const std::string* cubin = nullptr;  // its key
+    size_t users = 0;
+    std::list<Library*>::iterator unused;  // its place in unused_, if it has no user
+  };
+
+  // It is never destroyed, because plans may be freed while the process exits.
+  static Libraries& instance() {
+    static auto* libraries = new Libraries();
+    return *libraries;
   }
+
+  // The caller of use() holds the lock. What use() returns must be destroyed without it.
+  std::mutex& mutex() { return mutex_; }
+  std::shared_ptr<const Library> use(const std::string& cubin, const std::string& name) {
+    const auto [place, is_new] = libraries_.try_emplace(cubin);
+    Library& library = place->second;
+    if (is_new) {
+      const CUresult status = cuda_driver().load_library(&library.handle, cubin.data(), nullptr,
+                                                         nullptr, 0, nullptr, nullptr, 0);
+      if (status != CUDA_SUCCESS) libraries_.erase(place);
+      check_driver(status, "loading the cubin of " + name);
+      library.cubin = &place->first;
+    } else if (library.users == 0) {
+      unused_.erase(library.unused);
+    }
+    ++library.users;
+    return {&library, [this](Library* used) { give_back(*used); }};
+  }
+
+  size_t size() {
+    const std::lock_guard lock(mutex_);
+    return libraries_.size();
+  }
+
+ private:
+  void give_back(Library& library) {
+    const std::lock_guard lock(mutex_);
+    if (--library.users > 0) return;
+    library.unused = unused_.insert(unused_.end(), &library);
+    if (unused_.size() <= kMostUnusedCubins) return;
+    // The driver waits for kernels that still run, so many are unloaded at a time.
+    const RelaxedCapture unloading;
+    while (unused_.size() > kMostUnusedCubins / 2) {
+      Library* oldest = unused_.front();
+      unused_.pop_front();
+      const auto unload = cuda_driver().unload_library;
+      // As the process exits, the driver may have unloaded it already.
+      if (unload != nullptr) static_cast<void>(unload(oldest->handle));
+      libraries_.erase(libraries_.find(*oldest->cubin));
+    }
+  }
+
+  std::mutex mutex_;
+  // By cubin. References to elements stay valid.
+  std::unordered_map<std::string, Library> libraries_;
+  std::list<Library*> unused_;  // the oldest first
+};
+
+// The kernel in the current device's context.
+CUfunction function_of(CUlibrary library, const std::string& name) {
+  const CudaDriver& driver = cuda_driver();
   CUkernel kernel = nullptr;
   check_driver(driver.kernel_of_library(&kernel, library, name.c_str()), "finding " + name);
   CUfunction function = nullptr;
@@ -116,8 +176,8 @@ CUresult launch(CUfunction kernel, unsigned blocks, cudaStream_t stream, void** 
   return cuda_driver().launch(kernel, blocks, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr);
 }
 
-CUfunction load_kernel(const std::string& cubin, const std::string& name, int shared_bytes,
-                       const std::vector<size_t>& argument_sizes) {
+LoadedKernel load_kernel(const std::string& cubin, const std::string& name, int shared_bytes,
+                         const std::vector<size_t>& argument_sizes) {
   const CudaDriver& driver = cuda_driver();
   if (driver.function_of_kernel == nullptr) {
     throw PlanError("loading " + name + ": there is no driver of CUDA 12 or later");
@@ -125,9 +185,11 @@ CUfunction load_kernel(const std::string& cubin, const std::string& name, int sh
   if (cudaFree(nullptr) != cudaSuccess) {  // creates the context if there is none
     throw PlanError("loading " + name + ": there is no context on the current device");
   }
-  static auto* mutex = new std::mutex();
-  const std::lock_guard lock(*mutex);
-  CUfunction function = function_of(cubin, name);
+  Libraries& libraries = Libraries::instance();
+  std::shared_ptr<const Libraries::Library> library;  // given back after the lock is free
+  const std::lock_guard lock(libraries.mutex());
+  library = libraries.use(cubin, name);
+  CUfunction function = function_of(library->handle, name);
   check_arguments(function, name, argument_sizes);
   // Another plan may have asked for more. To ask for an attribute also loads the kernel, which a
   // driver would else do at the first launch, where it may wait for the GPU.
@@ -139,7 +201,9 @@ CUfunction load_kernel(const std::string& cubin, const std::string& name, int sh
         driver.set_attribute(function, kMostShared, shared_bytes),
         "giving " + name + " " + std::to_string(shared_bytes) + " bytes of dynamic shared memory");
   }
-  return function;
+  return {function, std::move(library)};
 }
+
+size_t loaded_cubins() { return Libraries::instance().size(); }
 
 }  // namespace cudnn_autotune

@@ -4,20 +4,22 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace cudnn_autotune {
 
 // Loads kernels with the CUDA driver, and launches them. The driver is looked up at run time,
-// because a library linked to it could not be loaded on a machine without a GPU. What is loaded is
-// never unloaded. Safe to call from several threads.
+// because a library linked to it could not be loaded on a machine without a GPU. Safe to call from
+// several threads.
 
 struct CudaDriver {
   // Null where there is no driver, or where it lacks the function.
   decltype(&cuModuleLoadData) load_module = nullptr;
   decltype(&cuModuleGetFunction) function_of_module = nullptr;
   decltype(&cuLibraryLoadData) load_library = nullptr;
+  decltype(&cuLibraryUnload) unload_library = nullptr;
   decltype(&cuLibraryGetKernel) kernel_of_library = nullptr;
   decltype(&cuKernelGetFunction) function_of_kernel = nullptr;
   decltype(&cuFuncGetAttribute) get_attribute = nullptr;
@@ -62,10 +64,23 @@ CUfunction kernel_of(CUmodule module, const char* name);
 // Enqueues `blocks` blocks of one thread each. `arguments` holds the addresses of the arguments.
 CUresult launch(CUfunction kernel, unsigned blocks, cudaStream_t stream, void** arguments);
 
+// A kernel that is loaded, and stays so as long as a copy of this lives.
+struct LoadedKernel {
+  CUfunction function = nullptr;
+  std::shared_ptr<const void> library;
+};
+
 // Loads a kernel of a cubin for the current device, and lets its blocks have so much dynamic shared
-// memory. A cubin is loaded once in a process. Throws PlanError where the driver refuses, and if
-// the kernel takes arguments of other sizes, as drivers of CUDA 12.4 and later can tell.
-CUfunction load_kernel(const std::string& cubin, const std::string& name, int shared_bytes,
-                       const std::vector<size_t>& argument_sizes);
+// memory. A cubin that is loaded already is not loaded again. Throws PlanError where the driver
+// refuses, and if the kernel takes arguments of other sizes, as drivers of CUDA 12.4 and later can
+// tell.
+LoadedKernel load_kernel(const std::string& cubin, const std::string& name, int shared_bytes,
+                         const std::vector<size_t>& argument_sizes);
+
+// How many cubins are loaded now. Up to kMostUnusedCubins are kept that nothing uses any more,
+// those that were used last: a search drops the plans that lose, and a call may ask for one of them
+// again.
+constexpr size_t kMostUnusedCubins = 256;
+size_t loaded_cubins();
 
 }  // namespace cudnn_autotune

@@ -1,5 +1,5 @@
 """CUDA kernels as machine code: NVRTC compiles each once in a process, unless an earlier process
-has kept it."""
+has kept it, as long as the process does not ask for many others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -18,8 +19,12 @@ Find = Callable[[str, str], bytes | None]
 Keep = Callable[[str, str, bytes], None]
 """Keeps a cubin under its function and digest. It must not raise."""
 
+# The kernels that this process remembers, some 50 KB each: those that were asked for last. Others
+# are read back or compiled again, should a plan that was dropped be asked for again.
+_MOST = 512
+
 _lock = threading.Lock()
-_compiled: dict[str, Future[bytes]] = {}
+_compiled: OrderedDict[str, Future[bytes]] = OrderedDict()
 _kept: tuple[Find, Keep] | None = None
 
 
@@ -39,11 +44,11 @@ def cubin(kernel: Kernel, compute_capability: tuple[int, int]) -> bytes:
     """
     options = _options(kernel, compute_capability)
     digest = _digest(kernel, options)
+    mine = Future[bytes]()
     with _lock:
-        found = _compiled.get(digest)
-        mine = Future[bytes]()
+        found = _asked_for(digest)
         if found is None:
-            _compiled[digest] = mine
+            _remember(digest, mine)
     if found is not None:
         return found.result()
     try:
@@ -62,7 +67,7 @@ def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
     compiled the kernel."""
     digest = _digest(kernel, _options(kernel, compute_capability))
     with _lock:
-        found = _compiled.get(digest)
+        found = _asked_for(digest)
     if found is not None:
         return found.done() and found.exception() is None
     code = _kept_code(kernel, digest)
@@ -71,8 +76,23 @@ def is_found(kernel: Kernel, compute_capability: tuple[int, int]) -> bool:
     kept = Future[bytes]()
     kept.set_result(code)
     with _lock:
-        _compiled.setdefault(digest, kept)
+        if digest not in _compiled:
+            _remember(digest, kept)
     return True
+
+
+def _asked_for(digest: str) -> Future[bytes] | None:
+    """What has or will have the kernel's code, if it is remembered; it is dropped last then. The
+    caller holds the lock, here and in :func:`_remember`."""
+    if digest in _compiled:
+        _compiled.move_to_end(digest)
+    return _compiled.get(digest)
+
+
+def _remember(digest: str, code: Future[bytes]) -> None:
+    _compiled[digest] = code
+    while len(_compiled) > _MOST:
+        _compiled.popitem(last=False)
 
 
 def _digest(kernel: Kernel, options: list[str]) -> str:
