@@ -52,7 +52,9 @@ void bind_online_trial(py::module_& m) {
       .def("drop", &TurnSchedule::drop, py::arg("implementation"))
       .def("set_leader", &TurnSchedule::set_leader, py::arg("implementation"))
       .def("rest", &TurnSchedule::rest, py::arg("implementations"))
-      .def("decide", &TurnSchedule::decide, py::arg("implementation"))
+      .def("decide", &TurnSchedule::decide, py::arg("implementation"),
+           py::arg("is_provisional") = false)
+      .def_property_readonly("ran_out_of_memory", &TurnSchedule::ran_out_of_memory)
       .def_property_readonly("is_in_use", &TurnSchedule::is_in_use)
       .def_property_readonly("calls", &TurnSchedule::calls)
       .def_property_readonly("implementation_count", &TurnSchedule::implementation_count)
@@ -98,15 +100,17 @@ void bind_choice_table(py::module_& m) {
   // released, because misses may come as long as the process lives.
   m.def("set_miss_handler", [](const py::function& function) {
     auto* handler = new py::function(function);
-    set_miss_handler([handler](const ChoiceKey& key, const Operands& operands) {
+    set_miss_handler([handler](const ChoiceKey& key, const Operands& operands,
+                               const std::shared_ptr<Plan>& serving) {
       const py::gil_scoped_acquire gil;
       const Policy& policy = key.policy;
       const py::tuple answer =
           (*handler)(key.problem, sampling_name(policy.sampling), policy.workspace_limit,
-                     policy.benchmark_limit, policy.device, *py::cast(operands.list()));
+                     policy.benchmark_limit, policy.device, *py::cast(operands.list()),
+                     py::arg("serving") = serving);
       return TuneResult{answer[0].cast<std::shared_ptr<Plan>>(),
-                        answer[1].cast<std::shared_ptr<OnlineTrial>>(),
-                        make_after_unlock(answer[2].cast<std::optional<py::function>>())};
+                        answer[1].cast<std::shared_ptr<OnlineTrial>>(), answer[2].cast<bool>(),
+                        make_after_unlock(answer[3].cast<std::optional<py::function>>())};
     });
   });
   m.def("set_capture_miss_handler", [](const py::function& function) {

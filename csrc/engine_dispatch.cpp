@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 
@@ -78,25 +79,57 @@ std::optional<CacheEntry> remembered(const ChoiceKey& key) {
   }
 }
 
+// A provisional choice is looked at again after so many calls, and then after twice as many each
+// time: where what it lacks does not come, looking costs ever less.
+constexpr int64_t kFirstCalls = 16;
+constexpr int64_t kMostCalls = int64_t{1} << 40;
+
+// Makes a provisional entry serve so many calls.
+void serve_for(CacheEntry& entry, int64_t calls) {
+  entry.is_provisional = true;
+  entry.calls = entry.calls_left = std::min(calls, kMostCalls);
+}
+
+// Whether the entry is provisional and has served all its calls. While a stream is captured nothing
+// may be timed, so it goes on.
+bool is_due(CacheEntry& entry) {
+  if (!entry.is_provisional) return false;
+  if (entry.calls_left > 0) {
+    --entry.calls_left;
+    return false;
+  }
+  return !is_capturing();
+}
+
 // An entry for a problem whose first call is captured: what an earlier process or a pin says of it,
 // or else the heuristics' plan, or else PyTorch's own path. An output cannot be checked now. The
 // next call outside of a capture is a miss, in which it is chosen properly and checked.
-CacheEntry provisional(const ChoiceKey& key) {
+CacheEntry for_capture(const ChoiceKey& key) {
   const ChoiceVersion version = ChoiceTable::instance().find(key).version;
   auto known = capture_miss_handler()(key);
   if (known == nullptr) known = heuristic_plan(key);
   return {key, version, {std::move(known)}, /*is_provisional=*/true};
 }
 
-CacheEntry miss(const ChoiceKey& key, c10::function_ref<const Operands&()> operands) {
+// `due` is the provisional entry of the key that has served its calls, or null.
+CacheEntry miss(const ChoiceKey& key, c10::function_ref<const Operands&()> operands,
+                const CacheEntry* due) {
   auto& table = ChoiceTable::instance();
   // The tuning mutex is locked before the GIL is taken. A thread that waited for the mutex with the
   // GIL would block the one that tunes.
   const WithoutGil without_gil;
   if (auto entry = remembered(key)) return *std::move(entry);
-  if (is_capturing()) return provisional(key);
+  if (is_capturing()) return for_capture(key);
+  const bool was_searched = due != nullptr && due->calls > 0;
+  std::unique_lock tuning(table.tuning_mutex(), std::defer_lock);
+  // What serves already does not wait for another thread's search.
+  if (was_searched && !tuning.try_lock()) {
+    CacheEntry same = *due;
+    serve_for(same, due->calls);
+    return same;
+  }
   const Operands& tensors = operands();
-  std::unique_lock tuning(table.tuning_mutex());
+  if (!tuning.owns_lock()) tuning.lock();
   // Another thread may have tuned it while this one waited.
   if (auto entry = remembered(key)) return *std::move(entry);
   const ChoiceVersion asked = table.find(key).version;
@@ -105,13 +138,17 @@ CacheEntry miss(const ChoiceKey& key, c10::function_ref<const Operands&()> opera
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     // A convolution that a handler makes must not be tuned: it would wait for this one's mutex.
     const PyTorchsOwnGuard pytorchs_own;
-    return miss_handler()(key, tensors);
+    return miss_handler()(key, tensors, was_searched ? due->path.plan : nullptr);
   }();
   CacheEntry entry{key, asked, {}};
   // What a trial chooses is recorded when it ends. If the problem was forgotten during the search,
   // the version is not current: this call uses the entry, and the next one is a miss again.
   if (result.trial != nullptr) {
     entry.path.trial = std::move(result.trial);
+  } else if (result.is_provisional) {
+    // The table has final choices only. Other threads ask the handler, too, which remembers it.
+    entry.path.plan = std::move(result.plan);
+    serve_for(entry, was_searched ? 2 * due->calls : kFirstCalls);
   } else {
     entry.version = table.put_unless_forgotten(key, result.plan->text(), asked);
     entry.path.plan = std::move(result.plan);
@@ -119,6 +156,20 @@ CacheEntry miss(const ChoiceKey& key, c10::function_ref<const Operands&()> opera
   tuning.unlock();
   if (result.after_unlock) result.after_unlock();
   return entry;
+}
+
+// As miss(), and memory that is short does not end a call that a provisional entry can serve.
+CacheEntry missed(const ChoiceKey& key, c10::function_ref<const Operands&()> operands,
+                  const CacheEntry* due) {
+  if (due == nullptr || due->calls == 0) return miss(key, operands, due);
+  // A copy, because a handler that runs convolutions changes the cache.
+  CacheEntry same = *due;
+  try {
+    return miss(key, operands, &same);
+  } catch (const c10::OutOfMemoryError&) {
+    serve_for(same, 2 * same.calls);
+    return same;
+  }
 }
 
 // In one of so many calls a trial looks whether another thread has decided the same problem.
@@ -136,6 +187,11 @@ void end_trial_if_decided(CacheEntry& entry) {
     return;
   }
   const RelaxedCapture relaxed;  // what the trial held is freed
+  if (trial.schedule()->is_provisional()) {
+    entry.path = ChosenPath{std::move(winner)};
+    serve_for(entry, kFirstCalls);
+    return;
+  }
   auto chosen = table.find(entry.key).text;
   if (chosen && *chosen != winner->text()) {
     // Another thread has decided first: all threads use one choice.
@@ -185,9 +241,9 @@ ChosenPath lookup(const ChoiceKey& key, c10::function_ref<const Operands&()> ope
   }
   auto& cache = PlanCache::of_this_thread();
   CacheEntry* entry = cache.find(key);
-  if (entry == nullptr || (entry->is_provisional && !is_capturing())) {
+  if (entry == nullptr || is_due(*entry)) {
     const RelaxedCapture relaxed;  // the cache drops plans, which unload kernels
-    entry = &cache.put(miss(key, operands));
+    entry = &cache.put(missed(key, operands, entry));
   }
   if (entry->path.trial != nullptr) end_trial_if_decided(*entry);
   return entry->path;

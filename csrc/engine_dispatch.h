@@ -19,13 +19,17 @@ class OnlineTrial;
 struct TuneResult {
   std::shared_ptr<Plan> plan;
   std::shared_ptr<OnlineTrial> trial;  // compares plans in the calls to come; mostly null
+  // Whether the plan serves for some calls only, after which the handler is asked again.
+  bool is_provisional = false;
   // Called after the tuning mutex is unlocked, since it may wait for other processes. May be empty.
   std::function<void()> after_unlock;
 };
 
 // Chooses an engine for a problem, by a search where nothing is known of it. It may overwrite the
-// tensor that the operation writes.
-using MissHandler = std::function<TuneResult(const ChoiceKey& key, const Operands& operands)>;
+// tensor that the operation writes. `serving` is the provisional plan that has served until now, or
+// null.
+using MissHandler = std::function<TuneResult(const ChoiceKey& key, const Operands& operands,
+                                             const std::shared_ptr<Plan>& serving)>;
 void set_miss_handler(MissHandler handler);
 
 // Answers a miss while a stream is captured, when nothing may be timed or run: with what is known

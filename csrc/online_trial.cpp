@@ -127,8 +127,11 @@ bool OnlineTrial::try_launch(size_t implementation, const Operands& operands, Ti
     return true;
   } catch (const PlanError&) {
     if (!schedule_->fail(implementation)) throw;
+  } catch (const c10::OutOfMemoryError&) {
+    schedule_->run_out_of_memory();
+    if (!schedule_->fail(implementation)) throw;
   } catch (const c10::Error&) {
-    // The workspace could not be allocated, or cuBLAS or ATen refuse the problem.
+    // cuBLAS or ATen refuse the problem.
     if (!schedule_->fail(implementation)) throw;
   }
   return false;

@@ -232,6 +232,12 @@ def compare_output(problem: ConvProblem, tensors: Sequence[Tensor]) -> Tensor:
     largest magnitude in the output, and the sum of each operand that is read.
     """
 
+MOST_UNUSED_CUBINS: int
+
+def loaded_cubins() -> int:
+    """How many cubins are loaded: those that plans use, and ``MOST_UNUSED_CUBINS`` others at
+    most."""
+
 def is_matmul(problem: ConvProblem) -> bool: ...
 def keep_plans(
     behavior_note: str,
@@ -352,8 +358,13 @@ class TurnSchedule:
         """Has the leader serve every call, untimed, until another implementation joins or one
         fails. Does nothing if more than this many have joined already."""
 
-    def decide(self, implementation: int | None) -> None:
-        """Ends the trial; None chooses PyTorch's own path."""
+    def decide(self, implementation: int | None, is_provisional: bool = False) -> None:
+        """Ends the trial; None chooses PyTorch's own path. If the choice is provisional, the miss
+        handler is asked again after some calls."""
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether an implementation has failed in a turn for want of memory."""
 
     @property
     def is_in_use(self) -> bool:
@@ -395,10 +406,14 @@ class OnlineTrial:
     def decided(self) -> str | None:
         """The text of the choice; None until the trial is decided."""
 
-MissHandler = Callable[..., tuple[Plan, OnlineTrial | None, Callable[[], None] | None]]
-"""(problem, sampling, workspace_limit, benchmark_limit, device, *operands) -> (the plan of the
-choice; the trial that is to decide it, or None; a function to call once other threads may tune
-again, or None)."""
+MissHandler = Callable[..., tuple[Plan, OnlineTrial | None, bool, Callable[[], None] | None]]
+"""(problem, sampling, workspace_limit, benchmark_limit, device, *operands, serving=plan) -> (the
+plan of the choice; the trial that is to decide it, or None; whether the choice is provisional; a
+function to call once other threads may tune again, or None).
+
+``serving`` is the plan that serves the thread provisionally, or None. The handler is asked again
+after 16 calls of a provisional choice, and then after twice as many each time.
+"""
 
 def set_miss_handler(handler: MissHandler) -> None: ...
 

@@ -64,8 +64,9 @@ class Committed:
         self.selections: list[Selection] = []
         self.kept: list[TrialRecord | None] = []
 
-    def commit(self, selection: Selection) -> None:
+    def commit(self, selection: Selection) -> bool:
         self.selections.append(selection)
+        return False
 
     def keep(self, record: TrialRecord | None) -> None:
         self.kept.append(record)

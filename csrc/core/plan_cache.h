@@ -24,9 +24,12 @@ struct CacheEntry {
   ChoiceKey key;
   ChoiceVersion version;  // of the choice; of a trial or a provisional plan: when it was begun
   ChosenPath path;
-  // Made without a search while a stream was captured. The next call outside of a capture replaces
-  // it.
+  // Not the final choice: made without a search while a stream was captured, or with less than a
+  // search may have later. After `calls_left` more calls, the next one outside of a capture is a
+  // miss.
   bool is_provisional = false;
+  int64_t calls_left = 0;
+  int64_t calls = 0;  // how many it was made to serve; 0: made during a capture
 };
 
 // The built plans of one thread, in order of their last use. Each takes host memory, so their

@@ -31,9 +31,10 @@ void TurnSchedule::rest(size_t implementations) {
   if (is_active_.size() <= implementations) is_resting_ = true;
 }
 
-void TurnSchedule::decide(std::optional<size_t> implementation) {
+void TurnSchedule::decide(std::optional<size_t> implementation, bool is_provisional) {
   const std::lock_guard lock(mutex_);
   if (implementation) static_cast<void>(is_active_.at(*implementation));
+  is_provisional_.store(is_provisional, std::memory_order_relaxed);
   decided_.store(implementation ? static_cast<int64_t>(*implementation) : kOwnPath,
                  std::memory_order_release);
 }

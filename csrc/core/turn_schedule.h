@@ -49,8 +49,10 @@ class TurnSchedule {
   // Gives nobody a turn, so that the leader serves every call, until another implementation joins
   // or one fails. Does nothing if more than `implementations` have joined already.
   void rest(size_t implementations);
-  // Ends the trial. nullopt: PyTorch's own path is the choice.
-  void decide(std::optional<size_t> implementation);
+  // Ends the trial. nullopt: PyTorch's own path is the choice. `is_provisional`: it is not final.
+  void decide(std::optional<size_t> implementation, bool is_provisional);
+  // Whether an implementation failed in a turn for want of memory.
+  bool ran_out_of_memory() const { return ran_out_of_memory_.load(std::memory_order_relaxed); }
   // False once the OnlineTrial is destroyed, and no more calls can come.
   bool is_in_use() const { return is_in_use_.load(std::memory_order_acquire); }
   int64_t calls() const { return calls_.load(std::memory_order_relaxed); }
@@ -62,6 +64,8 @@ class TurnSchedule {
   void join();
   // An implementation's index, kUndecided or kOwnPath.
   int64_t decided() const { return decided_.load(std::memory_order_acquire); }
+  // Whether the choice is provisional, once it is decided.
+  bool is_provisional() const { return is_provisional_.load(std::memory_order_relaxed); }
   // The turn of this call. nullopt: the leader serves the call, and it is not measured. That is the
   // case for one of every two calls, so that a trial's overhead is halved, and slow implementations
   // run half as often.
@@ -73,6 +77,8 @@ class TurnSchedule {
   // Records that an implementation failed to run or is wrong, and drops it. If no other is active,
   // all that were dropped for another reason are active again. Returns whether there are any.
   bool fail(size_t implementation);
+  // Records that memory was short for one that fails next.
+  void run_out_of_memory() { ran_out_of_memory_.store(true, std::memory_order_relaxed); }
   void count_call() { calls_.fetch_add(1, std::memory_order_relaxed); }
   void end() { is_in_use_.store(false, std::memory_order_release); }
 
@@ -89,6 +95,8 @@ class TurnSchedule {
   std::vector<Sample> samples_;
   std::vector<size_t> failures_;
   std::minstd_rand random_{std::random_device{}()};
+  std::atomic<bool> ran_out_of_memory_{false};
+  std::atomic<bool> is_provisional_{false};
   std::atomic<int64_t> decided_{kUndecided};
   std::atomic<int64_t> calls_{0};
   std::atomic<bool> is_in_use_{true};

@@ -55,9 +55,9 @@ def agree(group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> l
 
 
 def _tuned_here() -> tuple[int, dict[str, Decision]]:
-    """The current device, and the decisions that were timed on it."""
+    """The current device, and the final decisions that were timed on it."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    own = (choice.decision for choice in choices() if choice.device == device)
+    own = [c.decision for c in choices() if c.device == device and not c.provisional]
     return device, best(one for one in own if one.selection.total_samples > 0)
 
 

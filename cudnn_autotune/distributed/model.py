@@ -112,7 +112,9 @@ def tune(
                 if not exchange.combine("served", is_served, everybody, _any, bool):
                     exchange.fail(None, NOTHING_SERVED)
                 decisions = share_in(exchange, ranks, list(found.counts), tune_one, pins())
-        remembering.install(decisions, device)
+        # Without other ranks, what is provisional may be tuned again.
+        final = [decision for decision in decisions if not decision.selection.evidence.provisional]
+        remembering.install(final if members is None else decisions, device)
         if memory_format == "auto":
             _lay_out(model, inputs, kwargs, members, timeout_s)
     return decisions

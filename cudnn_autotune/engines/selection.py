@@ -88,6 +88,10 @@ class Evidence:
     """The budget of wall time in milliseconds if it left something out; else None."""
     remarks: tuple[str, ...] = ()
     """Further remarks, such as that the budget ran out."""
+    provisional: str = ""
+    """Why the choice is not final, such as that candidates were left out for want of memory. It
+    serves until another search may find a better one, and no store keeps it. Empty if it is
+    final."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.burst_weight <= 1:

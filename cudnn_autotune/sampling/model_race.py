@@ -112,8 +112,13 @@ class Entrant(Generic[ProblemT]):
         made = race_selection(self.found)
         if made is None:
             return None
-        remarks = (*made.evidence.remarks, _CUT_SHORT if self.is_cut else _TOGETHER)
-        return replace(made, evidence=replace(made.evidence, remarks=remarks))
+        evidence = made.evidence
+        remarks = (*evidence.remarks, _CUT_SHORT if self.is_cut else _TOGETHER)
+        evidence = replace(evidence, remarks=remarks)
+        if self.is_cut and not self.found.is_judged:
+            # Not every candidate was compared in the time that this search had.
+            evidence = replace(evidence, budget_ms=evidence.wall_ms)
+        return replace(made, evidence=evidence)
 
 
 def is_final(selection: Selection) -> bool:

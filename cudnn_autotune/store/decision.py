@@ -155,6 +155,13 @@ def with_determinism(problem: ConvProblem, deterministic: bool) -> ConvProblem:
     return problem_from_json(tree)
 
 
+def was_cut_short(decision: Decision, budget_ms: float | None) -> bool:
+    """Returns whether a budget left something out of the measurement that ``budget_ms``
+    (milliseconds; None: no budget) would not, so that another search could find a faster one."""
+    was_ms = decision.selection.evidence.budget_ms
+    return was_ms is not None and (budget_ms is None or budget_ms > was_ms)
+
+
 def admits(outer: int | None, inner: int | None) -> bool:
     """Returns whether the workspace limit ``outer`` is at least ``inner``; None is no limit."""
     return outer is None or (inner is not None and inner <= outer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -26,10 +26,17 @@ class Layered:
         self.user = user
         self.shipped = tuple(shipped)
 
-    def find(self, problem: ConvProblem, **policy: Any) -> Decision | None:
-        """Returns the first decision that ``Store.find`` finds in the stores, or None."""
+    def find(
+        self,
+        problem: ConvProblem,
+        *,
+        suffices: Callable[[Decision], bool] = lambda decision: True,
+        **policy: Any,
+    ) -> Decision | None:
+        """Returns the first decision that ``Store.find`` finds in the stores and that suffices, or
+        None."""
         found = (store.find(problem, **policy) for store in (self.user, *self.shipped))
-        return next((decision for decision in found if decision is not None), None)
+        return next((one for one in found if one is not None and suffices(one)), None)
 
     def by_key(self, key: str) -> Decision | None:
         """Returns the first decision that ``Store.by_key`` finds in the stores, or None."""

@@ -17,6 +17,7 @@ from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_s
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.timers import board_power
+from cudnn_autotune.timers.lacking import Lacking, available_bytes, bytes_of, is_passing
 from cudnn_autotune.timers.measuring import cold_sets, fills_cache
 from cudnn_autotune.timers.measuring import operands as random_operands
 from cudnn_autotune.timers.telemetry import Gpu, PowerWatch
@@ -43,7 +44,9 @@ Built = list[tuple["_C.Plan | None", str]]
 """Pairs of a plan and an empty text, or of None and the reason why there is no plan; one for each
 text."""
 Refusal = Callable[[str, "_C.Plan"], str]
-"""(text, plan) -> why the candidate must not run, or an empty text."""
+"""(text, plan) -> why the candidate must not run, or an empty text. Raises OutOfMemoryError where
+there is no memory to find out."""
+_NO_MEMORY = "there is no memory to check it"
 
 
 class GpuTimer:
@@ -86,6 +89,9 @@ class GpuTimer:
         self._last_ms: dict[str, float] = {}
         self._seen: dict[str, Candidate] = {}
         self._errors: dict[str, str] = {}
+        # The memory that candidates need which were left out for want of it; None: it is not known.
+        self._wanted: dict[str, int | None] = {}
+        self._not_built: set[str] = set()
 
     @classmethod
     def open(cls, problem: ConvProblem, device: Device = "cuda") -> GpuTimer:
@@ -138,7 +144,12 @@ class GpuTimer:
         if self._ask_refusal is None:
             return ""
         if text not in self._refusals:
-            why = self._refusals[text] = self._ask_refusal(text, self.plans[text])
+            try:
+                why = self._ask_refusal(text, self.plans[text])
+            except torch.OutOfMemoryError:
+                why = _NO_MEMORY
+                self._wanted[text] = None
+            self._refusals[text] = why
             if why:
                 self._seen[text], self._errors[text] = candidate, why
         return self._refusals[text]
@@ -167,6 +178,8 @@ class GpuTimer:
             self._seen[batch.candidate.text] = batch.candidate
             if error:
                 self._errors[batch.candidate.text] = error
+                if is_passing(error):
+                    self._wanted[batch.candidate.text] = None
                 samples.append(Sample(math.inf, error=error))
                 continue
             self._last_ms[batch.candidate.text] = time_ms
@@ -228,6 +241,21 @@ class GpuTimer:
         times = ", ".join(f"{text} {ms:.4g} ms" for text, ms in known) or "nothing yet"
         return f"While a convolution was tuned ({problem_text}); measured until then: {times}."
 
+    def lacks_memory(self) -> None:
+        """Records that the search ran out of memory."""
+        self._wanted[""] = None
+
+    def lacking(self) -> Lacking:
+        """Returns what the search did without, and another one may have; called once it is over,
+        and the timer closed."""
+        not_built = self._not_built - self.plans.keys()
+        wanted = self._wanted.values()
+        least = min((size for size in wanted if size is not None), default=0)
+        if not least and wanted:
+            # More than there is: as much again as the operands take.
+            least = available_bytes(self._device) + bytes_of(self._operands)
+        return Lacking(least, sum(map(bool, self._wanted)), len(not_built))
+
     def close(self) -> None:
         """Frees the timer's GPU memory. The plans stay; what no thread has begun is not built."""
         for _, future in self._building:
@@ -243,9 +271,11 @@ class GpuTimer:
                 self._keep(texts, future.result())
 
     def _keep(self, texts: Sequence[str], built: Built) -> None:
-        for text, (plan, _) in zip(texts, built, strict=True):
+        for text, (plan, why) in zip(texts, built, strict=True):
             if plan is not None:
                 self.plans[text] = plan
+            elif is_passing(why):
+                self._not_built.add(text)
 
     def _being_built(self) -> set[str]:
         return {text for some, _ in self._building for text in some}
@@ -289,7 +319,17 @@ class GpuTimer:
             else:
                 self._use_workspace(had)  # candidates that were runnable before stay runnable
         had = self._workspace_bytes()
+        for text, need in needs.items():
+            if need <= had:
+                self._wanted.pop(text, None)
+            elif self._could_ever_fit(need):
+                self._wanted[text] = need + room
         return [c for c in candidates if needs[c.text] <= had]
+
+    def _could_ever_fit(self, size: int) -> bool:
+        """Returns whether an otherwise empty GPU could hold a workspace beside the operands."""
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        return size + bytes_of(self._operands) <= total
 
     def _use_workspace(self, size: int) -> None:
         """Allocates ``size`` bytes, or raises OutOfMemoryError and keeps the old workspace."""

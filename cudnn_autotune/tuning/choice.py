@@ -14,6 +14,7 @@ from cudnn_autotune.engines.roofline import Limit, limit
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import Decision, Provenance
 from cudnn_autotune.store.peaks_file import peaks_of
+from cudnn_autotune.timers.lacking import NOTHING, Lacking
 from cudnn_autotune.tuning.output_check import OutputChecks
 
 
@@ -35,6 +36,8 @@ class Choice:
     searched: Selection | None = None
     """The selection of this process's search, with the candidates that failed before they were
     timed; None if this process did not search."""
+    lacking: Lacking = NOTHING
+    """What it was made without, and a later search may have."""
 
     @property
     def problem(self) -> ConvProblem:
@@ -76,6 +79,13 @@ class Choice:
     def selection(self) -> Selection:
         """Every candidate with its time, and the evidence for the choice."""
         return self.searched or self.decision.selection
+
+    @property
+    def provisional(self) -> str:
+        """Why the choice is not final, such as ``12 candidates were left out for want of memory``;
+        empty if it is. A provisional choice serves, and is not stored; after some calls the problem
+        is tuned again, if what was lacking can be had then."""
+        return self.decision.selection.evidence.provisional
 
     @property
     def relative_error(self) -> float | None:
@@ -162,6 +172,18 @@ def untimed(
     """Returns a decision for ``chosen`` without measurements."""
     selection = Selection((chosen,), 0, evidence or Evidence())
     return Decision(problem, sampling, benchmark_limit, workspace_limit, selection)
+
+
+def for_want_of(choice: Choice, what: Lacking) -> Choice:
+    """Returns ``choice`` as one that is provisional for want of ``what``, or final for want of
+    nothing. The evidence of its decision and that of its search say so."""
+
+    def noted(selection: Selection) -> Selection:
+        return replace(selection, evidence=replace(selection.evidence, provisional=str(what)))
+
+    decision = replace(choice.decision, selection=noted(choice.decision.selection))
+    searched = choice.searched and noted(choice.searched)
+    return replace(choice, decision=decision, searched=searched, lacking=what)
 
 
 def with_selection(

@@ -76,12 +76,20 @@ def forget_problem(problem: ConvProblem) -> None:
         _C.forget_problem(problem.native())
 
 
-def forget_neighbours(only: ConvProblem | None = None) -> None:
-    """Clears the choices of all problems, or of one, that an engine of a neighbour serves
-    unmeasured."""
-    served = {choice.problem for choice in choices() if choice.origin == "neighbour"}
-    for problem in served if only is None else served & {only}:
+def forget_neighbours() -> None:
+    """Clears the choices of all problems that an engine of a neighbour serves unmeasured."""
+    for problem in {choice.problem for choice in choices() if choice.origin == "neighbour"}:
         forget_problem(problem)
+
+
+def forget_unsettled(problem: ConvProblem) -> None:
+    """Clears the choices for a problem if an engine of a neighbour serves it unmeasured, or if one
+    of them is provisional."""
+    for choice in choices():
+        is_unsettled = choice.origin == "neighbour" or choice.lacking
+        if choice.problem == problem and is_unsettled:
+            forget_problem(problem)
+            return
 
 
 def forget() -> None:

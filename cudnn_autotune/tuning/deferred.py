@@ -1,17 +1,21 @@
-"""Deferral of changes to stores until a thread no longer makes other threads wait.
+"""Deferral of what may wait until a thread no longer makes other threads wait.
 
 A thread that tunes holds a mutex that other threads need. A change to a store waits for the lock of
-its file, which a hanging process may hold; so the thread makes the change after it has released the
-mutex.
+its file, which a hanging process may hold, and a callback of a user's may wait for a lock that
+another thread holds while it convolves. So the thread makes the change, and calls the callback,
+after it has released the mutex.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 Change = Callable[[], object]
+
+_log = logging.getLogger(__name__)
 
 
 class _Thread(threading.local):
@@ -51,6 +55,10 @@ def put_off() -> Iterator[list[Change]]:
 
 
 def make_all(changes: Iterable[Change]) -> None:
-    """Makes the changes that :func:`put_off` collected."""
+    """Makes the changes that :func:`put_off` collected. One that fails is logged, and neither keeps
+    the others from being made nor reaches the caller, whose call is served."""
     for make in changes:
-        make()
+        try:
+            make()
+        except Exception:
+            _log.exception("what was put off until a search was over has failed")

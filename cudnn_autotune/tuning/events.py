@@ -25,8 +25,10 @@ def on_decision(callback: Callback) -> RemovableHandle:
     """Calls ``callback(choice)`` whenever a problem's engine has been decided, on whatever thread.
 
     ``choice.origin`` says how: tuned, from the store, agreed between ranks, pinned, or taken from
-    a neighbour. The callback must not run convolutions of this package. An exception that it raises
-    is logged and ignored.
+    a neighbour. One that is ``choice.provisional`` is announced again once it is final. The call
+    that tunes runs the callback before it returns, when it does not make other threads wait any
+    more; so the callback may take locks that they hold, and run convolutions itself. An exception
+    that it raises is logged and ignored.
 
     Returns:
         A handle whose ``remove()`` ends the calls; it is a context manager as well.
@@ -45,13 +47,14 @@ def announce(choice: Choice) -> None:
     """Logs a choice at level INFO of the logger ``cudnn_autotune``, and calls the callbacks."""
     time = "" if choice.time_ms is None else f", {choice.time_ms:.4g} ms"
     _log.info(
-        "%s: %s by %s (%s%s) in %.1f ms",
+        "%s: %s by %s (%s%s) in %.1f ms%s",
         choice.problem.text,
         choice.text,
         choice.sampling,
         choice.origin,
         time,
         choice.tuning_ms,
+        f"; provisional: {choice.provisional}" if choice.provisional else "",
     )
     for callback in list(_callbacks.values()):
         try:

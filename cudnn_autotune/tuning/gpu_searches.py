@@ -15,7 +15,7 @@ from cudnn_autotune.core.extension import _C
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.queried import QueriedCandidates
-from cudnn_autotune.engines.selection import Measurement, Selection
+from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.budget import Budget
 from cudnn_autotune.sampling.heuristic import Heuristic
 from cudnn_autotune.sampling.model_race import Entrant, is_final, rules, steps_in_model
@@ -23,6 +23,7 @@ from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
+from cudnn_autotune.timers.lacking import available_bytes
 from cudnn_autotune.timers.measuring import Operands, operands
 from cudnn_autotune.tuning import choice_log, miss, remembering, settings, tune_problem
 from cudnn_autotune.tuning.choice import untimed
@@ -66,9 +67,7 @@ class GpuSearches:
     def __enter__(self) -> GpuSearches:
         # The threads compile; one core is left to the thread that keeps the GPU busy.
         self._builders = ThreadPoolExecutor(spare_threads(_MOST_BUILDERS))
-        free, _ = torch.cuda.mem_get_info(self.device)
-        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        self._room_bytes = int(_MEMORY_SHARE * (free + cached))
+        self._room_bytes = int(_MEMORY_SHARE * available_bytes(self.device))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -78,7 +77,11 @@ class GpuSearches:
             torch.cuda.empty_cache()  # up to half of the memory, which no step needs
 
     def known(self, problem: ConvProblem) -> Decision | None:
-        return self._decided(problem, lambda decision: is_final(decision.selection))
+        def suffices(decision: Decision) -> bool:
+            selection = decision.selection
+            return is_final(selection) and not selection.evidence.provisional
+
+        return self._decided(problem, suffices)
 
     def earlier(self, problem: ConvProblem) -> Decision | None:
         return self._decided(problem, lambda decision: True)
@@ -116,7 +119,8 @@ class GpuSearches:
             one = self._open(problem)
         except torch.OutOfMemoryError:
             limits = (settings.get_workspace_limit(), settings.get_benchmark_limit())
-            return untimed(problem, self.mode, *limits, Measurement(ATEN, None, 0))
+            evidence = Evidence(provisional="there was no memory for its operands")
+            return untimed(problem, self.mode, *limits, Measurement(ATEN, None, 0), evidence)
         except _C.CudnnError:  # cuDNN has no graph for it, and PyTorch serves it
             return tune_problem.tune(problem, self.device, self.mode)
         selection = Heuristic().select(one.candidates, one.timer, Limits())
@@ -156,6 +160,7 @@ class GpuSearches:
         except torch.OutOfMemoryError as error:
             message = f"out of memory: {error}"
             found.remarks.append(message)
+            one.timer.lacks_memory()
             _log.warning("%s: the search ran %s", problem.text, message)
         finally:
             steps.close()

@@ -3,6 +3,10 @@
 A new size of a layer whose sizes keep changing is served by its neighbour's engine instead of a
 search (``new_sizes``), and a trial that begins once it is called often decides.
 
+A choice that was made without something that a later search may have (``timers.lacking``), such as
+memory, is provisional: after some calls, and then ever more of them, C++ asks again, and the
+problem is tuned anew once what was lacking can be had.
+
 On a hit no code of this file runs.
 """
 
@@ -30,6 +34,7 @@ from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
+from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
 from cudnn_autotune.timers.measuring import surrounded
 from cudnn_autotune.tuning import (
     choice_log,
@@ -42,7 +47,7 @@ from cudnn_autotune.tuning import (
     remembering,
     settings,
 )
-from cudnn_autotune.tuning.choice import Choice, untimed, with_selection
+from cudnn_autotune.tuning.choice import Choice, for_want_of, untimed, with_selection
 from cudnn_autotune.tuning.online_calls import OnlineCommitter, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
 from cudnn_autotune.tuning.output_check import OutputChecks, refusal
@@ -65,6 +70,7 @@ class _Miss:
     benchmark_limit: int
     device: int
     tensors: Tensors
+    serving: _C.Plan | None = None
     is_checked: bool = False
     """Whether the output is checked even where PyTorch would run the same plan unchecked."""
 
@@ -92,7 +98,8 @@ def choose(
     benchmark_limit: int,
     device: int,
     *tensors: Tensor,
-) -> tuple[_C.Plan, _C.OnlineTrial | None, Callable[[], None] | None]:
+    serving: _C.Plan | None = None,
+) -> tuple[_C.Plan, _C.OnlineTrial | None, bool, Callable[[], None] | None]:
     """Chooses an engine for a problem that has none yet; called by C++, one at a time.
 
     Args:
@@ -100,38 +107,92 @@ def choose(
             0: a probe's), device: the key of the choice.
         tensors: as ``engines.queried.Tensors``, on the device, in the problem's layout and dtype;
             the one that the operation writes may be overwritten.
+        serving: the plan that has served the calling thread provisionally.
 
     Returns:
-        The choice's plan; the trial that decides later, in the mode ``online``; and a function to
-        call once other threads may tune.
+        The choice's plan; the trial that decides later, in the mode ``online``; whether the choice
+        is provisional; and a function to call once other threads may tune.
     """
-    miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, tensors)
+    miss = _Miss(native, mode, workspace_limit, benchmark_limit, device, tensors, serving)
     with deferred.put_off() as changes:
         served, trial = _choose(miss)
     afterwards = partial(deferred.make_all, changes) if changes else None
-    return served.plan, trial, afterwards
+    is_provisional = bool(served.choice.lacking) and not miss.is_probe
+    return served.plan, trial, is_provisional, afterwards
 
 
 def _choose(miss: _Miss) -> tuple[Served, _C.OnlineTrial | None]:
     start_s = time.perf_counter()
     since = choice_log.generation(miss.problem)
     known = remembering.find(miss.problem, miss.mode, miss.limit, miss.benchmark_limit, miss.device)
-    nearby = _fast_nearby(miss) if known is None else None
+    earlier = _earlier(miss)
+    if earlier is not None and known is None:
+        again = _unchanged(miss, earlier)
+        if again is not None:
+            if again.choice != earlier:
+                remembering.commit(again.choice, since)
+            return again, None
+    nearby = _fast_nearby(miss) if known is None and earlier is None else None
     strategy: Strategy | None = None
     trial = None
     if nearby is not None:
         served = _at_once(miss, nearby)
     else:
         served, strategy = _waited_for(miss, known)
+    if earlier is not None and served.choice.lacking and _is_no_better(served, earlier):
+        return replace(served, choice=earlier), None
     tuning_ms = (time.perf_counter() - start_s) * 1e3
     served = replace(served, choice=replace(served.choice, tuning_ms=tuning_ms))
     if miss.is_probe:
         probing.record(miss.benchmark_limit, served.choice)
         return served, None
+    is_tried = served.is_found and _is_tried(miss, strategy, served.choice)
+    if is_tried:  # the trial looks at all candidates, and says what it lacks itself
+        served = replace(served, choice=for_want_of(served.choice, NOTHING))
     remembering.commit(served.choice, since)
-    if served.is_found and _is_tried(miss, strategy, served.choice):
+    if is_tried:
         trial = _begin_trial(miss, served, since, nearby)
     return served, trial
+
+
+def _earlier(miss: _Miss) -> Choice | None:
+    """The choice of this process that serves the problem provisionally, if there is one."""
+    key = (miss.problem, miss.mode, miss.limit, miss.benchmark_limit, miss.device)
+    made = choice_log.find(*key)
+    return made if made is not None and made.lacking else None
+
+
+def _is_no_better(served: Served, earlier: Choice) -> bool:
+    """Whether what serves after another look is what served before it, and lacks the same."""
+    new = served.choice
+    return (new.text, new.origin, new.lacking) == (earlier.text, earlier.origin, earlier.lacking)
+
+
+def _unchanged(miss: _Miss, earlier: Choice) -> Served | None:
+    """Serves by a provisional choice, which is final if its output was all that was not checked;
+    returns None if the problem is to be searched for again: what was lacking can be had now, or the
+    choice is wrong."""
+    problem, text, lacks = earlier.problem, earlier.text, earlier.lacking
+    if lacks.may_be_had(miss.device):
+        _log.info("%s: tuned again, because %s", problem.text, lacks)
+        return None
+    plan = miss.serving
+    if plan is None or plan.text != text:
+        try:
+            plan = _C.build_plan(miss.native, text, miss.device)
+        except _C.PlanError as failure:
+            _log.info("%s: tuned again: %s", problem.text, str(failure))
+            return None
+    if not lacks.check:
+        return Served(earlier, plan)
+    checks = OutputChecks()
+    if not checks.is_right(problem, text, plan, miss.tensors):
+        return None
+    if (error := checks.errors[text]) is None:
+        return Served(earlier, plan)
+    decision = replace(earlier.decision, relative_error=error)
+    checked = replace(earlier, decision=decision)
+    return Served(for_want_of(checked, replace(lacks, check=False)), plan)
 
 
 def _waited_for(miss: _Miss, known: Choice | None) -> tuple[Served, Strategy | None]:
@@ -139,7 +200,7 @@ def _waited_for(miss: _Miss, known: Choice | None) -> tuple[Served, Strategy | N
     Returns the strategy of the search as well, if there was one."""
     with events.SEARCHES.searching():
         if known is not None:
-            served = serve(known, miss.native, miss.workspace_limit, miss.tensors)
+            served = serve(known, miss.native, miss.workspace_limit, miss.tensors, miss.serving)
             if served is not None:
                 return served, None
         strategy = sampling.get(probing.MODE if miss.is_probe else miss.mode)
@@ -208,7 +269,7 @@ def _preparation(
     """Begins a trial on the tuner's thread, and returns the step that prepares it in the calls."""
     assert first.chosen is not None
     candidate, prepared = first.chosen.candidate, Prepared()
-    committer = OnlineCommitter(first, prepared.checks, since)
+    committer = OnlineCommitter(first, prepared, since)
     earlier = committer.earlier()
     TUNER.add(Trial(schedule, candidate, committer, prepared, earlier))
     return OnlinePreparation(first, candidate, plan, prepared, budget_ms, nearby, earlier)
@@ -238,7 +299,7 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
     except _C.CudnnError as error:
         # cuDNN cannot express the problem as a graph, so ATen serves it.
         _log.info("%s: %s", problem.text, str(error))
-        return _served(miss, None)
+        return _served(miss, None, Lacking(not_built=int(is_passing(str(error)))))
     compiling_ahead.start_backward(problem, miss.device, strategy.name, miss.limit)
     begun = compiling_ahead.take(problem, miss.device)
     refused = refusal(problem, miss.tensors)
@@ -257,7 +318,9 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
         # As text, since a handler that keeps log records would keep the tensors of its frames.
         message = f"out of memory: {error}"
         _log.warning("%s: PyTorch serves it, the search ran %s", problem.text, message)
-        return _served(miss, timer.broken_off(message))
+        timer.lacks_memory()
+        timer.close()
+        return _served(miss, timer.broken_off(message), timer.lacking())
     except RuntimeError as error:
         # The device may be lost, so the error carries what was measured before it.
         error.add_note(timer.progress_report(problem.text))
@@ -269,13 +332,13 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
 
 def _concluded(miss: _Miss, selection: Selection | None, timer: GpuTimer) -> Served:
     if selection is None:
-        return _served(miss, timer.broken_off("no candidate runs"))
+        return _served(miss, timer.broken_off("no candidate runs"), timer.lacking())
     return _first_right(miss, selection, timer)
 
 
 def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
     """The best candidate of ``selection`` whose output is right; better ones are rejected."""
-    checks = OutputChecks()
+    checks, lacks = OutputChecks(), timer.lacking()
     is_checked = miss.is_checked or _needs_check(miss.problem, selection)
     for timed in selection.ranking:
         text = timed.candidate.text
@@ -285,12 +348,13 @@ def _first_right(miss: _Miss, selection: Selection, timer: GpuTimer) -> Served:
         if plan is None:
             continue  # it did not build
         if not is_checked:
-            return _served(miss, selection, checks, timed, plan)
+            return _served(miss, selection, lacks, checks, timed, plan)
         if miss.limit is not None and plan.workspace_bytes > miss.limit:
             continue  # the workspace of an engine that no heuristic lists is known only now
         if checks.is_right(miss.problem, text, plan, miss.tensors):
-            return _served(miss, selection, checks, timed, plan)
-    return _served(miss, selection, checks)
+            lacks = replace(lacks, check=checks.errors[text] is None)
+            return _served(miss, selection, lacks, checks, timed, plan)
+    return _served(miss, selection, lacks, checks)
 
 
 def _untimed(miss: _Miss, entry: Measurement, evidence: Evidence | None = None) -> Decision:
@@ -314,18 +378,20 @@ def _needs_check(problem: ConvProblem, selection: Selection) -> bool:
 def _served(
     miss: _Miss,
     selection: Selection | None,
+    lacks: Lacking = NOTHING,
     checks: OutputChecks | None = None,
     chosen: Measurement | None = None,
     plan: _C.Plan | None = None,
 ) -> Served:
-    """The result of a search; without ``chosen``, PyTorch's own path serves the problem."""
+    """The result of a search, which lacked something if it is not ``chosen`` finally; without
+    ``chosen``, PyTorch's own path serves the problem."""
     decision = _untimed(miss, chosen or Measurement(ATEN, None, 0))
     if selection is not None and checks is not None:
         if chosen is not None:
             decision = with_selection(decision, selection, chosen, checks, miss.device)
         else:
             decision = replace(decision, rejected=tuple(checks.rejected))
-    choice = Choice(decision, miss.device, searched=selection)
+    choice = for_want_of(Choice(decision, miss.device, searched=selection), lacks)
     return Served(choice, plan or _own_path(miss), is_found=chosen is not None)
 
 

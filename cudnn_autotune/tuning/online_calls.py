@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cudnn_autotune.core.background import COMPILING
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.queried import QueriedCandidates, Tensors
 from cudnn_autotune.engines.selection import Selection
@@ -24,10 +25,11 @@ from cudnn_autotune.sampling import online
 from cudnn_autotune.sampling.budget import left_unseen
 from cudnn_autotune.sampling.online_record import TrialRecord
 from cudnn_autotune.store import kept_trials
+from cudnn_autotune.timers.lacking import available_bytes, bytes_of, is_passing
 from cudnn_autotune.tuning import choice_log, output_check, remembering
-from cudnn_autotune.tuning.choice import Choice, with_selection
+from cudnn_autotune.tuning.choice import Choice, for_want_of, with_selection
 from cudnn_autotune.tuning.online_tuner import Prepared
-from cudnn_autotune.tuning.output_check import OutputChecks, Verdict
+from cudnn_autotune.tuning.output_check import Verdict
 from cudnn_autotune.tuning.prefetching import Built
 
 _log = logging.getLogger(__name__)
@@ -150,11 +152,21 @@ class OnlinePreparation:
                 raise _C.PlanError(f"it needs {plan.workspace_bytes} bytes of workspace")
             verdict = output_check.begin(self._problem, candidate.text, plan, tensors)
         except (_C.PlanError, torch.OutOfMemoryError, CancelledError) as failure:
+            self._note(failure, tensors)
             _log.info("%s: %s is left out: %s", self._problem.text, candidate.text, str(failure))
             if candidate is self._first:
                 self._prepared.first_fails = "failed"
         else:
             self._checking.append((candidate, plan, verdict))
+
+    def _note(self, failure: BaseException, tensors: Tensors) -> None:
+        """Notes a failure of a candidate that need not be one in another trial."""
+        lacks = self._prepared.lacking
+        if isinstance(failure, torch.OutOfMemoryError):
+            wanted = available_bytes(self._choice.device) + bytes_of(tensors)
+            self._prepared.lacking = lacks.and_memory(wanted)
+        elif is_passing(str(failure)):
+            self._prepared.lacking = lacks.and_build()
 
     def _concluded(self) -> tuple[Candidate, _C.Plan] | None:
         """Returns the candidate whose check is over next, and its plan, if it is right and is to
@@ -239,13 +251,13 @@ class OnlineCommitter:
 
     Args:
         first: the choice that serves until then.
-        checks: the checks of the candidates' outputs.
+        prepared: the checks of the candidates' outputs, and what was lacking for them.
         since: the problem's ``choice_log.generation`` when ``first`` was begun.
     """
 
-    def __init__(self, first: Choice, checks: OutputChecks, since: int) -> None:
+    def __init__(self, first: Choice, prepared: Prepared, since: int) -> None:
         self._first = first
-        self._checks = checks
+        self._prepared = prepared
         self._since = since
 
     @property
@@ -256,18 +268,24 @@ class OnlineCommitter:
     def chosen_elsewhere(self) -> str | None:
         first = self._first
         known = choice_log.find(first.problem, *first.policy, first.device)
-        return known.text if known is not None and known.total_samples > 0 else None
+        if known is None or known.total_samples == 0 or known.lacking:
+            return None
+        return known.text
 
-    def commit(self, selection: Selection) -> None:
-        first, device = self._first, self._first.device
+    def commit(self, selection: Selection) -> bool:
+        first, device, checks = self._first, self._first.device, self._prepared.checks
         if first.origin == "neighbour":
             remarks = (*selection.evidence.remarks, _OF_A_NEW_SIZE)
             selection = replace(selection, evidence=replace(selection.evidence, remarks=remarks))
-        decision = with_selection(first.decision, selection, selection.winner, self._checks, device)
+        winner = selection.winner
+        decision = with_selection(first.decision, selection, winner, checks, device)
         tuning_ms = first.tuning_ms + selection.evidence.wall_ms
         origin = "tuned" if selection.total_samples > 0 else first.origin
-        choice = Choice(decision, device, origin, tuning_ms, selection)
+        is_unchecked = checks.errors.get(winner.candidate.text, 0.0) is None
+        lacks = replace(self._prepared.lacking, check=is_unchecked)
+        choice = for_want_of(Choice(decision, device, origin, tuning_ms, selection), lacks)
         remembering.commit(choice, self._since)
+        return bool(lacks)
 
     def keep(self, record: TrialRecord | None) -> None:
         kept_trials.keep(*self._name, record and record.to_json())
@@ -277,8 +295,8 @@ class OnlineCommitter:
         tree = kept_trials.find(*self._name)
         try:
             return TrialRecord() if tree is None else TrialRecord.from_json(tree)
-        except ValueError as error:
-            _log.info("%s: its trial begins anew: %s", self._first.problem.text, error)
+        except Exception as error:  # whatever was kept, a call is served
+            _log.info("%s: its trial begins anew: %s", self._first.problem.text, shown(str(error)))
             return TrialRecord()
 
     @property

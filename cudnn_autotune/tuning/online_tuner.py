@@ -22,6 +22,7 @@ from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.sampling.online_race import OnlineRace
 from cudnn_autotune.sampling.online_record import TrialRecord
+from cudnn_autotune.timers.lacking import NOTHING, Lacking
 from cudnn_autotune.tuning.output_check import OutputChecks
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class Committer(Protocol):
     def chosen_elsewhere(self) -> str | None:
         """The text that another thread's trial of the same problem has decided on."""
 
-    def commit(self, selection: Selection) -> None:
-        """Commits the decision, the chosen candidate first."""
+    def commit(self, selection: Selection) -> bool:
+        """Commits the decision, the chosen candidate first; returns whether it is provisional."""
 
     def keep(self, record: TrialRecord | None) -> None:
         """Keeps what the trial has found so far for a later process; None: nothing any more."""
@@ -74,6 +75,8 @@ class Prepared:
     first_fails: str = ""
     """The reason for which the first candidate cannot be chosen; empty if it is right or not yet
     checked."""
+    lacking: Lacking = NOTHING
+    """What candidates were left out for the want of, and another trial may have."""
     left_out: list[Candidate] = field(default_factory=list)
     """Candidates that need not join, because an earlier process has eliminated them."""
     checks: OutputChecks = field(default_factory=OutputChecks)
@@ -160,12 +163,13 @@ class Trial:
     def _commit(self, chosen: int) -> None:
         wall_ms = (time.perf_counter() - self._start) * 1e3
         prepared = self.prepared
-        self.committer.commit(
+        self._note_memory()
+        is_provisional = self.committer.commit(
             self.race.selection(
                 chosen, wall_ms, prepared.remarks, prepared.budget_ms, prepared.left_out
             )
         )
-        self.schedule.decide(chosen)
+        self.schedule.decide(chosen, is_provisional)
         self.committer.keep(None)
 
     def _wait_with(self, chosen: int) -> None:
@@ -180,9 +184,10 @@ class Trial:
         not failed, else with PyTorch's own path."""
         stays = 0 in self.race.active
         left = 0 if stays else self.race.next_best()
-        self.schedule.decide(left)
         remarks = tuple(self.prepared.remarks)
-        if stays and not remarks:
+        self._note_memory()
+        if stays and not remarks and not self.prepared.lacking:
+            self.schedule.decide(left)
             return  # its choice is committed already
         candidate = ATEN if left is None else self.race.candidates[left]
         rule = "the first stays" if stays else "the others fail"
@@ -192,9 +197,17 @@ class Trial:
             remarks=remarks,
             budget_ms=self.prepared.budget_ms,
         )
-        self.committer.commit(
+        is_provisional = self.committer.commit(
             Selection((Measurement(candidate, None, 0),), self.race.turns, evidence)
         )
+        self.schedule.decide(left, is_provisional)
+
+    def _note_memory(self) -> None:
+        """Notes the candidates that failed in a turn for want of memory."""
+        if self.schedule.ran_out_of_memory:
+            for number in self.race.failed:
+                need = max(1, self.race.candidates[number].workspace_bytes)
+                self.prepared.lacking = self.prepared.lacking.and_memory(need)
 
     def _adopt(self) -> bool:
         """Ends the trial with the decision of another thread, if that candidate runs here."""

@@ -145,15 +145,13 @@ def _run(
 
 def refusal(problem: ConvProblem, tensors: Tensors) -> Callable[[str, _C.Plan], str]:
     """Returns a function of a candidate's text and plan, which says why the candidate must not run
-    on the caller's tensors, and nothing if it may. Only an implementation's is run to find out."""
+    on the caller's tensors, and nothing if it may. Only an implementation's is run to find out,
+    which raises OutOfMemoryError where there is no memory for that."""
 
     def why(text: str, plan: _C.Plan) -> str:
         if not registry.is_text(text):
             return ""
-        try:
-            verdict = begin(problem, text, plan, tensors)
-        except torch.OutOfMemoryError:
-            return "there is no memory to check it"
+        verdict = begin(problem, text, plan, tensors)
         error = verdict.error()
         return "" if error is None or error <= tolerance(problem) else f"it {verdict.fault()}"
 

@@ -8,6 +8,7 @@ is verified like any other.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.tuning import settings
 from cudnn_autotune.tuning.choice import Choice
 
+_log = logging.getLogger(__name__)
 _READING = BackgroundThreads(4)
 _BLOCK = 64
 # Plans that wait. Each takes some 0.2 MB or more; beyond this number the oldest are dropped.
@@ -38,9 +40,17 @@ _readers: dict[int, Reader] = {}
 
 def read_ahead(known: Choice) -> None:
     """Begins to read back the compiled plans of the decisions around ``known``, which comes from
-    the store. Does nothing if that has begun already, or is switched off."""
+    the store. Does nothing if that has begun already, or is switched off. It does not raise,
+    whatever the store holds around ``known``."""
     if known.origin != "store" or not settings.is_prefetching():
         return
+    try:
+        _read_around(known)
+    except Exception:
+        _log.exception("%s: what the store has around it is not read ahead", known.problem.text)
+
+
+def _read_around(known: Choice) -> None:
     layers = store_settings.layers(known.device)
     with LOCK:
         reader = _readers.get(known.device)

@@ -18,9 +18,9 @@ from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store import Decision, checked_outputs
 from cudnn_autotune.store import settings as store_settings
-from cudnn_autotune.store.decision import key_of
+from cudnn_autotune.store.decision import key_of, was_cut_short
 from cudnn_autotune.store.neighbours import nearest
-from cudnn_autotune.tuning import choice_log, deferred, events, prefetching, probing
+from cudnn_autotune.tuning import choice_log, deferred, events, prefetching, probing, settings
 from cudnn_autotune.tuning.checking import tolerance
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.pins import pinned
@@ -59,13 +59,25 @@ def find(
         return Choice(found, device, "agreed")
     if not store_settings.is_read():
         return None
-    found = store_settings.layers(device).find(
-        problem,
-        sampling=sampling,
-        workspace_limit=workspace_limit,
-        benchmark_limit=benchmark_limit,
-    )
+    try:
+        found = store_settings.layers(device).find(
+            problem,
+            suffices=partial(_suffices, settings.get_budget_ms()),
+            sampling=sampling,
+            workspace_limit=workspace_limit,
+            benchmark_limit=benchmark_limit,
+        )
+    except Exception:  # whatever a store holds, a call is served
+        _log.exception("%s: what the store has of it cannot be read", problem.text)
+        return None
     return None if found is None else Choice(found, device, "store")
+
+
+def _suffices(budget_ms: float | None, decision: Decision) -> bool:
+    """Whether a stored decision is final for a process with this budget. What a smaller budget has
+    cut short is tuned again, and so is what some other program has stored though provisional."""
+    is_final = not decision.selection.evidence.provisional
+    return is_final and not was_cut_short(decision, budget_ms)
 
 
 def reject(known: Choice) -> None:
@@ -84,18 +96,21 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
     """The candidates chosen for the problems most like ``problem``, nearest problem first."""
     if not store_settings.is_read():
         return []
-    layers = store_settings.layers(device)
     found: dict[str, Candidate] = {}
-    for key in nearest(problem, layers.keys()):
-        decision = layers.by_key(key)
-        if decision is not None and decision.chosen is not None:
-            found.setdefault(decision.chosen.candidate.text, decision.chosen.candidate)
+    try:
+        layers = store_settings.layers(device)
+        for key in nearest(problem, layers.keys()):
+            decision = layers.by_key(key)
+            if decision is not None and decision.chosen is not None:
+                found.setdefault(decision.chosen.candidate.text, decision.chosen.candidate)
+    except Exception:  # whatever a store holds, a call is served
+        _log.exception("%s: similar problems in the store cannot be read", problem.text)
     return list(found.values())
 
 
 def commit(choice: Choice, since: int | None = None) -> None:
-    """Records a choice, stores it if it was measured here, and announces it. Records which outputs
-    were right and wrong, too. Does nothing if its problem was forgotten meanwhile.
+    """Records a choice, stores it if it was measured here and is final, and announces it. Records
+    which outputs were right and wrong, too. Does nothing if its problem was forgotten meanwhile.
 
     Args:
         since: the problem's ``choice_log.generation`` when the choice was begun; None stands for
@@ -114,12 +129,13 @@ def commit(choice: Choice, since: int | None = None) -> None:
         deferred.change(partial(checked_outputs.withdraw, *wrong))
     if choice.origin == "tuned":
         deferred.change(partial(_store, [choice.decision], choice.device))
-    events.announce(choice)
+    deferred.change(partial(events.announce, choice))
 
 
 def install(decisions: Iterable[Decision], device: int) -> None:
     """Makes decisions that ranks have agreed on serve their problems on ``device`` from now on, and
-    stores them."""
+    stores those that are final. A provisional one serves this process to its end, since ranks that
+    tuned it again would choose differently."""
     decisions = list(decisions)
     with _lock:
         for decision in decisions:
@@ -131,8 +147,12 @@ def install(decisions: Iterable[Decision], device: int) -> None:
 
 
 def _store(decisions: Iterable[Decision], device: int) -> None:
-    """Stores those of the decisions that were measured."""
-    measured = [decision for decision in decisions if decision.selection.total_samples > 0]
+    """Stores those of the decisions that were measured and are final."""
+    measured = [
+        decision
+        for decision in decisions
+        if decision.selection.total_samples > 0 and not decision.selection.evidence.provisional
+    ]
     if not measured or not store_settings.is_written():
         return
     try:

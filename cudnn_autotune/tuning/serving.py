@@ -2,15 +2,18 @@
 
 A decision of a store, of another rank or of an application was measured elsewhere, perhaps by an
 older version, and files can be edited. So this machine verifies all of it that it can, and a
-problem whose decision fails that is tuned again.
+problem whose decision fails that, in whatever way, is tuned again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+
+import torch
 
 from cudnn_autotune.core.extension import _C
 from cudnn_autotune.core.json_node import MOST
@@ -20,12 +23,15 @@ from cudnn_autotune.engines.queried import Tensors
 from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.engines.user_implementation import is_users
 from cudnn_autotune.store import checked_outputs
+from cudnn_autotune.timers.lacking import Lacking, is_passing
 from cudnn_autotune.tuning import prefetching, remembering
 from cudnn_autotune.tuning.checking import tolerance
-from cudnn_autotune.tuning.choice import Choice
+from cudnn_autotune.tuning.choice import Choice, for_want_of
 from cudnn_autotune.tuning.output_check import OutputChecks
 
 _log = logging.getLogger(__name__)
+
+_MOST_SHOWN = 1000  # characters of a text in the log
 
 # Reasons of fallbacks().
 NO_LONGER_BUILDS = "a remembered choice no longer builds: tuned again"
@@ -36,6 +42,9 @@ WRONG = "a remembered choice is wrong: tuned again"
 class UnfitError(Exception):
     """A known choice must not serve; ``args`` are the reason for ``fallbacks()`` and the
     details."""
+
+    is_passing = False
+    """Whether it may serve at another time, because it failed for a reason that may pass."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,15 @@ class Served:
 
 
 def serve(
-    known: Choice, native: _C.ConvProblem, workspace_limit: int, tensors: Tensors
+    known: Choice,
+    native: _C.ConvProblem,
+    workspace_limit: int,
+    tensors: Tensors,
+    plan: _C.Plan | None = None,
 ) -> Served | None:
     """Builds a known choice, and checks its output on ``tensors``, unless a process of this user
-    has found it right before (``store.checked_outputs``).
+    has found it right before (``store.checked_outputs``). It is provisional if the output cannot be
+    compared.
 
     A pinned engine serves even where its output is wrong, with a warning. An engine of a neighbour
     that cannot serve is not counted, since nothing was remembered of this problem.
@@ -60,6 +74,7 @@ def serve(
     Args:
         native: the problem.
         workspace_limit: bytes; -1: no limit.
+        plan: what serves provisionally, which is not built again if it is the choice's.
 
     Returns:
         The choice, ready to run; None if the problem must be tuned after all, which is logged and
@@ -68,26 +83,22 @@ def serve(
     Raises:
         PlanError: what is pinned does not build.
     """
-    problem, text, checks = known.problem, known.text, OutputChecks()
+    problem, text = known.problem, known.text
     prefetching.read_ahead(known)
     try:
-        plan = built(known, native, workspace_limit, _search_on(native, known.device))
-        is_kept = known.origin != "neighbour"  # of a new size no check is kept
-        error = checked_outputs.error_of(problem.text, text, known.device) if is_kept else None
-        is_right = error is not None and error <= tolerance(problem)
-        if not is_right:
-            is_right = checks.is_right(problem, text, plan, tensors)
-            error = checks.errors[text]
-        if not is_right and known.origin != "pinned":
-            raise UnfitError(WRONG, f"its relative error is {error:.3g}")
+        if plan is None or plan.text != text:
+            plan = built(known, native, workspace_limit, _search_on(native, known.device))
+        is_right, error = _checked(known, plan, tensors)
     except UnfitError as unfit:
         reason, details = unfit.args
         if known.origin == "neighbour":
             _log.info("%s: %s of a neighbour does not serve: %s", problem.text, text, details)
             return None
         _C.count_fallback(reason)
-        _log.warning("%s: %s (%s): %s (%s)", problem.text, text, known.origin, reason, details)
-        remembering.reject(known)
+        named, why = _printable(text), _printable(details)
+        _log.warning("%s: %s (%s): %s (%s)", problem.text, named, known.origin, reason, why)
+        if not unfit.is_passing:
+            remembering.reject(known)
         return None
     if not is_right:
         _log.warning("%s: %s serves all the same: it is pinned", problem.text, text)
@@ -98,7 +109,51 @@ def serve(
     # A decision holds finite numbers only.
     error = None if error is None else min(error, MOST)
     decision = replace(known.decision, selection=selection, relative_error=error)
-    return Served(replace(known, decision=decision), plan)
+    # Ranks agree on what is provisional as well, and what is pinned is not looked at again.
+    served = replace(known, decision=decision)
+    if known.origin != "pinned" and error is None:
+        served = for_want_of(served, Lacking(check=True))
+    return Served(served, plan)
+
+
+def _checked(known: Choice, plan: _C.Plan, tensors: Tensors) -> tuple[bool, float | None]:
+    """Whether the output is right as far as it can be compared, and its relative error; raises
+    UnfitError where it is wrong, unless the choice is pinned."""
+    problem, text, checks = known.problem, known.text, OutputChecks()
+    with _verifying(known):
+        is_kept = known.origin != "neighbour"  # of a new size no check is kept
+        error = checked_outputs.error_of(problem.text, text, known.device) if is_kept else None
+        if error is not None and error <= tolerance(problem):
+            return True, error
+        is_right = checks.is_right(problem, text, plan, tensors)
+    error = checks.errors[text]
+    if not is_right and known.origin != "pinned":
+        raise UnfitError(WRONG, f"its relative error is {error:.3g}")
+    return is_right, error
+
+
+@contextmanager
+def _verifying(known: Choice) -> Iterator[None]:
+    """Makes whatever goes wrong within the context an UnfitError, unless the choice is pinned: what
+    is known may hold any texts and numbers, and a call is served in any case."""
+    try:
+        yield
+    except UnfitError:
+        raise
+    except Exception as failure:
+        if known.origin == "pinned":
+            raise
+        unfit = UnfitError(NO_LONGER_BUILDS, str(failure) or type(failure).__name__)
+        # A GPU that is lost fails the search that follows, too.
+        is_lost = isinstance(failure, torch.AcceleratorError)
+        unfit.is_passing = is_lost or is_passing(str(failure))
+        # As text, since a handler that keeps log records would keep the tensors of its frames.
+        raise unfit from None
+
+
+def _printable(text: str) -> str:
+    """The beginning of a text of unknown origin, for the log."""
+    return text[:_MOST_SHOWN].encode("utf-8", "backslashreplace").decode()
 
 
 def during_capture(
@@ -132,7 +187,8 @@ def during_capture(
     try:
         plan = built(known, native, workspace_limit, _search_on(native, device))
     except (UnfitError, _C.PlanError) as failure:
-        _log.warning("%s: %s is not captured: %s", problem.text, known.text, failure.args[-1])
+        named, why = _printable(known.text), _printable(failure.args[-1])
+        _log.warning("%s: %s is not captured: %s", problem.text, named, why)
         return None
     if not is_pinned:
         message = "%s: %s is captured as remembered; its output is checked at the next call outside"
@@ -162,7 +218,7 @@ def built(
     text, notes = known.text, list[str]()
     is_pinned = known.origin == "pinned"
     build = partial(_C.build_plan, native, text, known.device)
-    try:
+    with _verifying(known):
         if _C.is_engine(text):  # the text decides: what else is remembered of it may be wrong
             search = open_search()
             here, build = search.describe(text), partial(search.build, text)
@@ -176,12 +232,8 @@ def built(
             if not offers.is_allowed(offer, problem, None):
                 raise UnfitError(NOT_ALLOWED, _needs(offer.workspace_bytes, notes))
         plan = prefetching.take(native, text, known.device) or build()
-    except (_C.PlanError, registry.ImplementationError, ValueError) as failure:
-        if is_pinned:
-            raise
-        raise UnfitError(NO_LONGER_BUILDS, str(failure)) from None
-    if not is_pinned and 0 <= workspace_limit < plan.workspace_bytes:
-        raise UnfitError(NOT_ALLOWED, _needs(plan.workspace_bytes, notes))
+        if not is_pinned and 0 <= workspace_limit < plan.workspace_bytes:
+            raise UnfitError(NOT_ALLOWED, _needs(plan.workspace_bytes, notes))
     return plan
 
 

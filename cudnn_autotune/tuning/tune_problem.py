@@ -31,7 +31,8 @@ def tune(
     anew: bool = False,
     data: Operands | None = None,
 ) -> Decision:
-    """Returns the decision for a problem on a CUDA device: a known one, else that of a search.
+    """Returns the decision for a problem on a CUDA device: a known one if it is final, else that of
+    a search.
 
     Args:
         device: index of the CUDA device.
@@ -47,7 +48,7 @@ def tune(
     """
     check_tunable(problem)
     data = operands(problem, torch.device("cuda", device)) if data is None else data
-    choice_log.forget_neighbours(problem)
+    choice_log.forget_unsettled(problem)
     with (
         torch.cuda.device(device),
         flags_of(problem, "cuda"),

@@ -25,6 +25,7 @@ from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL, other_kernels, without_cudnn
 from cudnn_autotune.sampling import Batch, Limits, Sample, screening, ties
 from cudnn_autotune.store import compact
+from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import miss, remembering, serving
 from cudnn_autotune.tuning.choice import Choice
@@ -270,7 +271,8 @@ def test_only_what_pytorch_would_run_is_served_unchecked(is_unfused: bool) -> No
     """The plan fails where it is run to be checked."""
     one = first(is_unfused)
     selection = Selection((Measurement(one, None, 0),), 0)
-    timer: Any = SimpleNamespace(plans={one.text: plan_of(one.text, BIASED)})
+    plans = {one.text: plan_of(one.text, BIASED)}
+    timer: Any = SimpleNamespace(plans=plans, lacking=lambda: NOTHING)
     with miss.searched(BIASED, selection, timer):
         plan, *_ = miss.choose(BIASED.native(), "auto", -1, 0, 0, *operands(BIASED, "cpu"))
     assert plan.text == (one.text if is_unfused else ATEN.text)

@@ -17,7 +17,8 @@ import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import ATEN
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.store import Decision
-from cudnn_autotune.tuning import events
+from cudnn_autotune.timers.measuring import operands
+from cudnn_autotune.tuning import events, miss
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.events import SlowSearches
 
@@ -64,6 +65,19 @@ def test_one_that_fails_is_logged_and_stops_nobody(caplog: pytest.LogCaptureFixt
         events.announce(CHOICE)
     assert heard == [CHOICE]
     assert "mine" in caplog.text
+
+
+def test_it_is_called_once_other_threads_may_tune() -> None:
+    """C++ calls what the handler returns after it has unlocked the mutex."""
+    ca.pin(PROBLEM, "aten")
+    heard: list[Choice] = []
+    with ca.on_decision(heard.append):
+        *_, afterwards = miss.choose(PROBLEM.native(), "race", -1, 0, 0, *operands(PROBLEM, "cpu"))
+        assert heard == []
+        assert [choice.text for choice in ca.choices()] == ["aten"]
+        assert afterwards is not None
+        afterwards()
+    assert heard == ca.choices()
 
 
 def test_a_callback_may_remove_itself() -> None:
@@ -166,7 +180,8 @@ def test_a_tool_that_shows_how_far_it_is_needs_no_line(said: Said) -> None:
 
 SLOW = """
 import time
-from cudnn_autotune.tuning import events
+from cudnn_autotune.timers.measuring import operands
+from cudnn_autotune.tuning import events, miss
 with events.SEARCHES.searching():
     time.sleep(2.5)
     print("searched")

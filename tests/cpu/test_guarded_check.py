@@ -89,7 +89,8 @@ def test_without_memory_for_a_check_it_does_not_run(monkeypatch: pytest.MonkeyPa
     why = refusal(PROBLEM, tensors)
     checks = OutputChecks()
     monkeypatch.setattr(torch, "full", refuse)
-    assert why(one.text, one) == "there is no memory to check it"
+    with pytest.raises(torch.OutOfMemoryError):
+        why(one.text, one)
     # A known choice was right before.
     assert checks.is_right(PROBLEM, one.text, one, tensors)
     assert checks.errors == {one.text: None}

@@ -30,7 +30,9 @@ from cudnn_autotune.sampling.search_state import SearchState
 from cudnn_autotune.sampling.statistics import expected_gain
 from cudnn_autotune.sampling.strategy import Limits
 from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.store.decision import was_cut_short
 from cudnn_autotune.timers import measuring, recordings
+from cudnn_autotune.timers.lacking import NOTHING
 from cudnn_autotune.timers.offline.replay import ReplayTimer
 from cudnn_autotune.timers.timer import Batch, Sample
 from cudnn_autotune.tuning.model_tuning import Progress, tune_together
@@ -241,6 +243,14 @@ def test_a_budget_is_kept_and_what_was_timed_is_decided(tmp_path: Path) -> None:
     assert timed
     assert any("one launch of each" in text for d in made for text in d.selection.evidence.remarks)
     assert {d.problem for d in Store(tmp_path / "short", H200)} == set(timed)
+    # What was not compared with all others serves no process that gives more time.
+    hasty = [d for d in made if d.selection.total_samples and was_cut_short(d, None)]
+    assert hasty
+    for decision in hasty:
+        evidence = decision.selection.evidence
+        assert not is_final(decision.selection)
+        assert (evidence.regret_bound, evidence.budget_ms) == (None, evidence.wall_ms)
+    assert not any(was_cut_short(decision, None) for decision in whole.tune())
 
 
 def test_an_interruption_keeps_what_was_raced(tmp_path: Path) -> None:
@@ -412,10 +422,10 @@ def test_a_finished_search_is_committed_as_one_of_the_miss_handler() -> None:
 
     problem = make("resnet_fp16_nhwc")
     selection = Selection((Measurement(ATEN, None, 0),), 0)
-    timer: Any = SimpleNamespace(plans={})
+    timer: Any = SimpleNamespace(plans={}, lacking=lambda: NOTHING)
     data = measuring.operands(problem, "cpu")
     with miss.searched(problem, selection, timer):
-        plan, trial, _ = miss.choose(problem.native(), "auto", -1, 0, 0, *data)
+        plan, trial, *_ = miss.choose(problem.native(), "auto", -1, 0, 0, *data)
     assert (plan.text, trial) == (ATEN.text, None)
     (choice,) = ca.choices()
     assert (choice.problem, choice.origin, choice.sampling) == (problem, "tuned", "auto")

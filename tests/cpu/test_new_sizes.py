@@ -35,7 +35,7 @@ from cudnn_autotune.tuning import choice_log, events, miss, ready_kernels, tune_
 from cudnn_autotune.tuning.choice import Choice
 from cudnn_autotune.tuning.new_sizes import LazyPreparation, calls_before_trial, fast_nearby
 from cudnn_autotune.tuning.online_calls import OnlineCommitter
-from cudnn_autotune.tuning.output_check import OutputChecks
+from cudnn_autotune.tuning.online_tuner import Prepared
 from cudnn_autotune.tuning.serving import Served
 
 pytestmark = pytest.mark.search
@@ -308,7 +308,7 @@ def ask(
 ) -> tuple[Choice, bool]:
     """As C++ asks for the choice of a problem that misses; with it, whether there is a trial."""
     given = tensors or operands(problem, "cpu")
-    plan, trial, afterwards = miss.choose(problem.native(), mode, -1, 0, 0, *given)
+    plan, trial, _, afterwards = miss.choose(problem.native(), mode, -1, 0, 0, *given)
     if afterwards is not None:
         afterwards()
     (made,) = [c for c in ca.choices() if (c.problem, c.sampling) == (problem, mode)]
@@ -533,7 +533,7 @@ def test_a_trial_that_waits_does_not_hold_the_tensors_of_its_call() -> None:
     measure_four(*[MATMUL] * 4)
     tensors = operands(NEW, "cpu")
     held = [weakref.ref(tensor.untyped_storage()) for tensor in tensors]
-    _, trial, _ = miss.choose(NEW.native(), "auto", -1, 0, 0, *tensors)
+    _, trial, *_ = miss.choose(NEW.native(), "auto", -1, 0, 0, *tensors)
     assert trial is not None
     del tensors
     gc.collect()
@@ -573,7 +573,7 @@ def test_a_trial_has_few_candidates() -> None:
 def committed(*entries: Measurement, samples: int) -> Choice:
     measure_four(*[MATMUL] * 4)
     first, _ = ask(NEW)
-    committer = OnlineCommitter(first, OutputChecks(), choice_log.generation(NEW))
+    committer = OnlineCommitter(first, Prepared(), choice_log.generation(NEW))
     committer.commit(Selection(entries, samples))
     (made,) = [c for c in ca.choices() if c.problem == NEW]
     return made

@@ -319,8 +319,7 @@ from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.tuning import online_tuner
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.online_calls import OnlineCommitter
-from cudnn_autotune.tuning.online_tuner import TUNER, Trial
-from cudnn_autotune.tuning.output_check import OutputChecks
+from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
 from online_trials import FIRST, Undecided
 from problems import make
 from simulation import candidate
@@ -328,7 +327,7 @@ from simulation import candidate
 problem = make("resnet_fp16_nhwc")
 decision = untimed(problem, "online", None, 0, Measurement(FIRST, None, 0))
 first = Choice(decision, devices.load("h200"))
-committer = OnlineCommitter(first, OutputChecks(), 0)
+committer = OnlineCommitter(first, Prepared(), 0)
 earlier = committer.earlier()
 print(earlier.rounds, flush=True)
 one = Undecided(earlier=earlier)

@@ -25,6 +25,7 @@ from cudnn_autotune.sampling.auto import Auto
 from cudnn_autotune.sampling.online import Online
 from cudnn_autotune.store import Decision, Environment, Store
 from cudnn_autotune.store import settings as store_settings
+from cudnn_autotune.store.decision import was_cut_short
 from cudnn_autotune.tuning import events, settings, tune_problem
 from cudnn_autotune.tuning.model_tuning import Progress
 
@@ -234,7 +235,8 @@ def _run(problems: list[ConvProblem], bench: Bench, mode: str, store: Store, ret
             workspace_limit=settings.get_workspace_limit(),
             benchmark_limit=settings.get_benchmark_limit(),
         )
-        return None if found is None or _was_cut_short(found) else found
+        is_unfit = found is None or was_cut_short(found, settings.get_budget_ms())
+        return None if is_unfit else found
 
     console = decision_table.console()
     try:
@@ -255,9 +257,3 @@ def _run(problems: list[ConvProblem], bench: Bench, mode: str, store: Store, ret
             f"{len(made.failed)} of {count(len(problems), 'problem')} could not be tuned; "
             "PyTorch serves them"
         )
-
-
-def _was_cut_short(decision: Decision) -> bool:
-    """Whether a budget left out candidates, and the budget in force is larger."""
-    was_ms, budget_ms = decision.selection.evidence.budget_ms, settings.get_budget_ms()
-    return was_ms is not None and (budget_ms is None or budget_ms > was_ms)

@@ -78,7 +78,9 @@ def run(
                 finally:
                     progress.advance(task)
                 note = ", nothing was timed"
-                if decision.selection.total_samples > 0:
+                if provisional := decision.selection.evidence.provisional:
+                    note = f", not kept: provisional, {provisional}"
+                elif decision.selection.total_samples > 0:
                     store.add([decision])
                     note = ""
             made.decisions.append(decision)

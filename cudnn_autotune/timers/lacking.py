@@ -1,0 +1,107 @@
+"""What a search had to do without, and a later one may have: memory, and what failed to build."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+# Names of errors of cuDNN, CUDA, NVRTC, C++, Python and the system for what is short now and need
+# not be later. A kernel that a GPU or a version does not support fails by other names.
+_PASSING = re.compile(
+    r"out.of.memory"  # torch, CUDA_ERROR_OUT_OF_MEMORY, NVRTC_ERROR_OUT_OF_MEMORY
+    r"|ALLOC(ATION)?_FAILED"  # CUDNN_STATUS_ALLOC_FAILED, ..._HOST_ALLOCATION_FAILED
+    r"|bad_alloc|MemoryError|Cannot allocate memory"
+    r"|No space left on device|Disk quota exceeded"
+    r"|Too many open files|Resource temporarily unavailable|can't start new thread"
+    r"|NVRTC_ERROR_PROGRAM_CREATION_FAILURE|NVRTC_ERROR_TIME_FILE_WRITE_FAILED"
+    r"|NVRTC_ERROR_PCH_CREATE|NVRTC_ERROR_CANCELLED",
+    re.IGNORECASE,
+)
+
+
+def is_passing(error: str) -> bool:
+    """Whether the message of a failure names a reason that may have passed at the next attempt."""
+    return _PASSING.search(error) is not None
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """What a choice was made without. It is true if there is anything."""
+
+    memory_bytes: int = 0
+    """The least GPU memory, in bytes, with which the search could have done more; 0 if it was not
+    short."""
+    left_out: int = 0
+    """How many candidates were left out for want of memory."""
+    not_built: int = 0
+    """How many candidates failed to build for a reason that may pass."""
+    check: bool = False
+    """Whether the output could not be compared with a reference."""
+
+    def __bool__(self) -> bool:
+        return self.memory_bytes > 0 or self.not_built > 0 or self.check
+
+    def __str__(self) -> str:
+        """Why the choice is not final; empty if it is."""
+        reasons = []
+        if self.left_out:
+            reasons.append(f"{_candidates(self.left_out)} left out for want of memory")
+        elif self.memory_bytes:
+            reasons.append("the search ran out of memory")
+        if self.not_built:
+            reasons.append(f"{_candidates(self.not_built)} not built, for a reason that may pass")
+        if self.check:
+            reasons.append("its output could not be compared with a reference")
+        return "; ".join(reasons)
+
+    def and_memory(self, memory_bytes: int) -> Lacking:
+        """This, and one more candidate that was left out, for want of so much memory."""
+        least = min(self.memory_bytes or memory_bytes, memory_bytes)
+        return replace(self, memory_bytes=least, left_out=self.left_out + 1)
+
+    def and_build(self) -> Lacking:
+        """This, and one more candidate that failed to build for a reason that may pass."""
+        return replace(self, not_built=self.not_built + 1)
+
+    def may_be_had(self, device: int) -> bool:
+        """Whether another search could do more now: memory is looked for, and allocated once if it
+        seems to be there; what failed to build is worth an attempt at any time."""
+        if self.not_built:
+            return True
+        return self.memory_bytes > 0 and _has_room(self.memory_bytes, device)
+
+
+NOTHING = Lacking()
+
+
+def _candidates(count: int) -> str:
+    return "1 candidate was" if count == 1 else f"{count} candidates were"
+
+
+def available_bytes(device: torch.device | int) -> int:
+    """How much memory PyTorch's allocator can give on a CUDA device: what is free, and what it
+    keeps unused, up to the process's share of the memory. It may be in pieces."""
+    free, total = torch.cuda.mem_get_info(device)
+    allocated = torch.cuda.memory_allocated(device)
+    unused = torch.cuda.memory_reserved(device) - allocated
+    share = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return max(0, min(free + unused, share - allocated))
+
+
+def _has_room(size: int, device: int) -> bool:
+    if size > available_bytes(device):
+        return False
+    try:
+        torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
+    except torch.OutOfMemoryError:  # it is in pieces
+        return False
+    return True
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """The size of tensors in bytes."""
+    return sum(int(tensor.nbytes) for tensor in tensors)
