@@ -14,7 +14,7 @@ import zlib
 from contextlib import suppress
 
 from cudnn_autotune.engines.problem_json import problem_from_text
-from cudnn_autotune.store import compact, version1
+from cudnn_autotune.store import compact
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 
@@ -103,17 +103,14 @@ def is_removal(line: bytes) -> bool:
 
 
 def decode(line: bytes, environment: Environment) -> Decision:
-    """Returns the decision in a line that passed :func:`name_in`, or in a line of version 1.
+    """Returns the decision in a line that passed :func:`name_in`.
 
     Raises:
         ValueError: The line holds no decision, or one of another name.
     """
-    if version1.is_entry(line):
-        decision, begin = version1.decode(line), 0
-    else:
-        decision, begin = _decoded(line), _NAMED
-        decision.__dict__[_READ] = (environment, line)
-    if not line.startswith(name_of(decision), begin):
+    decision = _decoded(line)
+    decision.__dict__[_READ] = (environment, line)
+    if not line.startswith(name_of(decision), _NAMED):
         raise ValueError("the entry's name is not that of its problem")
     return decision
 
@@ -140,8 +137,3 @@ def is_as_read(decision: Decision, environment: Environment) -> bool:
     """Returns whether the decision was read from a line of this environment, which it then
     remembers, so that writing it again changes nothing."""
     return _READ in decision.__dict__ and decision.__dict__[_READ][0] == environment
-
-
-def of_this_version(line: bytes, environment: Environment) -> bytes:
-    """Returns the line in the present version of the format. Raises as :func:`decode`."""
-    return encode(decode(line, environment), environment) if version1.is_entry(line) else line

@@ -28,11 +28,13 @@ Changes = Mapping[bytes, bytes | None]
 _log = logging.getLogger(__name__)
 
 # Files in these states are never changed.
-_BLOCKED = (State.FOREIGN, State.NO_STORE, State.NEWER, State.UNREADABLE)
+_BLOCKED = (State.FOREIGN, State.NO_STORE, State.OTHER_VERSION, State.UNREADABLE)
 _RETRY_TIMEOUT_S = 0.5
 _IN_MEMORY = "new decisions stay in the memory of this process"
 _FEW_LINES = 64
 """A file with at most this many lines out of date is not written anew."""
+_FEW_BYTES = 64 << 10
+"""A file with at most this many blank bytes is not written anew."""
 
 
 class Journal:
@@ -161,7 +163,9 @@ class Journal:
             self._has_written = True
         content = self.content
         dead = content.lines + len(changes) - len(content.entries)
-        is_worn = dead > max(len(content.entries), _FEW_LINES)
+        is_worn = dead > max(len(content.entries), _FEW_LINES) or content.blank_bytes > max(
+            content.end // 2, _FEW_BYTES
+        )
         if content.state is not State.SOUND or not content.head or is_worn:
             self._write_anew(changes)
             return
@@ -178,13 +182,7 @@ class Journal:
 
     def _write_anew(self, changes: Changes) -> None:
         content, environment = self.content, self._environment
-        merged = [line for line in {**content.entries, **changes}.values() if line is not None]
-        lines = []
-        for line in merged:
-            with suppress(ValueError):  # an entry of version 1 that cannot be read is left out
-                lines.append(entry.of_this_version(line, environment))
-        if content.state is State.SOUND and len(lines) < len(merged):
-            content.state, content.why = State.DAMAGED, "some of its entries are not decisions"
+        lines = [line for line in {**content.entries, **changes}.values() if line is not None]
         aside = disk_file.set_aside(self.path) if content.state is State.DAMAGED else None
         before = self._stamp
         data = file_format.encode(environment, lines, token_hex(4))
