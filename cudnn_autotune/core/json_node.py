@@ -38,6 +38,18 @@ def cut(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written in UTF-8. One with half of a surrogate pair, as JSON may hold
+    by an escape, cannot, and raises an error wherever it is encoded."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_json(path: Path | Traversable, most_bytes: int) -> Any:
     """The tree in a JSON file, which is compressed if its name ends in ``.gz``.
 
@@ -98,6 +110,8 @@ class Node:
     def object(self) -> dict[str, Node]:
         if not isinstance(self.value, dict):
             raise self.error("an object")
+        for name in self.value:
+            Node(name, f"a name in {self.place}").text()
         return {name: Node(value, self._under(name)) for name, value in self.value.items()}
 
     def items(self) -> Iterator[Node]:
@@ -109,6 +123,8 @@ class Node:
     def text(self) -> str:
         if not isinstance(self.value, str):
             raise self.error("a text")
+        if not is_unicode(self.value):
+            raise self.error("a text of valid Unicode")
         return self.value
 
     def one_of(self, allowed: Sequence[str]) -> str:

@@ -197,7 +197,8 @@ def _timed(row: Sequence[Any]) -> Measurement:
     if knobs is None:
         engine, knobs = _parsed(_text(text, "text"))
     else:
-        knobs = {name: Node(value, "knobs").integer(-(2**63)) for name, value in knobs.items()}
+        named = Node(knobs, "knobs").object()
+        knobs = {name: value.integer(-(2**63)) for name, value in named.items()}
     candidate = Candidate(
         engine=None if engine is None else _count(engine, "engine"),
         knobs=dict(knobs),

@@ -13,6 +13,7 @@ import json
 import zlib
 from contextlib import suppress
 
+from cudnn_autotune.core.json_node import Node
 from cudnn_autotune.engines.problem_json import problem_from_text
 from cudnn_autotune.store import compact
 from cudnn_autotune.store.decision import Decision
@@ -47,7 +48,7 @@ def key_of(name: bytes) -> str:
     text = name[1:-1].decode(errors="replace")
     if b"\\" in name:
         with suppress(ValueError):
-            text = json.loads(name)
+            text = Node(json.loads(name), "name").text()
     problem, separator, policy = text.partition(_POLICY)
     return problem.removesuffix(_DETERMINISTIC) + separator + policy
 
@@ -118,7 +119,7 @@ def decode(line: bytes, environment: Environment) -> Decision:
 def _decoded(line: bytes) -> Decision:
     try:
         tree = json.loads(line)
-        described, _, policy = tree["name"].partition(_POLICY)
+        described, _, policy = Node(tree["name"], "name").text().partition(_POLICY)
         limit, _, sampling = policy.partition(_SAMPLING)
         problem = described.removesuffix(_DETERMINISTIC)
         return compact.decode(
