@@ -6,11 +6,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.recipe import Kernel
 
 Find = Callable[[str, str], bytes | None]
@@ -18,7 +18,7 @@ Find = Callable[[str, str], bytes | None]
 Keep = Callable[[str, str, bytes], None]
 """Keeps a cubin under its function and digest. It must not raise."""
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _compiled: dict[str, Future[bytes]] = {}
 _kept: tuple[Find, Keep] | None = None
 
@@ -101,9 +101,8 @@ def _kept_code(kernel: Kernel, digest: str) -> bytes | None:
 
 def clear() -> None:
     """Forgets the kernels of this process; what is loaded stays so."""
-    global _lock
-    _lock = threading.Lock()
-    _compiled.clear()
+    with _lock:
+        _compiled.clear()
 
 
 # The threads that were compiling are not in a child process.
