@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import reprlib
 import zlib
 from collections.abc import Iterator, Sequence
@@ -58,7 +59,7 @@ def read_json(path: Path | Traversable, most_bytes: int) -> Any:
             JSON.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with open(path, "rb", opener=_opened) if isinstance(path, Path) else path.open("rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) <= most_bytes and path.name.endswith(".gz"):
         data = _decompressed(data, most_bytes + 1)
@@ -70,6 +71,11 @@ def read_json(path: Path | Traversable, most_bytes: int) -> Any:
         raise ValueError("not JSON that can be read: nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"not JSON, or truncated: {error}") from error
+
+
+def _opened(path: str, flags: int) -> int:
+    # Opening a named pipe would otherwise wait for its writer.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _decompressed(data: bytes, most_bytes: int) -> bytes:
@@ -113,6 +119,10 @@ class Node:
         for name in self.value:
             Node(name, f"a name in {self.place}").text()
         return {name: Node(value, self._under(name)) for name, value in self.value.items()}
+
+    def under(self, name: str, value: Any) -> Node:
+        """The value that an object has under a name."""
+        return Node(value, self._under(name))
 
     def items(self) -> Iterator[Node]:
         """The values of a list, which may be long, one after another."""

@@ -14,8 +14,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
 
-from filelock import Timeout
-
 from cudnn_autotune.core import atomic_file
 from cudnn_autotune.store import disk_file, entry, file_format
 from cudnn_autotune.store.environment import Environment
@@ -72,7 +70,7 @@ class Journal:
             # The file is repaired now unless another process holds its lock. A lookup never waits
             # for a lock, so then the next change repairs it.
             with _held(self.path, 0) as failure:
-                if not isinstance(failure, Timeout):
+                if not isinstance(failure, TimeoutError):
                     self.update(lambda entries: {}, failure)
         self._warn_blocked()
         return True
@@ -158,6 +156,7 @@ class Journal:
 
     def _write(self, changes: Changes) -> None:
         """Writes changes to the file that :meth:`_read` has read. The caller holds the lock."""
+        disk_file.check_not_link(self.path)
         if not self._has_written:
             atomic_file.remove_partials(self.path)
             self._has_written = True
@@ -175,9 +174,10 @@ class Journal:
         ]
         data = b"".join(line + b"\n" for line in lines)
         if content.is_tail_whole:
-            self._stamp = disk_file.append(self.path, b"\n" + data, content.end + len(content.tail))
+            end = content.end + len(content.tail)
+            self._stamp = disk_file.append(self.path, b"\n" + data, end, self._stamp)
         else:
-            self._stamp = disk_file.append(self.path, data, content.end)
+            self._stamp = disk_file.append(self.path, data, content.end, self._stamp)
         content.extend(content.tail + b"\n" + data if content.is_tail_whole else data)
 
     def _write_anew(self, changes: Changes) -> None:

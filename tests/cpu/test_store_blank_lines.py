@@ -1,4 +1,4 @@
-"""Blank lines have no meaning, cost little to read, and go with the next change if they are many."""
+"""Blank lines have no meaning, cost little to read, and go with the next change if many."""
 
 from __future__ import annotations
 
