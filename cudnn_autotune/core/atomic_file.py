@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
-_MOST_LINKS = 40  # as Linux
+_MOST_LINKS = 40  # the limit of Linux
 
 
 def followed(path: Path) -> Path:
