@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -52,11 +52,33 @@ COMMANDS = {
     "tune": ("tune:tune", "Tune a layer, or every convolution of a model, into the store."),
 }
 _ASCII = str.maketrans("×–≈µ…", "x-~u.")
+_STRICT = ("strict", "surrogateescape")
 _INTERRUPTED = 128 + signal.SIGINT
 
 
 class Commands(click.Group):
     """Imports a command when it is called."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """As click's, and says in one line why a file or the output cannot be written or read."""
+        # In the C locale errors are "surrogateescape", which only takes what was read so.
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in _STRICT:
+            codecs.register_error("cudnn_autotune", _in_ascii)
+            sys.stdout.reconfigure(errors="cudnn_autotune")
+        try:
+            try:
+                return super().main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()  # Python itself would show a traceback at its exit
+        except BrokenPipeError:  # nobody reads the output to its end, as behind `| head`
+            _discard_output()
+            sys.exit(1)
+        except OSError as error:
+            _discard_output()
+            where = error.filename or "the output cannot be written"
+            with suppress(OSError):
+                click.echo(f"Error: {where}: {error.strerror or error}", err=True)
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -85,6 +107,14 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+def _discard_output() -> None:
+    """Makes what is still to be written vanish, so that Python does not try it at its exit."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @contextmanager
@@ -122,9 +152,6 @@ def main(ctx: click.Context) -> None:
     """Search, choose, remember and run cuDNN's convolution engines."""
     from cudnn_autotune.cli.terminal import warnings_in_lines
 
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        codecs.register_error("cudnn_autotune", _in_ascii)
-        sys.stdout.reconfigure(errors="cudnn_autotune")
     ctx.with_resource(warnings_in_lines())
 
 

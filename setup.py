@@ -33,7 +33,6 @@ setup(
     install_requires=[
         torch_requirement(torch),
         "click>=8",
-        "filelock>=3.20.1",
         "jinja2>=3.1",
         "numpy>=1.26",
         "nvidia-ml-py>=12",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +11,6 @@ import torch
 
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import Candidate
-from cudnn_autotune.engines.problem_json import problem_to_json
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
 from cudnn_autotune.store import Decision, Environment, Provenance, entry
 
@@ -123,33 +120,6 @@ def resealed(line: bytes, environment: Environment = H200) -> bytes:
     """Returns a changed line of a store's file with the right checksum."""
     rest = line[18:]
     return b'{"crc32":"%08x%s' % (zlib.crc32(rest, entry.seed(environment)), rest)
-
-
-def version1(known: Iterable[Decision], environment: Environment = H200) -> bytes:
-    """Returns a store's file in version 1 of the format."""
-    lines = []
-    for one in known:
-        selection = dataclasses.asdict(one.selection)
-        selection["evidence"]["solo_reach"] = selection["evidence"].pop("sustained_reach")
-        for row in selection["ranking"]:
-            row["cut"] = row.pop("eliminated")
-        tree = {
-            "environment": environment.digest,
-            "problem": problem_to_json(one.problem),
-            "sampling": one.sampling,
-            "benchmark_limit": one.benchmark_limit,
-            "workspace_limit": one.workspace_limit,
-            "selection": selection,
-            "relative_error": one.relative_error,
-            "struck": [[text, e if math.isfinite(e) else None] for text, e in one.rejected],
-            "provenance": dataclasses.asdict(one.provenance),
-        }
-        lines.append(entry.name_of(one) + b": " + json.dumps(tree).encode())
-    head = b'{"format": "cudnn-autotune store", "version": 1,\n"environment": '
-    body = b",\n".join(lines) + (b"\n" if lines else b"")
-    return (
-        head + json.dumps(environment.to_json()).encode() + b',\n"decisions": {\n' + body + b"}}\n"
-    )
 
 
 def measured_otherwise(known: Decision, time_ms: float, day: int) -> Decision:

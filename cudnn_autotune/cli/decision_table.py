@@ -62,7 +62,8 @@ def show_farthest(console: Console, found: Iterable[Far], title: str, note: str 
 
 
 def _table(title: str, note: str) -> Table:
-    made = Table(title=Text(wording.printable(title)), title_justify="left", caption_justify="left")
+    made = Table(title_justify="left", caption_justify="left")
+    made.title = Text(wording.printable(title)) if title else None
     made.caption = Text(wording.printable(note), overflow="fold") if note else None
     return made
 

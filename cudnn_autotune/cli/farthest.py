@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -38,5 +39,5 @@ def far(decision: Decision, peaks: Peaks | None) -> Far | None:
 def farthest(decisions: Iterable[Decision], peaks: Peaks | None, most: int) -> list[Far]:
     """Returns those with the most time to win, first the most; only decisions slower than their
     limit."""
-    found = [one for d in decisions if (one := far(d, peaks)) is not None and one.gain_ms > 0]
-    return sorted(found, key=lambda one: -one.gain_ms)[:most]
+    found = (one for d in decisions if (one := far(d, peaks)) is not None and one.gain_ms > 0)
+    return heapq.nsmallest(most, found, key=lambda one: -one.gain_ms)

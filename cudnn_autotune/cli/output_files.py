@@ -33,9 +33,14 @@ def drawable(ctx: click.Context, param: click.Parameter, value: Path | None) -> 
 
 
 def check_new(option: str, path: Path, force: bool) -> None:
-    """Raises BadParameter if the path exists and ``--force`` was not given."""
+    """Raises BadParameter if the path exists and ``--force`` was not given, or if it leads to
+    something else than a regular file."""
     if os.path.exists(path) and not force:
         raise refuse(option, f"{path} is there already; --force replaces it")
+    try:
+        atomic_file.check_regular(atomic_file.followed(path))
+    except OSError as error:
+        raise refuse(option, f"cannot write {path}: {error.strerror or error}") from error
 
 
 def check_output(option: str, path: Path | None) -> None:

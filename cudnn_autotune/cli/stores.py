@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +47,40 @@ def nothing(key: str) -> bool:
     return False
 
 
-@dataclass(frozen=True)
+@dataclass
 class StoreFile:
-    """The content of a store's file."""
+    """The content of a store's file. Its decisions are parsed when they are asked for, since there
+    may be many."""
 
     path: Path
     environment: Environment
-    decisions: tuple[Decision, ...]
-    """The decisions that were asked for."""
+    lines: dict[bytes, bytes]
+    """The entries that were asked for, name to line."""
     count: int
     """The number of all entries."""
     size: int
     """The file's bytes."""
-    complaints: tuple[str, ...] = ()
+    complaints: list[str]
     """Printable sentences that say what cannot be read, and why."""
+    known: Sequence[Decision] | None = None
+    """The decisions that were asked for, if they have been parsed."""
+
+    @property
+    def decisions(self) -> Iterator[Decision]:
+        """The decisions that were asked for, as :meth:`parsed` yields them."""
+        return self.parsed(self.lines) if self.known is None else iter(self.known)
+
+    def parsed(self, names: Iterable[bytes]) -> Iterator[Decision]:
+        """Yields the decisions of some entries. At the end it tells on standard error which cannot
+        be read, and adds them to the complaints."""
+        left_out = []
+        for name in names:
+            try:
+                yield entry.decode(self.lines[name], self.environment)
+            except ValueError as error:
+                left_out.append(printable(f"left out: {error}"))
+        self.complaints += left_out
+        _complain([f"{self.path}: {complaint}" for complaint in left_out])
 
 
 def kind_of(place: Path, option: str = "--store") -> str:
@@ -103,8 +123,8 @@ def files_of(store_path: Path | None, option: str = "--store") -> list[Path]:
 
 
 def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
-    """Reads a store's file, and parses the decisions that ``may_pass`` (None: all). Raises
-    ValueError if the file cannot be read, or is no store."""
+    """Reads a store's file, with the entries that ``may_pass`` (None: all). Raises ValueError if
+    the file cannot be read, or is no store."""
     try:
         data = disk_file.read(path)
     except OSError as error:
@@ -115,28 +135,33 @@ def read(path: Path, may_pass: MayPass | None = None) -> StoreFile:
     environment = content.environment
     if environment is None:
         raise ValueError(printable(f"{path}: no store that can be read: {content.why}"))
-    found: list[Decision] = []
     complaints = []
     entries = len(content.entries)
     if content.state is file_format.State.DAMAGED:
         complaints.append(f"damaged ({content.why}): {count(entries, 'decision')} could be read")
     elif content.tail and not content.is_tail_whole:
         complaints.append("its last line is not whole")
-    for name, line in content.entries.items():
-        try:
-            if may_pass is None or may_pass(entry.key_of(name)):
-                found.append(entry.decode(line, environment))
-        except ValueError as error:
-            complaints.append(f"left out: {error}")
-    sentences = tuple(map(printable, complaints))
-    return StoreFile(path, environment, tuple(found), entries, len(data), sentences)
+    lines = content.entries
+    if may_pass is not None:
+        lines = {name: line for name, line in lines.items() if may_pass(entry.key_of(name))}
+    sentences = list(map(printable, complaints))
+    return StoreFile(path, environment, lines, entries, len(data), sentences)
 
 
 def read_whole(path: Path) -> StoreFile:
-    """Reads a file as :func:`read` does, but raises ValueError if anything in it cannot be read."""
+    """Reads a file as :func:`read` does, and parses all its decisions. Raises ValueError if
+    anything in it cannot be read."""
     found = read(path)
-    if found.complaints:
-        raise ValueError(f"{path}: {'; '.join(found.complaints[:_TOLD])}")
+    complaints = list(found.complaints)
+    known = []
+    for line in found.lines.values():
+        try:
+            known.append(entry.decode(line, found.environment))
+        except ValueError as error:
+            complaints.append(printable(f"left out: {error}"))
+    if complaints:
+        raise ValueError(f"{path}: {'; '.join(complaints[:_TOLD])}")
+    found.known = known
     return found
 
 
@@ -184,7 +209,8 @@ def open_store(
     with refusing(option):  # the file may have changed meanwhile
         found = read(readable[0], may_pass)
     _complain([f"{found.path}: {complaint}" for complaint in found.complaints])
-    return replace(found, complaints=(*unreadable, *found.complaints))
+    found.complaints[:0] = unreadable
+    return found
 
 
 def _complain(lines: Sequence[str]) -> None:

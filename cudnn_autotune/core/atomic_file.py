@@ -10,17 +10,51 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
+_MOST_LINKS = 40  # the limit of Linux
+
+
+def followed(path: Path) -> Path:
+    """Returns the path of the file that ``path`` leads to, which need not exist.
+
+    A link in the place of a file is followed only if this user or root owns both the link and the
+    folder that it lies in. Otherwise somebody who may write to the folder could have any file of
+    this user replaced. The folder is taken as it is named.
+
+    Raises:
+        PermissionError: it is a link of another user.
+        OSError: it cannot be known where it leads.
+    """
+    place = Path(os.path.realpath(path.parent), path.name)
+    for _ in range(_MOST_LINKS):
+        try:
+            status = os.lstat(place)
+        except (FileNotFoundError, NotADirectoryError):
+            return place
+        if not stat.S_ISLNK(status.st_mode):
+            return place
+        owners = {status.st_uid, os.stat(place.parent).st_uid}
+        if not owners <= {os.geteuid(), 0}:
+            raise PermissionError(
+                errno.EACCES, "a link that another user may have made is not followed", str(path)
+            )
+        target = place.parent / os.readlink(place)
+        place = Path(os.path.realpath(target.parent), target.name)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
 
 def write(path: Path, data: bytes) -> None:
     """Replaces the file, or the one that a link leads to, and waits until it is on the disk.
 
-    On a file system that cannot sync folders, a power failure may bring the old content back.
+    Links are followed as by :func:`followed`. On a file system that cannot sync folders, a power
+    failure may bring the old content back.
 
     Raises:
-        OSError: the file cannot be written, and is as it was.
-        PermissionError: among others, the file is read-only.
+        OSError: the file cannot be written, and is as it was. Among others, there is something else
+            than a regular file, as a pipe or a device.
+        PermissionError: among others, the file is read-only, or a link of another user.
     """
-    path = Path(os.path.realpath(path))
+    path = followed(path)
+    check_regular(path)
     if is_read_only(path):
         raise PermissionError(errno.EACCES, "the file is read-only", str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(4)}.part")
@@ -45,6 +79,16 @@ def write(path: Path, data: bytes) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def check_regular(path: Path) -> None:
+    """Raises OSError if there is something else than a regular file."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def is_read_only(path: Path) -> bool:

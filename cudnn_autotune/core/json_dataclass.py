@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from cudnn_autotune.core.json_node import Node
+from cudnn_autotune.core.json_node import MOST, Node
 
 T = TypeVar("T")
 
@@ -66,6 +66,15 @@ _LEAVES: dict[Any, Callable[[Node], Any]] = {
 }
 
 
+# Tells a value that needs neither a conversion nor a closer look, as most do: it saves the node.
+_PLAIN: dict[Any, Callable[[Any], bool]] = {
+    str: lambda value: type(value) is str and value.isascii(),
+    bool: lambda value: type(value) is bool,
+    int: lambda value: type(value) is int and -(2**63) <= value < 2**63,
+    float: lambda value: type(value) is float and 0 <= value <= MOST,
+}
+
+
 def _decode(kind: Any, node: Node) -> Any:
     if kind is Any:
         return node.value
@@ -88,23 +97,44 @@ def _decode(kind: Any, node: Node) -> Any:
 
 
 def _decode_fields(kind: Any, node: Node) -> Any:
-    former = getattr(kind, "FORMER_FIELDS", ())
-    given = {name: item for name, item in node.object().items() if name not in former}
-    types_of = _types_of(kind)
-    for name, item in given.items():
-        if name not in types_of:
-            raise ValueError(f"{item.place}: is not a known field")
-    for field in dataclasses.fields(kind):
-        if field.name not in given and _default(field) is dataclasses.MISSING:
-            raise ValueError(f"{node.place}.{field.name}: is missing")
-    values = {name: _decode(types_of[name], item) for name, item in given.items()}
+    types_of, needed, former = _fields_of(kind)
+    if not isinstance(node.value, dict):
+        raise node.error("an object")
+    for name, item in node.value.items():
+        if name not in types_of and name not in former:
+            raise ValueError(f"{node.under(name, item).place}: is not a known field")
+    for name in needed:
+        if name not in node.value:
+            raise ValueError(f"{node.place}.{name}: is missing")
+    values = {}
+    for name, item in node.value.items():
+        if name in types_of:
+            inner, is_plain = types_of[name]
+            values[name] = item if is_plain(item) else _decode(inner, node.under(name, item))
     try:
         return kind(**values)
     except ValueError as error:
         raise ValueError(f"{node.place}: {error}") from error
 
 
+_Fields = tuple[dict[str, tuple[Any, Callable[[Any], bool]]], tuple[str, ...], tuple[str, ...]]
+
+
 @functools.cache
-def _types_of(kind: Any) -> dict[str, Any]:
+def _fields_of(kind: Any) -> _Fields:
+    """Returns the type of each field with what tells its plain values, the names of fields without
+    a default, and the names of former fields."""
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    fields = dataclasses.fields(kind)
+    types_of = {field.name: (hints[field.name], _plain(hints[field.name])) for field in fields}
+    needed = tuple(field.name for field in fields if _default(field) is dataclasses.MISSING)
+    return types_of, needed, tuple(getattr(kind, "FORMER_FIELDS", ()))
+
+
+def _plain(kind: Any) -> Callable[[Any], bool]:
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) in (types.UnionType, typing.Union) and type(None) in arguments:
+        (inner,) = (a for a in arguments if a is not type(None))
+        is_plain = _plain(inner)
+        return lambda value: value is None or is_plain(value)
+    return _PLAIN.get(kind, lambda value: False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import reprlib
 import zlib
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,18 @@ def cut(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written in UTF-8. One with half of a surrogate pair, as JSON may hold
+    by an escape, cannot, and raises an error wherever it is encoded."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_json(path: Path | Traversable, most_bytes: int) -> Any:
     """The tree in a JSON file, which is compressed if its name ends in ``.gz``.
 
@@ -46,7 +59,7 @@ def read_json(path: Path | Traversable, most_bytes: int) -> Any:
             JSON.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with open(path, "rb", opener=_opened) if isinstance(path, Path) else path.open("rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) <= most_bytes and path.name.endswith(".gz"):
         data = _decompressed(data, most_bytes + 1)
@@ -58,6 +71,11 @@ def read_json(path: Path | Traversable, most_bytes: int) -> Any:
         raise ValueError("not JSON that can be read: nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"not JSON, or truncated: {error}") from error
+
+
+def _opened(path: str, flags: int) -> int:
+    # Opening a named pipe would otherwise wait for its writer.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _decompressed(data: bytes, most_bytes: int) -> bytes:
@@ -98,7 +116,13 @@ class Node:
     def object(self) -> dict[str, Node]:
         if not isinstance(self.value, dict):
             raise self.error("an object")
+        for name in self.value:
+            Node(name, f"a name in {self.place}").text()
         return {name: Node(value, self._under(name)) for name, value in self.value.items()}
+
+    def under(self, name: str, value: Any) -> Node:
+        """The value that an object has under a name."""
+        return Node(value, self._under(name))
 
     def items(self) -> Iterator[Node]:
         """The values of a list, which may be long, one after another."""
@@ -109,6 +133,8 @@ class Node:
     def text(self) -> str:
         if not isinstance(self.value, str):
             raise self.error("a text")
+        if not is_unicode(self.value):
+            raise self.error("a text of valid Unicode")
         return self.value
 
     def one_of(self, allowed: Sequence[str]) -> str:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.recipe import Kernel
 
 Find = Callable[[str, str], bytes | None]
@@ -23,7 +23,7 @@ Keep = Callable[[str, str, bytes], None]
 # are read back or compiled again, should a plan that was dropped be asked for again.
 _MOST = 512
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _compiled: OrderedDict[str, Future[bytes]] = OrderedDict()
 _kept: tuple[Find, Keep] | None = None
 
@@ -121,9 +121,8 @@ def _kept_code(kernel: Kernel, digest: str) -> bytes | None:
 
 def clear() -> None:
     """Forgets the kernels of this process; what is loaded stays so."""
-    global _lock
-    _lock = threading.Lock()
-    _compiled.clear()
+    with _lock:
+        _compiled.clear()
 
 
 # The threads that were compiling are not in a child process.

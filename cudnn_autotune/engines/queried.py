@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import ATEN, HEURISTIC_MODES, Candidate, described, query
 from cudnn_autotune.engines.implementations import Gpu
@@ -28,7 +28,7 @@ _UNLISTED_RANK = 10_000
 # at once, to compile ahead, to search. So the last answers are kept.
 _MOST_ANSWERS = 512
 _answers: OrderedDict[Hashable, Sequence[Candidate]] = OrderedDict()
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 class QueriedCandidates:

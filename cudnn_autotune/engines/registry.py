@@ -6,10 +6,10 @@ A candidate's text is ``name@version`` or ``name@version:settings``.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.core.json_node import shown
 from cudnn_autotune.engines.implementations import Implementation
 
@@ -21,7 +21,7 @@ _SETTINGS = re.compile(rf"[!-~]{{0,{_MOST}}}")
 # The beginnings of the texts of other candidates.
 _RESERVED = re.compile(r"aten|matmul|unfused|eng[0-9]*")
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _implementations: dict[str, Implementation] = {}
 _load_first: Callable[[], Iterable[Implementation]] | None = None
 

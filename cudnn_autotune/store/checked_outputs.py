@@ -1,8 +1,9 @@
 """The outputs that this user's processes have checked, so that later ones need not check them.
 
 A line for each engine of a problem whose output was right: the digest of what that depends on, and
-the relative error. A later line with an infinite error withdraws it. The file lies in the private
-folder of compiled plans, and is believed as they are.
+the relative error. To withdraw it, its digest is overwritten. A line without a line feed may be a
+part of one, and is not believed. The file lies in the private folder of compiled plans, and is
+believed as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from cudnn_autotune.store.process_lock import LOCK
 
 _NAME = "checked-outputs"
 _MOST_BYTES = 4 << 20  # some 50,000 lines; then the older half goes
-_DIGITS = 64
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +56,14 @@ def remember(problem: str, engine: str, device: int, error: float) -> None:
 
 
 def withdraw(problem: str, engine: str, device: int) -> None:
-    """Records that an output was wrong, whatever was recorded before; as :func:`remember`."""
-    remember(problem, engine, device, math.inf)
+    """Records that an output was wrong, whatever was recorded before. It does not raise.
+
+    In this process that holds at once. If the record cannot be changed now, it is at the next
+    record or withdrawal.
+    """
+    file = _file(device)
+    if file:
+        file.withdraw(problem, engine, is_written=settings.is_written())
 
 
 class CheckedOutputs:
@@ -70,28 +78,61 @@ class CheckedOutputs:
         self._folder = folder_beside(place)
         self._environment = dict(environment)
         self._errors: dict[str, float] | None = None
+        self._to_withdraw: set[str] = set()
 
     def error_of(self, problem: str, engine: str) -> float | None:
         with LOCK:
-            if self._errors is None:
-                self._errors = self._read()
-            return self._errors.get(self._digest(problem, engine))
+            return self._known().get(self._digest(problem, engine))
 
     def add(self, problem: str, engine: str, error: float) -> None:
-        is_right = error < math.inf
-        if (self.error_of(problem, engine) is not None) is is_right:
+        """Records a right output; with an infinite error, as :meth:`withdraw`."""
+        if error == math.inf:
+            self.withdraw(problem, engine)
             return
         digest = self._digest(problem, engine)
         with LOCK:
-            assert self._errors is not None
-            _enter(self._errors, digest, error)
+            if digest in self._known():
+                return
+            self._known()[digest] = error
         try:
+            self._write_withdrawals()
             size = self._folder.append(_NAME, f"{digest} {error:.6g}\n".encode())
             if size > _MOST_BYTES:
-                lines = (self._folder.read(_NAME, 2 * _MOST_BYTES) or b"").splitlines(keepends=True)
-                self._folder.write(_NAME, b"".join(lines[len(lines) // 2 :]))
+                self._folder.rewrite(_NAME, _trimmed)
         except OSError as failure:
             _log.info("%s: the check of %s is not kept: %s", problem, engine, failure)
+
+    def withdraw(self, problem: str, engine: str, *, is_written: bool = True) -> None:
+        """Withdraws what was recorded of an output, by this process or another."""
+        digest = self._digest(problem, engine)
+        with LOCK:
+            self._known().pop(digest, None)
+            if not is_written:
+                return
+            self._to_withdraw.add(digest)
+        try:
+            self._write_withdrawals()
+        except OSError as failure:
+            _log.warning("%s: the check of %s is not withdrawn: %s", problem, engine, failure)
+
+    def _write_withdrawals(self) -> None:
+        with LOCK:
+            digests = set(self._to_withdraw)
+        if not digests:
+            return
+        try:
+            self._folder.blot_lines(_NAME, [digest.encode() for digest in digests])
+        except OSError:
+            # Without the file all outputs are checked again, which takes time only.
+            if not self._folder.remove(_NAME):
+                raise
+        with LOCK:
+            self._to_withdraw -= digests
+
+    def _known(self) -> dict[str, float]:
+        if self._errors is None:
+            self._errors = self._read()
+        return self._errors
 
     def _read(self) -> dict[str, float]:
         try:
@@ -100,23 +141,26 @@ class CheckedOutputs:
             _log.info("outputs are checked again: %s", failure)
             return {}
         found: dict[str, float] = {}
-        for line in content.decode("ascii", "replace").splitlines():
+        *lines, _ = content.decode("ascii", "replace").split("\n")
+        for line in lines:
             digest, _, text = line.partition(" ")
             error = _number(text)
-            if len(digest) == _DIGITS and error >= 0:
-                _enter(found, digest, error)
-        return found
+            if _DIGEST.fullmatch(digest) and error >= 0:
+                found[digest] = error
+        # An earlier version of this package withdrew a record by a line with an infinite error.
+        return {digest: error for digest, error in found.items() if error < math.inf}
 
     def _digest(self, problem: str, engine: str) -> str:
         depends_on = {**self._environment, "problem": problem, "engine": engine}
         return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
 
 
-def _enter(errors: dict[str, float], digest: str, error: float) -> None:
-    if error < math.inf:
-        errors[digest] = error
-    else:
-        errors.pop(digest, None)
+def _trimmed(content: bytes) -> bytes:
+    """Returns the newer half of the lines, unless another process has been faster."""
+    if len(content) <= _MOST_BYTES:
+        return content
+    lines = content.splitlines(keepends=True)
+    return b"".join(lines[len(lines) // 2 :])
 
 
 def _number(text: str) -> float:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from cudnn_autotune.core import json_dataclass
-from cudnn_autotune.core.json_node import Node
+from cudnn_autotune.core.json_node import MOST, Node
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import ATEN, UNFUSED, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
@@ -197,7 +197,8 @@ def _timed(row: Sequence[Any]) -> Measurement:
     if knobs is None:
         engine, knobs = _parsed(_text(text, "text"))
     else:
-        knobs = {name: Node(value, "knobs").integer(-(2**63)) for name, value in knobs.items()}
+        named = Node(knobs, "knobs").object()
+        knobs = {name: value.integer(-(2**63)) for name, value in named.items()}
     candidate = Candidate(
         engine=None if engine is None else _count(engine, "engine"),
         knobs=dict(knobs),
@@ -224,13 +225,16 @@ def _parsed(text: str) -> tuple[int | None, Mapping[str, int]]:
     return int(match[1]), {name: int(value) for name, value in knobs}
 
 
+# Each of these begins with the common case, which takes no node: a decision has a hundred values.
 def _text(value: Any, name: str) -> str:
-    return Node(value, name).text()
+    return value if type(value) is str and value.isascii() else Node(value, name).text()
 
 
 def _count(value: Any, name: str) -> int:
-    return Node(value, name).integer()
+    return value if type(value) is int and 0 <= value < 2**63 else Node(value, name).integer()
 
 
 def _number(value: Any, name: str) -> float | None:
+    if value is None or (type(value) is float and 0 <= value <= MOST):
+        return value
     return Node(value, name).number_or_null()

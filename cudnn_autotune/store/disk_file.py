@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,13 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from filelock import FileLock
-
-from cudnn_autotune.core import atomic_file
+from cudnn_autotune.core import atomic_file, file_lock
 
 # A writer holds the lock for milliseconds. Many may wait for it, and which one is next is random.
 LOCK_TIMEOUT_S = 60.0
-_POLL_S = 0.005
+_ANY_WRITES = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 MOST_BYTES = 1 << 28
 """The largest file that is read or written: room for more than 100,000 decisions. The limit
 protects from sparse files, which may claim any size."""
@@ -77,20 +74,33 @@ def read(path: Path) -> bytes | None:
         return None if file is None else file.read()
 
 
-def append(path: Path, data: bytes, end: int) -> Stamp | None:
+def check_not_link(path: Path) -> None:
+    """Raises PermissionError if there is a link, which nothing is written through: a store has
+    followed those that it may (``atomic_file.followed``)."""
+    if os.path.islink(path):
+        raise PermissionError(errno.EACCES, "a link is not followed", str(path))
+
+
+def append(path: Path, data: bytes, end: int, known: Stamp | None) -> Stamp | None:
     """Replaces everything behind the first ``end`` bytes of a file by ``data``, and returns the
     file's stamp once the data is on the disk. The caller must hold the lock.
 
+    Args:
+        known: The stamp of the file as it was read.
+
     Raises:
         PermissionError: The file is read-only, or its permissions do not allow it.
-        OSError: The data could not be written. The first ``end`` bytes are unchanged; what was
-            behind them may be lost.
+        OSError: The data could not be written, or the file is no longer the known one. The first
+            ``end`` bytes are unchanged; what was behind them may be lost.
     """
     if atomic_file.is_read_only(path):
         raise PermissionError(errno.EACCES, "the file is read-only", str(path))
     _check_size(end + len(data))
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags)
     try:
+        if stamp(descriptor) != known:
+            raise OSError(errno.ESTALE, "the file was changed meanwhile", str(path))
         os.ftruncate(descriptor, end)
         try:
             if os.pwrite(descriptor, data, end) < len(data):
@@ -115,15 +125,29 @@ def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
         OSError: The lock file cannot be created or locked.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
-    try:
-        lock.acquire(poll_interval=_POLL_S)
-    except NotImplementedError as error:  # a file system without locks
-        raise OSError(str(error)) from error
-    try:
+    descriptor = _opened_lock(f"{path}.lock")
+    with file_lock.locked(descriptor, LOCK_TIMEOUT_S if timeout_s is None else timeout_s):
         yield
-    finally:
-        lock.release()
+
+
+def _opened_lock(path: str) -> int:
+    """Opens a lock file, which only those who may write can open.
+
+    Whoever can open a file can hold its lock, and so keep others from writing. The umask decides on
+    who may write, as with the store's file.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, _ANY_WRITES)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    writers = status.st_mode & _ANY_WRITES
+    mode = writers | writers << 1
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
+        with suppress(OSError):
+            os.fchmod(descriptor, mode)
+    return descriptor
 
 
 def replace(path: Path, data: bytes) -> Stamp | None:
@@ -147,7 +171,9 @@ def _check_size(size: int) -> None:
 
 def is_writable(path: Path) -> bool:
     """Returns whether the permissions of the file and its folder allow a change."""
-    if atomic_file.is_read_only(path) or not (os.access(path, os.W_OK) or not os.path.exists(path)):
+    if atomic_file.is_read_only(path) or os.path.islink(path):
+        return False
+    if os.path.exists(path) and not os.access(path, os.W_OK):
         return False
     folder = next(folder for folder in path.parents if os.path.exists(folder))
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
@@ -167,6 +193,10 @@ def set_aside(path: Path) -> Path:
         except FileExistsError:
             continue
         except OSError:  # a file system without links
-            shutil.copy2(path, aside)
+            data = path.read_bytes()
+            with suppress(FileExistsError), open(aside, "xb") as file:
+                file.write(data)
+                return aside
+            continue
         return aside
     raise FileExistsError(str(aside))

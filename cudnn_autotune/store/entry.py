@@ -13,8 +13,9 @@ import json
 import zlib
 from contextlib import suppress
 
+from cudnn_autotune.core.json_node import Node
 from cudnn_autotune.engines.problem_json import problem_from_text
-from cudnn_autotune.store import compact, version1
+from cudnn_autotune.store import compact
 from cudnn_autotune.store.decision import Decision
 from cudnn_autotune.store.environment import Environment
 
@@ -47,7 +48,7 @@ def key_of(name: bytes) -> str:
     text = name[1:-1].decode(errors="replace")
     if b"\\" in name:
         with suppress(ValueError):
-            text = json.loads(name)
+            text = Node(json.loads(name), "name").text()
     problem, separator, policy = text.partition(_POLICY)
     return problem.removesuffix(_DETERMINISTIC) + separator + policy
 
@@ -103,17 +104,14 @@ def is_removal(line: bytes) -> bool:
 
 
 def decode(line: bytes, environment: Environment) -> Decision:
-    """Returns the decision in a line that passed :func:`name_in`, or in a line of version 1.
+    """Returns the decision in a line that passed :func:`name_in`.
 
     Raises:
         ValueError: The line holds no decision, or one of another name.
     """
-    if version1.is_entry(line):
-        decision, begin = version1.decode(line), 0
-    else:
-        decision, begin = _decoded(line), _NAMED
-        decision.__dict__[_READ] = (environment, line)
-    if not line.startswith(name_of(decision), begin):
+    decision = _decoded(line)
+    decision.__dict__[_READ] = (environment, line)
+    if not line.startswith(name_of(decision), _NAMED):
         raise ValueError("the entry's name is not that of its problem")
     return decision
 
@@ -121,7 +119,7 @@ def decode(line: bytes, environment: Environment) -> Decision:
 def _decoded(line: bytes) -> Decision:
     try:
         tree = json.loads(line)
-        described, _, policy = tree["name"].partition(_POLICY)
+        described, _, policy = Node(tree["name"], "name").text().partition(_POLICY)
         limit, _, sampling = policy.partition(_SAMPLING)
         problem = described.removesuffix(_DETERMINISTIC)
         return compact.decode(
@@ -140,8 +138,3 @@ def is_as_read(decision: Decision, environment: Environment) -> bool:
     """Returns whether the decision was read from a line of this environment, which it then
     remembers, so that writing it again changes nothing."""
     return _READ in decision.__dict__ and decision.__dict__[_READ][0] == environment
-
-
-def of_this_version(line: bytes, environment: Environment) -> bytes:
-    """Returns the line in the present version of the format. Raises as :func:`decode`."""
-    return encode(decode(line, environment), environment) if version1.is_entry(line) else line

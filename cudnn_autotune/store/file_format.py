@@ -7,7 +7,7 @@ If two entries have the same name, the later one is valid. So a change only appe
     {"crc32":"0c9be2f1","name":"dgrad x=64x64x56x56 ... sampling=auto","decision":null}
 
 A last line without a line feed is still being written, or its writer was killed. It is valid only
-if its checksum is right. Files of version 1 are read as well.
+if its checksum is right. Blank lines have no meaning.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from cudnn_autotune.store import entry, version1
+from cudnn_autotune.store import entry
 from cudnn_autotune.store.compact import COLUMNS
 from cudnn_autotune.store.environment import Environment
 
 FORMAT = "cudnn-autotune store"
 VERSION = 2
 
-# This finds the version also in a file whose format is newer and otherwise unknown.
+# This finds the version also in a file whose format is otherwise unknown.
 _VERSION = re.compile(
     rb'\s*\{\s*"format"\s*:\s*"%s"\s*,\s*"version"\s*:\s*(\d{1,9})\b' % FORMAT.encode()
 )
@@ -37,6 +37,7 @@ _BEGINNING = 256
 _NO_STORE = f"it is no file of {FORMAT!r}"
 # A power failure leaves zero bytes in blocks that were allocated but not written.
 _BLANK = b" \t\r\n\0"
+_LINE = re.compile(rb"[^ \t\r\n\0][^\n]*")
 
 
 class State(Enum):
@@ -48,7 +49,7 @@ class State(Enum):
     FOREIGN = "foreign"
     """The file belongs to another environment."""
     NO_STORE = "no store"
-    NEWER = "newer"
+    OTHER_VERSION = "other version"
     """The file has a version that this package cannot read."""
     UNREADABLE = "unreadable"
 
@@ -65,7 +66,7 @@ class Content:
     entries: dict[bytes, bytes] = field(default_factory=dict)
     """Entry name to line, without a line feed."""
     head: bytes = b""
-    """The header line. It is empty if no line can be appended, as to a file of version 1."""
+    """The header line. It is empty if no line can be appended, as to a damaged file."""
     end: int = 0
     """The number of bytes up to and including the last line feed."""
     last: bytes = b""
@@ -76,6 +77,8 @@ class Content:
     """Whether ``tail`` is an entry with the right checksum."""
     lines: int = 0
     """The number of intact lines behind the header, including replaced entries and removals."""
+    blank_bytes: int = 0
+    """The number of bytes up to ``end`` that are neither of a line nor the line feed behind it."""
 
     def apply(self, name: bytes, line: bytes) -> None:
         """Adds or removes an entry, as an intact line says."""
@@ -85,20 +88,29 @@ class Content:
         else:
             self.entries[name] = line
 
-    def extend(self, data: bytes) -> int:
-        """Applies the bytes behind ``end``; returns how many of the lines are damaged."""
-        *lines, self.tail = data.split(b"\n")
+    def extend(self, data: bytes, begin: int = 0) -> int:
+        """Applies the bytes behind ``end``, which are ``data`` from ``begin`` on; returns how many
+        of the lines are damaged.
+
+        It takes no more memory than the lines do, however many are blank.
+        """
         assert self.environment is not None
-        seed, damaged = entry.seed(self.environment), 0
-        for line in lines:
-            whole = line.strip(_BLANK)  # an editor may have converted the line ends
-            name = entry.name_in(whole, seed)
+        seed = entry.seed(self.environment)
+        end = data.rfind(b"\n", begin) + 1 or begin
+        zeros = data.startswith(b"\0", begin, end) + data.count(b"\n\0", begin, end)
+        damaged, used = zeros, 0
+        for place, line in _lines(data, begin, end):
+            used += len(line) + 1
+            name = entry.name_in(line, seed)
             if name is not None:
-                self.apply(name, whole)
-            damaged += (name is None and line.strip() != b"") or line.startswith(b"\0")
-        if lines:
-            self.last = lines[-1] + b"\n"
-            self.end += len(data) - len(self.tail)
+                self.apply(name, line)
+            elif line.strip() and data[place - 1 : place] != b"\0":
+                damaged += 1
+        self.blank_bytes += end - begin - used
+        self.tail = data[end:]
+        if end > begin:
+            self.last = data[max(data.rfind(b"\n", begin, end - 1) + 1, begin) : end]
+            self.end += end - begin
         name = entry.name_in(self.tail, seed)
         self.is_tail_whole = name is not None
         if name is not None:
@@ -130,10 +142,11 @@ def decode(data: bytes, environment: Environment | None = None) -> Content:
     """
     if not data:
         return Content(State.ABSENT, _NO_STORE)
-    if (match := _VERSION.match(data)) and (newer := _newer(int(match[1]))):
-        return newer
-    head, _, body = data.partition(b"\n")
-    tree = _object(head) or _object(data)
+    if (match := _VERSION.match(data)) and (other := _of_other_version(int(match[1]))):
+        return other
+    begin = data.find(b"\n") + 1 or len(data)
+    head = data[:begin]
+    tree = _object(head)
     if tree is None or tree.get("format") != FORMAT:
         if (tree is None and _MARK.search(data, 0, _BEGINNING)) or _begins_with_entry(
             data, environment
@@ -141,28 +154,21 @@ def decode(data: bytes, environment: Environment | None = None) -> Content:
             return _rescued(data, environment, "its beginning is damaged")
         return Content(State.NO_STORE, _NO_STORE)
     version = tree.get("version")
-    if newer := _newer(version):
-        return newer
+    if other := _of_other_version(version):
+        return other
     try:
         own = Environment.from_json(tree.get("environment"))
     except ValueError as error:
         return _rescued(data, environment, str(error))
     if environment not in (None, own):
         return Content(State.FOREIGN, f"it is of another environment ({own.file_name})", own)
-    decisions = tree.get("decisions")
-    if type(version) is int and version == version1.VERSION and isinstance(decisions, dict):
-        content = Content(State.SOUND, "", own, version1.entries(decisions, own))
-        if set(tree) != version1.FIELDS or len(content.entries) < len(decisions):
-            content.state = State.DAMAGED
-            content.why = "some of it is of another environment, or is not of its version"
-        return content
-    if type(version) is not int or version != VERSION:
-        return _rescued(data, own, f"it is a file of neither version 1 nor {VERSION}")
-    content = Content(State.SOUND, "", own, head=head + b"\n", last=head + b"\n", end=len(head) + 1)
-    damaged = content.extend(body)
+    if version != VERSION or type(version) is not int:
+        return _rescued(data, own, f"its version is not {VERSION}")
+    content = Content(State.SOUND, "", own, head=head, last=head, end=len(head))
+    damaged = content.extend(data, begin)
     if damaged:
         content.state, content.why = State.DAMAGED, f"{damaged} of its lines cannot be read"
-    elif content.lines < _count(tree.get("lines")):
+    elif content.lines < _count(tree.get("lines")) or not head.endswith(b"\n"):
         content.state, content.why = State.DAMAGED, "its end is missing"
     return content
 
@@ -180,11 +186,17 @@ def _count(value: object) -> int:
     return value if type(value) is int else 0
 
 
-def _newer(version: object) -> Content | None:
-    """Returns the content of a file whose version is too new to be read, or None if it is not."""
-    if type(version) is not int or version <= VERSION:
+def _of_other_version(version: object) -> Content | None:
+    """Returns the content of a file whose version cannot be read, or None if it is not such."""
+    if type(version) is not int or version < 1 or version == VERSION:
         return None
-    return Content(State.NEWER, f"it is of version {version}, this package reads {VERSION}")
+    return Content(State.OTHER_VERSION, f"it is of version {version}, this package reads {VERSION}")
+
+
+def _lines(data: bytes, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines that are not blank without blanks around them, each with its place."""
+    for match in _LINE.finditer(data, begin, end):
+        yield match.start(), match[0].rstrip(_BLANK)
 
 
 def _begins_with_entry(data: bytes, environment: Environment | None) -> bool:
@@ -199,12 +211,8 @@ def _rescued(data: bytes, environment: Environment | None, why: str) -> Content:
     if environment is None:
         return content
     seed = entry.seed(environment)
-    for line in data.split(b"\n"):
-        whole = line.strip(_BLANK)
-        name = entry.name_in(whole, seed)
-        if name is None:
-            whole = whole.removesuffix(b",")  # which stands between two entries of version 1
-            name = version1.name_in(whole, environment)
+    for _, line in _lines(data, 0, len(data)):
+        name = entry.name_in(line, seed)
         if name is not None:
-            content.apply(name, whole)
+            content.apply(name, line)
     return content

@@ -6,11 +6,13 @@ import logging
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from cudnn_autotune.core import atomic_file
 from cudnn_autotune.core.json_node import Node, shown
 from cudnn_autotune.engines.configs import check_workspace_limit
 from cudnn_autotune.engines.problem import ConvProblem, check_problem
@@ -21,7 +23,8 @@ from cudnn_autotune.store.decision import Decision, key_of
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.folder import file_in
 from cudnn_autotune.store.journal import Changes, Journal
-from cudnn_autotune.store.notices import warn_once
+from cudnn_autotune.store.neighbours import Neighbours
+from cudnn_autotune.store.notices import WarningsPutOff, warn_once
 from cudnn_autotune.store.precedence import measured_at
 from cudnn_autotune.store.process_lock import LOCK
 from cudnn_autotune.store.provenance import Provenance
@@ -35,7 +38,7 @@ class Store:
 
     Threads and processes may share the file. Every change is on the disk when the call returns, and
     loses nothing that others wrote meanwhile. A change that cannot be written (a full disk, a
-    folder without permission, a file that is read-only, of a newer version, or not a store's) stays
+    folder without permission, a file that is read-only, of another version, or not a store's) stays
     in the memory of the process and is served from there. A warning says so once, and the next
     change writes it too if it can. A damaged file is set aside, and its intact entries are kept.
 
@@ -60,12 +63,17 @@ class Store:
         if not isinstance(environment, Environment | None):
             raise TypeError(f"environment must be an Environment, got {shown(environment)}")
         self.environment = Environment.of() if environment is None else environment
-        place = Path(os.path.realpath(file_in(path, self.environment)))
+        place = file_in(path, self.environment)
+        with suppress(OSError):  # a link that is not followed is only read
+            place = atomic_file.followed(place)
         self._file = Journal(place, self.environment, read_only)
         # These changes are not on the disk yet.
         self._unwritten: Changes = {}
         self._parsed: dict[bytes, Decision | None] = {}
-        with LOCK:
+        self._neighbours = Neighbours()
+        # The entries that the index has been made of, and how many lines had been read then.
+        self._indexed: tuple[Mapping[bytes, bytes], int] = ({}, 0)
+        with WarningsPutOff(), LOCK:
             self._file.refresh()
 
     @property
@@ -203,6 +211,30 @@ class Store:
             rejected = [replace(d, rejected=(*d.rejected, failed)) for d in known]
             self._change(rejected, {entry.name_of(d): d for d in known})
 
+    def nearest(self, problem: ConvProblem, most: int = 3) -> list[tuple[float, str]]:
+        """Returns up to ``most`` keys of decisions for the problems most similar to ``problem``,
+        each with its distance (see ``neighbours``), the nearest first; none of ``problem`` itself.
+
+        The first call takes seconds if there are hundreds of thousands of decisions, and later ones
+        milliseconds.
+        """
+        with LOCK:
+            self._refresh()
+            content, (entries, lines) = self._file.content, self._indexed
+            if entries is not content.entries:
+                self._neighbours, lines = Neighbours(), 0
+            # New entries are among the last, of which there are as many as lines were read.
+            new = islice(reversed(content.entries), content.lines - lines)
+            self._indexed = (content.entries, content.lines)
+            self._neighbours.add(entry.key_of(name) for name in chain(new, self._unwritten))
+            return self._neighbours.nearest(problem, most, self._has)
+
+    def _has(self, key: str) -> bool:
+        return any(
+            self._unwritten.get(name, self._file.content.entries.get(name)) is not None
+            for name in entry.names(key)
+        )
+
     def keys(self) -> Iterator[str]:
         """Returns the ``Decision.key`` of each entry, each key once, without parsing decisions."""
         return iter(dict.fromkeys(entry.key_of(name) for name in self._names()))
@@ -221,9 +253,10 @@ class Store:
         return isinstance(key, str) and self.by_key(key) is not None
 
     def _refresh(self) -> bool:
-        changed = self._file.refresh()
-        if changed:
-            self._parsed.clear()
+        with WarningsPutOff():
+            changed = self._file.refresh()
+            if changed:
+                self._parsed.clear()
         return changed
 
     def _looked_up(self, look: Callable[[], Decision | None]) -> Decision | None:
@@ -277,7 +310,8 @@ class Store:
     ) -> Taken:
         """Adds ``given`` where they prevail, and removes those of ``gone`` that are still there.
 
-        Lookups of other threads go on while it waits for the file's lock.
+        Lookups of other threads go on while it waits for the file's lock. A warning that is raised
+        as an error is raised when the change is done, be it on the disk or in memory.
         """
         taken = Taken()
 
@@ -294,14 +328,15 @@ class Store:
             )
             return changes
 
-        with LOCK:
-            is_left_alone = self._file.is_left_alone()
-        with nullcontext() if is_left_alone else self._file.locked() as failure, LOCK:
-            if not is_left_alone and self._file.update(changes_of, failure):
-                self._unwritten = {}
-            else:
-                self._unwritten = dict(changes_of(self._file.content.entries))
-            self._parsed.clear()
+        with WarningsPutOff():
+            with LOCK:
+                is_left_alone = self._file.is_left_alone()
+            with nullcontext() if is_left_alone else self._file.locked() as failure, LOCK:
+                if not is_left_alone and self._file.update(changes_of, failure):
+                    self._unwritten = {}
+                else:
+                    self._unwritten = dict(changes_of(self._file.content.entries))
+                self._parsed.clear()
         return taken
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
 
-from filelock import Timeout
-
 from cudnn_autotune.core import atomic_file
 from cudnn_autotune.store import disk_file, entry, file_format
 from cudnn_autotune.store.environment import Environment
@@ -28,11 +26,13 @@ Changes = Mapping[bytes, bytes | None]
 _log = logging.getLogger(__name__)
 
 # Files in these states are never changed.
-_BLOCKED = (State.FOREIGN, State.NO_STORE, State.NEWER, State.UNREADABLE)
+_BLOCKED = (State.FOREIGN, State.NO_STORE, State.OTHER_VERSION, State.UNREADABLE)
 _RETRY_TIMEOUT_S = 0.5
 _IN_MEMORY = "new decisions stay in the memory of this process"
 _FEW_LINES = 64
 """A file with at most this many lines out of date is not written anew."""
+_FEW_BYTES = 64 << 10
+"""A file with at most this many blank bytes is not written anew."""
 
 
 class Journal:
@@ -70,7 +70,7 @@ class Journal:
             # The file is repaired now unless another process holds its lock. A lookup never waits
             # for a lock, so then the next change repairs it.
             with _held(self.path, 0) as failure:
-                if not isinstance(failure, Timeout):
+                if not isinstance(failure, TimeoutError):
                     self.update(lambda entries: {}, failure)
         self._warn_blocked()
         return True
@@ -156,12 +156,15 @@ class Journal:
 
     def _write(self, changes: Changes) -> None:
         """Writes changes to the file that :meth:`_read` has read. The caller holds the lock."""
+        disk_file.check_not_link(self.path)
         if not self._has_written:
             atomic_file.remove_partials(self.path)
             self._has_written = True
         content = self.content
         dead = content.lines + len(changes) - len(content.entries)
-        is_worn = dead > max(len(content.entries), _FEW_LINES)
+        is_worn = dead > max(len(content.entries), _FEW_LINES) or content.blank_bytes > max(
+            content.end // 2, _FEW_BYTES
+        )
         if content.state is not State.SOUND or not content.head or is_worn:
             self._write_anew(changes)
             return
@@ -171,20 +174,15 @@ class Journal:
         ]
         data = b"".join(line + b"\n" for line in lines)
         if content.is_tail_whole:
-            self._stamp = disk_file.append(self.path, b"\n" + data, content.end + len(content.tail))
+            end = content.end + len(content.tail)
+            self._stamp = disk_file.append(self.path, b"\n" + data, end, self._stamp)
         else:
-            self._stamp = disk_file.append(self.path, data, content.end)
+            self._stamp = disk_file.append(self.path, data, content.end, self._stamp)
         content.extend(content.tail + b"\n" + data if content.is_tail_whole else data)
 
     def _write_anew(self, changes: Changes) -> None:
         content, environment = self.content, self._environment
-        merged = [line for line in {**content.entries, **changes}.values() if line is not None]
-        lines = []
-        for line in merged:
-            with suppress(ValueError):  # an entry of version 1 that cannot be read is left out
-                lines.append(entry.of_this_version(line, environment))
-        if content.state is State.SOUND and len(lines) < len(merged):
-            content.state, content.why = State.DAMAGED, "some of its entries are not decisions"
+        lines = [line for line in {**content.entries, **changes}.values() if line is not None]
         aside = disk_file.set_aside(self.path) if content.state is State.DAMAGED else None
         before = self._stamp
         data = file_format.encode(environment, lines, token_hex(4))

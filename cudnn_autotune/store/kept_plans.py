@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import threading
 from collections import Counter
 from pathlib import Path
 
 import torch
 
 from cudnn_autotune.core import versions
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.store import settings
 from cudnn_autotune.store.environment import Environment
 from cudnn_autotune.store.folder import default_folder
@@ -24,7 +23,7 @@ Gpu = int | str
 """The index of a CUDA device, or the JSON description of a GPU that need not be here."""
 
 _log = logging.getLogger(__name__)
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _counts: Counter[str] = Counter()
 
 
@@ -97,12 +96,3 @@ def environment_of(gpu: Gpu) -> dict[str, object] | None:
     if found["driver"] is None:
         return None
     return {**here, "cuda": torch.version.cuda, "driver": found["driver"]}
-
-
-def _after_fork() -> None:
-    """A thread that the child process has not may have held the lock."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -43,6 +43,13 @@ class Layered:
         found = (store.by_key(key) for store in (self.user, *self.shipped))
         return next((decision for decision in found if decision is not None), None)
 
+    def nearest(self, problem: ConvProblem, most: int = 3) -> list[str]:
+        """Returns up to ``most`` keys of decisions in any of the stores for the problems most
+        similar to ``problem``, the nearest first; see ``Store.nearest``."""
+        stores = (self.user, *self.shipped)
+        found = {pair for store in stores for pair in store.nearest(problem, most)}
+        return [key for _, key in sorted(found)[:most]]
+
     def keys(self) -> Iterator[str]:
         """Returns the keys of all stores, each key once, those of the user's store first."""
         keys = chain.from_iterable(store.keys() for store in (self.user, *self.shipped))

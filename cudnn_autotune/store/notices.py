@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Hashable
+from contextlib import suppress
 from types import FrameType
 
 import torch
@@ -21,6 +23,13 @@ _INSIDE = tuple(
 )
 
 
+class _Thread(threading.local):
+    waiting: list[str] | None = None
+
+
+_thread = _Thread()
+
+
 def warn_once(about: Hashable, message: str) -> None:
     """Gives a UserWarning, and logs it at level INFO, unless this process has given one with an
     equal ``about`` before."""
@@ -29,7 +38,31 @@ def warn_once(about: Hashable, message: str) -> None:
             return
         _given.add(about)
     _log.info("%s", message)
-    warnings.warn(message, UserWarning, stacklevel=_level_outside())
+    if _thread.waiting is None:
+        warnings.warn(message, UserWarning, stacklevel=_level_outside())
+    else:
+        _thread.waiting.append(message)
+
+
+class WarningsPutOff:
+    """A context at whose end its warnings are given.
+
+    A program may have warnings raised as errors. At the end, they leave nothing half done. Where
+    the block itself raises, its error is the one that is raised.
+    """
+
+    def __enter__(self) -> None:
+        self._is_outer = _thread.waiting is None
+        if self._is_outer:
+            _thread.waiting = []
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not self._is_outer:
+            return
+        waiting, _thread.waiting = _thread.waiting or [], None
+        with suppress(*[] if error is None else [UserWarning]):
+            for message in waiting:
+                warnings.warn(message, UserWarning, stacklevel=_level_outside())
 
 
 def _level_outside() -> int:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
 
+from cudnn_autotune.core import file_lock
+
+_LOCK_TIMEOUT_S = 5.0  # only this user's processes can hold a lock, for milliseconds
+_MOST_LINE_BYTES = 4096
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PARTIAL = ".part"
 
@@ -80,20 +84,59 @@ class PrivateFolder:
     def append(self, name: str, line: bytes) -> int:
         """Adds a line to a file, which need not exist, and returns the size of the file.
 
-        Lines of several processes do not mix. A file that this user does not own is not changed.
+        Half a line that a killed writer has left is cut off. A file that this user does not own is
+        not changed.
+
+        Args:
+            line: At most 4096 bytes, with a line feed.
 
         Raises:
-            OSError: The line cannot be written; a part of it may be there.
+            OSError: The line cannot be written whole; then nothing of it stays, or what stays does
+                not end in a line feed.
         """
-        with self._made() as folder:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-            file = os.open(name, flags | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        with self._made() as folder, self._locked(folder, name) as file:
+            size = os.fstat(file).st_size
+            begin = max(size - _MOST_LINE_BYTES, 0)
+            newline = os.pread(file, _MOST_LINE_BYTES, begin).rfind(b"\n")
+            end = begin + newline + 1 if newline >= 0 else 0
             try:
-                _check_owner(os.fstat(file), f"{self.path}/{name}")
-                os.write(file, line)
-                return os.fstat(file).st_size
-            finally:
-                os.close(file)
+                if end < size:
+                    os.ftruncate(file, end)
+                _write(file, line, end)
+            except BaseException:
+                with suppress(OSError):
+                    os.ftruncate(file, end)
+                raise
+            return end + len(line)
+
+    def rewrite(self, name: str, change: Callable[[bytes], bytes]) -> None:
+        """Replaces the content of a file, while nobody can append to it.
+
+        Raises:
+            OSError: The file cannot be read or written, and is as it was.
+        """
+        with self._made() as folder, self._locked(folder, name) as file:
+            self.write(name, change(_content(file)))
+
+    def blot_lines(self, name: str, beginnings: Collection[bytes]) -> None:
+        """Overwrites the beginnings of the lines that begin so by dashes, and waits until that is
+        on the disk. No room on the disk is needed. Does nothing if there is no such file.
+
+        Raises:
+            OSError: The file cannot be changed; some of the lines may be.
+        """
+        with (
+            suppress(FileNotFoundError),
+            self._opened() as folder,
+            self._locked(folder, name, may_create=False) as file,
+        ):
+            place = 0
+            for line in _content(file).split(b"\n"):
+                for beginning in beginnings:
+                    if line.startswith(beginning):
+                        _write(file, b"-" * len(beginning), place)
+                place += len(line) + 1
+            os.fdatasync(file)
 
     def mark_used(self, name: str) -> None:
         """Makes a file the one that was used last; does nothing if that is not possible."""
@@ -132,6 +175,22 @@ class PrivateFolder:
                 self.remove(entry.name)
 
     @contextmanager
+    def _locked(self, folder: int, name: str, *, may_create: bool = True) -> Iterator[int]:
+        """Opens a file of the open folder and holds its lock, which all its changes take."""
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        while True:
+            file = os.open(name, flags | (os.O_CREAT if may_create else 0), 0o600, dir_fd=folder)
+            with file_lock.locked(file, _LOCK_TIMEOUT_S):
+                status = os.fstat(file)
+                _check_owner(status, f"{self.path}/{name}")
+                if not stat.S_ISREG(status.st_mode):
+                    raise OSError(f"{self.path}/{name} is no file")
+                # It may have been replaced while this process waited.
+                if _inode(folder, name) == status.st_ino:
+                    yield file
+                    return
+
+    @contextmanager
     def _made(self) -> Iterator[int]:
         """As :meth:`_opened`; creates the folder if it does not exist."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +209,25 @@ class PrivateFolder:
             yield folder
         finally:
             os.close(folder)
+
+
+def _inode(folder: int, name: str) -> int | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _content(file: int) -> bytes:
+    with open(file, "rb", closefd=False) as reader:
+        return reader.read()
+
+
+def _write(file: int, data: bytes, place: int) -> None:
+    """Writes all of the data at a place of a file; the system may take it in parts."""
+    while data:
+        written = os.pwrite(file, data, place)
+        data, place = data[written:], place + written
 
 
 def _check_owner(status: os.stat_result, path: str) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from cudnn_autotune.store import Environment, Layered, Store
 from cudnn_autotune.store.folder import SUFFIX, located
-from cudnn_autotune.store.notices import warn_once
+from cudnn_autotune.store.notices import WarningsPutOff, warn_once
 from cudnn_autotune.store.process_lock import LOCK
 
 MODE_VARIABLE = "CUDNN_AUTOTUNE_CACHE"
@@ -143,7 +143,7 @@ def layers(device: int | None) -> Layered:
     """Returns the user's store, in front of the shipped ones. Arguments and errors: as
     get_store."""
     index = _index(device)
-    with LOCK:
+    with WarningsPutOff(), LOCK:
         if index not in _stores:
             here = Environment.of(index)
             _stores[index] = Layered(

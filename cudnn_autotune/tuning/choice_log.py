@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 
 from cudnn_autotune.core.extension import _C, extension_available
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.tuning import new_sizes
 from cudnn_autotune.tuning.choice import Choice
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _records: dict[tuple[object, ...], Choice] = {}
 # A choice that is still being made when its problem is forgotten must not be recorded afterwards.
 # C++ keeps the same generation for its table of plans, which it updates only after the miss handler

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from dataclasses import dataclass, fields
 from torch import Tensor
 
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import ATEN, Candidate
 from cudnn_autotune.engines.problem import ConvProblem
@@ -68,7 +68,7 @@ class _Measured:
 
 _Layer = tuple[object, ...]
 _SHARED = [f.name for f in fields(ConvProblem) if f.name != "input_shape"]
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _measured: dict[_Layer, dict[ConvProblem, _Measured]] = {}
 _met: Counter[_Layer] = Counter()
 """How many sizes of each layer came after its first measured one."""

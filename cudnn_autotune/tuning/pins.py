@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
 from cudnn_autotune.core.extension import require_cuda_build
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
+from cudnn_autotune.core.json_node import Node
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.configs import ATEN, build_plan
 from cudnn_autotune.engines.listing import named
@@ -15,7 +15,7 @@ from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.tuning import choice_log
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _pins: dict[ConvProblem, str] = {}
 
 
@@ -37,6 +37,8 @@ def pin(problem: ConvProblem, engine_text: str) -> None:
         PlanError: it does not exist for the problem, or does not build.
     """
     check_problem(problem)
+    if isinstance(engine_text, str):
+        Node(engine_text, "engine_text").text()
     if engine_text == MATMUL.text:
         if not require_cuda_build().is_matmul(problem.native()):
             raise ValueError(

@@ -7,11 +7,11 @@ only writer of new choices: it records them in the log, stores them and announce
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from cudnn_autotune.core.fork_safe_lock import ForkSafeLock
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.engines.listing import named
 from cudnn_autotune.engines.problem import ConvProblem
@@ -19,14 +19,13 @@ from cudnn_autotune.engines.selection import Measurement
 from cudnn_autotune.store import Decision, checked_outputs
 from cudnn_autotune.store import settings as store_settings
 from cudnn_autotune.store.decision import key_of, was_cut_short
-from cudnn_autotune.store.neighbours import nearest
 from cudnn_autotune.tuning import choice_log, deferred, events, prefetching, probing, settings
 from cudnn_autotune.tuning.checking import tolerance
 from cudnn_autotune.tuning.choice import Choice, untimed
 from cudnn_autotune.tuning.pins import pinned
 
 _log = logging.getLogger(__name__)
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _agreed: dict[tuple[int, str], Decision] = {}
 _searched_anew: set[ConvProblem] = set()
 
@@ -99,7 +98,7 @@ def similar(problem: ConvProblem, device: int) -> list[Candidate]:
     found: dict[str, Candidate] = {}
     try:
         layers = store_settings.layers(device)
-        for key in nearest(problem, layers.keys()):
+        for key in layers.nearest(problem):
             decision = layers.by_key(key)
             if decision is not None and decision.chosen is not None:
                 found.setdefault(decision.chosen.candidate.text, decision.chosen.candidate)

@@ -21,7 +21,6 @@ from decisions import (
     problem,
     resealed,
     selection,
-    version1,
 )
 
 from cudnn_autotune.store import Decision, Store, entry
@@ -318,15 +317,17 @@ def left_alone(path: Path, data: bytes, why: str) -> None:
     assert sorted(k.key for k in Store(path, H200)) == sorted(decision(n).key for n in (3, 4))
 
 
-@pytest.mark.parametrize("version", [3, 17, 10**8])
-def test_a_file_of_a_newer_version(tmp_path: Path, version: int) -> None:
+@pytest.mark.parametrize("version", [1, 3, 17, 10**8])
+def test_a_file_of_another_version(tmp_path: Path, version: int) -> None:
     path, data = written(tmp_path)
-    newer = data.replace(b'"version": 2', b'"version": %d' % version)
-    left_alone(path, newer, f"version {version}")
-    left_alone(tmp_path / "a.json", newer.replace(b"}\n", b"} # in a form yet unknown\n"), "vers")
-    left_alone(tmp_path / "b.json", newer[:200], f"version {version}")
+    other = data.replace(b'"version": 2', b'"version": %d' % version)
+    left_alone(path, other, f"version {version}")
+    left_alone(tmp_path / "a.json", other.replace(b"}\n", b"} # in a form yet unknown\n"), "vers")
+    left_alone(tmp_path / "b.json", other[:200], f"version {version}")
     tree = {"decisions": {}, "version": version, "format": "cudnn-autotune store"}
     left_alone(tmp_path / "c.json", json.dumps(tree).encode(), f"version {version}")
+    tree = {"format": "cudnn-autotune store", "version": version, "decisions": {}}
+    left_alone(tmp_path / "d.json", json.dumps(tree, indent=1).encode(), f"version {version}")
 
 
 def test_a_file_of_another_environment(tmp_path: Path) -> None:
@@ -336,19 +337,13 @@ def test_a_file_of_another_environment(tmp_path: Path) -> None:
     left_alone(tmp_path / "a.json", data, "another environment (nvidia-l4_58sm")
     # A damaged file of another environment is left alone as well.
     left_alone(tmp_path / "b.json", data[:-9], "another environment")
-    left_alone(tmp_path / "c.json", version1(KNOWN, L4), "another environment")
 
 
-def test_a_file_of_no_known_version_is_set_aside(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    tree = {"format": "cudnn-autotune store", "version": 0, "environment": H200.to_json()}
-    data = json.dumps({**tree, "decisions": {}}, indent=1).encode()
-    path.write_bytes(data)
-    with pytest.warns(UserWarning, match=r"neither version 1 nor 2.*set aside"):
-        store = Store(path, H200)
-    store.add(KNOWN)
-    assert list(Store(path, H200)) == KNOWN
-    assert [aside.read_bytes() for aside in path.parent.glob("a.json.damaged-*")] == [data]
+@pytest.mark.parametrize("version", ["0", '"2"', "2.0", "null", "true", "[2]"])
+def test_a_file_without_a_version_is_damaged(tmp_path: Path, version: str) -> None:
+    path, data = written(tmp_path)
+    damaged = data.replace(b'"version": 2', b'"version": ' + version.encode())
+    assert_set_aside(path, damaged, KNOWN)
 
 
 def test_what_may_only_be_read_is_passed_over_where_it_is_of_another_environment(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decisions import H200, L4, at_limit, decision, problem, resealed, version1
+from decisions import H200, L4, at_limit, decision, problem, resealed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,6 @@ KNOWN = [decision(1), at_limit(1 << 12, size=2), at_limit(None, size=2, determin
 LINES = [entry.encode(known, H200) for known in KNOWN]
 FILE = file_format.encode(H200, LINES)
 FOREIGN = file_format.encode(L4, [entry.encode(known, L4) for known in KNOWN])
-EARLIER = version1(KNOWN)
 TREES: list[Any] = [json.loads(line) for line in FILE.splitlines()]
 
 often = settings(max_examples=300, deadline=None)
@@ -99,7 +98,7 @@ def test_any_bytes(data: bytes) -> None:
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
     """Returns a store's file, of this environment or another, with damage at up to four places."""
-    data = bytearray(draw(st.sampled_from([FILE, FILE, FILE, EARLIER, FOREIGN])))
+    data = bytearray(draw(st.sampled_from([FILE, FILE, FILE, FOREIGN])))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
         end = min(len(data), start + draw(st.sampled_from([0, 1, 2, 30, 500, 5000])))
@@ -111,7 +110,7 @@ def mutated(draw: st.DrawFn) -> bytes:
                 st.just(part * 2),
                 st.just(b"\0" * len(part)),
                 st.sampled_from([b"\n", b'"', b"}", b"{", b",", b"},\n", b"}}\n", b"[[[["]),
-                st.sampled_from([LINES[0], LINES[1] + b"\n", EARLIER, FOREIGN, FOREIGN[300:900]]),
+                st.sampled_from([LINES[0], LINES[1] + b"\n", FOREIGN, FOREIGN[300:900]]),
             )
         )
     return bytes(data)
@@ -196,7 +195,7 @@ def laid_out(trees: list[Any]) -> bytes:
 
 def test_the_layout_of_this_test_is_the_stores() -> None:
     assert laid_out(TREES).splitlines()[1:] == LINES
-    assert served(laid_out(TREES)) == served(FILE) == served(EARLIER) == KNOWN
+    assert served(laid_out(TREES)) == served(FILE) == KNOWN
 
 
 @often
@@ -241,11 +240,10 @@ def test_however_deep(depth: int) -> None:
             tree["decision"][field] = "?"
             line = json.dumps(tree, separators=(",", ":")).encode().replace(b'"?"', inner)
             assert served(file_format.encode(H200, [LINES[0], resealed(line)])) == KNOWN[:1]
-        for file in (FILE, EARLIER):
-            for name in ("environment", "version", "decisions", "decision", "engine", "name"):
-                place = b'"%s"' % name.encode()
-                served(file.replace(place + b": ", place + b": " + inner + b", ", 1))
-                served(file.replace(place + b":", place + b":" + inner + b",", 1))
+        for name in ("environment", "version", "lines", "decision", "name"):
+            place = b'"%s"' % name.encode()
+            served(FILE.replace(place + b": ", place + b": " + inner + b", ", 1))
+            served(FILE.replace(place + b":", place + b":" + inner + b",", 1))
 
 
 def test_nothing_in_the_package_could_execute_what_it_reads() -> None:

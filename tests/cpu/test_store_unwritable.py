@@ -273,9 +273,9 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path, kind: str) -> None:
 
 
 HOLDER = """
-import sys, time
-from filelock import FileLock
-with FileLock(sys.argv[1]):
+import fcntl, sys, time
+with open(sys.argv[1], "a") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
     print("held", flush=True)
     time.sleep(60)
 """

@@ -46,7 +46,7 @@ def diff(ctx: click.Context, a: Path, b: Path, wanted: Filter, tolerance: float)
     of two environments can be compared, as before and after an update of cuDNN.
     """
     files = [_opened(path, name, wanted) for path, name in ((a, "A"), (b, "B"))]
-    left, right = (wanted.of(file.decisions) for file in files)
+    left, right = (list(wanted.of(file.decisions)) for file in files)
     for mark, name, file in zip("-+", "AB", files, strict=True):
         say(f"{mark * 3} {name}: {file.path}")
     for line in _between(files[0].environment, files[1].environment):

@@ -40,7 +40,7 @@ def export(out: Path, store_path: Path | None, wanted: Filter, force: bool) -> N
     lines = sorted(entry.encode(decision, found.environment) for decision in decisions)
     write("FILE", out, file_format.encode(found.environment, lines))
     say(
-        f"{count(len(decisions), 'decision')} of {found.environment.file_name.removesuffix(SUFFIX)}"
+        f"{count(len(lines), 'decision')} of {found.environment.file_name.removesuffix(SUFFIX)}"
         f" -> {out} ({out.stat().st_size / 1024:.0f} KiB)"
     )
 
@@ -70,16 +70,17 @@ def import_(paths: tuple[Path, ...], store_path: Path | None) -> None:
         raise refuse("--store", "a file holds one environment; name a folder")
     here = Environment.of()
     for file in files:
+        decisions = list(file.decisions)
         store = Store(store_path, file.environment)
-        taken = store.add(file.decisions)
+        taken = store.add(decisions)
         if not store.is_writable:
             raise refuse(
                 "--store", f"{store.path} cannot be written to; nothing of {file.path} was kept"
             )
         foreign = "" if file.environment == here else ", foreign: of another environment than this"
-        older = len(file.decisions) - taken.new - taken.replaced
+        older = len(decisions) - taken.new - taken.replaced
         say(
-            f"{file.path}: {count(len(file.decisions), 'decision')}{foreign}: {taken.new} new, "
+            f"{file.path}: {count(len(decisions), 'decision')}{foreign}: {taken.new} new, "
             f"{taken.replaced} newer, {older} not newer than what is there"
         )
         say(f"  -> {store.path}")

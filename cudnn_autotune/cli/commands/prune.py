@@ -89,7 +89,9 @@ def prune(
             continue
         if environment in (None, _ANY) or (environment == _THIS) == (file.environment == here):
             passing = [
-                d for d in wanted.of(file.decisions) if before is None or d.provenance.time < before
+                decision
+                for decision in wanted.of(file.decisions)
+                if before is None or decision.provenance.time < before
             ]
             if passing:
                 going.append((file, passing))

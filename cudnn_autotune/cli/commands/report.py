@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from cudnn_autotune.cli.filters import Filter, filter_options, in_order, passing
 from cudnn_autotune.cli.options import FILE, refuse
 from cudnn_autotune.cli.output_files import check_new, force_option, write
 from cudnn_autotune.cli.stores import store_option
+from cudnn_autotune.cli.terminal import say
 from cudnn_autotune.cli.wording import count
 
 _SUFFIXES = (".html", ".htm")
@@ -35,13 +37,14 @@ def report(out: Path, store_path: Path | None, wanted: Filter, sort: str, force:
         raise refuse("FILE.html", f"must end in {' or '.join(_SUFFIXES)}, got {out}")
     check_new("FILE.html", out, force)
     found, decisions = passing(store_path, wanted)
-    if len(decisions) > _MOST:
+    shown = list(islice(decisions, _MOST))
+    if more := sum(1 for _ in decisions):
         raise click.UsageError(
-            f"{len(decisions)} decisions are more than the {_MOST} that a page may have; choose "
+            f"{len(shown) + more} decisions are more than the {_MOST} that a page may have; choose "
             "some by --op, --dtype, --engine, --contains or --sampling"
         )
     html = page.render(
-        in_order(decisions, sort),
+        in_order(shown, sort),
         found.environment,
         source=found.path.name,
         selected=wanted.words,
@@ -49,4 +52,4 @@ def report(out: Path, store_path: Path | None, wanted: Filter, sort: str, force:
     )
     data = html.encode()
     write("FILE.html", out, data)
-    click.echo(f"{count(len(decisions), 'decision')} -> {out} ({len(data) / 1024:.0f} KiB)")
+    say(f"{count(len(shown), 'decision')} -> {out} ({len(data) / 1024:.0f} KiB)")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,14 @@ from click.core import ParameterSource
 
 from cudnn_autotune.cli import gpu_peaks
 from cudnn_autotune.cli.farthest import farthest
-from cudnn_autotune.cli.filters import Filter, filter_options, in_order, none_of, sort_option
+from cudnn_autotune.cli.filters import (
+    Counted,
+    Filter,
+    filter_options,
+    names_in_order,
+    none_of,
+    sort_option,
+)
 from cudnn_autotune.cli.options import refuse
 from cudnn_autotune.cli.stores import StoreFile, nothing_there, open_store, store_option
 from cudnn_autotune.cli.terminal import say
@@ -21,6 +30,7 @@ from cudnn_autotune.engines.roofline import Peaks, limit
 from cudnn_autotune.store import Decision
 
 _MOST_FAR = 20
+_MOST_SHOWN = 500
 
 
 @click.command()
@@ -37,6 +47,12 @@ _MOST_FAR = 20
     help="The N farthest from the roofline, by the time that could be won. "
     f"[default without N: {_MOST_FAR}]",
 )
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help=f"However many there are. [default: the first {_MOST_SHOWN}]",
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs: whole, with every candidate.")
 @click.pass_context
 def show(
@@ -45,6 +61,7 @@ def show(
     wanted: Filter,
     sort: str,
     most: int | None,
+    show_all: bool,
     as_json: bool,
 ) -> None:
     """What was chosen, and why: the decisions of a store.
@@ -54,35 +71,58 @@ def show(
     if most and ctx.get_parameter_source("sort") is not ParameterSource.DEFAULT:
         raise refuse("--sort", "not with --far, which has an order of its own")
     found = open_store(store_path, wanted.may_pass)
-    passing = wanted.of(found.decisions) if found else []
-    peaks = _peaks(found, is_needed=bool(most)) if found else None
-    distant = farthest(passing, peaks, most) if most else []
-    decisions = [one.decision for one in distant] if most else in_order(passing, sort)
-    if as_json:
-        tree = {
-            "path": str(found.path) if found else None,
-            "environment": found.environment.to_json() if found else None,
-            "decisions": [{"key": d.key, **_limit(d, peaks), **d.to_json()} for d in decisions],
-        }
-        click.echo(json.dumps(tree, indent=1, allow_nan=False))
-        return
     if found is None:
-        click.echo(nothing_there(store_path))
+        nowhere: dict[str, Any] = {"path": None, "environment": None, "decisions": []}
+        click.echo(json.dumps(nowhere, indent=1) if as_json else nothing_there(store_path))
         return
-    if not decisions:
-        near = f"none of {count(len(passing), 'decision')} is known to be slower than its limit"
-        say(f"{found.path}: {near if passing else none_of(found, wanted)}")
+    peaks = _peaks(found, is_needed=bool(most))
+    passing = Counted(wanted.of(found.decisions))
+    distant = farthest(passing, peaks, most) if most else []
+    decisions = iter([one.decision for one in distant])
+    if not most:
+        limit = len(found.lines) if show_all or as_json else _MOST_SHOWN
+        names, total = names_in_order(found, wanted, sort, limit)
+        decisions = found.parsed(names)
+    if as_json:
+        _print_json(found, decisions, peaks)
+        return
+    block = list(islice(decisions, _MOST_SHOWN))
+    if not block:
+        near = f"none of {count(passing.count, 'decision')} is known to be slower than its limit"
+        say(f"{found.path}: {near if passing.count else none_of(found, wanted)}")
         return
     from cudnn_autotune.cli import decision_table
 
-    shown = f"{len(decisions)} of {count(found.count, 'decision')}"
-    title = f"{_named(found)}: {shown}"
-    console, note = decision_table.console(), str(found.path)
+    console, note, named = decision_table.console(), str(found.path), _named(found)
     if most:
+        title = f"{named}: {len(distant):,} of {count(found.count, 'decision')}"
         title += ", farthest from the roofline"
         decision_table.show_farthest(console, distant, title, note)
-    else:
-        decision_table.show(console, decisions, title, note, peaks)
+        return
+    shown = len(block) if len(names) <= _MOST_SHOWN else len(names)
+    title = f"{named}: {shown:,} of {count(found.count, 'decision')}"
+    while block:
+        following = list(islice(decisions, _MOST_SHOWN))
+        decision_table.show(console, block, title, "" if following else note, peaks)
+        title, block = "", following
+    if total > len(names):
+        say(
+            f"and {total - len(names):,} more: --all shows them; --op, --dtype, --engine, "
+            "--contains and --sampling choose some"
+        )
+
+
+def _print_json(found: StoreFile, decisions: Iterable[Decision], peaks: Peaks | None) -> None:
+    """Prints one decision after another, since there may be many."""
+    head = {"path": str(found.path), "environment": found.environment.to_json()}
+    click.echo(json.dumps(head, indent=1).removesuffix("\n}") + ',\n "decisions": [', nl=False)
+    separator = "\n  "
+    for decision in decisions:
+        tree = {"key": decision.key, **_limit(decision, peaks), **decision.to_json()}
+        text = json.dumps(tree, indent=1, allow_nan=False).replace("\n", "\n  ")
+        click.echo(separator + text, nl=False)
+        separator = ",\n  "
+    click.echo("\n ]\n}")
 
 
 def _peaks(found: StoreFile, is_needed: bool) -> Peaks | None:

@@ -1,0 +1,39 @@
+"""Locks that a forked process finds free."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+_locks: list[ForkSafeLock] = []
+
+
+class ForkSafeLock:
+    """A lock for a ``with`` statement, which a child process finds free.
+
+    A child process has none of the other threads of its parent, so a lock that one of them holds
+    during the fork would never be released there. What such a lock guards must be usable after each
+    single step of a change. The locks are not freed, so each belongs to a module.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        _locks.append(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        """Makes the lock free, whoever holds it."""
+        self._lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    for lock in _locks:
+        lock.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)
