@@ -2,11 +2,11 @@
 """Which architectures of torchvision and timm run, and compute the same, under this package?
 
 Each is built with random weights, in float32 without TF32, in evaluation and in training mode. Its
-outputs by PyTorch are compared with those of the converted model, under `enable()`, fused (in
-evaluation mode, which fusing needs) and compiled by the backend. What raises, or differs by more
-than `--tolerance` (of the norm), is listed with its reason. The table has the relative errors.
+outputs by PyTorch are compared with those of the converted model, under `enable()`, and compiled by
+the backend. What raises, or differs by more than `--tolerance` (of the norm), is listed with its
+reason. The table has the relative errors.
 
-    python benchmarks/architectures.py --ways convert,enable,fuse --json architectures.json
+    python benchmarks/architectures.py --ways convert,enable --json architectures.json
     python benchmarks/architectures.py --ways compile --cases timm:tf_efficientnet_b0,timm:nfnet_l0
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from common import arguments, investigation
 from common.architectures import ARCHITECTURES, create
 
-WAYS = ("convert", "enable", "fuse", "compile")
+WAYS = ("convert", "enable", "compile")
 
 
 def outputs(run: Callable[..., Any], x: Any) -> list[Any]:
@@ -44,8 +44,6 @@ def by_way(way: str, model: Any, x: Any) -> list[Any]:
             return outputs(model, x)
     if way == "convert":
         model = ca.convert(model)
-    elif way == "fuse":
-        model = ca.fuse(model, x)
     else:
         torch._dynamo.reset()
         model = torch.compile(model, backend="cudnn_autotune")
@@ -77,8 +75,6 @@ def compare(
         expected = outputs(copy.deepcopy(original), x)
         for way in ways:
             row[way] = None
-            if way == "fuse" and state == "train":
-                continue
             try:
                 row[way] = error(by_way(way, copy.deepcopy(original), x), expected)
                 if not row[way] <= options.tolerance:

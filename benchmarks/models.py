@@ -13,9 +13,9 @@ ours        convert: `cudnn_autotune.convert` in eager, convert_last and convert
             channels_last and with `memory_format="auto"`, convert_engines: without what computes
             convolutions beside cuDNN's engines, convert_race, convert_online and
             convert_sustained: by these modes, online after 500 steps or when it has decided;
-            fuse: `cudnn_autotune.fuse` in eager;
-            backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_compare: in
-            the faster of that and Inductor's, backend_auto: in the other layout too;
+            backend: `torch.compile(backend="cudnn_autotune")` in its own form, backend_frozen:
+            with frozen weights, backend_compare: in the faster of the first and Inductor's,
+            backend_auto: in the other layout too;
             compile_ours: `torch.compile` of a converted model
 
 PyTorch keeps what `cudnn.benchmark` found for as long as a process lives, so each of its modes has
@@ -52,7 +52,17 @@ from typing import Any
 from common import arguments
 from common.modes import OUR_MODES
 from common.record import Record
-from model_steps.cases import DEFAULT, EVERYWHERE, LAYOUTS, MODELS, PYTORCH, STEPS, WAYS, cases
+from model_steps.cases import (
+    CAN_RUN,
+    DEFAULT,
+    EVERYWHERE,
+    LAYOUTS,
+    MODELS,
+    PYTORCH,
+    STEPS,
+    WAYS,
+    cases,
+)
 
 # The options that are passed to the workers.
 ASKED = ("device", "sampling", "rounds", "block_ms", "settle_s")
@@ -70,7 +80,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--batches", type=batches, help="numbers, or largest or smallest of each model's; else all"
     )
-    p.add_argument("--ways", default=",".join(DEFAULT), help="%(default)s; of: " + ",".join(WAYS))
+    p.add_argument(
+        "--ways", default=",".join(DEFAULT), help="%(default)s; of: " + ",".join(CAN_RUN)
+    )
     p.add_argument("--pytorch", default=",".join(PYTORCH), help="of: %(default)s")
     p.add_argument("--sampling", choices=OUR_MODES, default="race", help="ours; %(default)s")
     p.add_argument("--rounds", type=int, default=20, help="blocks of each way; %(default)s")
@@ -103,7 +115,7 @@ def main() -> int:
     models = [name.strip() for name in options.models.split(",")]
     steps = arguments.some_of("--steps", options.steps, STEPS)
     layouts = arguments.some_of("--layouts", options.layouts, LAYOUTS)
-    ways = arguments.some_of("--ways", options.ways, WAYS)
+    ways = arguments.some_of("--ways", options.ways, CAN_RUN)
     modes = arguments.some_of("--pytorch", options.pytorch, PYTORCH)
 
     from model_steps import report

@@ -48,7 +48,6 @@ else:
     from cudnn_autotune.nn.models.backend import compilations
     from cudnn_autotune.nn.models.compiled_graph import Compilation
     from cudnn_autotune.nn.models.convert import Conversion, conversion, convert, revert
-    from cudnn_autotune.nn.models.fuse import FusedModel, fuse
     from cudnn_autotune.nn.models.process_wide import disable, enable
     from cudnn_autotune.nn.modules import (
         Conv1d,
@@ -134,7 +133,6 @@ __all__ = [
     "ConvTranspose3d",
     "CudnnError",
     "Evidence",
-    "FusedModel",
     "Measurement",
     "LazyConv1d",
     "LazyConv2d",
@@ -161,7 +159,6 @@ __all__ = [
     "fallbacks",
     "forget",
     "functional",
-    "fuse",
     "get_benchmark_limit",
     "get_budget_ms",
     "get_new_shapes",

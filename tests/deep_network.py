@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 IMAGES = torch.randn(4, 16, 12, 12, generator=torch.Generator().manual_seed(0))
 
@@ -39,6 +42,18 @@ def deep_network(blocks: int) -> nn.Sequential:
     with torch.no_grad():
         model(IMAGES)
     return model.eval()
+
+
+def with_folded_norms(model: nn.Sequential) -> nn.Sequential:
+    """A copy of the network with batch norms folded into the convolutions before them."""
+    folded = copy.deepcopy(model)
+    for block in folded:
+        if isinstance(block, Block):
+            pairs = zip(block.convs, block.norms, strict=True)
+            convs = [fuse_conv_bn_eval(conv, norm) for conv, norm in pairs]
+            block.convs = nn.ModuleList(convs)
+            block.norms = nn.ModuleList(nn.Identity() for _ in convs)
+    return folded
 
 
 def distance(one: Tensor, other: Tensor) -> float:

@@ -74,7 +74,8 @@ class Way:
 
     label: str
     prepare: str = ""
-    """``cudnn_autotune.convert`` or ``fuse``, called on the model first."""
+    """``"convert"``: ``cudnn_autotune.convert`` is called on the model first. ``"fuse"`` was a
+    function of earlier versions."""
     memory_format: Literal["", "auto", "channels_last"] = ""
     """What ``convert`` gets; else the layout stays."""
     sampling: str = ""
@@ -116,8 +117,13 @@ WAYS = {
     # For a contiguous case: the layout is a part of what is chosen.
     "convert_last": Way("convert, channels_last", "convert", "channels_last"),
     "convert_auto": Way("convert, layout auto", "convert", "auto"),
-    "fuse": Way("fuse", "fuse", trains=False),
+    "fuse": Way("fuse", "fuse", trains=False),  # in older records
     "backend": Way("backend", compile=_BACKEND | {"options": {"compare": False}}),
+    "backend_frozen": Way(
+        "backend, frozen",
+        compile=_BACKEND | {"options": {"compare": False, "freezing": True}},
+        trains=False,
+    ),
     "backend_compare": Way("backend, comparing", compile=_BACKEND),
     "backend_auto": Way(
         "backend, layout auto",
@@ -126,7 +132,8 @@ WAYS = {
     ),
     "compile_ours": Way("compile of convert", "convert", compile={}),
 }
-DEFAULT = ("eager", "compile", "compile_frozen", "convert", "backend", "fuse")
+CAN_RUN = tuple(name for name, way in WAYS.items() if way.prepare != "fuse")
+DEFAULT = ("eager", "compile", "compile_frozen", "convert", "backend")
 # Run in every process, so that what PyTorch's modes take can be compared.
 EVERYWHERE = ("eager", "convert")
 

@@ -76,8 +76,8 @@ class GpuLock:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Acquires the lock. Another process has the GPU while engines are compiled or
-        ``torch.export`` traces a model, and this one while our backend times a graph's groups."""
+        """Acquires the lock. Another process has the GPU while engines are compiled, and this one
+        while our backend times a graph's groups."""
 
         def built(timer: GpuTimer, candidates: Any) -> contextlib.AbstractContextManager[None]:
             needs_no_compiling = all(not c.is_compiled or c.text in timer.plans for c in candidates)
@@ -85,7 +85,6 @@ class GpuLock:
 
         with (
             _within(built, GpuTimer, "_built"),
-            _within(lambda *_, **__: self.lent(), torch.export, "export"),
             _within(lambda *_, **__: self._taken_back(), programs, "fuse_judged"),
         ):
             self.acquire()

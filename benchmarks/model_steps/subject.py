@@ -71,8 +71,6 @@ class Subject:
             with self.autocast():
                 ca.convert(model, sampling=way.sampling or None, **formats[way.memory_format])
             layout = str(ca.conversion(model).memory_format or "")
-        elif way.prepare == "fuse":
-            run = ca.fuse(model, tuple(inputs))
         if way.compile is not None:
             # dynamic=False: another module of the same class is not a graph of unknown sizes.
             run = torch.compile(model, dynamic=False, **way.compile)

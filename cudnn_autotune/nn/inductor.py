@@ -16,6 +16,9 @@ The output of a transposed convolution has a marker too. Without one Inductor wo
 follows into the weight, and it folds wrongly where there are as many input as output channels: it
 scales the input channels (torch 2.11).
 
+Weights and biases with batch norms folded into them, which a program computes at each call, are
+rounded by one operator for all, ``round_each``, which is lowered to few kernels.
+
 The operators of the backward stay what they are, because Inductor decides by the forward.
 Whatever computes their gradient writes it straight into the layout that they run in, once for both.
 (``aten.convolution_backward`` gets it in the order of strides that eager mode would have, and then
@@ -44,6 +47,9 @@ _library.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 _library.define("mark_output(Tensor output) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+_library.define(
+    "round_each(Tensor[] values, ScalarType dtype) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag
+)
 _mark_input = torch.ops.cudnn_autotune.mark_input.default
 _mark_output = torch.ops.cudnn_autotune.mark_output.default
 _conv_fprop = torch.ops.cudnn_autotune.conv_fprop.default
@@ -59,6 +65,14 @@ def _fake_copy(tensor: Tensor, *_: object) -> Tensor:
 for _name in ("mark_input", "mark_output"):
     _library.impl(_name, lambda tensor, *_: tensor.clone(), "CompositeExplicitAutograd")
     torch.library.register_fake(f"cudnn_autotune::{_name}", _fake_copy, lib=_library)
+
+
+def _round_each(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [value.to(dtype, copy=True) for value in values]
+
+
+_library.impl("round_each", _round_each, "CompositeExplicitAutograd")
+torch.library.register_fake("cudnn_autotune::round_each", _round_each, lib=_library)
 
 
 def conv_fprop(
@@ -182,6 +196,8 @@ def _register(conv: Any) -> None:
     lowering.lowerings[aten_convolution] = lower_convolution
     for marker in (_mark_input, _mark_output):
         lowering.register_lowering(marker, type_promotion_kind=None)(lambda tensor, *_: tensor)
+    # One kernel computes and rounds several of the values, as of PyTorch's own _foreach operators.
+    lowering.register_foreach_pointwise(torch.ops.cudnn_autotune.round_each, lowering.to_dtype)
 
     # For each graph the values that were laid out for one operator, and serve others.
     laid_out: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()

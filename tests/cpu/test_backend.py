@@ -91,19 +91,18 @@ def test_groups_are_fused_and_batch_norms_folded(activation: str, input: Tensor)
         output, codes = run_and_get_code(compiled(model), input)
     assert_close(output, expected, TOLERANCES[torch.float32])
     assert [group.text for group in last().fused] == [text.format(activation) for text in TEXTS]
+    assert not last().is_frozen
+    assert codes[0].count("conv_fused.default(") == 3
+
+
+def test_constant_weights_are_folded_once(block: nn.Module, input: Tensor) -> None:
+    with torch.no_grad():
+        output, codes = run_and_get_code(compiled(block, freezing=True), input)
+        torch.testing.assert_close(output, block(input))
+    assert [group.text for group in last().fused] == [text.format("relu") for text in TEXTS]
     assert last().is_frozen
     assert codes[0].count("conv_fused.default(") == 3
     assert "batch_norm" not in codes[0]
-
-
-def test_without_freezing_convolutions_are_fused_with_what_follows(input: Tensor) -> None:
-    model = nn.Sequential(nn.Conv2d(12, 24, 3), nn.SiLU(), nn.Conv2d(24, 12, 1), nn.BatchNorm2d(12))
-    model.eval()
-    with torch.no_grad():
-        output = compiled(model, freezing=False)(input)
-        torch.testing.assert_close(output, model(input))
-    assert [group.text for group in last().fused] == ["conv + bias + silu", "conv + bias"]
-    assert not last().is_frozen
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
@@ -150,7 +149,7 @@ def test_nothing_is_fused_where_it_is_not_asked_for(block: nn.Module, input: Ten
         assert last().note == "the graph has no convolution"
 
 
-class TestWeights:
+class TestFrozenWeights:
     """Weights are constants of the program, and may change all the same."""
 
     def change_in_place(model: Any) -> None:
@@ -182,7 +181,7 @@ class TestWeights:
     def test_a_change_is_seen_by_the_next_call(
         self, change: Callable[[Any], None], compare: bool, block: nn.Module, input: Tensor
     ) -> None:
-        model = compiled(block, compare=compare)
+        model = compiled(block, compare=compare, freezing=True)
         with torch.no_grad():
             before = model(input)
         change(block)
@@ -194,7 +193,7 @@ class TestWeights:
     def test_after_many_changes_they_are_constants_no_more(
         self, block: Any, input: Tensor, caplog: pytest.LogCaptureFixture
     ) -> None:
-        model = compiled(block)
+        model = compiled(block, freezing=True)
         with torch.no_grad(), caplog.at_level(logging.INFO, "cudnn_autotune"):
             for change in range(7):
                 torch.testing.assert_close(model(input), block(input))
@@ -206,7 +205,7 @@ class TestWeights:
     def test_a_graph_that_changes_its_weights_has_no_constants(self, input: Tensor) -> None:
         ours, theirs = Block(), Block()
         theirs.load_state_dict(ours.state_dict())
-        model = compiled(ours, compare=True)
+        model = compiled(ours, compare=True, freezing=True)
         with torch.no_grad():
             for _ in range(3):
                 torch.testing.assert_close(model(input), theirs(input))
@@ -217,7 +216,7 @@ class TestWeights:
     def test_nothing_is_folded_while_a_cuda_graph_is_captured(
         self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        model = compiled(block)
+        model = compiled(block, freezing=True)
         with torch.no_grad():
             model(input)
             record, compiled_once = last(), len(ca.compilations())
@@ -228,7 +227,8 @@ class TestWeights:
                 capture.setattr(compiled_graph, "compile_fused", None)
                 torch.testing.assert_close(model(input), block(input))
                 torch._dynamo.reset()
-                torch.testing.assert_close(compiled(block)(input), block(input))
+                again = compiled(block, freezing=True)
+                torch.testing.assert_close(again(input), block(input))
                 assert "while a CUDA graph was captured" in last().note
             assert record.is_frozen
             assert len(ca.compilations()) == compiled_once + 1
@@ -237,7 +237,7 @@ class TestWeights:
         parameters = dict(block.named_parameters())
         before = copy.deepcopy(block.state_dict())
         with torch.no_grad():
-            compiled(block, compare=True)(input)
+            compiled(block, compare=True, freezing=True)(input)
         for name, parameter in block.named_parameters():
             assert parameter is parameters[name]
         torch.testing.assert_close(block.state_dict(), before, rtol=0, atol=0)
@@ -247,18 +247,19 @@ class TestComparison:
     def test_the_fastest_program_runs(
         self, block: nn.Module, input: Tensor, caplog: pytest.LogCaptureFixture
     ) -> None:
-        model = compiled(block, compare=True)
+        model = compiled(block, compare=True, freezing=True)
         with torch.no_grad(), caplog.at_level(logging.INFO, "cudnn_autotune"):
             for _ in range(3):
                 torch.testing.assert_close(model(input), block(input))
         times = last().times_ms
         assert list(times) == ["inductor", "cudnn_autotune", "inductor, frozen"]
         assert last().chosen == min(times, key=times.__getitem__)
+        assert (last().chosen_in_captures, last().gpu_times_ms) == (last().chosen, {})
         assert caplog.text.count("chose") == 1
 
     def test_without_freezing_there_are_two_programs(self, block: nn.Module, input: Tensor) -> None:
         with torch.no_grad():
-            compiled(block, compare=True, freezing=False)(input)
+            compiled(block, compare=True)(input)
         assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
 
     @pytest.mark.parametrize("loser", [0, 1, 2])
@@ -277,7 +278,7 @@ class TestComparison:
         compare = compiled_graph.compare
         monkeypatch.setattr(compiled_graph, "compare", slowed)
         with torch.no_grad():
-            output = compiled(block, compare=True)(input)
+            output = compiled(block, compare=True, freezing=True)(input)
             torch.testing.assert_close(output, block(input))
         assert last().chosen != list(last().times_ms)[loser]
 
@@ -292,7 +293,7 @@ class TestComparison:
             return sum(any(isinstance(v, Tensor) for v in one.values()) for one in generated)
 
         before = len(PyCodeCache.modules)
-        model = compiled(block, compare=True)
+        model = compiled(block, compare=True, freezing=True)
         with torch.no_grad():
             for _ in range(2):
                 torch.testing.assert_close(model(input), block(input))
@@ -304,7 +305,7 @@ class TestComparison:
     ) -> None:
         """As in the second graph of a model whose first one's results are in use at each call."""
         monkeypatch.setattr(compiled_graph, "is_within_step", lambda: True)
-        model = compiled(block, compare=True)
+        model = compiled(block, compare=True, freezing=True)
         with torch.no_grad():
             for call in range(12):
                 torch.testing.assert_close(model(input), block(input))
@@ -321,7 +322,7 @@ class TestComparison:
 
         with torch.no_grad():
             compiled(block, compare=True)(input)
-        assert len(last().times_ms) == 3
+        assert len(last().times_ms) == 2
         assert MarkStepBox.mark_step_counter == 0
 
     def test_without_memory_to_compare_plain_inductor_runs(
@@ -364,7 +365,7 @@ class TestComparison:
         def fails(*_: Any) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        model = compiled(block)
+        model = compiled(block, freezing=True)
         with torch.no_grad():
             model(input)
             assert last().is_frozen
@@ -390,7 +391,8 @@ class TestComparison:
 
         monkeypatch.setattr(compiled_graph, broken, built)
         with torch.no_grad():
-            torch.testing.assert_close(compiled(block, compare=True)(input), block(input))
+            model = compiled(block, compare=True, freezing=True)
+            torch.testing.assert_close(model(input), block(input))
         left = {"inductor", "inductor, frozen", "cudnn_autotune"}
         left -= {"cudnn_autotune" if broken == "compile_fused" else "inductor, frozen"}
         assert set(last().times_ms) == left
@@ -469,11 +471,11 @@ class TestLayout:
         layouts = [torch.contiguous_format, torch.channels_last]
         assert formats == [layouts[first]] * 3 + [layouts[not first]] * 3
         assert list(last().times_ms) == [
-            *("inductor", "cudnn_autotune", "inductor, frozen"),
+            *("inductor", "cudnn_autotune"),
             f"cudnn_autotune, {other}",
         ]
         assert last().chosen == f"cudnn_autotune, {other}"
-        assert (len(last().fused), last().is_frozen, last().note) == (3, True, "")
+        assert (len(last().fused), last().is_frozen, last().note) == (3, False, "")
 
     def test_outputs_of_any_dimensions_have_the_strides_of_the_model(
         self, input: Tensor, monkeypatch: pytest.MonkeyPatch
@@ -504,7 +506,7 @@ class TestLayout:
         self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.win(monkeypatch, "contiguous")
-        model = compiled(block, **self.options("contiguous"))
+        model = compiled(block, **self.options("contiguous"), freezing=True)
         with torch.no_grad():
             for _ in range(3):
                 torch.testing.assert_close(model(input), block(input))
@@ -516,7 +518,7 @@ class TestLayout:
         self, block: Any, input: Tensor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.win(monkeypatch, "contiguous")
-        model = compiled(block, **self.options("contiguous"), freezing=False)
+        model = compiled(block, **self.options("contiguous"))
         with torch.no_grad():
             for _ in range(2):
                 torch.testing.assert_close(model(input), block(input))
@@ -548,7 +550,7 @@ class TestLayout:
             torch.testing.assert_close(output, block(input))
         assert last().note.startswith("no cudnn_autotune, channels_last: ")
         assert reason in last().note
-        assert list(last().times_ms) == ["inductor", "cudnn_autotune", "inductor, frozen"]
+        assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
 
     def test_dynamic_sizes_stay_in_inductors_layout(self, block: nn.Module) -> None:
         options = {**FUSED, **self.options("contiguous")}
@@ -563,7 +565,7 @@ class TestLayout:
         block = nn.Sequential(nn.Conv1d(12, 12, 3), nn.ReLU()).eval()
         with torch.no_grad():
             compiled(block, **self.options("contiguous"))(torch.randn(2, 12, 9))
-        assert list(last().times_ms) == ["inductor", "cudnn_autotune", "inductor, frozen"]
+        assert list(last().times_ms) == ["inductor", "cudnn_autotune"]
         assert last().note == ""
 
     def test_a_training_graph_says_what_to_do(
@@ -588,20 +590,21 @@ class TestCallers:
         self, block: nn.Module, input: Tensor
     ) -> None:
         block.requires_grad_(False)
-        output = compiled(block)(input)
+        output = compiled(block, freezing=True)(input)
         torch.testing.assert_close(output, block(input))
         assert (last().mode, last().is_frozen) == ("inference", True)
         assert not output.requires_grad
 
     def test_inference_mode(self, block: nn.Module, input: Tensor) -> None:
-        model = compiled(block, compare=True)
+        model = compiled(block, compare=True, freezing=True)
         with torch.inference_mode():
             for _ in range(2):
                 torch.testing.assert_close(model(input), block(input))
         assert last().is_frozen or last().chosen == "inductor"
 
     def test_dynamic_sizes(self, block: Any, input: Tensor) -> None:
-        model = torch.compile(block, backend="cudnn_autotune", options=FUSED, dynamic=True)
+        options = {**FUSED, "freezing": True}
+        model = torch.compile(block, backend="cudnn_autotune", options=options, dynamic=True)
         with torch.no_grad():
             for batch in (2, 5, 3):
                 input = torch.randn(batch, 12, 9, 8)
@@ -643,6 +646,7 @@ class TestOptions:
         ("options", "text"),
         [
             ({"nonsense": 1}, "nonsense"),
+            ({1: True}, r"options must be compare, .*, got 1"),
             ({"fuse": "perhaps"}, "'measure', 'always', 'never', got 'perhaps'"),
             ({"freezing": 1}, "freezing"),
             ({"compare": "yes"}, "compare"),

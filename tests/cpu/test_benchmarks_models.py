@@ -37,7 +37,7 @@ SHORT = "--batches 2 --rounds 4 --block-ms 1 --settle-s 0"
 CASE = "miniature/train/channels_last"
 ONE = "--models miniature --steps train"
 MODES = ["pytorch_on_10", "pytorch_off"]
-WAYS = ["eager", "compile", "compile_frozen", "convert", "fuse", "backend"]
+WAYS = ["eager", "compile", "compile_frozen", "convert", "backend"]
 TRAINING = ["eager", "compile", "convert", "backend"]
 DRY_RUNS = {
     SCRIPT: f"--models miniature --ways {','.join(WAYS)} --pytorch {','.join(MODES)} "
@@ -76,7 +76,7 @@ def test_results_are_compared_with_float32(dry_runs: Path) -> None:
         for name, way in measured["ways"].items():
             assert way["first_step_s"] > 0
             assert (way.get("graphs", 0) > 0) == (name in ("compile", "compile_frozen", "backend"))
-            assert ("choices" in way) == (name in ("convert", "fuse", "backend"))
+            assert ("choices" in way) == (name in ("convert", "backend"))
             assert 0 <= way["errors"]["outputs"] < 1e-5
             assert ("gradients" in way["errors"]) == (step == "train")
             assert 0 <= way["errors"].get("gradients", 0) < 1e-4
@@ -183,14 +183,14 @@ def test_what_is_ready_takes_turns_before_the_time_is_up(
         return first_step(subject, name, *more)
 
     monkeypatch.setattr(measure, "_first_step", slow)
-    request = request_for | {"ways": ["eager", "convert", "fuse"]}
+    request = request_for | {"ways": ["eager", "convert", "convert_race"]}
     before = signal.getsignal(signal.SIGALRM)
     parts = list(measure.measure(request | {"limit_s": measure._TURNS_S + 12}))
     kinds = [(part["batch"], part["part"], part.get("step", part.get("way"))) for part in parts]
     assert kinds == [
-        *((2, "way", "eager"), (2, "failed", "convert"), (2, "failed", "fuse")),
+        *((2, "way", "eager"), (2, "failed", "convert"), (2, "failed", "convert_race")),
         *((2, "turns", None), (2, "compared", None)),
-        *((1, "failed", "eager"), (1, "failed", "convert"), (1, "failed", "fuse")),
+        *((1, "failed", "eager"), (1, "failed", "convert"), (1, "failed", "convert_race")),
     ]
     assert {part["error"] for part in parts if part["part"] == "failed"} == {
         "no time was left for it"
@@ -671,11 +671,11 @@ def test_the_gpu_is_lent_while_dynamo_compiles(modules: None, tmp_path: Path) ->
 def test_the_gpu_is_taken_back_while_groups_are_timed(
     modules: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Not while Dynamo or torch.export trace before, nor while Inductor compiles afterwards."""
+    """Not while Dynamo traces before, nor while Inductor compiles afterwards."""
     from model_steps.gpu_lock import GpuLock
     from torch._inductor import compile_fx
 
-    from cudnn_autotune.nn.models import fuse, judging, programs
+    from cudnn_autotune.nn.models import judging, programs
 
     path = tmp_path / "lock"
     seen: list[tuple[str, bool]] = []
@@ -687,15 +687,12 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
 
         return look
 
-    for module in (programs, fuse):
-        monkeypatch.setattr(module, "find_groups", looking("find", module.find_groups))
-        monkeypatch.setattr(module, "fuse_judged", judging.fuse_judged)
+    monkeypatch.setattr(programs, "find_groups", looking("find", programs.find_groups))
+    monkeypatch.setattr(programs, "fuse_judged", judging.fuse_judged)
     inner = looking("compile", compile_fx.compile_fx_inner)
     monkeypatch.setattr(compile_fx, "compile_fx_inner", inner)
-    monkeypatch.setattr(torch.export, "export", looking("export", torch.export.export))
-    for judges in (judging.JUDGES, fuse._JUDGES):
-        judge = looking("judge", judging.never)
-        monkeypatch.setitem(judges, "always", lambda judge=judge: judge)  # type: ignore[arg-type]
+    judge = looking("judge", judging.never("it was asked for"))
+    monkeypatch.setitem(judging.JUDGES, "always", lambda: judge)  # type: ignore[arg-type]
     lock = GpuLock(str(path))
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()).eval()
     options = {"fuse": "always", "compare": False, "cpp.weight_prepack": False}
@@ -704,9 +701,6 @@ def test_the_gpu_is_taken_back_while_groups_are_timed(
         with lock.lent_while_compiling(), torch.no_grad():
             torch.compile(model, backend="cudnn_autotune", options=options)(x)
         assert seen == [("find", True), *[("judge", False)] * 2, ("compile", True)]
-        seen.clear()
-        fuse.fuse(model, x, groups="always")
-        assert seen == [("export", True), ("find", False), *[("judge", False)] * 2]
         assert not is_free(path)
     assert is_free(path)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from deep_network import IMAGES, deep_network, distance
+from deep_network import IMAGES, deep_network, distance, with_folded_norms
 from torch import Tensor, nn
 
-import cudnn_autotune as ca
-from cudnn_autotune.nn.models.comparison import compare, difference, paired
+from cudnn_autotune.nn.models.comparison import Comparison, compare, difference, paired
 
 UNCHANGED: Any = (lambda inputs: [torch.ones(2)], ())
 """A reference whose outputs do not depend on inputs, and its inputs."""
@@ -63,6 +62,38 @@ def test_random_programs_draw_the_same_numbers() -> None:
     programs = {"one": lambda x: x + torch.rand(3), "other": lambda x: torch.rand(3) + x}
     assert not compare(programs, [torch.ones(3)]).wrong
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_program_that_draws_other_random_numbers_is_named() -> None:
+    """Its outputs cannot be compared; those of one that draws none are wrong."""
+    programs = {
+        "reference": lambda x: x + torch.rand(3),
+        "later": lambda x: (torch.rand(3), x + torch.rand(3))[1],
+    }
+    (text,) = compare(programs, [torch.ones(3)]).wrong.values()
+    assert text.startswith("it may draw random numbers in another order: output 0 has a relative")
+    programs = {"reference": lambda x: x + 1, "wrong": lambda x: x + torch.rand(3)}
+    (text,) = compare(programs, [torch.ones(3)]).wrong.values()
+    assert text.startswith("output 0 has a relative")
+
+
+@pytest.mark.parametrize(
+    ("times", "gpu_times", "in_calls", "in_captures"),
+    [
+        # EfficientNetV2-B0 on an H100: its calls wait for the host.
+        ((6.9, 6.54, 6.24), (1.9, 1.55, 1.83), "frozen", "fused"),
+        ((2.0, 1.5, 1.9), (2.0, 1.5, 1.9), "fused", "fused"),
+        ((2.0, 1.5, 1.9), (1.0, 1.2, 1.1), "fused", "plain"),
+        ((2.0, 1.5, 1.9), (1.2, 1.0, 0.995), "fused", "fused"),  # not worth its memory
+        ((2.0, 1.5, 1.9), (), "fused", "fused"),  # not on a GPU
+    ],
+)
+def test_captures_get_the_program_with_the_least_gpu_time(
+    times: Sequence[float], gpu_times: Sequence[float], in_calls: str, in_captures: str
+) -> None:
+    names = ("plain", "fused", "frozen")
+    found = Comparison(dict(zip(names, times)), dict(zip(names, gpu_times)), {})  # noqa: B905
+    assert (found.fastest, found.fastest_in_captures) == (in_calls, in_captures)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +149,7 @@ def test_what_a_deep_network_makes_of_rounding_is_allowed(
     deep: nn.Sequential, images: Tensor
 ) -> None:
     """The same network with folded batch norms rounds otherwise."""
-    fused = ca.fuse(deep, images, groups="never")
+    fused = with_folded_norms(deep)
     with torch.no_grad():
         assert distance(deep(images), fused(images)) > 0.1
     assert not compare({"reference": deep, "fused": fused}, [images]).wrong

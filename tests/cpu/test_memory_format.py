@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import random
 import re
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cudnn_autotune as ca
@@ -271,6 +273,70 @@ def test_rounding_that_the_model_amplifies_is_allowed(x: Tensor, clock: list[str
     choice = ca.conversion(model).memory_format
     assert choice is not None
     assert choice.reason == "the faster"
+
+
+class Draws(nn.Module):
+    """Draws random numbers, or writes into its input or a buffer, in eval mode too."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.register_buffer("calls", torch.ones(3, 1, 1))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "buffer":
+            self.calls += 1
+            x = x * self.calls
+        if self.kind == "input":
+            x.mul_(2)
+        y: Tensor = self.stem(x).relu()
+        drawn = {
+            "dropout": lambda: F.dropout(y),
+            "channel dropout": lambda: F.dropout2d(y),
+            "noise": lambda: y + torch.randn_like(y),
+            "noise of its own": lambda: y + torch.randn(y.shape),
+            "mask": lambda: y * torch.empty_like(y).bernoulli_(0.5),
+            "depth": lambda: y * torch.empty(len(y), 1, 1, 1).bernoulli_(0.5),
+            "python": lambda: y * random.random(),
+            "places": lambda: y[:, torch.randperm(8)],
+            "slopes": lambda: F.rrelu(y - 1, training=True),
+        }
+        return self.head(drawn.get(self.kind, lambda: y)())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("clock", [0.5], indirect=True)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("buffer", "input", "dropout", "channel dropout", "noise", "noise of its own", "mask"),
+        *("depth", "python", "places", "slopes"),
+    ],
+)
+def test_random_numbers_and_writes_are_no_difference(
+    kind: str, training: bool, x: Tensor, clock: list[str]
+) -> None:
+    """Each run has the same ones; afterwards the caller's are what they were."""
+    model = Draws(kind).train(training)
+    input, state, python = x.clone(), torch.get_rng_state(), random.getstate()
+    ca.convert(model, memory_format="auto", example_input=x)
+    choice = ca.conversion(model).memory_format
+    assert choice is not None
+    assert (choice.chosen, choice.reason) == (LAST, "the faster")
+    assert torch.equal(x, input)
+    assert torch.equal(model.calls, torch.ones(3, 1, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == python
+
+
+def test_a_wrong_model_that_draws_is_refused(x: Tensor) -> None:
+    class WrongAndRandom(Wrong):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + torch.randn_like(x))
+
+    with pytest.warns(UserWarning, match="in channels_last output 0 has a relative error of"):
+        ca.convert(WrongAndRandom(), memory_format="auto", example_input=x)
 
 
 def test_a_model_without_such_weights() -> None:

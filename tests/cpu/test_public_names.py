@@ -41,7 +41,7 @@ def test_signature(name: str) -> None:
     public = getattr(ca, name)
     parameters = inspect.signature(public).parameters
     if isinstance(public, type) and issubclass(public, nn.Module):
-        assert {"sampling", "workspace_limit"} <= parameters.keys() or public is ca.FusedModel
+        assert {"sampling", "workspace_limit"} <= parameters.keys()
 
 
 def test_a_class_between_may_take_further_arguments() -> None:

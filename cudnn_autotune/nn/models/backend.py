@@ -50,8 +50,8 @@ def backend(
     Args:
         mode: one of ``torch.compile``'s.
         options: ``sampling`` and ``workspace_limit`` of the convolutions, as a layer takes them;
-            ``freezing`` (True): whether weights become constants, so that batch norms can be folded
-            into convolutions, where no gradient is needed; ``fuse``: ``"measure"``, ``"always"`` or
+            ``freezing`` (False): whether weights become constants where no gradient is needed, for
+            a model whose weights do not change any more; ``fuse``: ``"measure"``, ``"always"`` or
             ``"never"``; ``compare`` (True): whether to time the program against plain Inductor's at
             the first call, and to keep the faster one; ``memory_format``: ``"auto"`` compares a
             program in the other layout too. All others are Inductor's.

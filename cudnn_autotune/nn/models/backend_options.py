@@ -16,7 +16,7 @@ class Options:
 
     sampling: str | None = None
     workspace_limit: int | None = None
-    freezing: bool = True
+    freezing: bool = False
     compare: bool = True
     fuse: str = "measure"
     memory_format: str | None = None
@@ -39,8 +39,8 @@ class Options:
         known = set(torch._inductor.list_options())
         own = {field.name for field in fields(cls)} - {"inductor"}
         for key, value in (options or {}).items():
-            name = key.replace("-", "_")
-            if name not in own | known:
+            name = key.replace("-", "_") if isinstance(key, str) else None
+            if name is None or name not in own | known:
                 raise ValueError(
                     f"options must be {', '.join(sorted(own))} or Inductor's "
                     f"(torch._inductor.list_options()), got {key!r}"

@@ -46,11 +46,16 @@ class Compilation:
     is_frozen: bool = False
     """Whether weights are constants of the program, with batch norms folded into convolutions."""
     times_ms: dict[str, float] = field(default_factory=dict)
-    """Medians by program, if they were compared: ``"inductor"``, ``"cudnn_autotune"``,
-    ``"inductor, frozen"``, and with ``memory_format="auto"`` ``"cudnn_autotune, contiguous"`` or
-    ``"cudnn_autotune, channels_last"``, whichever the program ``"cudnn_autotune"`` is not."""
+    """Median milliseconds of a call by program, if they were compared: ``"inductor"``,
+    ``"cudnn_autotune"``, with ``freezing`` ``"inductor, frozen"``, and with
+    ``memory_format="auto"`` ``"cudnn_autotune, contiguous"`` or ``"cudnn_autotune,
+    channels_last"``, whichever the program ``"cudnn_autotune"`` is not."""
+    gpu_times_ms: dict[str, float] = field(default_factory=dict)
+    """Median milliseconds of the GPU's part of a call by program, if they were compared on one."""
     chosen: str = OURS
     """The program that runs."""
+    chosen_in_captures: str = OURS
+    """The program that runs where the caller captures a CUDA graph, in which no host takes part."""
     note: str = ""
 
     @property
@@ -59,7 +64,8 @@ class Compilation:
 
 
 class CompiledGraph:
-    """A compiled graph that needs no gradient. It runs the fastest of its programs."""
+    """A compiled graph that needs no gradient. It runs the fastest of its programs: in plain calls
+    by the time of a call, while a CUDA graph is captured by the GPU's part of it."""
 
     def __init__(
         self, graph: GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
@@ -85,8 +91,10 @@ class CompiledGraph:
             self._plain_program(inputs)
         if not options.compare:
             return
-        if ours.writes:
-            record.note = "not compared: the graph writes into its inputs"
+        if ours.communicates or ours.writes:
+            # Ranks count calls by their own clocks, and one would wait for another for ever.
+            why = "communicates between ranks" if ours.communicates else "writes into its inputs"
+            record.note = f"not compared: the graph {why}"
             _log.info("a compiled graph was %s", record.note)
             return
         self._contenders = {PLAIN: self._plain_program(inputs), OURS: ours}
@@ -101,6 +109,12 @@ class CompiledGraph:
         self._record.chosen, self._record.is_frozen = name, program.weights is not None
         if program.groups:
             self._record.groups = list(program.groups)
+        self._use_in_captures(name, program)
+
+    def _use_in_captures(self, name: str, program: Compiled) -> None:
+        """From now on this program runs while a CUDA graph is captured."""
+        self._captured = program
+        self._record.chosen_in_captures = name
 
     def _built(self, name: str, inputs: Sequence[Any]) -> Compiled:
         if name == PLAIN:
@@ -140,13 +154,16 @@ class CompiledGraph:
         _log.warning("a compiled graph runs as Inductor makes it: %s", reason)
 
     def __call__(self, *inputs: Any) -> Any:
-        weights = self._current.weights
-        if weights is not None and not weights.are_those_of(inputs):
-            if is_capturing():
+        if is_capturing():
+            weights = self._captured.weights
+            if weights is not None and not weights.are_those_of(inputs):
                 # Weights that are folded in a capture have values after a replay only.
                 return self._plain_program(inputs).run(*inputs)
+            return self._captured.run(*inputs)
+        weights = self._current.weights
+        if weights is not None and not weights.are_those_of(inputs):
             self._follow_weights(inputs)
-        if self._contenders and not is_capturing():
+        if self._contenders:
             with self._on_device():
                 is_free = not is_within_step()
             if is_free:
@@ -179,21 +196,29 @@ class CompiledGraph:
             self._use_plain(inputs, "not compared: there was not enough memory")
             return
         record.times_ms = dict(comparison.times_ms)
+        record.gpu_times_ms = dict(comparison.gpu_times_ms)
         for name, reason in comparison.wrong.items():
             _log.warning("the compiled program %r is not used: %s", name, reason)
             record.note = f"{name}: {reason}"
+        captured = comparison.fastest_in_captures
         self._use(comparison.fastest, contenders[comparison.fastest])
+        self._use_in_captures(captured, contenders[captured])
         times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in record.times_ms.items())
         fused = len(record.fused)
         _log.info("chose %s (%s; %d groups fused)", record.chosen, times, fused)
+        if captured != record.chosen:
+            times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in record.gpu_times_ms.items())
+            _log.info("chose %s for captures in CUDA graphs (on the GPU %s)", captured, times)
 
     def _follow_weights(self, inputs: Sequence[Any]) -> None:
         """Compiles the program again where its weights have changed, or leaves them variable."""
         self._refreezings += 1
         if self._refreezings <= _MOST_REFREEZINGS and not self._has_symbols:
             _log.info("the weights of a compiled graph have changed: it is compiled again")
-            chosen, compares = self._record.chosen, bool(self._record.times_ms)
-            names = list(self._contenders) or ([PLAIN, chosen] if compares else [chosen])
+            chosen, captured = self._record.chosen, self._record.chosen_in_captures
+            names = list(self._contenders) or [chosen]
+            if not self._contenders and self._record.times_ms:
+                names = list(dict.fromkeys((PLAIN, chosen, captured)))
             self._contenders = {}
             for name in names:
                 self._add(name, inputs)

@@ -1,8 +1,7 @@
 """Finds groups of a convolution, residual addition and activation that one operator can compute.
 
-They are looked for in a functional graph of ATen operators, as Inductor and ``torch.export`` have
-it. A group becomes one call of ``cudnn_autotune::conv_fused``, whose engines are searched like
-those of any convolution.
+They are looked for in a functional graph of ATen operators, as Inductor has it. A group becomes one
+call of ``cudnn_autotune::conv_fused``, whose engines are searched like those of any convolution.
 """
 
 from __future__ import annotations
@@ -150,9 +149,7 @@ class Groups:
     """The convolutions that are in no group, each with the reason."""
 
 
-def find_groups(
-    graph: Graph, decompositions: Decompositions, policy: tuple[str, int] | None = None
-) -> Groups:
+def find_groups(graph: Graph, decompositions: Decompositions) -> Groups:
     """Finds the groups of a functional graph. No node is in two of them.
 
     An addition of the outputs of two convolutions goes to the one that comes later in the graph,
@@ -161,8 +158,6 @@ def find_groups(
     Args:
         graph: nodes call operators of ATen, and have their fake tensors in ``meta["val"]``.
         decompositions: those that the graph was traced with.
-        policy: sampling mode and workspace limit of convolutions without a mark, as the operators
-            take them. None leaves those of them that are on CUDA to PyTorch.
     """
     activations = find_activations(graph, decompositions)
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -172,7 +167,7 @@ def find_groups(
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node.target is not _convolution:
             continue
-        if (reason := _unsuitable(node, policy)) is not None:
+        if (reason := _unsuitable(node)) is not None:
             alone.append((node, reason))
             continue
         nodes, tail, residual = [node], node, None
@@ -188,7 +183,7 @@ def find_groups(
             alone.append((node, "no bias, residual or activation follows that it could compute"))
             continue
         claimed.update(nodes)
-        sampling, workspace_limit = policy or ("", -1)
+        sampling, workspace_limit = "", -1
         marked: Any = node.args[0]
         if marked.target is _mark_input:
             sampling, workspace_limit = marked.args[1:]
@@ -216,7 +211,7 @@ def _reads_in_place(user: Node) -> bool:
     )
 
 
-def _unsuitable(convolution: Node, policy: tuple[str, int] | None) -> str | None:
+def _unsuitable(convolution: Node) -> str | None:
     """Why ``conv_fused`` does not take a convolution; None if it does."""
     x, w, b, _, _, _, transposed, _, _ = convolution.args
     values = [node.meta["val"] for node in (x, w, b) if isinstance(node, Node)]
@@ -227,7 +222,7 @@ def _unsuitable(convolution: Node, policy: tuple[str, int] | None) -> str | None
     if values[0].dim() != values[1].dim():
         return "its input has no batch"
     is_marked = x.target is _mark_input  # type: ignore[union-attr]
-    if values[0].is_cuda and not is_marked and policy is None:
+    if values[0].is_cuda and not is_marked:
         return "it is PyTorch's own"
     return None
 

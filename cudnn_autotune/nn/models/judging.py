@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cudnn_autotune.engines.problem import ACTIVATIONS, ConvProblem
+from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.nn.models.groups import Group, GroupReport, Groups, fuse_groups, hint
 from cudnn_autotune.timers.measuring import Operands, added_operands, cold_sets, operands
 from cudnn_autotune.tuning import compiling_ahead
@@ -35,21 +35,19 @@ def always(group: Group, *, channels_last: bool) -> Verdict:
     return Verdict(True, "it was asked for")
 
 
-def never(group: Group, *, channels_last: bool) -> Verdict:
-    return Verdict(False, "it was asked for")
+def never(reason: str) -> Judge:
+    """Fuses nothing, for a reason."""
+    return lambda group, *, channels_last: Verdict(False, reason)
 
 
 class Measured:
     """Fuses what is faster fused, on the GPU that the group is on.
 
-    Args:
-        compiled: what computes the group if it is not fused: a compiler, which makes one kernel of
-            all that follows the convolution, or none if the next kernel reads the convolution's
-            output anyway; else eager mode, which makes one kernel of each.
+    If the group is not fused, the compiler makes one kernel of all that follows the convolution, or
+    none if the next kernel reads the convolution's output anyway.
     """
 
-    def __init__(self, *, compiled: bool) -> None:
-        self._compiled = compiled
+    def __init__(self) -> None:
         self._known: dict[tuple[ConvProblem, bool, str, int], Verdict] = {}
 
     def __call__(self, group: Group, *, channels_last: bool) -> Verdict:
@@ -75,12 +73,11 @@ class Measured:
             return []
         if group.device.type != "cuda":
             return []
-        bias = problem.bias and not self._compiled  # Inductor adds it later
-        return [problem, replace(problem, bias=bias, residual=False, activation="")]
+        # Inductor adds the bias later.
+        return [problem, replace(problem, bias=False, residual=False, activation="")]
 
     def _measure(self, group: Group, problem: ConvProblem, device: torch.device) -> Verdict:
         policy = (group.sampling, group.workspace_limit)
-        rest = self._after_convolution(problem, group.is_stored)
         geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
 
         def one_operator(data: Operands) -> None:
@@ -92,10 +89,13 @@ class Measured:
 
         def several(data: Operands) -> None:
             x, w, _, *added = data
-            bias, residual = added_operands(problem, added)
-            if self._compiled:
-                bias = None
-            rest(torch.ops.cudnn_autotune.conv_fprop(x, w, bias, *geometry, *policy), residual)
+            _, residual = added_operands(problem, added)
+            y = torch.ops.cudnn_autotune.conv_fprop(x, w, None, *geometry, *policy)
+            # This reads and writes what a generated kernel would, at the speed of the memory.
+            if group.is_stored and residual is not None:
+                torch.add(y, residual, out=y)
+            elif group.is_stored:
+                torch.relu_(y)
 
         try:
             # Autocast would make other problems of these.
@@ -106,23 +106,6 @@ class Measured:
             return Verdict(False, "there was not enough memory to measure it")
         text = f"{1e3 * times[0]:.1f} us fused, {1e3 * times[1]:.1f} us in several kernels"
         return Verdict(times[0] < times[1], text)
-
-    def _after_convolution(
-        self, problem: ConvProblem, is_stored: bool
-    ) -> Callable[[Tensor, Tensor | None], object]:
-        """What runs after the convolution if the group is not fused."""
-
-        def eager(y: Tensor, residual: Tensor | None) -> object:
-            total = y if residual is None else y + residual
-            return ACTIVATIONS[problem.activation](total) if problem.activation else total
-
-        def one_kernel(y: Tensor, residual: Tensor | None) -> object:
-            # It reads and writes what a generated kernel would, at the speed of the memory.
-            return torch.relu_(y) if residual is None else torch.add(y, residual, out=y)
-
-        if not self._compiled:
-            return eager
-        return one_kernel if is_stored else lambda y, residual: y
 
 
 def _times_ms(
@@ -193,7 +176,7 @@ def _hints(value: Tensor) -> tuple[int, ...]:
 
 
 JUDGES: Mapping[str, Callable[[], Judge]] = {
-    "measure": lambda: Measured(compiled=True),
+    "measure": Measured,
     "always": lambda: always,
-    "never": lambda: never,
+    "never": lambda: never("it was asked for"),
 }

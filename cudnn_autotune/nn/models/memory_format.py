@@ -10,12 +10,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
+from cudnn_autotune.nn.models.communication import is_among_ranks, watched
 from cudnn_autotune.nn.models.comparison import difference, time_in_turns
 from cudnn_autotune.nn.models.example_input import call_arguments
 from cudnn_autotune.nn.untouched import (
     check_initialized,
-    generators_kept,
     step,
     tensors_in,
     untouched,
@@ -110,9 +112,12 @@ def choose(
     """Times the model's step contiguous and channels_last, and applies the faster.
 
     A step is the forward, and the backward of the summed outputs if the model is in training mode
-    and gradients are on. Outputs of both are compared in eval mode, where dropout is off, since it
-    draws other numbers in another layout. Gradients, buffers, the contents of the inputs and random
-    number generators stay what they are.
+    and gradients are on. Outputs of both are compared in eval mode, where most dropout is off; what
+    draws random numbers all the same draws equal ones in both. Gradients, buffers, the contents of
+    the inputs and random number generators stay what they are.
+
+    A model that communicates with other processes stays contiguous: each of them would run it as
+    often as its own clock says, and wait for the others for ever.
 
     Args:
         together: gets the milliseconds of a step contiguous and channels_last, or None if the model
@@ -162,23 +167,64 @@ def _times_ms(
 
     def compared(inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
         dtype = _least_precise(layouts.weights, device)
-        return [output.to(dtype) for output in _outputs(model, *inputs, tensors)]
+        return [output.to(dtype) for output in _outputs(model, *inputs)]
 
     inputs = (args, kwargs)
     contiguous, channels_last = (layouts.under(f, compared) for f in CANDIDATES)
 
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    def wrong() -> str | None:
         expected, found = contiguous(inputs), channels_last(inputs)
         if not expected:
             raise _Refused("its outputs have no floating-point tensor that could be compared")
-        wrong = difference(expected, found, contiguous, inputs)
-        if wrong is not None:
-            raise _Refused(f"in channels_last {wrong}")
+        return difference(expected, found, contiguous, inputs)
+
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        if is_among_ranks():
+            with watched() as collectives:
+                layouts.under(_CONTIGUOUS, a_step)()
+                contiguous(inputs)
+            if collectives:
+                names = ", ".join(sorted(collectives))
+                raise _Refused(f"it communicates between ranks ({names})")
+        text = wrong()
+        if text is not None:
+            # PyTorch fills a tensor with random numbers in the order of its memory. A compiled
+            # model, which runs as it was written here, would draw others whatever the layout.
+            with _EqualDraws() as draws:
+                other_text = wrong()
+            text = other_text if draws.any else text
+        if text is not None:
+            raise _Refused(f"in channels_last {text}")
         steps = {_name(f): layouts.under(f, a_step) for f in CANDIDATES}
         # The first steps of a model, and of one beside other processes, often wait for the host,
         # which hides how the layouts differ on the GPU.
         times = time_in_turns(steps, (), device.type == "cuda", with_host=False)
     return [times[_name(f)] for f in CANDIDATES]
+
+
+class _EqualDraws(TorchDispatchMode):
+    """Random operators draw the numbers that they draw for contiguous tensors."""
+
+    any = False
+    """Whether there were any."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or "out" in kwargs:
+            return func(*args, **kwargs)
+        self.any = True
+        if func._schema.is_mutable:
+            written = args[0]
+            drawn = written.clone(memory_format=_CONTIGUOUS)
+            func(drawn, *args[1:], **kwargs)
+            return written.copy_(drawn)
+        return func(*tree_map(_contiguous, args), **tree_map(_contiguous, kwargs))
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, Tensor) else value
 
 
 class _Refused(Exception):
@@ -229,14 +275,13 @@ class _Layouts:
         _set(self._before)
 
 
-def _outputs(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
-) -> list[Tensor]:
-    """Copies of the output's floating-point tensors, in eval mode."""
+def _outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Copies of the output's floating-point tensors, in eval mode. Each run begins with the same
+    random numbers, inputs and buffers."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        with torch.no_grad(), generators_kept({t.device.index for t in tensors if t.is_cuda}):
+        with torch.no_grad(), untouched(model, args, kwargs):
             found = tensors_in(model(*args, **kwargs))
             return [t.detach().clone() for t in found if t.is_floating_point()]
     finally:

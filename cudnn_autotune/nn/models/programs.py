@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from cudnn_autotune.core.versions import version
 from cudnn_autotune.nn.fake import conv_memory_format
 from cudnn_autotune.nn.models.backend_options import Options
+from cudnn_autotune.nn.models.communication import communicates
 from cudnn_autotune.nn.models.comparison import Program
+from cudnn_autotune.nn.models.folding import fold, settle
 from cudnn_autotune.nn.models.frozen_weights import (
     FrozenWeights,
     copied,
@@ -26,7 +28,7 @@ from cudnn_autotune.nn.models.frozen_weights import (
 )
 from cudnn_autotune.nn.models.graph_layout import in_layout
 from cudnn_autotune.nn.models.groups import GroupReport, find_groups
-from cudnn_autotune.nn.models.judging import Judge, fuse_judged
+from cudnn_autotune.nn.models.judging import Judge, Measured, fuse_judged, never
 from cudnn_autotune.nn.models.routing import ROUTED
 
 
@@ -43,6 +45,8 @@ class Compiled:
     memory_format: str | None = None
     """``"channels_last"`` or ``"contiguous"``, what its convolutions compute in; None if they have
     no choice, or it is not known."""
+    communicates: bool = False
+    """Whether it communicates with other processes."""
 
 
 def compile_plain(
@@ -80,6 +84,8 @@ def compile_fused(
 ) -> Compiled:
     """Compiles a graph, which stays what it is, with this package's convolutions and fused groups.
 
+    Batch norms are folded: once, if weights become constants, else by the program at each call.
+
     Args:
         judge: decides which groups are fused.
         memory_format: as of ``graph_layout.in_layout``; None leaves the layout to Inductor.
@@ -91,12 +97,13 @@ def compile_fused(
     if memory_format is not None:
         ours = in_layout(ours, memory_format)
         patches["layout_optimization"] = False
-    positions = weights_of(graph, inputs) if options.freezing else []
-    compiler = _FusingCompiler(judge)
+    weights = weights_of(graph, inputs)
+    positions = weights if options.freezing else []
+    compiler = _FusingCompiler(judge, [] if positions else weights, len(inputs))
     run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
     if any(compiler.written[: len(positions)]):
         # A batch norm in training mode, for example.
-        positions, compiler = [], _FusingCompiler(judge)
+        positions, compiler = [], _FusingCompiler(judge, weights, len(inputs))
         run = _with_weights_frozen(ours, inputs, positions, patches, compiler)
     return Compiled(
         run,
@@ -104,6 +111,7 @@ def compile_fused(
         compiler.groups,
         any(compiler.written),
         compiler.memory_format,
+        compiler.communicates,
     )
 
 
@@ -120,14 +128,23 @@ def with_our_convolutions(graph: GraphModule, options: Options) -> GraphModule:
 
 
 class _FusingCompiler:
-    """Inductor's compiler of inference graphs, which fuses groups before."""
+    """Inductor's compiler of inference graphs, which fuses groups before.
 
-    def __init__(self, judge: Judge) -> None:
+    Args:
+        judge: decides which groups are fused.
+        weights: the positions of parameters and buffers among the inputs of the graph of Dynamo.
+        inputs: the number of these inputs.
+    """
+
+    def __init__(self, judge: Judge, weights: Sequence[int], inputs: int) -> None:
         self._judge = judge
+        self._weights = weights
+        self._inputs = inputs
         self.groups: list[GroupReport] = []
         self.written: tuple[bool, ...] = ()
         """Which inputs of the graph, weights that are constants first, the graph writes into."""
         self.memory_format: str | None = None
+        self.communicates = False
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
         from torch._inductor import config
@@ -140,13 +157,25 @@ class _FusingCompiler:
         self.written = tuple(info.mutates_data for info in metadata.input_info)
         channels_last = GraphLowering.decide_layout_opt(graph, is_inference=True)
         self.memory_format = _memory_format(graph, channels_last)
+        self.communicates = communicates(graph)
+        # Each rank would measure for itself, and all have to run the same program.
+        judge = self._judge
+        if self.communicates and isinstance(judge, Measured):
+            judge = never("it is in a graph that communicates between ranks")
+        foldings = fold(graph.graph, self._weights_in(graph))
         groups = find_groups(graph.graph, select_decomp_table())
-        self.groups = fuse_judged(graph, groups, self._judge, channels_last=channels_last)
+        self.groups = fuse_judged(graph, groups, judge, channels_last=channels_last)
+        settle(graph.graph, foldings)
+        graph.graph.lint()
+        graph.recompile()
         with ExitStack() as stack:
             # Another version of this package may lower the operator in another way.
             tag = f"{torch.compiler.config.cache_key_tag} cudnn_autotune {version()}"
             tagged = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
             stack.enter_context(tagged)
+            if hasattr(config, "combo_kernel_allow_mixed_sizes"):
+                # Weights of all sizes are folded by one kernel.
+                stack.enter_context(config.patch(combo_kernel_allow_mixed_sizes=2))
             if any(group.is_fused for group in self.groups):
                 # Inductor would decide again on the layout, by what is left of ATen's convolutions.
                 decision = config.patch(
@@ -154,6 +183,14 @@ class _FusingCompiler:
                 )
                 stack.enter_context(decision)
             return compile_fx_inner(graph, inputs, **arguments)
+
+    def _weights_in(self, graph: GraphModule) -> list[Node]:
+        """The placeholders of an ATen graph for weights; none if it has other inputs than Dynamo's
+        graph, as where a tensor subclass is taken apart."""
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        if len(placeholders) != self._inputs:
+            return []
+        return [placeholders[i] for i in self._weights]
 
 
 def _memory_format(graph: GraphModule, channels_last: bool) -> str | None:
