@@ -67,8 +67,8 @@ def operands(
 
 
 def telling_operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
-    """As :func:`operands`, always of the same data, and scaled so that results are about as large
-    as one: they tell a right output from a wrong one, and none overflows.
+    """Returns the same :func:`operands` each time, scaled so that results are about as large as
+    one: they tell a right output from a wrong one, and none overflows.
 
     Random numbers of the caller's are not drawn.
 
@@ -84,7 +84,7 @@ def telling_operands(problem: ConvProblem, device: torch.device | int | str = "c
 
 
 def terms(problem: ConvProblem) -> int:
-    """How many products are summed to a number of the result, at most."""
+    """Returns how many products are summed to a number of the result, at most."""
     kernels, channels, *taps = problem.weight_shape
     if problem.op == "wgrad":
         return problem.output_shape[0] * math.prod(problem.output_shape[2:])
@@ -119,7 +119,7 @@ def _aligned(like: Tensor, device: torch.device | int | str, alignment: int) -> 
 
 
 def _surrounded(like: Tensor, device: torch.device | int | str, alignment: int) -> Tensor:
-    """As :func:`_aligned`, with a MiB of unused memory on both sides."""
+    """Does as :func:`_aligned`, with a MiB of unused memory on both sides."""
     memory = GuardedMemory(like.nbytes, torch.device(device), alignment % MOST_ALIGNED)
     return memory.as_tensor(like)
 
