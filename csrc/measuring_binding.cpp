@@ -62,6 +62,11 @@ void bind_frontend_find(py::module_& m) {
          int64_t benchmark_limit) {
         if (plans.empty()) return FindResult{};
         const auto engines = engines_of(plans);
+        const auto room = workspace ? static_cast<int64_t>(workspace->nbytes()) : 0;
+        for (const auto& plan : plans) {
+          TORCH_CHECK_VALUE(plan->workspace_bytes() <= room, "workspace: ", plan->text(), " needs ",
+                            plan->workspace_bytes(), " bytes, got ", room);
+        }
         const Operands operands = Operands::from_list(plans[0]->problem(), tensors);
         const c10::cuda::CUDAGuard guard(operands.x.device());
         const std::lock_guard measuring(measuring_mutex(operands.x.device().index()));
@@ -133,10 +138,18 @@ std::vector<uint32_t> page_cycles(const at::Tensor& memory) {
 void bind_checking(py::module_& m) {
   m.def(
       "compare_output",
-      [](const ConvProblem& problem, const Tensors& tensors) {
-        return compare_output(problem, Operands::from_list(problem, tensors));
+      [](const ConvProblem& problem, const Tensors& tensors, uint64_t seed) {
+        return compare_output(problem, Operands::from_list(problem, tensors), seed);
       },
-      py::arg("problem"), py::arg("tensors"), WithoutGilCall());
+      py::arg("problem"), py::arg("tensors"), py::arg("seed"), WithoutGilCall());
+  m.def(
+      "read_comparison",
+      [](const at::Tensor& numbers) {
+        auto found = read_comparison(numbers);
+        return std::tuple(found.norm, found.error, found.local, found.filled,
+                          std::move(found.largest));
+      },
+      py::arg("numbers"));
 }
 
 void bind_pages(py::module_& m) {

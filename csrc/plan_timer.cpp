@@ -154,6 +154,9 @@ size_t PlanTimer::add(std::shared_ptr<Plan> plan) {
 }
 
 void PlanTimer::set_workspace(at::Tensor workspace) {
+  TORCH_CHECK_VALUE(workspace.scalar_type() == at::kByte && workspace.is_contiguous() &&
+                        workspace.device() == operands_[0].x.device(),
+                    "workspace must be a contiguous uint8 tensor on the device of the operands");
   const c10::cuda::CUDAGuard device(operands_[0].x.device());
   // The caller's stream may still run kernels that use this memory.
   c10::cuda::getCurrentCUDAStream().synchronize();
@@ -161,13 +164,15 @@ void PlanTimer::set_workspace(at::Tensor workspace) {
   workspace_ = std::move(workspace);
 }
 
+bool PlanTimer::uses_page(const Plan& plan) const {
+  const int64_t need = plan.workspace_bytes();
+  return need > 0 && need <= kPlaceBytes && !pages_.empty();
+}
+
 void* PlanTimer::workspace_for(Candidate& candidate) const {
-  const int64_t need = candidate.plan->workspace_bytes();
-  if (need > 0 && need <= kPlaceBytes && !pages_.empty()) {
-    return pages_[candidate.next_place++ % pages_.size()].get();
-  }
+  if (uses_page(*candidate.plan)) return pages_[candidate.next_place++ % pages_.size()].get();
   if (!workspace_.defined()) return nullptr;
-  const int64_t spare = workspace_.numel() - need;
+  const int64_t spare = workspace_.numel() - candidate.plan->workspace_bytes();
   const int64_t places = std::clamp(spare / kPlaceBytes + 1, int64_t{1}, kPlaces);
   const int64_t place = candidate.next_place++ % places;
   return static_cast<char*>(workspace_.data_ptr()) + place * kPlaceBytes;
@@ -230,6 +235,13 @@ std::vector<PlanTimer::Sample> PlanTimer::run(const std::vector<Batch>& batches,
                       batches[i].candidate);
     TORCH_CHECK_VALUE(batches[i].calls >= 1, "batches: calls must be 1 or more, got ",
                       batches[i].calls);
+    const Plan& plan = *candidates_[batches[i].candidate].plan;
+    const int64_t room = workspace_.defined() ? workspace_.numel() : 0;
+    TORCH_CHECK_VALUE(uses_page(plan) || plan.workspace_bytes() <= room, "batches: ", plan.text(),
+                      " needs ", plan.workspace_bytes(),
+                      " bytes of workspace, and set_workspace() "
+                      "gave ",
+                      room);
     if (batches[i].as_graph) samples[i].error = failure_of([&] { capture(batches[i]); });
   }
   reserve(batches.size());

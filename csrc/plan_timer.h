@@ -65,16 +65,17 @@ class PlanTimer {
 
   // Adds a candidate, and returns its number for Batch.
   size_t add(std::shared_ptr<Plan> plan);
-  // Sets the memory for the workspaces of all plans. It must hold the largest workspace_bytes() of
-  // the plans that run. A plan uses as many places in turn as fit beside its need, kPlaces at most.
+  // Sets the memory for the workspaces of all plans: bytes, at least the largest workspace_bytes()
+  // of the plans that run. A plan uses as many places in turn as fit beside its need, kPlaces at
+  // most. Throws c10::ValueError for another kind of tensor.
   void set_workspace(at::Tensor workspace);
 
   // Runs the batches in their order, and waits for the last one. The GPU starts when the host has
   // enqueued `lead` of them, so that it never waits for the host. `lead` must be 0 for candidates
   // that have never run, because loading a kernel may wait for the GPU. The first run of a
   // candidate should be one call, so that the loading of its kernel can be measured apart. Throws
-  // c10::Error where CUDA itself fails, and c10::ValueError for a batch that cannot be. Holds
-  // measuring_mutex() until all has run.
+  // c10::Error where CUDA itself fails, and c10::ValueError for a batch that cannot be: of a plan
+  // whose workspace does not fit, for example. Holds measuring_mutex() until all has run.
   std::vector<Sample> run(const std::vector<Batch>& batches, size_t lead);
 
  private:
@@ -85,6 +86,7 @@ class PlanTimer {
   };
   using GraphKey = std::tuple<size_t, int64_t, bool>;
 
+  bool uses_page(const Plan& plan) const;  // as its workspace
   void* workspace_for(Candidate& candidate) const;
   void enqueue(const Batch& batch);
   void capture(const Batch& batch);

@@ -223,13 +223,25 @@ def execute(plan: Plan, *tensors: Tensor, workspace: Tensor | None = None) -> Te
     ``workspace`` has the plan's ``workspace_bytes`` or more; None: it is allocated.
     """
 
-def compare_output(problem: ConvProblem, tensors: Sequence[Tensor]) -> Tensor:
-    """Compares an output, whole, with the convolution's definition at a sample of its places.
+def compare_output(problem: ConvProblem, tensors: Sequence[Tensor], seed: int) -> Tensor:
+    """Compares an output, whole, with the convolution's definition at a sample of its places, which
+    ``seed`` draws.
 
     ``tensors`` are x, w, y, and the bias and the residual that the problem has, on any device, in
-    any layout; the operation's output is one of them. Returns numbers in float64 on their
-    device: the norm of the sampled reference, the norm of its difference from the output, the
-    largest magnitude in the output, and the sum of each operand that is read.
+    any layout; the operation's output is one of them. Returns numbers in float64 on their device
+    (csrc/sampled_reference.h) for :func:`read_comparison`.
+    """
+
+def read_comparison(numbers: Tensor) -> tuple[float, float, float, float, list[float]]:
+    """Reads what :func:`compare_output` returns, on the CPU.
+
+    Returns the norm of the sampled reference; the norm of its difference from the output; the
+    largest ratio of both in one place or channel; the share of the places or channels that the
+    operands reach whose reference is not zero; and the largest magnitude in the output and in each
+    operand that is read, NaN where there is one.
+
+    Raises:
+        ValueError: ``numbers`` are not of :func:`compare_output`.
     """
 
 MOST_UNUSED_CUBINS: int

@@ -1,4 +1,5 @@
-"""Memory between guard bands, which show whether a kernel writes where it must not."""
+"""Memory between guard bands, which show whether a kernel writes where it must not, or between
+unused memory, where it does no harm."""
 
 from __future__ import annotations
 
@@ -35,6 +36,13 @@ class GuardedMemory:
     def is_touched(self) -> Tensor:
         """Returns whether the bands of this memory are touched (:func:`are_touched`)."""
         return are_touched(self)
+
+
+def with_room(size: int, device: torch.device) -> Tensor:
+    """``size`` bytes, with as much unused memory on both sides as a guard band has, unless there
+    are none. Raises OutOfMemoryError."""
+    room = _BAND_BYTES if size > 0 else 0
+    return torch.empty(room + size + room, dtype=torch.uint8, device=device)[room : room + size]
 
 
 def are_touched(*memories: GuardedMemory) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cudnn_autotune.core.background import CORES, spare_threads
 from cudnn_autotune.core.extension import _C
+from cudnn_autotune.core.guard_bands import with_room
 from cudnn_autotune.engines.configs import Candidate, Device, cuda_index, open_search
 from cudnn_autotune.engines.problem import ConvProblem
 from cudnn_autotune.engines.selection import Evidence, Measurement, Selection
@@ -332,8 +333,9 @@ class GpuTimer:
         return size + bytes_of(self._operands) <= total
 
     def _use_workspace(self, size: int) -> None:
-        """Allocates ``size`` bytes, or raises OutOfMemoryError and keeps the old workspace."""
-        workspace = torch.empty(size, dtype=torch.uint8, device=self._device)
+        """Allocates ``size`` bytes, or raises OutOfMemoryError and keeps the old workspace. What a
+        candidate writes beside its workspace hits no tensor of the caller's."""
+        workspace = with_room(size, self._device)
         if self._native is not None:
             self._native.set_workspace(workspace)
         self._workspace = workspace

@@ -25,7 +25,11 @@ WRITTEN = {"fprop": 2, "dgrad": 0, "wgrad": 1}
 """The index of the operand (0: input, 1: weight, 2: output) that an operation writes."""
 
 
-def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
+def operands(
+    problem: ConvProblem,
+    device: torch.device | int | str = "cuda",
+    generator: torch.Generator | None = None,
+) -> Operands:
     """Returns the operands of ``problem`` with normal random data, in its layout and dtype: input,
     weight, output, and the bias and the residual of a fused problem that has them. Each lies at an
     address that has the problem's alignment for it, and no larger one; the one that the operation
@@ -33,8 +37,12 @@ def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") ->
 
     The data are not zeros, because zeros draw less power, so that engines run faster on them.
 
+    Args:
+        generator: draws the data; None stands for PyTorch's own generator of the device.
+
     Raises:
         ValueError: an alignment is less than one element.
+        OutOfMemoryError: there is no memory for them.
     """
     shapes = [problem.input_shape, problem.weight_shape, problem.output_shape]
     alignments = list(problem.alignment)
@@ -48,12 +56,39 @@ def operands(problem: ConvProblem, device: torch.device | int | str = "cuda") ->
             f"got {problem.alignment}"
         )
     found = []
-    for shape, alignment in zip(shapes, alignments, strict=True):
-        tensor = torch.randn(shape, device=device).to(problem.dtype)
-        if len(shape) > 1:  # a bias has no memory format
-            tensor = tensor.contiguous(memory_format=problem.memory_format)
-        found.append(_aligned(tensor, alignment))
-    return surrounded(problem, found)
+    for place, (shape, alignment) in enumerate(zip(shapes, alignments, strict=True)):
+        # A bias has no memory format.
+        layout = problem.memory_format if len(shape) > 1 else torch.contiguous_format
+        like = torch.empty(shape, dtype=problem.dtype, device="meta", memory_format=layout)
+        is_written = place == WRITTEN[problem.op]
+        new = _surrounded if is_written else _aligned
+        found.append(new(like, device, alignment).normal_(generator=generator))
+    return tuple(found)
+
+
+def telling_operands(problem: ConvProblem, device: torch.device | int | str = "cuda") -> Operands:
+    """Returns the same :func:`operands` each time, scaled so that results are about as large as
+    one: they tell a right output from a wrong one, and none overflows.
+
+    Random numbers of the caller's are not drawn.
+
+    Raises:
+        OutOfMemoryError: there is no memory for them.
+    """
+    data = operands(problem, device, torch.Generator(torch.device(device)).manual_seed(0))
+    share = terms(problem) ** -0.25
+    for place, tensor in enumerate(data[:3]):
+        if place != WRITTEN[problem.op]:
+            tensor.mul_(share)
+    return data
+
+
+def terms(problem: ConvProblem) -> int:
+    """Returns how many products are summed to a number of the result, at most."""
+    kernels, channels, *taps = problem.weight_shape
+    if problem.op == "wgrad":
+        return problem.output_shape[0] * math.prod(problem.output_shape[2:])
+    return (channels if problem.op == "fprop" else kernels // problem.groups) * math.prod(taps)
 
 
 def surrounded(problem: ConvProblem, data: Sequence[Tensor]) -> Operands:
@@ -75,14 +110,18 @@ def added_shapes(problem: ConvProblem) -> list[tuple[int, ...]]:
     return [*bias, *([problem.output_shape] if problem.residual else [])]
 
 
-def _aligned(tensor: Tensor, alignment: int) -> Tensor:
-    """Returns ``tensor``, which is new and lies at a multiple of 32 bytes, or a copy of it that is
-    aligned to ``alignment`` bytes only."""
-    if alignment == MOST_ALIGNED:
-        return tensor
-    ahead = alignment // tensor.element_size()
-    room = tensor.new_empty(ahead + tensor.numel())
-    return room.as_strided(tensor.shape, tensor.stride(), ahead).copy_(tensor)
+def _aligned(like: Tensor, device: torch.device | int | str, alignment: int) -> Tensor:
+    """New memory for a tensor of another one's form, which is aligned to ``alignment`` bytes, or to
+    32 or more if that is ``MOST_ALIGNED``."""
+    ahead = alignment % MOST_ALIGNED // like.element_size()
+    room = torch.empty(ahead + like.numel(), dtype=like.dtype, device=device)
+    return room.as_strided(like.shape, like.stride(), ahead)
+
+
+def _surrounded(like: Tensor, device: torch.device | int | str, alignment: int) -> Tensor:
+    """Does as :func:`_aligned`, with a MiB of unused memory on both sides."""
+    memory = GuardedMemory(like.nbytes, torch.device(device), alignment % MOST_ALIGNED)
+    return memory.as_tensor(like)
 
 
 def added_operands(

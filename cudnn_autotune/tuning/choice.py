@@ -90,7 +90,7 @@ class Choice:
     @property
     def relative_error(self) -> float | None:
         """Error of the output relative to a reference (``tuning.checking``); None if no output was
-        checked, or if the operands or the free memory did not allow a check."""
+        checked, or if the free memory did not allow a check that tells right from wrong."""
         return self.decision.relative_error
 
     @property

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -35,7 +35,7 @@ from cudnn_autotune.sampling.strategy import Limits, Strategy
 from cudnn_autotune.store import Decision
 from cudnn_autotune.timers.gpu_timer import GpuTimer
 from cudnn_autotune.timers.lacking import NOTHING, Lacking, is_passing
-from cudnn_autotune.timers.measuring import surrounded
+from cudnn_autotune.timers.measuring import surrounded, telling_operands
 from cudnn_autotune.tuning import (
     choice_log,
     compiling_ahead,
@@ -47,6 +47,7 @@ from cudnn_autotune.tuning import (
     remembering,
     settings,
 )
+from cudnn_autotune.tuning.checking import is_telling
 from cudnn_autotune.tuning.choice import Choice, for_want_of, untimed, with_selection
 from cudnn_autotune.tuning.online_calls import OnlineCommitter, OnlinePreparation
 from cudnn_autotune.tuning.online_tuner import TUNER, Prepared, Trial
@@ -302,11 +303,17 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
         return _served(miss, None, Lacking(not_built=int(is_passing(str(error)))))
     compiling_ahead.start_backward(problem, miss.device, strategy.name, miss.limit)
     begun = compiling_ahead.take(problem, miss.device)
-    refused = refusal(problem, miss.tensors)
-    tensors = miss.tensors
-    with suppress(torch.OutOfMemoryError):
-        tensors = surrounded(problem, tensors)
-    timer = GpuTimer(problem, search, tensors, refusal=refused, begun=begun)
+    tensors, is_short = miss.tensors, False
+    is_timed = not isinstance(strategy, Online) and strategy.name not in _UNTIMED
+    if is_timed:
+        try:
+            tensors = _to_measure_on(problem, tensors)
+        except torch.OutOfMemoryError as error:
+            _log.warning("%s: nothing is timed, for want of memory: %s", problem.text, str(error))
+            strategy, is_short = sampling.get("heuristic"), True
+    timer = GpuTimer(problem, search, tensors, refusal=refusal(problem, tensors), begun=begun)
+    if is_short:
+        timer.lacks_memory()
     try:
         nearby = remembering.similar(problem, miss.device)
         candidates = QueriedCandidates(search, problem, miss.tensors, miss.limit, nearby)
@@ -327,7 +334,21 @@ def _search(miss: _Miss, strategy: Strategy) -> Served:
         raise
     finally:
         timer.close()  # from here on the check and the plans allocate their own workspace
-    return _concluded(miss, selection, timer)
+    return _concluded(replace(miss, tensors=tensors), selection, timer)
+
+
+def _to_measure_on(problem: ConvProblem, tensors: Tensors) -> Tensors:
+    """The caller's operands, or random ones if those do not tell a right output from a wrong one:
+    they would not tell a fast engine from a slow one either, since zeros draw less power. The
+    result is another tensor, between unused memory.
+
+    Raises:
+        OutOfMemoryError: there is no memory for them. What is timed may not write to the caller's
+            result, beside which other tensors lie.
+    """
+    if is_telling(problem, tensors):
+        return surrounded(problem, tensors)
+    return telling_operands(problem, tensors[0].device)
 
 
 def _concluded(miss: _Miss, selection: Selection | None, timer: GpuTimer) -> Served:

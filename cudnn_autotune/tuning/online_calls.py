@@ -133,7 +133,7 @@ class OnlinePreparation:
         if self._search is None:
             self._list(tensors)
             return None
-        joins = self._concluded()
+        joins = self._concluded(tensors)
         if len(self._checking) < _MOST_CHECKED_AT_ONCE:
             self._check_next(tensors)
         return joins
@@ -168,18 +168,27 @@ class OnlinePreparation:
         elif is_passing(str(failure)):
             self._prepared.lacking = lacks.and_build()
 
-    def _concluded(self) -> tuple[Candidate, _C.Plan] | None:
+    def _concluded(self, tensors: Tensors) -> tuple[Candidate, _C.Plan] | None:
         """Returns the candidate whose check is over next, and its plan, if it is right and is to
-        join."""
+        join. Where the call's tensors did not tell, it is checked once more, on random ones."""
         if not self._checking or not self._checking[0][2].is_ready:
             return None
         candidate, plan, verdict = self._checking.popleft()
-        is_right = self._prepared.checks.conclude(self._problem, candidate.text, verdict)
-        if candidate is not self._first:
-            return (candidate, plan) if is_right else None
-        if not is_right:
-            self._prepared.first_fails = "wrong"
-        return None
+        text, checks = candidate.text, self._prepared.checks
+        if verdict.needs_others:
+            try:
+                again = output_check.begin_anew(self._problem, text, plan, tensors)
+            except torch.OutOfMemoryError as failure:
+                self._note(failure, tensors)
+            else:
+                self._checking.appendleft((candidate, plan, again))
+                return None
+        is_wrong = not checks.conclude(self._problem, text, verdict)
+        if candidate is self._first:
+            if is_wrong:
+                self._prepared.first_fails = "wrong"
+            return None
+        return None if is_wrong or checks.errors[text] is None else (candidate, plan)
 
     def _list(self, tensors: Tensors) -> None:
         others = [c for c in self._offered(tensors) if c.text != self._first.text]

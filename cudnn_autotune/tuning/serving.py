@@ -68,6 +68,9 @@ def serve(
     has found it right before (``store.checked_outputs``). It is provisional if the output cannot be
     compared.
 
+    Where the output can be compared neither on ``tensors`` nor, for want of memory, on random ones,
+    the choice serves, and its relative error is None.
+
     A pinned engine serves even where its output is wrong, with a warning. An engine of a neighbour
     that cannot serve is not counted, since nothing was remembered of this problem.
 
@@ -170,10 +173,10 @@ def during_capture(
     call outside a capture is served by :func:`serve`, which checks the output.
 
     Returns:
-        The plan of a pin, or of a known choice whose output was right where it was tuned and that
-        :func:`built` admits, unless it is of a user's implementation: that may be run in another
-        process first, and what it compiles when it first runs may break the capture. None: the
-        heuristics serve.
+        The plan of a pin, or of a known choice whose output a process of this user has found right
+        (``store.checked_outputs``) and that :func:`built` admits, unless it is of a user's
+        implementation: that may be run in another process first, and what it compiles when it first
+        runs may break the capture. None: the heuristics serve.
     """
     limit = None if workspace_limit < 0 else workspace_limit
     problem = ConvProblem.from_native(native)
@@ -181,7 +184,7 @@ def during_capture(
     if known is None:
         return None
     is_pinned = known.origin == "pinned"
-    error = known.relative_error
+    error = checked_outputs.error_of(problem.text, known.text, device)
     if not is_pinned and (error is None or error > tolerance(problem) or is_users(known.text)):
         return None
     try:
@@ -191,8 +194,7 @@ def during_capture(
         _log.warning("%s: %s is not captured: %s", problem.text, named, why)
         return None
     if not is_pinned:
-        message = "%s: %s is captured as remembered; its output is checked at the next call outside"
-        _log.info(message, problem.text, known.text)
+        _log.info("%s: %s is captured as remembered", problem.text, known.text)
     return plan
 
 

@@ -20,7 +20,7 @@ from cudnn_autotune.engines.unlisted import MATMUL
 from cudnn_autotune.store import Decision, checked_outputs, kept_plans
 from cudnn_autotune.store.checked_outputs import CheckedOutputs
 from cudnn_autotune.timers.measuring import operands
-from cudnn_autotune.tuning import remembering, serving
+from cudnn_autotune.tuning import output_check, remembering, serving
 from cudnn_autotune.tuning.choice import Choice
 
 pytestmark = pytest.mark.search
@@ -109,10 +109,29 @@ def test_what_is_not_right_by_todays_tolerance_is_checked_again() -> None:
     assert is_checked()
 
 
-def test_what_could_not_be_checked_is_checked_again() -> None:
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_operands_that_tell_nothing_record_what_random_ones_do(value: float) -> None:
     x, w, y = operands(POINTWISE, "cpu")
-    x[0, 0, 0, 0] = float("nan")
-    found = serving.serve(choice(), POINTWISE.native(), -1, (x, w, y))
+    found = serving.serve(choice(), POINTWISE.native(), -1, (x.fill_(value), w, y))
+    assert found is not None
+    error = found.choice.relative_error
+    assert error is not None
+    assert error > 0
+    remembering.commit(found.choice)
+    assert not is_checked()
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_what_could_not_be_checked_is_checked_again(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> object:
+        raise torch.OutOfMemoryError("no memory")
+
+    x, w, y = operands(POINTWISE, "cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(output_check, "telling_operands", refuse)
+        found = serving.serve(choice(), POINTWISE.native(), -1, (x.fill_(value), w, y))
     assert found is not None
     assert found.choice.relative_error is None
     remembering.commit(found.choice)

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -189,8 +190,8 @@ def test_the_whole_output_is_looked_at_where_it_lies(
         written.copy_(right)
         written[index, index, index, index] = math.nan
         with Copies():
-            found = ca._C.compare_output(problem.native(), list(tensors))
-        assert error_in(found.tolist()) == math.inf
+            found = ca._C.compare_output(problem.native(), list(tensors), 0)
+        assert error_in(problem, found) == math.inf
     assert written.data_ptr() not in copied
 
 
@@ -428,28 +429,6 @@ def test_one_operand_that_is_not_finite_allows_no_check_wherever_it_is(op: str) 
     assert list(map(error, places)) == [None] * len(places)
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_an_overflow_of_the_outputs_type_is_the_callers(op: str) -> None:
-    problem = ca.ConvProblem(op, (2, 8, 6, 6), (8, 8, 3, 3), padding=1, dtype=torch.float16)
-    tensors, written, right = tensors_of(problem)
-    infinite = right.double().mul(1e9).half()
-    assert bool(infinite.isinf().any())
-    for tensor in tensors:
-        if tensor is not written:
-            tensor.fill_(1000)
-    assert relative_error(problem, lambda: written.copy_(infinite), *tensors) is None
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_zero_operands_need_a_zero_output(op: str) -> None:
-    problem = ca.ConvProblem(op, (1, 4, 6, 6), (4, 4, 3, 3), padding=1)
-    tensors, written, _ = tensors_of(problem)
-    for tensor in tensors:
-        tensor.zero_()
-    assert relative_error(problem, lambda: written.zero_(), *tensors) == 0
-    assert relative_error(problem, lambda: written.fill_(1e-3), *tensors) == math.inf
-
-
 def test_want_of_memory_allows_no_check() -> None:
     problem = ca.ConvProblem("fprop", (1, 4, 6, 6), (4, 4, 3, 3))
     tensors, _, _ = tensors_of(problem)
@@ -498,12 +477,13 @@ def test_without_cublas_too(name: str, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_operands_are_left_alone_and_the_sample_is_fixed(op: str) -> None:
+def test_operands_are_left_alone_and_a_seed_fixes_the_sample(op: str) -> None:
     problem = ca.ConvProblem(op, (4, 40, 24, 24), (48, 40, 3, 3), padding=1, dtype=torch.float16)
     tensors, written, right = tensors_of(problem)
     copies = [t.clone() for t in tensors]
     before = torch.get_rng_state()
-    errors = {relative_error(problem, lambda: written.copy_(right), *tensors) for _ in range(2)}
+    run = partial(written.copy_, right)
+    errors = {relative_error(problem, run, *tensors, seed=5) for _ in range(2)}
     assert len(errors) == 1
     assert torch.equal(torch.get_rng_state(), before)
     for now, then in zip(tensors, copies, strict=True):
@@ -526,10 +506,11 @@ def test_a_default_type_that_is_narrow_does_no_harm(dtype: torch.dtype, kernels:
 def test_a_default_device_and_inference_mode_do_no_harm(op: str) -> None:
     problem = ca.ConvProblem(op, (2, 4, 6, 6), (6, 4, 3, 3))
     tensors, written, right = tensors_of(problem)
+    run = partial(written.copy_, right)
     with torch.device("meta"):
-        error = relative_error(problem, lambda: written.copy_(right), *tensors)
+        error = relative_error(problem, run, *tensors, seed=5)
     with torch.inference_mode():
-        assert relative_error(problem, lambda: written.copy_(right), *tensors) == error
+        assert relative_error(problem, run, *tensors, seed=5) == error
     assert error == pytest.approx(0.0, abs=ROUNDING[torch.float32])
 
 
@@ -542,7 +523,7 @@ from cudnn_autotune.tuning.checking import relative_error
 for op in ("fprop", "dgrad", "wgrad"):
     for dtype in (torch.float16, torch.float32):
         problem = ca.ConvProblem(op, (2, 4, 6, 6), (6, 4, 3, 3), dtype=dtype)
-        tensors = [torch.zeros(shape, dtype=dtype) for shape in ((2, 4, 6, 6), (6, 4, 3, 3),
+        tensors = [torch.ones(shape, dtype=dtype) for shape in ((2, 4, 6, 6), (6, 4, 3, 3),
                                                                  (2, 6, 4, 4))]
         written = tensors["fprop dgrad wgrad".split().index(op) - 1]
         print(relative_error(problem, lambda: written.zero_(), *tensors))
@@ -559,7 +540,7 @@ def test_however_tf32_is_switched_on(scope: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["0.0"] * 6
+    assert done.stdout.split() == ["1.0"] * 6
 
 
 def test_tolerances() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -14,15 +15,18 @@ from torch import Tensor
 import cudnn_autotune as ca
 from cudnn_autotune import _C
 from cudnn_autotune.timers.measuring import operands
+from cudnn_autotune.tuning import miss, output_check
+from cudnn_autotune.tuning.checking import is_telling, relative_error
 from cudnn_autotune.tuning.output_check import OutputChecks, begin, refusal
 
 pytestmark = pytest.mark.search
 
 PROBLEM = ca.ConvProblem("fprop", (2, 3, 5, 6), (4, 3, 3, 3), padding=1)
 RIGHT_ON_PAPER = ["right", "prints", "uses_workspace"]
+# Patterns
 FAULTS = {
-    "wrong": "it is wrong (relative error 2)",
-    "half": "it is wrong (relative error inf)",
+    "wrong": r"it is wrong \(relative error 2; seed \d+\)",
+    "half": r"it is wrong \(relative error inf; seed \d+\)",
     "behind": "it writes outside of its result or its workspace",
     "before": "it writes outside of its result or its workspace",
     "workspace": "it writes outside of its result or its workspace",
@@ -55,14 +59,14 @@ def test_what_is_right_may_run(settings: str) -> None:
 @pytest.mark.parametrize("settings", FAULTS)
 def test_what_is_not_says_why(settings: str, caplog: pytest.LogCaptureFixture) -> None:
     one, tensors = plan(settings), data()
-    assert refusal(PROBLEM, tensors)(one.text, one) == FAULTS[settings]
+    assert re.fullmatch(FAULTS[settings], refusal(PROBLEM, tensors)(one.text, one))
     checks = OutputChecks()
     with caplog.at_level(logging.WARNING):
         assert not checks.is_right(PROBLEM, one.text, one, tensors)
     ((text, error),) = checks.rejected
     assert text == one.text
     assert error > 1
-    assert FAULTS[settings].removeprefix("it ") in caplog.text
+    assert re.search(FAULTS[settings].removeprefix("it "), caplog.text)
 
 
 def test_the_callers_result_is_not_written_to() -> None:
@@ -74,14 +78,124 @@ def test_the_callers_result_is_not_written_to() -> None:
         assert torch.equal(tensors[2], before)
 
 
-def test_operands_that_are_not_finite_do_not_condemn_it() -> None:
-    """As the first gradients of mixed precision may be; but that it writes outside is seen."""
+# Operands that do not tell right from wrong
+
+
+def spoilt(name: str) -> tuple[Tensor, ...]:
+    """As in a first training step: infinite by a loss scale that is too large, or zero."""
     x, w, y = data()
-    x[0, 0, 0, 0] = torch.inf
-    right, outside = plan("right"), plan("behind")
-    why = refusal(PROBLEM, (x, w, y))
+    if name == "infinite":
+        x[0, 0, 0, 0] = torch.inf
+    elif name == "nan":
+        w[0, 0, 0, 0] = torch.nan
+    elif name == "zero":
+        w.zero_()
+    elif name == "nearly zero":
+        x.view(-1)[1:] = 0
+    return x, w, y
+
+
+@pytest.mark.parametrize("name", ["infinite", "nan", "zero", "nearly zero"])
+def test_on_operands_that_tell_nothing_random_ones_decide(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors, checks = spoilt(name), OutputChecks()
+    before = [tensor.clone() for tensor in tensors]
+    why = refusal(PROBLEM, tensors)
+    right = plan("right")
     assert why(right.text, right) == ""
-    assert why(outside.text, outside) == FAULTS["behind"]
+    assert checks.is_right(PROBLEM, right.text, right, tensors)
+    error = checks.errors[right.text]
+    assert error is not None
+    assert 0 < error < 1e-4
+    for settings in ("wrong", "half", "behind", "workspace"):
+        one = plan(settings)
+        assert not checks.is_right(PROBLEM, one.text, one, tensors), settings
+        assert why(one.text, one)
+    # Of a few numbers that are not zero a wrong sign shows.
+    assert ("random operands, seed" in caplog.text) is (name != "nearly zero")
+    assert [text for text, _ in checks.rejected] == [
+        f"mine@1:{settings}" for settings in ("wrong", "half", "behind", "workspace")
+    ]
+    assert all(
+        torch.equal(now, then) or name == "nan" for now, then in zip(tensors, before, strict=True)
+    )
+
+
+def test_an_engine_that_writes_zeros_is_wrong_where_zeros_are_right() -> None:
+    plan = plan_of("eng3", PROBLEM, lambda x, w, y, *_: y.zero_())
+    checks = OutputChecks()
+    assert not checks.is_right(PROBLEM, "eng3", plan, spoilt("zero"))
+    assert checks.errors["eng3"] == pytest.approx(1)
+
+
+def test_an_output_that_overflows_is_compared_on_random_operands() -> None:
+    problem = ca.ConvProblem("fprop", (2, 3, 5, 6), (4, 3, 3, 3), padding=1, dtype=torch.float16)
+    right = _C.build_plan(problem.native(), "aten", 0)
+    x, w, y = operands(problem, "cpu")
+    tensors = (x * 1000, w * 1000, y)
+    checks = OutputChecks()
+    assert checks.is_right(problem, "aten", right, tensors)
+    assert checks.errors["aten"] is not None
+    infinite = plan_of("eng3", problem, lambda x, w, y, *_: y.fill_(torch.inf))
+    assert not checks.is_right(problem, "eng3", infinite, tensors)
+
+
+def test_without_memory_for_random_operands_it_is_neither_right_nor_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output_check, "telling_operands", refuse)
+    one, checks = plan("right"), OutputChecks()
+    assert checks.is_right(PROBLEM, one.text, one, spoilt("zero"))
+    assert checks.errors == {one.text: None}
+    with pytest.raises(torch.OutOfMemoryError):
+        refusal(PROBLEM, spoilt("zero"))(one.text, one)
+    # What the caller's tensors tell is believed.
+    wrong = plan("wrong")
+    assert not checks.is_right(PROBLEM, wrong.text, wrong, data())
+
+
+def test_the_seed_that_is_logged_shows_the_fault_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the output is wrong at one place of many."""
+    problem = ca.ConvProblem("fprop", (2, 3, 40, 40), (4, 3, 3, 3), padding=1)
+    right = _C.build_plan(problem.native(), "aten", 0)
+
+    def run(x: Tensor, w: Tensor, y: Tensor, *_: Tensor) -> None:
+        y.copy_(_C.execute(right, x, w, y))
+        y[:, :, 10:15, 10:20] = 3
+
+    engine, tensors, checks = (
+        plan_of("eng3", problem, run),
+        operands(problem, "cpu"),
+        OutputChecks(),
+    )
+    with caplog.at_level(logging.WARNING):
+        found = [checks.is_right(problem, "eng3", engine, tensors) for _ in range(8)]
+    assert not all(found)
+    for (_, error), seed in zip(
+        checks.rejected, re.findall(r"seed (\d+)", caplog.text), strict=True
+    ):
+        again = relative_error(problem, lambda: run(*tensors), *tensors, seed=int(seed))
+        assert again == error
+
+
+@pytest.mark.parametrize("name", ["zero", "nearly zero", "infinite", "nan", "right"])
+def test_a_search_measures_on_what_tells(name: str) -> None:
+    """Zeros draw less power, and another engine may win on them."""
+    tensors = spoilt(name)
+    before = [tensor.clone() for tensor in tensors]
+    x, w, y = miss._to_measure_on(PROBLEM, tensors)
+    assert [x is tensors[0], w is tensors[1]] == [name == "right"] * 2
+    assert y.data_ptr() != tensors[2].data_ptr()
+    assert is_telling(PROBLEM, (x, w, y))
+    assert y.untyped_storage().nbytes() > y.nbytes + (2 << 20)
+    assert all(
+        torch.equal(now.nan_to_num(), then.nan_to_num())
+        for now, then in zip(tensors, before, strict=True)
+    )
+
+
+# Want of memory
 
 
 def test_without_memory_for_a_check_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +236,7 @@ def test_an_engine_that_writes_outside_is_rejected(
     assert torch.equal(tensors[2], before)
 
 
-def test_without_memory_for_bands_an_engine_is_checked_on_the_callers_result(
+def test_without_memory_for_bands_pytorchs_own_path_is_checked_on_the_callers_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan, tensors = _C.build_plan(PROBLEM.native(), "aten", 0), data()
@@ -134,6 +248,22 @@ def test_without_memory_for_bands_an_engine_is_checked_on_the_callers_result(
         assert checks.is_right(PROBLEM, "aten", plan, tensors)
     assert checks.errors["aten"] is not None
     assert torch.equal(tensors[2], expected)
+
+
+def test_an_engine_without_bands_may_be_wrong_and_is_not_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where else it writes would not be seen."""
+    right = _C.build_plan(PROBLEM.native(), "aten", 0)
+
+    def run(x: Tensor, w: Tensor, y: Tensor, *_: Tensor) -> None:
+        y.copy_(_C.execute(right, x, w, y)).mul_(factor)
+
+    engine, tensors, checks = plan_of("eng3", PROBLEM, run), data(), OutputChecks()
+    monkeypatch.setattr(torch, "full", refuse)
+    for factor in (1.0, 2.0):
+        assert checks.is_right(PROBLEM, "eng3", engine, tensors) is (factor == 1)
+        assert checks.errors["eng3"] == (None if factor == 1 else pytest.approx(1))
 
 
 @pytest.mark.parametrize("op", ["dgrad", "wgrad"])

@@ -22,7 +22,7 @@ from subprocesses import PACKAGE_PARENT, python
 from user_implementations import Fixed, registered
 
 import cudnn_autotune as ca
-from cudnn_autotune.core.guard_bands import GuardedMemory
+from cudnn_autotune.core.guard_bands import GuardedMemory, with_room
 from cudnn_autotune.engines import registry
 from cudnn_autotune.engines.registry import ImplementationError
 from cudnn_autotune.engines.user_implementation import UserImplementation
@@ -777,6 +777,15 @@ def test_a_single_byte_outside_is_seen(place: int) -> None:
     offset = guarded.memory.storage_offset() + place
     torch.as_strided(guarded.memory, (1,), (1,), offset).fill_(0)
     assert guarded.is_touched()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 3 << 20])
+def test_memory_with_room_is_in_the_middle(size: int) -> None:
+    memory = with_room(size, torch.device("cpu"))
+    assert (memory.numel(), memory.dtype) == (size, torch.uint8)
+    room = 1 << 20 if size else 0
+    assert memory.storage_offset() == room
+    assert memory.untyped_storage().nbytes() == size + 2 * room
 
 
 def test_a_tensor_keeps_its_layout_and_its_alignment() -> None:

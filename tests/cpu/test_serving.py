@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from cudnn_autotune.engines.configs import ATEN, open_search
 from cudnn_autotune.engines.queried import QueriedCandidates
 from cudnn_autotune.engines.selection import Measurement, Selection
 from cudnn_autotune.engines.unlisted import MATMUL
-from cudnn_autotune.store import Decision
+from cudnn_autotune.store import Decision, checked_outputs, kept_plans
 from cudnn_autotune.timers.measuring import operands
 from cudnn_autotune.tuning import remembering, serving
 from cudnn_autotune.tuning.checking import tolerance
@@ -268,14 +267,27 @@ def captured(problem: ca.ConvProblem, limit: int = -1) -> str | None:
     return None if way is None else way.text
 
 
-def test_during_a_capture_serves_what_was_right_where_it_was_tuned(
-    store: ca.Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def found_right(problem: ca.ConvProblem, text: str, error: float = 1e-3) -> None:
+    """From now on a process of this user has found that output right."""
+    checked_outputs.remember(problem.text, text, 0, error)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Outputs are remembered as checked on some GPU."""
+    here = {**ca.environment(), "gpu": "NVIDIA H200", "multiprocessors": 132, "driver": "580.82"}
+    monkeypatch.setattr(kept_plans.versions, "environment", lambda device=None: here)
+    checked_outputs._file_at.cache_clear()
+    yield
+    checked_outputs._file_at.cache_clear()
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_during_a_capture_serves_what_was_found_right_here(store: ca.Store) -> None:
     assert captured(POINTWISE) is None
-    store.add([remembered(POINTWISE, MATMUL, error=1e-3)])
-    with caplog.at_level(logging.INFO):
-        assert captured(POINTWISE) == "matmul"
-    assert "its output is checked at the next call outside" in caplog.text
+    store.add([remembered(POINTWISE, MATMUL)])
+    found_right(POINTWISE, "matmul")
+    assert captured(POINTWISE) == "matmul"
     # Re-ranked: PyTorch's path takes its place, and nobody has checked that yet.
     deterministic = replace_deterministic(POINTWISE)
     assert found(deterministic) is not None
@@ -293,19 +305,30 @@ def replace_deterministic(problem: ca.ConvProblem) -> ca.ConvProblem:
     )
 
 
-@pytest.mark.parametrize("error", [None, 0.7])
-def test_during_a_capture_nothing_serves_that_was_not_right(
-    store: ca.Store, error: float | None
-) -> None:
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("error", [None, 0.0, 1e-4, 0.7])
+def test_during_a_capture_a_store_is_not_believed(store: ca.Store, error: float | None) -> None:
+    """A captured graph is replayed as it is: nobody would check it later."""
     store.add([remembered(POINTWISE, MATMUL, error=error)])
+    assert found(POINTWISE) is not None
+    assert captured(POINTWISE) is None
+    found_right(POINTWISE, "matmul", 0.7)  # by another version's tolerance
+    assert captured(POINTWISE) is None
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_during_a_capture_other_ranks_are_not_believed() -> None:
+    remembering.install([remembered(POINTWISE, MATMUL)], 0)
     assert found(POINTWISE) is not None
     assert captured(POINTWISE) is None
 
 
+@pytest.mark.usefixtures("on_a_gpu")
 def test_during_a_capture_the_plan_is_verified(
     store: ca.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.add([remembered(PADDED, MATMUL)])
+    found_right(PADDED, "matmul")
     assert captured(PADDED) is None
     assert "matmul is not captured: no matrix product computes" in caplog.text
 

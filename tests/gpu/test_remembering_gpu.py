@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import cudnn_autotune as ca
 from cudnn_autotune.engines.configs import Candidate
 from cudnn_autotune.sampling import Candidates, Limits, Measurement, Selection, Timer
-from cudnn_autotune.store import Decision, Store
+from cudnn_autotune.store import Decision, Store, checked_outputs
 from cudnn_autotune.timers.measuring import WRITTEN
 from cudnn_autotune.tuning import output_check, remembering, serving, tune_problem
 
@@ -75,6 +75,7 @@ def test_a_capture_takes_what_is_remembered(tmp_path: Path, is_compiled: bool) -
     Store(tmp_path / "turned").add([dataclasses.replace(decision, selection=selection)])
     ca.set_store(tmp_path / "turned")
     ca.forget()
+    found_right(decision, slowest.candidate.text, x.device.index)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU]) as result, torch.cuda.graph(graph):
@@ -189,6 +190,11 @@ def spoilt(folder: Path, decision: Decision, **changes: Any) -> None:
     ca.forget()
 
 
+def found_right(decision: Decision, text: str, device: int) -> None:
+    """From now on a process of this user has found that output right."""
+    checked_outputs.remember(decision.problem.text, text, device, 1e-4)
+
+
 def assert_is_tuned_again(
     x: torch.Tensor, w: torch.Tensor, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -292,6 +298,7 @@ def test_a_capture_verifies_what_the_store_says(
     call(x, w)
     (decision,) = ca.get_store()
     spoilt(folder, decision, engine=None, text=text, workspace_bytes=0, numerical_notes=())
+    found_right(decision, text, x.device.index)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with caplog.at_level(logging.WARNING), torch.cuda.graph(graph):
@@ -304,7 +311,25 @@ def test_a_capture_verifies_what_the_store_says(
     assert only().origin == "tuned"
 
 
-def test_what_was_captured_unchecked_is_checked_at_the_next_call_outside() -> None:
+def test_a_capture_does_not_believe_a_store(folder: Path) -> None:
+    """It takes what PyTorch would run; the next call outside checks what the store says."""
+    x, w = operands()
+    call(x, w)
+    (decision,) = ca.get_store()
+    spoilt(folder, decision)  # another folder, in which nothing was found right
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = call(x, w)
+    assert ca.choices() == []
+    graph.replay()
+    assert_close(y, F.conv2d(x.double(), w.double(), padding=1), ALLOWED)
+    call(x, w)
+    assert only().origin == "store"
+    assert only().relative_error is not None
+
+
+def test_what_was_captured_is_found_at_the_next_call_outside() -> None:
     x, w = operands()
     call(x, w)
     ca.forget()
