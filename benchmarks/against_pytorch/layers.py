@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 KINDS = ("1-d", "3-d", "transposed", "grouped")
@@ -11,8 +12,10 @@ OPS = ("forward", "dgrad", "wgrad")
 DTYPES = ("float16", "bfloat16", "float32")
 # Multiplications and additions of a call, and bytes of its three tensors.
 _FLOPS = (2e7, 6e10)
+_DRY_FLOPS = (0.0, 2e6)
 _MOST_BYTES = 6e8
 _CHANNELS = (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024)
+_DRY_CHANNELS = (4, 8)
 
 
 @dataclass(frozen=True)
@@ -95,23 +98,28 @@ FOUND = Layer(
 )
 
 
-def draw(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> list[Layer]:
-    """``count`` layers, the kinds in turns; the first is the one that was found."""
+def draw(count: int, seed: int, kinds: Sequence[str] = KINDS, is_dry: bool = False) -> list[Layer]:
+    """``count`` layers, the kinds in turns; the first is the one that was found.
+
+    Args:
+        is_dry: tiny layers, for a CPU.
+    """
     source = random.Random(seed)
-    found = [FOUND] if count > 0 and "3-d" in kinds else []
+    least, most = _DRY_FLOPS if is_dry else _FLOPS
+    found = [FOUND] if count > 0 and "3-d" in kinds and not is_dry else []
     while len(found) < count:
-        layer = _draw(source, kinds[len(found) % len(kinds)])
-        if _FLOPS[0] <= layer.flops <= _FLOPS[1] and layer.bytes <= _MOST_BYTES:
+        layer = _draw(source, kinds[len(found) % len(kinds)], is_dry)
+        if least <= layer.flops <= most and layer.bytes <= _MOST_BYTES:
             found.append(layer)
     return found
 
 
-def _draw(source: random.Random, kind: str) -> Layer:
+def _draw(source: random.Random, kind: str, is_dry: bool) -> Layer:
     dims = {"1-d": 1, "3-d": 3, "grouped": 2}.get(kind) or source.choice((1, 2, 2, 3))
-    most = {1: 14, 2: 8, 3: 6}[dims]
+    most = 3 if is_dry else {1: 14, 2: 8, 3: 6}[dims]
     size = [round(2 ** source.uniform(2, most)) for _ in range(dims)]
     if dims == 3:
-        size[0] = source.choice((1, 2, 4, 8, 16, 32))
+        size[0] = source.choice((1, 2, 4) if is_dry else (1, 2, 4, 8, 16, 32))
     dilation = source.choice((1, 1, 1, 1, 2))
     if kind == "transposed":
         kernel, stride = source.choice(((2, 2), (4, 2), (3, 2), (3, 1), (4, 4), (8, 4)))
@@ -124,7 +132,8 @@ def _draw(source: random.Random, kind: str) -> Layer:
     if kind == "3-d" and source.random() < 0.3:  # as in factorised networks
         kernels = source.choice(([1, kernel, kernel], [kernel, 1, 1]))
     paddings = [padding if k == kernel else 0 for k in kernels]
-    channels, filters = source.choice(_CHANNELS), source.choice(_CHANNELS)
+    known = _DRY_CHANNELS if is_dry else _CHANNELS
+    channels, filters = source.choice(known), source.choice(known)
     groups = 1
     if kind == "grouped":
         groups = source.choice((2, 4, 8, 16, 32, channels))
@@ -140,7 +149,11 @@ def _draw(source: random.Random, kind: str) -> Layer:
         op=op,
         dtype=source.choice(DTYPES),
         channels_last=dims > 1 and source.random() < 0.5,
-        input_shape=(source.choice((1, 1, 2, 4, 8, 16, 32)), channels, *size),
+        input_shape=(
+            source.choice((1, 1, 2) if is_dry else (1, 1, 2, 4, 8, 16, 32)),
+            channels,
+            *size,
+        ),
         weight_shape=(first, second // groups, *kernels),
         stride=(stride,) * dims,
         padding=tuple(paddings),

@@ -65,9 +65,7 @@ class Shortlist:
         # The plan that PyTorch would run is timed whatever it costs; none of its plans adds a bias.
         pytorchs = ([c for c in listed if c.is_unfused] or listed)[:1]
         pytorchs += [
-            c
-            for c in timed_by_pytorch(self.problem, listed)
-            if not (has_faster and c.is_compiled)
+            c for c in timed_by_pytorch(self.problem, listed) if not (has_faster and c.is_compiled)
         ]
         if of_a:
             needed = {c.text for c in [*self._similar, *pytorchs]}

@@ -41,8 +41,8 @@ class _Groups:
     similar: list[Candidate]
     """Precompiled candidates that won on similar problems (docs/findings/neighbours.md)."""
     of_a: list[Candidate]
-    """Precompiled candidates of heuristic mode A, and others that PyTorch would time; with a limited
-    budget also PyTorch's own plan."""
+    """Precompiled candidates of heuristic mode A, and others that PyTorch would time; with a
+    limited budget also PyTorch's own plan."""
     of_b: list[Candidate]
     """Precompiled candidates of mode B."""
     without_engine: list[Candidate]

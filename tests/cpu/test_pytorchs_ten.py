@@ -98,8 +98,7 @@ def test_pytorch_has_no_plan_that_adds_a_bias() -> None:
 def test_the_fastest_of_them_is_chosen(mode: str, text: str, fields: dict[str, Any]) -> None:
     """Also where it is of mode FALLBACK, compiled at run time or not."""
     engines = [
-        SimulatedEngine(c, 0.7 if c.text == text else 1.0, 100.0)
-        for c in [*listed(3, 4), ATEN]
+        SimulatedEngine(c, 0.7 if c.text == text else 1.0, 100.0) for c in [*listed(3, 4), ATEN]
     ]
     timer = SimulatedTimer(GPU, engines)
     timer.candidates.problem = problem_of(fields)

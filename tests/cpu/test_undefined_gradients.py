@@ -1,5 +1,5 @@
 """A gradient that is not there stays not there, as by PyTorch: a zero would let weight decay move a
-weight that has none. On a CPU, where the operators compute by ATen and their autograd is the same."""
+weight that has none. On a CPU the operators compute by ATen, and their autograd is the same."""
 
 from __future__ import annotations
 
