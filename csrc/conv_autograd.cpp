@@ -115,12 +115,12 @@ bool has_layout(const at::Tensor& tensor) {
 // What the backward of one convolution computes: the layouts of PyTorch's gradients, and the
 // gradient of the output in the layout of the forward, so that the two convolutions of the backward
 // need not copy it each.
-struct Gradients {
+struct BackwardTensors {
   Variable of_output;
   std::optional<GradientLayouts> layouts;
 
-  Gradients(const Variable& grad_output, const variable_list& operands, bool transposed,
-            bool wants_weight)
+  BackwardTensors(const Variable& grad_output, const variable_list& operands, bool transposed,
+                  bool wants_weight)
       : of_output(grad_output) {
     if (!has_layout(grad_output)) return;
     const Variable& input = operands[0];
@@ -166,7 +166,7 @@ struct ConvFprop : torch::autograd::Function<ConvFprop> {
     const Arguments arguments(ctx);
     const BelowAutogradUnlessRecording guard(grads[0]);
     const bool wants_weight = ctx->needs_input_grad(1);
-    const Gradients gradients(grads[0], saved, /*transposed=*/false, wants_weight);
+    const BackwardTensors gradients(grads[0], saved, /*transposed=*/false, wants_weight);
     const Variable& grad_output = gradients.of_output;
     if (ctx->needs_input_grad(0)) {
       result[0] = gradients.of_input(arguments.dgrad(grad_output, saved[1], saved[0].sym_sizes()));
@@ -201,7 +201,7 @@ struct ConvTranspose : torch::autograd::Function<ConvTranspose> {
     const Arguments arguments(ctx);
     const BelowAutogradUnlessRecording guard(grads[0]);
     const bool wants_weight = ctx->needs_input_grad(1);
-    const Gradients gradients(grads[0], saved, /*transposed=*/true, wants_weight);
+    const BackwardTensors gradients(grads[0], saved, /*transposed=*/true, wants_weight);
     const Variable& grad_output = gradients.of_output;
     if (ctx->needs_input_grad(0)) {
       result[0] = gradients.of_input(arguments.fprop(grad_output, saved[1]));
