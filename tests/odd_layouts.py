@@ -1,4 +1,4 @@
-"""Random convolutions whose layouts can be read in two ways, and what ATen makes of them on CUDA."""
+"""Random convolutions whose layouts can be read in two ways, and what ATen makes of them."""
 
 from __future__ import annotations
 

@@ -63,9 +63,13 @@ class Shortlist:
         of_a = [c for c in self._of_mode["A"] if not c.is_compiled]
         has_faster = has_faster_kernels(self.problem, kernels)
         # The plan that PyTorch would run is timed whatever it costs; none of its plans adds a bias.
-        pytorchs = ([c for c in listed if c.is_unfused] or listed)[:1]
-        pytorchs += [
-            c for c in timed_by_pytorch(self.problem, listed) if not (has_faster and c.is_compiled)
+        pytorchs = [
+            *([c for c in listed if c.is_unfused] or listed)[:1],
+            *(
+                c
+                for c in timed_by_pytorch(self.problem, listed)
+                if not (has_faster and c.is_compiled)
+            ),
         ]
         if of_a:
             needed = {c.text for c in [*self._similar, *pytorchs]}

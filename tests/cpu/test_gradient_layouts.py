@@ -45,7 +45,9 @@ def test_gradients(way: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
         else:
             _, found = case.step(ca.functional)
         _, of_input, of_weight = odd_layouts.strides_on_cuda(case, output.shape)
-        expected = [s for s, is_wanted in zip((of_input, of_weight), case.wanted) if is_wanted]
+        expected = [
+            s for s, is_wanted in zip((of_input, of_weight), case.wanted, strict=True) if is_wanted
+        ]
         strides = [gradient.stride() for gradient in found[: len(expected)]]
         if strides != expected:
             differ[case.name] = (strides, expected)
