@@ -42,6 +42,25 @@ inline at::MemoryFormat conv_memory_format(const at::Tensor& a, const at::Tensor
   return any ? channels_last : at::MemoryFormat::Contiguous;
 }
 
+// Whether a tensor of a 1-d convolution looks like channels_last to PyTorch, which views it as
+// images of height 1.
+inline bool is_channels_last_image(const at::Tensor& tensor) {
+  const auto size = tensor.sizes();
+  const auto stride = tensor.strides();
+  const std::array<int64_t, 4> image{size[0], size[1], 1, size[2]};
+  const std::array<int64_t, 4> strides{stride[0], stride[1], size[2] * stride[2], stride[2]};
+  return c10::is_channels_last_strides_2d(at::IntArrayRef(image), at::IntArrayRef(strides));
+}
+
+// Whether PyTorch computes a 1-d convolution as one of images of height 1 in channels_last. It
+// makes the input contiguous before it takes the layout of input and weight.
+//   pads: whether the input is padded before, which leaves it contiguous
+inline bool is_image_of_height_1(const at::Tensor& input, const at::Tensor& weight, bool pads) {
+  if (weight.dim() != 3 || input.dim() != 3 || input.scalar_type() == at::kDouble) return false;
+  return is_channels_last_image(weight) ||
+         (!pads && input.is_contiguous() && is_channels_last_image(input));
+}
+
 // What suggest_memory_format() says of a new tensor of this layout.
 inline at::MemoryFormat suggested_by_new(at::IntArrayRef size, at::MemoryFormat format) {
   const bool is_ambiguous =
@@ -52,8 +71,9 @@ inline at::MemoryFormat suggested_by_new(at::IntArrayRef size, at::MemoryFormat 
 // What suggest_memory_format() says of tensor.contiguous(format), which copies nothing where the
 // strides can be read as this layout too.
 inline at::MemoryFormat suggested_by_contiguous(const at::Tensor& tensor, at::MemoryFormat format) {
-  return tensor.is_contiguous(format) ? tensor.suggest_memory_format()
-                                      : suggested_by_new(tensor.sizes(), format);
+  if (!tensor.is_contiguous(format)) return suggested_by_new(tensor.sizes(), format);
+  const bool is_image = tensor.dim() == 3 && is_channels_last_image(tensor);
+  return is_image ? at::MemoryFormat::ChannelsLast : tensor.suggest_memory_format();
 }
 
 struct GradientLayouts {
@@ -61,8 +81,8 @@ struct GradientLayouts {
   at::MemoryFormat of_weight;
 };
 
-// The layouts of the gradients of a convolution of two or three dimensions, or of one that is no
-// image of height 1.
+// The layouts of the gradients of a convolution that is no image of height 1. Those of a 1-d one
+// may be channels_last all the same, as images.
 //   wants_weight: whether the gradient of the weight is computed; else PyTorch takes the input as
 //     it is
 inline GradientLayouts gradient_layouts(const at::Tensor& grad_output, const at::Tensor& input,
@@ -89,7 +109,11 @@ inline GradientLayouts gradient_layouts(const at::Tensor& grad_output, const at:
 inline at::Tensor with_strides_of(at::MemoryFormat format, const at::Tensor& tensor) {
   const auto size = tensor.sizes();
   c10::DimVector strides = c10::contiguous_strides(size);
-  if (format == at::MemoryFormat::ChannelsLast) strides = c10::get_channels_last_strides_2d(size);
+  if (format == at::MemoryFormat::ChannelsLast && size.size() == 3) {  // images of height 1
+    strides = {size[1] * size[2], 1, size[1]};
+  } else if (format == at::MemoryFormat::ChannelsLast) {
+    strides = c10::get_channels_last_strides_2d(size);
+  }
   if (format == at::MemoryFormat::ChannelsLast3d) strides = c10::get_channels_last_strides_3d(size);
   if (tensor.strides() == at::IntArrayRef(strides)) return tensor;
   for (int64_t d = 0; d < tensor.dim(); ++d) {
@@ -98,22 +122,6 @@ inline at::Tensor with_strides_of(at::MemoryFormat format, const at::Tensor& ten
     }
   }
   return tensor.as_strided(size, strides);
-}
-
-// Whether PyTorch computes a 1-d convolution as one of images of height 1 in channels_last. It
-// makes the input contiguous, views input and weight as such images, and takes the layout of what
-// it then sees.
-//   pads: whether the input is padded before, which leaves it contiguous
-inline bool is_image_of_height_1(const at::Tensor& input, const at::Tensor& weight, bool pads) {
-  if (weight.dim() != 3 || input.dim() != 3 || input.scalar_type() == at::kDouble) return false;
-  const auto is_channels_last = [](const at::Tensor& tensor) {
-    const auto size = tensor.sizes();
-    const auto stride = tensor.strides();
-    const std::array<int64_t, 4> image{size[0], size[1], 1, size[2]};
-    const std::array<int64_t, 4> strides{stride[0], stride[1], size[2] * stride[2], stride[2]};
-    return c10::is_channels_last_strides_2d(at::IntArrayRef(image), at::IntArrayRef(strides));
-  };
-  return is_channels_last(weight) || (!pads && input.is_contiguous() && is_channels_last(input));
 }
 
 // The arguments of a 1-d convolution for images of height 1.
