@@ -3,7 +3,7 @@ them open: by the layers' functions and while enabled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import odd_layouts
 import pytest
@@ -17,14 +17,11 @@ CASES = 150
 
 
 @pytest.fixture(autouse=True)
-def heuristic() -> Iterator[None]:
+def heuristic(cudnn_flags: Callable[..., None]) -> Iterator[None]:
     """Nothing is searched: the engine has no part in the layout."""
     ca.set_sampling("heuristic")
-    flags = torch.backends.cudnn.flags(
-        enabled=True, benchmark=False, deterministic=False, allow_tf32=False
-    )
-    with flags:
-        yield
+    cudnn_flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False)
+    yield
     ca.disable()
 
 
