@@ -112,7 +112,7 @@ def _grouped(candidates: Candidates, limits: Limits, found: SearchState) -> _Gro
     # win, and another engine won by 21 % on a layer of 230 channels, where the others have to copy
     # the input first (docs/findings/fallback-mode.md).
     swept = {c.engine_name for c in beyond if c.is_compiled}
-    # Where mode FALLBACK was not measured, the part of it that PyTorch times is raced all the same.
+    # The part of it that PyTorch times is raced all the same for problems that were not measured.
     timed = {c.text for c in timed_by_pytorch(candidates.problem, listed)}
     last = [
         c
